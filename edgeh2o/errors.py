@@ -1,0 +1,26 @@
+"""Errors that a user can cause. Each message names the cause and the cure.
+
+The command line prints the message without a traceback and exits with ``exit_code``.
+"""
+
+from __future__ import annotations
+
+
+class EdgeH2OError(Exception):
+    """Base of every error that edgeh2o raises on purpose."""
+
+    exit_code = 1
+
+
+class FormatError(EdgeH2OError, ValueError):
+    """A model file, or its metadata, is malformed or of a kind that is not supported."""
+
+
+class UsageError(EdgeH2OError, ValueError):
+    """An option, a prompt or an environment variable has a value that cannot be used."""
+
+    exit_code = 2
+
+
+class ResourceError(EdgeH2OError):
+    """The machine lacks what the request needs: memory, context, a readable file."""
