@@ -1,0 +1,218 @@
+"""Settings as frozen dataclasses: what a model is, how it is run, how tokens are drawn.
+
+Every class checks its values when it is made and raises ``UsageError`` that names the field, the
+command line flag and the cure. The command line takes flags, defaults and help from the field
+metadata (``flags`` and ``help``), so an option is described once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import UsageError
+
+MAX_CONTEXT = 2**31 - 1
+MAX_BATCH = 2**20
+MAX_THREADS = 1024
+CACHE_TYPES = ("f16", "f32")
+
+
+def option(default: Any, *flags: str, help: str, metavar: str | None = None) -> Any:
+    """A dataclass field that is also a command line option named ``flags``."""
+    return field(default=default, metadata={"flags": flags, "help": help, "metavar": metavar})
+
+
+def _label(owner: Any, name: str) -> str:
+    for item in fields(owner):
+        if item.name == name and item.metadata.get("flags"):
+            return f"{name} ({item.metadata['flags'][-1]})"
+    return name
+
+
+def _check_int(owner: Any, name: str, low: int, high: int, cure: str = "") -> None:
+    value = getattr(owner, name)
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_int or not low <= value <= high:
+        hint = f"; {cure}" if cure else ""
+        raise UsageError(
+            f"{_label(owner, name)} must be an integer from {low} to {high}, got {value!r}{hint}"
+        )
+
+
+def _check_real(owner: Any, name: str, allowed: str, is_allowed: Any, cure: str) -> None:
+    value = getattr(owner, name)
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real or not math.isfinite(value) or not is_allowed(value):
+        raise UsageError(f"{_label(owner, name)} must be {allowed}, got {value!r}; {cure}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape and constants of a decoder, as read from a model file.
+
+    ``rope_inv_freq`` has ``rotary_dim / 2`` entries in radians per position, with every scaling
+    of the file (linear, Llama 3 factors) already applied.
+    """
+
+    architecture: str
+    n_layers: int
+    model_dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    ffn_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope_inv_freq: tuple[float, ...]
+    attention_scale: float
+    rope_attention_factor: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    tied_embeddings: bool = False
+    activation: str = "silu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn and when generation ends.
+
+    ``temperature=0`` takes the most likely token. ``seed=None`` draws a seed from the system.
+    ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
+    ``0`` reads the prompt and generates nothing.
+    """
+
+    temperature: float = option(
+        0.8, "--temp", help="sampling temperature, 0 = always the most likely token"
+    )
+    top_k: int = option(40, "--top-k", help="keep the K most likely tokens, 0 = all")
+    top_p: float = option(
+        0.95, "--top-p", help="keep the smallest set of tokens with this probability, 1 = all"
+    )
+    min_p: float = option(
+        0.05, "--min-p", help="drop tokens less likely than this share of the best, 0 = none"
+    )
+    repeat_penalty: float = option(
+        1.0, "--repeat-penalty", help="penalty on tokens seen recently, 1 = none"
+    )
+    repeat_last_n: int = option(
+        64, "--repeat-last-n", help="tokens that the penalty looks at, -1 = the whole context"
+    )
+    seed: int | None = option(None, "-s", "--seed", help="seed of the sampler (default: random)")
+    max_tokens: int = option(
+        -1,
+        "-n",
+        "--max-tokens",
+        help="tokens to generate, -1 = until the end of the answer or of the context",
+    )
+    stop: tuple[str, ...] = option(
+        (), "--stop", help="stop before this text; may be given several times", metavar="TEXT"
+    )
+    ignore_eos: bool = option(
+        False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
+    )
+
+    def __post_init__(self) -> None:
+        _check_real(
+            self,
+            "temperature",
+            "a finite number >= 0",
+            lambda value: value >= 0,
+            "use 0 for greedy decoding or about 0.8 for varied text",
+        )
+        _check_int(self, "top_k", 0, MAX_CONTEXT, "use 0 to keep every token")
+        _check_real(
+            self, "top_p", "in (0, 1]", lambda value: 0 < value <= 1, "use 1 to turn it off"
+        )
+        _check_real(
+            self, "min_p", "in [0, 1]", lambda value: 0 <= value <= 1, "use 0 to turn it off"
+        )
+        _check_real(
+            self,
+            "repeat_penalty",
+            "a finite number > 0",
+            lambda value: value > 0,
+            "use 1 to turn it off",
+        )
+        _check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        if self.seed is not None:
+            _check_int(self, "seed", 0, 2**64 - 1, "leave it out for a random seed")
+        _check_int(
+            self, "max_tokens", -1, MAX_CONTEXT, "use -1 to generate until the end of the answer"
+        )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise UsageError(
+                f"{_label(self, 'stop')} must be non-empty strings, got {self.stop!r}; "
+                "an empty stop text would end the answer before its first character"
+            )
+        object.__setattr__(self, "stop", stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig:
+    """How a prompt is cut: logical batches of ``batch_size`` tokens, made of chunks."""
+
+    batch_size: int = option(
+        4096, "-b", "--batch-size", help="tokens of one prefill call (logical batch)"
+    )
+    chunk_size: int = option(
+        1024, "-ub", "--chunk-size", help="tokens of one chunk inside a logical batch"
+    )
+
+    def __post_init__(self) -> None:
+        _check_int(self, "batch_size", 1, MAX_BATCH)
+        _check_int(self, "chunk_size", 1, MAX_BATCH)
+        batch, chunk = self.batch_size, self.chunk_size
+        if chunk > batch:
+            raise UsageError(
+                f"chunk_size (--chunk-size) {chunk} is larger than batch_size (--batch-size) "
+                f"{batch}; use -ub {batch} or less, or -b {chunk}"
+            )
+        if batch % chunk:
+            raise UsageError(
+                f"batch_size (--batch-size) must be a multiple of chunk_size (--chunk-size), got "
+                f"{batch} and {chunk}; the nearest that fits is -b {batch // chunk * chunk}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """What a run takes from the machine.
+
+    ``context_size=None`` is what the prompt and ``max_tokens`` need, at least 4,096 and at most
+    the model's trained length; ``0`` is the trained length. ``threads=None`` counts usable cores.
+    """
+
+    context_size: int | None = option(
+        None,
+        "-c",
+        "--ctx-size",
+        help="positions in the cache, 0 = the model's trained length "
+        "(default: what the prompt needs, at least 4096)",
+    )
+    threads: int | None = option(
+        None, "-t", "--threads", help="CPU threads (default: usable cores of the fastest kind)"
+    )
+    isa: str | None = option(
+        None, "--isa", help="instruction set of the kernels (default: the best of this machine)"
+    )
+    cache_type: str = option("f16", "--cache-type", help="number type of the key-value cache")
+
+    def __post_init__(self) -> None:
+        if self.context_size is not None:
+            _check_int(self, "context_size", 0, MAX_CONTEXT, "use 0 for the model's own length")
+        if self.threads is not None:
+            _check_int(self, "threads", 1, MAX_THREADS, "leave it out to use every usable core")
+        if self.isa is not None and not self.isa:
+            raise UsageError("isa (--isa) is empty; leave it out to take the best one")
+        if self.cache_type not in CACHE_TYPES:
+            raise UsageError(
+                f"cache_type (--cache-type) must be one of {', '.join(CACHE_TYPES)}, "
+                f"got {self.cache_type!r}"
+            )
