@@ -1,0 +1,1 @@
+"""Tests of edgeh2o; the folders mirror the source tree."""

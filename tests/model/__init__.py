@@ -1,0 +1,1 @@
+"""Tests of the C++ decoder against the NumPy reference."""

@@ -1,0 +1,1 @@
+"""NumPy float64 oracles. They import nothing of edgeh2o."""

@@ -1,0 +1,56 @@
+"""Causal attention with grouped queries: the oracle that sparse attention is compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.reference.softmax_state import Array, attend
+
+
+def group_queries(q: Array, n_kv_heads: int) -> Array:
+    """[n_heads, n, d] -> [n_kv_heads, group, n, d]; query heads of a group are adjacent."""
+    n_heads, n, d = q.shape
+    return q.reshape(n_kv_heads, n_heads // n_kv_heads, n, d)
+
+
+def causal_attention(q: Array, k: Array, v: Array, *, scale: float | None = None) -> Array:
+    """Full causal attention.
+
+    Args:
+        q: [n_heads, n, d] queries at the last n positions of k.
+        k: [n_kv_heads, n_keys, d] keys, n_keys >= n.
+        v: [n_kv_heads, n_keys, d] values.
+        scale: factor of the logits; None for 1 / sqrt(d).
+
+    Returns:
+        [n_heads, n, d].
+    """
+    n_kv_heads, n_keys, d = k.shape
+    n = q.shape[1]
+    query_pos = np.arange(n_keys - n, n_keys)
+    visible = np.arange(n_keys)[None, :] <= query_pos[:, None]
+    state, _ = attend(
+        group_queries(q, n_kv_heads),
+        k[:, None],
+        v[:, None],
+        scale=d**-0.5 if scale is None else scale,
+        visible=visible,
+    )
+    return state.o.reshape(q.shape)
+
+
+class DenseLayer:
+    """Dense attention of one layer with its own key/value rows; same face as H2OLayer."""
+
+    def __init__(self, *, scale: float | None = None) -> None:
+        self._scale = scale
+        self._k: Array | None = None
+        self._v: Array | None = None
+
+    def prefill(self, q: Array, k: Array, v: Array) -> Array:
+        """Appends k, v [n_kv_heads, n, d]; returns the output [n_heads, n, d] of q."""
+        self._k = k if self._k is None else np.concatenate([self._k, k], axis=1)
+        self._v = v if self._v is None else np.concatenate([self._v, v], axis=1)
+        return causal_attention(q, self._k, self._v, scale=self._scale)
+
+    decode = prefill

@@ -1,0 +1,57 @@
+"""Seeded queries, keys and values for attention tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.reference.h2o import H2OLayer
+from tests.reference.softmax_state import Array
+
+
+def random_qkv(
+    seed: int, *, n_heads: int, n_kv_heads: int, n_tokens: int, head_dim: int, peak: float = 2.0
+) -> tuple[Array, Array, Array]:
+    """q [n_heads, n, d], k and v [n_kv_heads, n, d]; logits have standard deviation `peak`."""
+    rng = np.random.default_rng(seed)
+    q = rng.standard_normal((n_heads, n_tokens, head_dim)) * peak**0.5
+    k = rng.standard_normal((n_kv_heads, n_tokens, head_dim)) * peak**0.5
+    v = rng.standard_normal((n_kv_heads, n_tokens, head_dim))
+    return q, k, v
+
+
+def separated_qkv(
+    seed: int,
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    n_tokens: int,
+    head_dim: int,
+    chunk_size: int,
+    local: int,
+    heavy: int,
+    min_margin: float = 1e-3,
+) -> tuple[Array, Array, Array]:
+    """random_qkv whose every heavy-hitter choice is decided by at least `min_margin`.
+
+    The values are rounded to float16 first, so a cache of that type holds them exactly.
+    Use it where positions are compared with an implementation that rounds scores.
+
+    Raises:
+        ValueError: if no seed of 200 from `seed` on qualifies.
+    """
+    for candidate in range(seed, seed + 200):
+        q, k, v = (
+            array.astype(np.float16).astype(np.float64)
+            for array in random_qkv(
+                candidate,
+                n_heads=n_heads,
+                n_kv_heads=n_kv_heads,
+                n_tokens=n_tokens,
+                head_dim=head_dim,
+            )
+        )
+        layer = H2OLayer(chunk_size=chunk_size, local=local, heavy=heavy)
+        layer.prefill(q, k, v)
+        if min(chunk.margins.min() for chunk in layer.chunks) >= min_margin:
+            return q, k, v
+    raise ValueError(f"no seed in [{seed}, {seed + 200}) has margins >= {min_margin}")

@@ -1,0 +1,1 @@
+"""Tests of the project structure: layer ladder, symbols of the ISA libraries."""
