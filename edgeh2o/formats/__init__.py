@@ -1,0 +1,1 @@
+"""Model files: metadata and tensor views. No arithmetic on weights happens here."""

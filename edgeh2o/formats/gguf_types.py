@@ -1,0 +1,133 @@
+"""Numbers of the GGUF format: value types of the metadata, tensor types and their block sizes.
+
+Source: the GGUF specification (ggml/docs/gguf.md) and the block layouts of ggml.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ValueType(IntEnum):
+    """Type tag of a metadata value, as stored in the file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+# How one scalar is stored. BOOL is a byte that must be 0 or 1.
+SCALAR_CODES: dict[ValueType, struct.Struct] = {
+    ValueType.UINT8: struct.Struct("<B"),
+    ValueType.INT8: struct.Struct("<b"),
+    ValueType.UINT16: struct.Struct("<H"),
+    ValueType.INT16: struct.Struct("<h"),
+    ValueType.UINT32: struct.Struct("<I"),
+    ValueType.INT32: struct.Struct("<i"),
+    ValueType.FLOAT32: struct.Struct("<f"),
+    ValueType.BOOL: struct.Struct("<B"),
+    ValueType.UINT64: struct.Struct("<Q"),
+    ValueType.INT64: struct.Struct("<q"),
+    ValueType.FLOAT64: struct.Struct("<d"),
+}
+
+ARRAY_DTYPES: dict[ValueType, str] = {
+    ValueType.UINT8: "u1",
+    ValueType.INT8: "i1",
+    ValueType.UINT16: "<u2",
+    ValueType.INT16: "<i2",
+    ValueType.UINT32: "<u4",
+    ValueType.INT32: "<i4",
+    ValueType.FLOAT32: "<f4",
+    ValueType.BOOL: "u1",
+    ValueType.UINT64: "<u8",
+    ValueType.INT64: "<i8",
+    ValueType.FLOAT64: "<f8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor type: ``block_size`` values are stored in ``block_bytes`` bytes."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+
+
+TENSOR_TYPES: dict[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    9: TensorType("Q8_1", 32, 36),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    26: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
+    30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
+    42: TensorType("Q2_0", 64, 18),
+}
+
+# Ids that early files used; ggml dropped them and can no longer say what their blocks hold.
+REMOVED_TENSOR_TYPES: dict[int, str] = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
+# What the C++ core can pack into matrices.
+COMPUTABLE_TYPES: tuple[str, ...] = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
