@@ -1,0 +1,30 @@
+"""Pytest plugin: tiny seeded GGUF models, written once per session.
+
+Activated by `pytest_plugins = ["tests.tiny_models"]` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools.make_tiny_model import write_tiny_model
+
+TinyModelFactory = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModelFactory:
+    """`tiny_model(tensor_type="Q4_0", ...)` -> path of a file with the options of TinyModel."""
+    directory = tmp_path_factory.mktemp("tiny_models")
+    paths: dict[tuple[tuple[str, object], ...], Path] = {}
+
+    def make(**options: object) -> Path:
+        key = tuple(sorted(options.items()))
+        if key not in paths:
+            paths[key] = write_tiny_model(directory / f"tiny-{len(paths)}.gguf", **options)
+        return paths[key]
+
+    return make

@@ -1,0 +1,266 @@
+"""Writes a small seeded GGUF model of the llama architecture, for tests and benches.
+
+    python -m tools.make_tiny_model tiny.gguf --tensor-type Q4_0 --seed 1
+
+The weights are random, scaled so that attention is peaked and the logits depend on the
+whole context. The vocabulary is a byte-level BPE in the style of SmolLM2: three control
+tokens, 256 bytes, a few merges. The same arguments give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from tools.k_quants import quantize_k
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+TENSOR_TYPES = FLOAT_TYPES + BLOCK_TYPES
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Left and right part of each merge, in order of priority; "_" stands for the space byte.
+MERGES = (
+    "_ t,_ a,i n,h e,r e,o n,e r,_t he,a t,_ s,_ o,e n,_ c,i t,i s,_ w,o r,a l,_ p,in g,_ f,a n,"
+    "_a n,_an d,_o f,e s,_ b,e d,_t o,_ in,_ m,_ d,l l,o u,_ is,_ h,a r,_t h,_th at,_f or,"
+    "a s,_w as,w as,_ on,_ he,t h,th e,e l,i c,_ l"
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n'"
+    " + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Logits of attention get about this standard deviation: peaked, yet many keys count.
+ATTENTION_LOGIT_STD = 1.5
+LLAMA3_FACTOR, LLAMA3_LOW, LLAMA3_HIGH = 8.0, 1.0, 4.0
+LINEAR_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyModel:
+    """What to write.
+
+    Attributes:
+        tensor_type: type of every matrix, one of TENSOR_TYPES; vectors are F32.
+        embedding_type: type of the token embedding and output; None for tensor_type.
+        rotary_dim: rotated elements per head; None for head_dim.
+        rope_scaling: None, "linear" (a factor in the metadata) or "llama3" (a factor per
+            frequency in the tensor rope_freqs.weight).
+        tied: the token embedding is also the output matrix.
+        biases: the seven matrices of a layer have biases.
+    """
+
+    seed: int = 0
+    tensor_type: str = "F32"
+    embedding_type: str | None = None
+    n_layers: int = 3
+    model_dim: int = 256
+    n_heads: int = 8
+    n_kv_heads: int = 2
+    head_dim: int = 32
+    ffn_dim: int = 512
+    vocab_size: int = 320
+    context_length: int = 2048
+    tied: bool = True
+    biases: bool = False
+    rotary_dim: int | None = None
+    rope_base: float = 10000.0
+    rope_scaling: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in (self.tensor_type, self.embedding_type or self.tensor_type):
+            if name not in TENSOR_TYPES:
+                raise ValueError(f"{name} is not one of {', '.join(TENSOR_TYPES)}")
+        if self.rope_scaling not in (None, "linear", "llama3"):
+            raise ValueError("rope_scaling is None, 'linear' or 'llama3'")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError("n_heads must be a multiple of n_kv_heads")
+        smallest = len(_vocabulary()[0])
+        if self.vocab_size < smallest:
+            raise ValueError(f"vocab_size must be at least {smallest}")
+
+
+def byte_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    codes = {byte: byte for byte in printable}
+    codes.update({byte: 256 + rank for rank, byte in enumerate(others)})
+    return [chr(codes[byte]) for byte in range(256)]
+
+
+def _vocabulary() -> tuple[list[str], list[str]]:
+    """Tokens (control, bytes, merges) and merges of the smallest vocabulary."""
+    characters = byte_characters()
+    merges = MERGES.replace("_", characters[ord(" ")]).split(",")
+    tokens = [*CONTROL_TOKENS, *characters, *(merge.replace(" ", "") for merge in merges)]
+    return list(dict.fromkeys(tokens)), merges
+
+
+def write_tiny_model(path: Path | str, **options: object) -> Path:
+    """Writes the model that `TinyModel(**options)` describes; returns the path.
+
+    Raises:
+        ValueError: if an option is out of range, or a width does not fit the tensor type.
+    """
+    model = TinyModel(**options)  # type: ignore[arg-type]
+    path = Path(path)
+    writer = GGUFWriter(path, "llama")
+    _add_metadata(writer, model)
+    _add_tokenizer(writer, model.vocab_size)
+    for name, values in _random_tensors(model).items():
+        _add_tensor(writer, name, values, _type_of(name, values, model))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    writer.add_name("tiny")
+    writer.add_block_count(model.n_layers)
+    writer.add_context_length(model.context_length)
+    writer.add_embedding_length(model.model_dim)
+    writer.add_feed_forward_length(model.ffn_dim)
+    writer.add_head_count(model.n_heads)
+    writer.add_head_count_kv(model.n_kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
+    writer.add_rope_freq_base(model.rope_base)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(model.vocab_size)
+    if model.rope_scaling == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(LINEAR_FACTOR)
+
+
+def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
+    tokens, merges = _vocabulary()
+    reserved = [f"<|reserved_{idx}|>" for idx in range(vocab_size - len(tokens))]
+    n_control = len(CONTROL_TOKENS)
+    types = [TokenType.CONTROL] * n_control + [TokenType.NORMAL] * (len(tokens) - n_control)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens + reserved)
+    writer.add_token_types(types + [TokenType.CONTROL] * len(reserved))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(CONTROL_TOKENS.index("<|im_start|>"))
+    writer.add_eos_token_id(CONTROL_TOKENS.index("<|im_end|>"))
+    writer.add_unk_token_id(CONTROL_TOKENS.index("<|endoftext|>"))
+    writer.add_pad_token_id(CONTROL_TOKENS.index("<|im_end|>"))
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+    """All tensors by GGUF name, as float32 [rows, cols] or [n]."""
+    rng = np.random.default_rng(model.seed)
+    tensors: dict[str, NDArray[np.float32]] = {}
+
+    def normal(name: str, *shape: int, std: float, mean: float = 0.0) -> None:
+        values = mean + std * rng.standard_normal(shape)
+        tensors[name] = values.astype(np.float32)
+
+    width, heads_dim = model.model_dim, model.n_heads * model.head_dim
+    kv_dim = model.n_kv_heads * model.head_dim
+    # Rows of unit-variance input: a standard deviation of cols**-0.5 keeps the variance.
+    qk_std = (ATTENTION_LOGIT_STD / width) ** 0.5
+    embedding_std = 2.0 * width**-0.5
+    normal("token_embd.weight", model.vocab_size, width, std=embedding_std)
+    if not model.tied:
+        normal("output.weight", model.vocab_size, width, std=embedding_std)
+    normal("output_norm.weight", width, std=0.1, mean=1.0)
+    if model.rope_scaling == "llama3":
+        tensors["rope_freqs.weight"] = _llama3_factors(model)
+    for layer_idx in range(model.n_layers):
+        prefix = f"blk.{layer_idx}."
+        normal(prefix + "attn_norm.weight", width, std=0.1, mean=1.0)
+        normal(prefix + "ffn_norm.weight", width, std=0.1, mean=1.0)
+        for name, rows, cols, std in (
+            ("attn_q", heads_dim, width, qk_std),
+            ("attn_k", kv_dim, width, qk_std),
+            ("attn_v", kv_dim, width, width**-0.5),
+            ("attn_output", width, heads_dim, heads_dim**-0.5),
+            ("ffn_gate", model.ffn_dim, width, width**-0.5),
+            ("ffn_up", model.ffn_dim, width, width**-0.5),
+            ("ffn_down", width, model.ffn_dim, model.ffn_dim**-0.5),
+        ):
+            normal(f"{prefix}{name}.weight", rows, cols, std=std)
+            if model.biases:
+                normal(f"{prefix}{name}.bias", rows, std=0.2)
+    return tensors
+
+
+def _llama3_factors(model: TinyModel) -> NDArray[np.float32]:
+    """Divisors of the rotation frequencies as Llama 3.1 defines them: 1 for short waves,
+    LLAMA3_FACTOR for waves longer than the trained context, smooth between."""
+    rotary_dim = model.rotary_dim or model.head_dim
+    frequency = model.rope_base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    trained_context = model.context_length / LLAMA3_FACTOR
+    turns = trained_context * frequency / (2.0 * np.pi)
+    smooth = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
+    return (1.0 / ((1.0 - smooth) / LLAMA3_FACTOR + smooth)).astype(np.float32)
+
+
+def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
+    if values.ndim == 1:
+        return "F32"
+    if name in ("token_embd.weight", "output.weight"):
+        return model.embedding_type or model.tensor_type
+    return model.tensor_type
+
+
+def _add_tensor(writer: GGUFWriter, name: str, values: NDArray[np.float32], type_name: str) -> None:
+    if type_name.endswith("_K"):
+        data = quantize_k(values, type_name)
+    else:
+        data = quantize(values, GGMLQuantizationType[type_name])
+    writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[type_name])
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options of the command line, named like the fields of TinyModel."""
+    parser = argparse.ArgumentParser(prog="make_tiny_model", description=__doc__.split("\n")[0])
+    parser.add_argument("path", type=Path, help="file to write")
+    parser.add_argument("--tensor-type", choices=TENSOR_TYPES, default="F32")
+    parser.add_argument("--embedding-type", choices=TENSOR_TYPES)
+    defaults = TinyModel()
+    for name in ("seed", "n_layers", "model_dim", "n_heads", "n_kv_heads", "head_dim") + (
+        "ffn_dim",
+        "vocab_size",
+        "context_length",
+    ):
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=getattr(defaults, name), metavar="N")
+    parser.add_argument("--rotary-dim", type=int, metavar="N")
+    parser.add_argument("--rope-base", type=float, default=defaults.rope_base, metavar="X")
+    parser.add_argument("--rope-scaling", choices=("linear", "llama3"))
+    parser.add_argument("--untied", dest="tied", action="store_false", help="own output matrix")
+    parser.add_argument("--biases", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    options = vars(parse_arguments(arguments))
+    path = options.pop("path")
+    try:
+        write_tiny_model(path, **options)
+    except (OSError, ValueError) as error:
+        print(f"make_tiny_model: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
