@@ -1,0 +1,23 @@
+#include "base/arena.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+namespace edgeh2o {
+
+AlignedBuffer::AlignedBuffer(size_t n_bytes) : n_bytes_(n_bytes) {
+  if (n_bytes == 0) return;
+  void* memory = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (n_bytes >= (size_t{4} << 20)) madvise(memory, n_bytes, MADV_HUGEPAGE);
+#endif
+  data_ = static_cast<uint8_t*>(memory);
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (data_) munmap(data_, n_bytes_);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,60 @@
+// Aligned memory. AlignedBuffer owns one block; Arena hands out pieces of one block that was sized beforehand,
+// so that nothing is allocated after construction. Memory comes zeroed from the kernel and untouched pages
+// cost no RSS.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace edgeh2o {
+
+inline constexpr size_t kAlignment = 64;
+
+constexpr size_t round_up(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr size_t ceil_div(size_t value, size_t divisor) { return (value + divisor - 1) / divisor; }
+
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  explicit AlignedBuffer(size_t n_bytes);  // throws std::bad_alloc
+  ~AlignedBuffer();
+  AlignedBuffer(AlignedBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), n_bytes_(std::exchange(other.n_bytes_, 0)) {}
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(n_bytes_, other.n_bytes_);
+    return *this;
+  }
+  uint8_t* data() const { return data_; }
+  size_t size() const { return n_bytes_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t n_bytes_ = 0;
+};
+
+// Two passes over the same take() calls: the first, on an empty arena, only counts; the second hands out memory.
+class Arena {
+ public:
+  Arena() = default;
+  template <typename T>
+  T* take(size_t count) {
+    const size_t offset = used_;
+    used_ += round_up(count * sizeof(T), kAlignment);
+    return buffer_.data() ? reinterpret_cast<T*>(buffer_.data() + offset) : nullptr;
+  }
+  size_t used() const { return used_; }
+  void allocate() {
+    buffer_ = AlignedBuffer(used_);
+    used_ = 0;
+  }
+
+ private:
+  AlignedBuffer buffer_;
+  size_t used_ = 0;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,63 @@
+#include "base/cpu_features.h"
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+namespace edgeh2o {
+
+#if defined(__x86_64__)
+
+namespace {
+
+// Extended control register 0: which register files the operating system saves (Intel SDM vol. 1, 13.3).
+uint64_t read_xcr0() {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+constexpr bool bit(uint32_t word, int index) { return (word >> index) & 1; }
+
+}  // namespace
+
+CpuFeatures detect_cpu_features() {
+  CpuFeatures features;
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return features;
+  const bool has_osxsave = bit(c, 27), has_fma = bit(c, 12), has_f16c = bit(c, 29), has_avx = bit(c, 28);
+  if (!has_osxsave || !has_avx) return features;
+  const uint64_t xcr0 = read_xcr0();
+  const bool saves_ymm = (xcr0 & 0x6) == 0x6, saves_zmm = (xcr0 & 0xe6) == 0xe6;
+  if (!saves_ymm || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
+  features.avx2 = bit(b, 5) && has_fma && has_f16c;
+  const bool has_avx512 = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // f, dq, bw, vl
+  features.avx512vnni = features.avx2 && saves_zmm && has_avx512 && bit(c, 11);
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) features.avxvnni = features.avx2 && bit(a, 4);
+  return features;
+}
+
+#elif defined(__aarch64__)
+
+CpuFeatures detect_cpu_features() {
+  // Bit numbers of the Linux arm64 ABI (uapi asm/hwcap.h); older kernel headers lack the newer names.
+  const unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
+  const bool has_fp16 = (hwcap >> 9 & 1) && (hwcap >> 10 & 1);  // FPHP, ASIMDHP
+  CpuFeatures features;
+  features.neon = hwcap >> 1 & 1;  // ASIMD
+  features.neon_dotprod = features.neon && has_fp16 && (hwcap >> 20 & 1);  // ASIMDDP
+  features.neon_i8mm = features.neon_dotprod && (hwcap2 >> 13 & 1);        // I8MM
+  return features;
+}
+
+#else
+
+CpuFeatures detect_cpu_features() { return {}; }
+
+#endif
+
+}  // namespace edgeh2o

@@ -1,0 +1,48 @@
+// Compiles every kernel for the ISA whose simd header was included, and collects them in kTable.
+#include <type_traits>
+
+#include "isa/kernel_table.h"
+#include "kernels/exp-inl.h"
+#include "kernels/gemm_f32-inl.h"
+#include "kernels/gemm_q8-inl.h"
+#include "kernels/gemv_q8-inl.h"
+#include "kernels/quantize_q8-inl.h"
+#include "kernels/rows-inl.h"
+
+#define EH2O_STRING_(x) #x
+#define EH2O_STRING(x) EH2O_STRING_(x)
+
+namespace edgeh2o::EH2O_ISA {
+
+static_assert(kGemmQ8Columns == kGemmF32Columns, "one panel width for all weights");
+
+// 4-bit quants are stored unsigned on every ISA and converted when they are unpacked.
+template <PackedFormat kFormat>
+inline constexpr uint32_t kSignedBit =
+    simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned && !PackedTraits<kFormat>::kNibbles
+        ? uint32_t{1} << static_cast<int>(kFormat)
+        : 0;
+
+#define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    EH2O_STRING(EH2O_ISA),
+    {kGemmQ8Columns, simd::kGemmQ8Rows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED)},
+    quantize_q8p_f32,
+    unpack_q_qp,
+    gemm_f32_q8_qp,
+    gemv_f32_q8_qp,
+    unpack_f32_fp,
+    gemm_f32_f32_f32p,
+    gemv_f32_f32_fp,
+    rms_norm_f32,
+    rope_f32,
+    swiglu_f32,
+    add_f32,
+    scale_f32,
+    store_f16_f32,
+    load_f32_f16,
+};
+#undef EH2O_SIGNED
+
+}  // namespace edgeh2o::EH2O_ISA

@@ -1,0 +1,43 @@
+// The kernels of one instruction set as a table of function pointers. Descriptions stand at the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/packed_format.h"
+
+namespace edgeh2o {
+
+// How weights and activations must be packed for a table's kernels.
+struct PackLayout {
+  size_t panel_cols;        // nr: outputs per weight panel
+  size_t tile_rows;         // mr: rows per tile of packed activations
+  uint32_t signed_formats;  // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
+  bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
+};
+
+struct KernelTable {
+  const char* name;
+  PackLayout layout;
+
+  void (*quantize_q8p_f32)(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
+                           size_t depth);
+  void (*unpack_q_qp)(PackedFormat, uint8_t* out, const uint8_t* w, size_t n_records);
+  void (*gemm_f32_q8_qp)(PackedFormat, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
+                         const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);
+  void (*gemv_f32_q8_qp)(PackedFormat, float* y, const uint8_t* x, const uint8_t* w, size_t n_records, size_t n_cols);
+  void (*unpack_f32_fp)(PackedFormat, float* out, const void* w, size_t depth);
+  void (*gemm_f32_f32_f32p)(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
+                            size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate);
+  void (*gemv_f32_f32_fp)(PackedFormat, float* y, const float* x, const void* w, size_t depth, size_t n_cols);
+
+  void (*rms_norm_f32)(float* out, const float* x, const float* weight, size_t n, float eps);
+  void (*rope_f32)(float* x, const float* cos, const float* sin, size_t n_pairs);
+  void (*swiglu_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*add_f32)(float* out, const float* x, size_t n);
+  void (*scale_f32)(float* out, const float* x, float factor, size_t n);
+  void (*store_f16_f32)(uint16_t* out, const float* x, size_t n);
+  void (*load_f32_f16)(float* out, const uint16_t* x, size_t n);
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,148 @@
+// Quantised matrix products: C[rows][cols] (+)= X[rows][depth] * W[cols][depth]^T with packed 8-bit activations X
+// and packed 4- to 8-bit weights W (layouts: quant/packed_format.h). Products accumulate in int32 over a record of
+// 32, then one conversion and one multiply-add per record bring them to f32.
+#include "quant/packed_format.h"
+
+namespace edgeh2o::EH2O_ISA {
+
+inline constexpr size_t kGemmQ8Columns = simd::kGemmQ8Vectors * simd::kLanes;
+
+// Weights that the ISA multiplies as signed have had their offset removed; unsigned ones are corrected by
+// -offset * sum(x), which is the accumulator's start value.
+template <PackedFormat kFormat>
+struct Correction {
+  static constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
+  static constexpr bool kNeeded = kOffsetLog2 >= 0 && !simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned;
+  static EH2O_INLINE simd::I32 start(int32_t negated_sum8) {
+    if constexpr (kNeeded) {
+      return simd::shift_left_i32<kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
+    } else {
+      return simd::set1_i32(0);
+    }
+  }
+};
+
+// One register tile: kGemmQ8Rows x kGemmQ8Columns, n_records of depth.
+template <PackedFormat kFormat>
+EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
+                              size_t c_stride,     //
+                              const uint8_t* x,    // one packed tile of activations
+                              const uint8_t* w,    // one unpacked panel
+                              size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+  using namespace simd;
+  using Traits = PackedTraits<kFormat>;
+  using Dot = Dot4<Traits::kBits>;
+  constexpr size_t kRows = kGemmQ8Rows, kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
+  constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
+  constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
+
+  F32 sum[kRows][kVectors];
+  unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = zero(); }); });
+
+  for (size_t record = 0; record < n_records; ++record) {
+    const float* x_scale = reinterpret_cast<const float*>(x);
+    const float* x_sum = x_scale + kRows;
+    const int32_t* x_negated_sum8 = reinterpret_cast<const int32_t*>(x_sum + kRows);
+    const int8_t* x_quants = reinterpret_cast<const int8_t*>(x_negated_sum8 + 2 * kRows);
+    const float* w_scale = reinterpret_cast<const float*>(w);
+    const float* w_min = w_scale + kSubBlocks * kCols;
+    const uint8_t* w_quants = reinterpret_cast<const uint8_t*>(w_min + (Traits::kHasMin ? kCols : 0));
+
+    for (size_t sub = 0; sub < kSubBlocks; ++sub) {
+      I32 dot[kRows][kVectors];
+      unroll<kRows>([&](auto r) {
+        int32_t negated_sum8 = x_negated_sum8[r];
+        if constexpr (kSubBlocks == 2) {
+          const int32_t first_half = x_negated_sum8[kRows + r];
+          negated_sum8 = sub == 0 ? first_half : negated_sum8 - first_half;
+        }
+        const I32 start = Correction<kFormat>::start(negated_sum8);
+        unroll<kVectors>([&](auto v) { dot[r][v] = start; });
+      });
+      for (size_t step = 0; step < kSteps; step += kStepsAtOnce) {
+        typename Dot::Acc acc[kRows][kVectors];
+        unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { acc[r][v] = Dot::start(dot[r][v]); }); });
+        unroll<kStepsAtOnce>([&](auto) {
+          I8 weights[kVectors];
+          unroll<kVectors>([&](auto v) { weights[v] = load_i8(w_quants + v * 4 * kLanes); });
+          unroll<kRows / Dot::kXRows>([&](auto g) {
+            const typename Dot::X rows = Dot::load_x(x_quants + g * 4 * Dot::kXRows);
+            unroll<Dot::kXRows>([&](auto i) {
+              unroll<kVectors>([&](auto v) {
+                auto& a = acc[g * Dot::kXRows + i][v];
+                a = Dot::template add<i>(a, weights[v], rows);
+              });
+            });
+          });
+          w_quants += 4 * kCols;
+          x_quants += 4 * kRows;
+        });
+        unroll<kRows>(
+            [&](auto r) { unroll<kVectors>([&](auto v) { dot[r][v] = Dot::finish(acc[r][v], dot[r][v]); }); });
+      }
+      unroll<kRows>([&](auto r) {
+        const F32 scale = set1(x_scale[r]);
+        unroll<kVectors>([&](auto v) {
+          const F32 part = mul(to_f32(dot[r][v]), scale);
+          sum[r][v] = mul_add(part, load(w_scale + sub * kCols + v * kLanes), sum[r][v]);
+        });
+      });
+    }
+    if constexpr (Traits::kHasMin) {
+      unroll<kRows>([&](auto r) {
+        const F32 x_total = set1(x_sum[r]);
+        unroll<kVectors>([&](auto v) { sum[r][v] = mul_add(x_total, load(w_min + v * kLanes), sum[r][v]); });
+      });
+    }
+    x += kActivationRecordPerRow * kRows;
+    w += PackedSizes<kFormat>::kUnpackedPerColumn * kCols;
+  }
+
+  if (n_cols == kCols) {
+    unroll<kRows>([&](auto r) {
+      if (r < n_rows) {
+        unroll<kVectors>([&](auto v) {
+          float* out = c + r * c_stride + v * kLanes;
+          store(out, accumulate ? add(load(out), sum[r][v]) : sum[r][v]);
+        });
+      }
+    });
+  } else {
+    unroll<kRows>([&](auto r) {
+      if (r < n_rows) {
+        unroll<kVectors>([&](auto v) {
+          const size_t left = n_cols > v * kLanes ? n_cols - v * kLanes : 0;
+          const size_t n = left < kLanes ? left : kLanes;
+          float* out = c + r * c_stride + v * kLanes;
+          store_partial(out, accumulate ? add(load_partial(out, n), sum[r][v]) : sum[r][v], n);
+        });
+      }
+    });
+  }
+}
+
+template <PackedFormat kFormat>
+void gemm_q8(float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes, const uint8_t* w, size_t n_records,
+             size_t n_rows, size_t n_cols, bool accumulate) {
+  for (size_t row = 0; row < n_rows; row += simd::kGemmQ8Rows) {
+    const size_t rows = n_rows - row < simd::kGemmQ8Rows ? n_rows - row : simd::kGemmQ8Rows;
+    gemm_q8_tile<kFormat>(c + row * c_stride, c_stride, x, w, n_records, rows, n_cols, accumulate);
+    x += x_tile_bytes;
+  }
+}
+
+// c: [n_rows][c_stride]. x: packed tiles of activations, x_tile_bytes from one tile to the next (>= n_records
+// records). w: one unpacked panel of n_records. n_cols <= kGemmQ8Columns outputs are written.
+inline void gemm_f32_q8_qp(PackedFormat format, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
+                           const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+  switch (format) {
+#define EH2O_CASE(name)                                                                                       \
+  case PackedFormat::name:                                                                                    \
+    return gemm_q8<PackedFormat::name>(c, c_stride, x, x_tile_bytes, w, n_records, n_rows, n_cols, accumulate);
+    EH2O_QUANTISED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+    default: return;
+  }
+}
+
+}  // namespace edgeh2o::EH2O_ISA

@@ -1,0 +1,105 @@
+// Row-wise kernels: RMS norm, rotary embedding, gated activation, additions, f16 storage. `n` may be any length.
+
+namespace edgeh2o::EH2O_ISA {
+
+// Calls f(offset, count) for whole vectors (count = kLanes) and once for the tail.
+template <typename F>
+EH2O_INLINE void for_each_vector(size_t n, const F& f) {
+  size_t i = 0;
+  for (; i + simd::kLanes <= n; i += simd::kLanes) f(i, simd::Index<simd::kLanes>{});
+  if (i < n) f(i, n - i);
+}
+
+template <typename Count>
+EH2O_INLINE simd::F32 load_n(const float* p, Count count) {
+  if constexpr (std::is_same_v<Count, size_t>) {
+    return simd::load_partial(p, count);
+  } else {
+    return simd::load(p);
+  }
+}
+
+template <typename Count>
+EH2O_INLINE void store_n(float* p, simd::F32 v, Count count) {
+  if constexpr (std::is_same_v<Count, size_t>) {
+    simd::store_partial(p, v, count);
+  } else {
+    simd::store(p, v);
+  }
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019); all [n].
+inline void rms_norm_f32(float* out, const float* x, const float* weight, size_t n, float eps) {
+  using namespace simd;
+  F32 squares = zero();
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 v = load_n(x + i, count);
+    squares = mul_add(v, v, squares);
+  });
+  const float mean = reduce_add(squares) / static_cast<float>(n);
+  const F32 scale = set1(1.0f / __builtin_sqrtf(mean + eps));
+  for_each_vector(n, [&](size_t i, auto count) {
+    store_n(out + i, mul(mul(load_n(x + i, count), scale), load_n(weight + i, count)), count);
+  });
+}
+
+// Rotates the pairs (x[i], x[i + n_pairs]) of one head in place (Su et al. 2021, half-split layout).
+inline void rope_f32(float* x, const float* cos, const float* sin, size_t n_pairs) {
+  using namespace simd;
+  for_each_vector(n_pairs, [&](size_t i, auto count) {
+    const F32 a = load_n(x + i, count), b = load_n(x + n_pairs + i, count);
+    const F32 c = load_n(cos + i, count), s = load_n(sin + i, count);
+    store_n(x + i, sub(mul(a, c), mul(b, s)), count);
+    store_n(x + n_pairs + i, mul_add(a, s, mul(b, c)), count);
+  });
+}
+
+// out = gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020); out may be gate.
+inline void swiglu_f32(float* out, const float* gate, const float* up, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 g = load_n(gate + i, count);
+    const F32 silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
+    store_n(out + i, mul(silu, load_n(up + i, count)), count);
+  });
+}
+
+inline void add_f32(float* out, const float* x, size_t n) {
+  for_each_vector(n, [&](size_t i, auto count) {
+    store_n(out + i, simd::add(load_n(out + i, count), load_n(x + i, count)), count);
+  });
+}
+
+inline void scale_f32(float* out, const float* x, float factor, size_t n) {
+  for_each_vector(n, [&](size_t i, auto count) {
+    store_n(out + i, simd::mul(load_n(x + i, count), simd::set1(factor)), count);
+  });
+}
+
+inline void store_f16_f32(uint16_t* out, const float* x, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    if constexpr (std::is_same_v<decltype(count), size_t>) {
+      uint16_t tail[kLanes];
+      store_f16(tail, load_partial(x + i, count));
+      __builtin_memcpy(out + i, tail, count * sizeof(uint16_t));
+    } else {
+      store_f16(out + i, load(x + i));
+    }
+  });
+}
+
+inline void load_f32_f16(float* out, const uint16_t* x, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    if constexpr (std::is_same_v<decltype(count), size_t>) {
+      uint16_t tail[kLanes] = {};
+      __builtin_memcpy(tail, x + i, count * sizeof(uint16_t));
+      store_partial(out + i, load_f16(tail), count);
+    } else {
+      store(out + i, load_f16(x + i));
+    }
+  });
+}
+
+}  // namespace edgeh2o::EH2O_ISA

@@ -1,0 +1,60 @@
+// Quantised blocks as GGUF files hold them (little endian). Values: see the comment of each block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgeh2o {
+
+using f16_bits = uint16_t;
+
+struct BlockQ4_0 {  // w = d * (q - 8); byte i holds q[i] low, q[i + 16] high
+  f16_bits d;
+  uint8_t qs[16];
+};
+struct BlockQ4_1 {  // w = d * q + m
+  f16_bits d, m;
+  uint8_t qs[16];
+};
+struct BlockQ5_0 {  // w = d * (q - 16); bit i of qh is the fifth bit of q[i]
+  f16_bits d;
+  uint8_t qh[4];
+  uint8_t qs[16];
+};
+struct BlockQ5_1 {  // w = d * q + m
+  f16_bits d, m;
+  uint8_t qh[4];
+  uint8_t qs[16];
+};
+struct BlockQ8_0 {  // w = d * q
+  f16_bits d;
+  int8_t qs[32];
+};
+struct BlockQ4_K {  // 8 sub-blocks of 32: w = d * scale[s] * q - dmin * min[s]; 6-bit scales and mins
+  f16_bits d, dmin;
+  uint8_t scales[12];
+  uint8_t qs[128];
+};
+struct BlockQ5_K {
+  f16_bits d, dmin;
+  uint8_t scales[12];
+  uint8_t qh[32];
+  uint8_t qs[128];
+};
+struct BlockQ6_K {  // 16 sub-blocks of 16: w = d * scale[s] * (q - 32)
+  uint8_t ql[128];
+  uint8_t qh[64];
+  int8_t scales[16];
+  f16_bits d;
+};
+
+static_assert(sizeof(BlockQ4_0) == 18);
+static_assert(sizeof(BlockQ4_1) == 20);
+static_assert(sizeof(BlockQ5_0) == 22);
+static_assert(sizeof(BlockQ5_1) == 24);
+static_assert(sizeof(BlockQ8_0) == 34);
+static_assert(sizeof(BlockQ4_K) == 144);
+static_assert(sizeof(BlockQ5_K) == 176);
+static_assert(sizeof(BlockQ6_K) == 210);
+
+}  // namespace edgeh2o

@@ -1,0 +1,166 @@
+// AVX2 + FMA + F16C: 8 float lanes. int8 dot products by vpmaddubsw, or by vpdpbusd where AVX-VNNI is compiled in.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "simd/unroll.h"
+
+namespace edgeh2o::EH2O_ISA::simd {
+
+using F32 = __m256;
+using I32 = __m256i;
+using I8 = __m256i;
+
+inline constexpr size_t kLanes = 8;
+inline constexpr bool kHasMmla = false;
+inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
+
+EH2O_INLINE F32 zero() { return _mm256_setzero_ps(); }
+EH2O_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
+EH2O_INLINE F32 load(const float* p) { return _mm256_loadu_ps(p); }
+EH2O_INLINE void store(float* p, F32 v) { _mm256_storeu_ps(p, v); }
+EH2O_INLINE __m256i first_lanes(size_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+EH2O_INLINE F32 load_partial(const float* p, size_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
+EH2O_INLINE void store_partial(float* p, F32 v, size_t n) { _mm256_maskstore_ps(p, first_lanes(n), v); }
+EH2O_INLINE F32 keep_first(F32 v, size_t n, F32 fill) {
+  return _mm256_blendv_ps(fill, v, _mm256_castsi256_ps(first_lanes(n)));
+}
+
+EH2O_INLINE F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
+EH2O_INLINE F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
+EH2O_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
+EH2O_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
+EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
+EH2O_INLINE F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }
+EH2O_INLINE F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }
+EH2O_INLINE F32 abs(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+EH2O_INLINE F32 round_nearest(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
+  // Two factors, so that n down to -252 and up to 254 stays inside the exponent field.
+  const __m256i exponent = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(exponent, 1);
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+  const __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(exponent, half), bias), 23);
+  return _mm256_mul_ps(_mm256_mul_ps(v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b));
+}
+EH2O_INLINE float reduce_add(F32 v) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+EH2O_INLINE float reduce_max(F32 v) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+EH2O_INLINE F32 load_f16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+EH2O_INLINE F32 load_bf16(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+EH2O_INLINE F32 load_u8(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+EH2O_INLINE F32 load_s8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+EH2O_INLINE void store_s8(int8_t* p, F32 v) {
+  const __m256i i32 = _mm256_cvtps_epi32(v);
+  const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(i16, i16));
+}
+
+EH2O_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
+EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm256_add_epi32(a, b); }
+template <int N>
+EH2O_INLINE I32 shift_left_i32(I32 a) {
+  return _mm256_slli_epi32(a, N);
+}
+EH2O_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+
+EH2O_INLINE I8 load_i8(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+EH2O_INLINE void store_i8(void* p, I8 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+EH2O_INLINE I8 low_nibbles(I8 v) { return _mm256_and_si256(v, _mm256_set1_epi8(0xf)); }
+EH2O_INLINE I8 high_nibbles(I8 v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0xf)); }
+
+EH2O_INLINE __m256i broadcast_4(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return _mm256_set1_epi32(four);
+}
+
+#ifdef __AVXVNNI__
+
+template <int kBits>
+struct Dot4 {
+  static constexpr bool kSigned = false;
+  using Acc = __m256i;
+  using X = const int8_t*;
+  static constexpr size_t kXRows = kGemmQ8Rows;
+  static EH2O_INLINE Acc start(I32 init) { return init; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    return _mm256_dpbusd_avx_epi32(acc, w, broadcast_4(x + 4 * kRow));
+  }
+  static constexpr size_t kMaxSteps = 8;
+  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+#else
+
+// Unsigned weights of kBits <= 6 bits: the int16 pair sums of kMaxSteps products stay below 2^15
+// (8 * 2 * 15 * 128, 4 * 2 * 31 * 128, 2 * 2 * 63 * 128), so that one widening add serves them all.
+template <int kBits>
+struct Dot4 {
+  static_assert(kBits >= 4 && kBits <= 6);
+  static constexpr bool kSigned = false;
+  using Acc = __m256i;
+  using X = const int8_t*;
+  static constexpr size_t kXRows = kGemmQ8Rows;
+  static EH2O_INLINE Acc start(I32) { return _mm256_setzero_si256(); }
+  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, broadcast_4(x + 4 * kRow)));
+  }
+  static constexpr size_t kMaxSteps = size_t{1} << (7 - kBits);
+  static EH2O_INLINE I32 finish(Acc acc, I32 init) {
+    return _mm256_add_epi32(init, _mm256_madd_epi16(acc, _mm256_set1_epi16(1)));
+  }
+};
+
+// Signed 8-bit weights: |w| * (x with w's sign). |-128| is 128 as unsigned and x is within +-127, so that a pair
+// sum is at most 2 * 128 * 127 < 2^15.
+template <>
+struct Dot4<8> {
+  static constexpr bool kSigned = true;
+  using Acc = __m256i;
+  using X = const int8_t*;
+  static constexpr size_t kXRows = kGemmQ8Rows;
+  static EH2O_INLINE Acc start(I32 init) { return init; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    const __m256i signed_x = _mm256_sign_epi8(broadcast_4(x + 4 * kRow), w);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), signed_x);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static constexpr size_t kMaxSteps = 8;
+  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+#endif
+
+}  // namespace edgeh2o::EH2O_ISA::simd

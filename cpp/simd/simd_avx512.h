@@ -1,0 +1,102 @@
+// AVX-512 (f, bw, dq, vl) with VNNI: 16 float lanes; int8 dot products by vpdpbusd (unsigned x signed).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "simd/unroll.h"
+
+namespace edgeh2o::EH2O_ISA::simd {
+
+using F32 = __m512;
+using I32 = __m512i;
+using I8 = __m512i;
+
+inline constexpr size_t kLanes = 16;
+inline constexpr bool kHasMmla = false;
+// Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
+inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
+
+EH2O_INLINE F32 zero() { return _mm512_setzero_ps(); }
+EH2O_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
+EH2O_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
+EH2O_INLINE void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
+EH2O_INLINE __mmask16 first_lanes(size_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+EH2O_INLINE F32 load_partial(const float* p, size_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+EH2O_INLINE void store_partial(float* p, F32 v, size_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+// Lanes from n on become `fill`.
+EH2O_INLINE F32 keep_first(F32 v, size_t n, F32 fill) { return _mm512_mask_mov_ps(fill, first_lanes(n), v); }
+
+EH2O_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+EH2O_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+EH2O_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+EH2O_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+EH2O_INLINE F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+EH2O_INLINE F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+EH2O_INLINE F32 abs(F32 a) { return _mm512_abs_ps(a); }
+EH2O_INLINE F32 round_nearest(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// v * 2^n for integral n; n may be below -126 (the result becomes 0 or denormal).
+EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) { return _mm512_scalef_ps(v, n); }
+EH2O_INLINE float reduce_add(F32 v) { return _mm512_reduce_add_ps(v); }
+EH2O_INLINE float reduce_max(F32 v) { return _mm512_reduce_max_ps(v); }
+
+EH2O_INLINE F32 load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+EH2O_INLINE F32 load_bf16(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+EH2O_INLINE F32 load_u8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+EH2O_INLINE F32 load_s8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+// Integral values in [-128, 127] to kLanes bytes.
+EH2O_INLINE void store_s8(int8_t* p, F32 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+
+EH2O_INLINE I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
+EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
+template <int N>
+EH2O_INLINE I32 shift_left_i32(I32 a) {
+  return _mm512_slli_epi32(a, N);
+}
+EH2O_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+
+EH2O_INLINE I8 load_i8(const void* p) { return _mm512_loadu_si512(p); }
+EH2O_INLINE void store_i8(void* p, I8 v) { _mm512_storeu_si512(p, v); }
+EH2O_INLINE I8 low_nibbles(I8 v) { return _mm512_and_si512(v, _mm512_set1_epi8(0xf)); }
+EH2O_INLINE I8 high_nibbles(I8 v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0xf)); }
+
+// Sum over 4 neighbouring bytes of w * x into int32 lanes. kBits: bits of the weights' values.
+// kSigned: the weights are signed; otherwise they are unsigned and carry an offset that the caller corrects by
+// the initial value, which start() or finish() adds.
+template <int kBits>
+struct Dot4 {
+  static constexpr bool kSigned = false;
+  using Acc = __m512i;
+  using X = const int8_t*;  // the 4 bytes of kXRows rows, one row after another
+  static constexpr size_t kXRows = kGemmQ8Rows;
+  static EH2O_INLINE Acc start(I32 init) { return init; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    int32_t four;
+    __builtin_memcpy(&four, x + 4 * kRow, 4);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+  }
+  static constexpr size_t kMaxSteps = 8;  // calls of add between start() and finish()
+  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+}  // namespace edgeh2o::EH2O_ISA::simd

@@ -1,0 +1,199 @@
+// Plain C++ with 4 lanes: the reference that every other ISA is compared with. Compiled without vectorisation.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "simd/unroll.h"
+
+namespace edgeh2o::EH2O_ISA::simd {
+
+inline constexpr size_t kLanes = 4;
+inline constexpr bool kHasMmla = false;
+inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
+
+struct F32 {
+  float lane[kLanes];
+};
+struct I32 {
+  int32_t lane[kLanes];
+};
+struct I8 {
+  uint8_t byte[4 * kLanes];
+};
+
+template <typename V, typename F>
+EH2O_INLINE V from_lanes(const F& f) {
+  V v;
+  for (size_t i = 0; i < kLanes; ++i) v.lane[i] = f(i);
+  return v;
+}
+
+EH2O_INLINE F32 set1(float x) {
+  return from_lanes<F32>([&](size_t) { return x; });
+}
+EH2O_INLINE F32 zero() { return set1(0.0f); }
+EH2O_INLINE F32 load(const float* p) {
+  return from_lanes<F32>([&](size_t i) { return p[i]; });
+}
+EH2O_INLINE void store(float* p, F32 v) { std::memcpy(p, v.lane, sizeof(v.lane)); }
+EH2O_INLINE F32 load_partial(const float* p, size_t n) {
+  return from_lanes<F32>([&](size_t i) { return i < n ? p[i] : 0.0f; });
+}
+EH2O_INLINE void store_partial(float* p, F32 v, size_t n) { std::memcpy(p, v.lane, n * sizeof(float)); }
+EH2O_INLINE F32 keep_first(F32 v, size_t n, F32 fill) {
+  return from_lanes<F32>([&](size_t i) { return i < n ? v.lane[i] : fill.lane[i]; });
+}
+
+EH2O_INLINE F32 add(F32 a, F32 b) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] + b.lane[i]; });
+}
+EH2O_INLINE F32 sub(F32 a, F32 b) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] - b.lane[i]; });
+}
+EH2O_INLINE F32 mul(F32 a, F32 b) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] * b.lane[i]; });
+}
+EH2O_INLINE F32 div(F32 a, F32 b) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] / b.lane[i]; });
+}
+EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+}
+EH2O_INLINE F32 max(F32 a, F32 b) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+EH2O_INLINE F32 min(F32 a, F32 b) {
+  return from_lanes<F32>([&](size_t i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+EH2O_INLINE F32 abs(F32 a) {
+  return from_lanes<F32>([&](size_t i) { return std::fabs(a.lane[i]); });
+}
+EH2O_INLINE F32 round_nearest(F32 a) {
+  return from_lanes<F32>([&](size_t i) { return std::nearbyintf(a.lane[i]); });
+}
+EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
+  return from_lanes<F32>([&](size_t i) { return std::ldexp(v.lane[i], static_cast<int>(n.lane[i])); });
+}
+EH2O_INLINE float reduce_add(F32 v) { return (v.lane[0] + v.lane[2]) + (v.lane[1] + v.lane[3]); }
+EH2O_INLINE float reduce_max(F32 v) {
+  float result = v.lane[0];
+  for (size_t i = 1; i < kLanes; ++i) result = v.lane[i] > result ? v.lane[i] : result;
+  return result;
+}
+
+// IEEE half to single by bit moves; denormals are normalised by a float subtraction.
+EH2O_INLINE float f16_to_f32(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
+  uint32_t bits = rest << 13;
+  if (rest >= 0x7c00) {
+    bits += 0x70000000;  // infinity and NaN keep an all-ones exponent
+  } else if (rest >= 0x0400) {
+    bits += 0x38000000;
+  } else {
+    bits += 0x38800000;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    value -= 6.103515625e-05f;  // 2^-14
+    std::memcpy(&bits, &value, 4);
+  }
+  bits |= sign;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Round to nearest even, overflow to infinity.
+EH2O_INLINE uint16_t f32_to_f16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | (bits >> 13 & 0x3ff));
+  if (bits >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
+  if (bits < 0x38800000) {  // below 2^-14: let the float adder round to units of 2^-24
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    magnitude += 0.5f;
+    std::memcpy(&bits, &magnitude, 4);
+    return static_cast<uint16_t>(sign | (bits - 0x3f000000));
+  }
+  bits += 0xfff + (bits >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((bits >> 13) - 0x1c000));
+}
+
+EH2O_INLINE F32 load_f16(const uint16_t* p) {
+  return from_lanes<F32>([&](size_t i) { return f16_to_f32(p[i]); });
+}
+EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
+  for (size_t i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v.lane[i]);
+}
+EH2O_INLINE F32 load_bf16(const uint16_t* p) {
+  return from_lanes<F32>([&](size_t i) {
+    const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+  });
+}
+EH2O_INLINE F32 load_u8(const uint8_t* p) {
+  return from_lanes<F32>([&](size_t i) { return static_cast<float>(p[i]); });
+}
+EH2O_INLINE F32 load_s8(const int8_t* p) {
+  return from_lanes<F32>([&](size_t i) { return static_cast<float>(p[i]); });
+}
+EH2O_INLINE void store_s8(int8_t* p, F32 v) {
+  for (size_t i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
+}
+
+EH2O_INLINE I32 set1_i32(int32_t x) {
+  return from_lanes<I32>([&](size_t) { return x; });
+}
+EH2O_INLINE I32 add_i32(I32 a, I32 b) {
+  return from_lanes<I32>([&](size_t i) { return a.lane[i] + b.lane[i]; });
+}
+template <int N>
+EH2O_INLINE I32 shift_left_i32(I32 a) {
+  return from_lanes<I32>([&](size_t i) { return a.lane[i] * (1 << N); });
+}
+EH2O_INLINE F32 to_f32(I32 a) {
+  return from_lanes<F32>([&](size_t i) { return static_cast<float>(a.lane[i]); });
+}
+
+EH2O_INLINE I8 load_i8(const void* p) {
+  I8 v;
+  std::memcpy(v.byte, p, sizeof(v.byte));
+  return v;
+}
+EH2O_INLINE void store_i8(void* p, I8 v) { std::memcpy(p, v.byte, sizeof(v.byte)); }
+EH2O_INLINE I8 low_nibbles(I8 v) {
+  for (uint8_t& byte : v.byte) byte &= 0xf;
+  return v;
+}
+EH2O_INLINE I8 high_nibbles(I8 v) {
+  for (uint8_t& byte : v.byte) byte = static_cast<uint8_t>(byte >> 4);
+  return v;
+}
+
+// Unsigned weights, as on the x86 targets, so that the offset correction is tested by the reference too.
+template <int kBits>
+struct Dot4 {
+  static constexpr bool kSigned = false;
+  using Acc = I32;
+  using X = const int8_t*;
+  static constexpr size_t kXRows = kGemmQ8Rows;
+  static EH2O_INLINE Acc start(I32 init) { return init; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    for (size_t i = 0; i < kLanes; ++i)
+      for (size_t k = 0; k < 4; ++k) acc.lane[i] += w.byte[4 * i + k] * x[4 * kRow + k];
+    return acc;
+  }
+  static constexpr size_t kMaxSteps = 8;
+  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+}  // namespace edgeh2o::EH2O_ISA::simd

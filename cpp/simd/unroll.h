@@ -1,0 +1,27 @@
+// Compile-time loop. Included inside an ISA namespace by the simd headers only, through EH2O_ISA.
+#ifndef EH2O_ISA
+#error "simd headers are included by isa/*.cc, which define EH2O_ISA"
+#endif
+
+#include <cstddef>
+#include <utility>
+
+#define EH2O_INLINE inline __attribute__((always_inline))
+
+namespace edgeh2o::EH2O_ISA::simd {
+
+template <size_t I>
+using Index = std::integral_constant<size_t, I>;
+
+template <typename F, size_t... I>
+EH2O_INLINE void unroll_impl(const F& f, std::index_sequence<I...>) {
+  (f(Index<I>{}), ...);
+}
+
+// Calls f(Index<0>), ..., f(Index<N-1>): the argument is usable as a constant (lane number, array index).
+template <size_t N, typename F>
+EH2O_INLINE void unroll(const F& f) {
+  unroll_impl(f, std::make_index_sequence<N>{});
+}
+
+}  // namespace edgeh2o::EH2O_ISA::simd

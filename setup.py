@@ -1,0 +1,79 @@
+"""Extension modules and the table of instruction set targets; everything else is in pyproject.toml."""
+
+import os
+import platform
+import sysconfig
+from glob import glob
+
+import pybind11
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# The target machine, which differs from this one when cross-compiling.
+target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpartition("-")[2]
+target = {"amd64": "x86_64", "arm64": "aarch64"}.get(target.lower(), target) or platform.machine()
+
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "vnni"))]
+ISA_FLAGS = {
+    "x86_64": {
+        "avx2": AVX2,
+        "avxvnni": [*AVX2, "-mavxvnni"],
+        # gcc 12 warns inside its own avx512 header.
+        "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized"],
+    },
+    "aarch64": {
+        "neon": ["-march=armv8-a"],
+        "neon_dotprod": ["-march=armv8.2-a+dotprod+fp16"],
+        "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm"],
+    },
+}.get(target, {})
+
+debug = os.environ.get("EDGEH2O_DEBUG") == "1"
+base_flags = ["-std=c++17", "-fvisibility=hidden", "-fopenmp", "-ffp-contract=off", "-Wall", "-Wextra"]
+base_flags += ["-O1", "-g", "-UNDEBUG", "-DEH2O_DEBUG"] if debug else ["-O2", "-g0", "-DNDEBUG"]
+kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"] + (["-O2"] if debug else ["-O3"])
+
+headers = glob("cpp/**/*.h", recursive=True)
+core_sources = [
+    path
+    for folder in ("base", "quant", "sparse", "ops", "model")
+    for path in sorted(glob(f"cpp/{folder}/*.cc"))
+] + ["cpp/isa/select.cc"]
+
+
+def static_library(name: str, sources: list[str], flags: list[str]) -> tuple[str, dict]:
+    build_info = {"sources": sources, "include_dirs": ["cpp"], "cflags": flags}
+    build_info["obj_deps"] = {"": headers}
+    return name, build_info
+
+
+libraries = [static_library("edgeh2o_core", core_sources, base_flags)]
+libraries += [
+    static_library(f"edgeh2o_{isa}", [f"cpp/isa/{isa}.cc"], kernel_flags + flags)
+    for isa, flags in {"scalar": ["-O2", "-fno-tree-vectorize"], **ISA_FLAGS}.items()
+]
+
+# Static libraries are searched once, in order: the core before the kernel tables it refers to.
+link = {
+    "libraries": [name for name, _ in libraries],
+    "include_dirs": ["cpp", pybind11.get_include()],
+    "extra_compile_args": base_flags,
+    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL"],
+    "language": "c++",
+    "depends": headers,
+}
+extensions = [Extension("edgeh2o._core", sorted(glob("cpp/bindings/*.cc")), **link)]
+cython_extensions = [
+    Extension(module, [source], **link)
+    for module, source in (
+        ("edgeh2o._kernels", "edgeh2o/_kernels.pyx"),
+        ("edgeh2o.engine._sampler", "edgeh2o/engine/_sampler.pyx"),
+    )
+    if os.path.exists(source)
+]
+
+setup(
+    libraries=libraries,
+    ext_modules=extensions + cythonize(cython_extensions, language_level=3),
+)
