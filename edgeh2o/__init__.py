@@ -1,0 +1,64 @@
+"""Runs language models on edge CPUs with chunked H2O sparse prefill.
+
+``LLM`` is the way in; ``ChunkedAttention`` and ``KvCache`` are the attention core on its own, for
+other runtimes. Names are imported when they are first used, so that importing the package, and
+``edgeh2o --help``, stay cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from . import isa as isa
+    from ._core import ChunkedAttention as ChunkedAttention
+    from ._core import KvCache as KvCache
+    from .attention.dense import DenseConfig as DenseConfig
+    from .attention.h2o import H2OConfig as H2OConfig
+    from .config import PrefillConfig as PrefillConfig
+    from .config import SamplingParams as SamplingParams
+    from .engine.stats import GenerationStats as GenerationStats
+    from .errors import EdgeH2OError as EdgeH2OError
+    from .errors import FormatError as FormatError
+    from .errors import ResourceError as ResourceError
+    from .errors import UsageError as UsageError
+    from .llm import LLM as LLM
+    from .llm import GenerationChunk as GenerationChunk
+    from .llm import GenerationResult as GenerationResult
+
+_HOMES = {
+    "ChunkedAttention": "_core",
+    "DenseConfig": "attention.dense",
+    "EdgeH2OError": "errors",
+    "FormatError": "errors",
+    "GenerationChunk": "llm",
+    "GenerationResult": "llm",
+    "GenerationStats": "engine.stats",
+    "H2OConfig": "attention.h2o",
+    "KvCache": "_core",
+    "LLM": "llm",
+    "PrefillConfig": "config",
+    "ResourceError": "errors",
+    "SamplingParams": "config",
+    "UsageError": "errors",
+}
+
+__all__ = [*_HOMES, "__version__", "isa"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "isa":
+        return import_module(".isa", __name__)
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""The command line: one module per verb. Answers go to stdout, everything else to stderr."""

@@ -1,0 +1,93 @@
+"""Entry point: parses the command line, runs a verb, turns errors into exit codes.
+
+0 success, 1 a failure, 2 wrong usage, 130 interrupted by Ctrl-C, 141 stdout closed by its reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from .._version import __version__
+from ..errors import EdgeH2OError, UsageError
+from . import pull, run
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors take one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every verb; each verb stores its function as ``execute``."""
+    parser = Parser(
+        prog="edgeh2o",
+        description="Run language models on edge CPUs with chunked H2O sparse prefill.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"edgeh2o {__version__}")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    run.add_parser(verbs)
+    pull.add_parser(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line ``argv`` (default: the process's own); returns the exit code."""
+    _use_utf8()
+    try:
+        with _one_line_warnings():
+            args = build_parser().parse_args(argv)
+            code: int = args.execute(args)
+            sys.stdout.flush()
+            return code
+    except EdgeH2OError as error:
+        _print_line("error", str(error))
+        return error.exit_code
+    except MemoryError:
+        _print_line("error", "out of memory; use a smaller model, context (-c) or batch (-b, -ub)")
+        return EdgeH2OError.exit_code
+    except KeyboardInterrupt:
+        _print_line("error", "interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return EXIT_BROKEN_PIPE
+
+
+def _print_line(kind: str, message: str) -> None:
+    print(f"edgeh2o: {kind}: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _use_utf8() -> None:
+    """Text is UTF-8 whatever the locale says; a C locale would fail on the first accent."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        _print_line("warning", str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _discard_stdout() -> None:
+    """Nobody reads stdout any more; the interpreter's last flush must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,72 @@
+"""Turns the fields of a configuration dataclass into flags, and parsed flags back into one.
+
+A field's flags and help come from its metadata (see ``config.option``). A field without flags gets
+``--<prefix>-<name>`` when a prefix is given, as the sparse attention configurations do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar
+
+Config = TypeVar("Config")
+
+_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "N"),
+    "int | None": (int, "N"),
+    "float": (float, "X"),
+    "str": (str, "NAME"),
+    "str | None": (str, "NAME"),
+}
+
+
+def add_config_options(
+    parser: argparse.ArgumentParser, config: type[Any], *, title: str, prefix: str = ""
+) -> None:
+    """Adds a group of flags for the fields of ``config``, with its defaults."""
+    group = parser.add_argument_group(title)
+    for item, flags in _flagged_fields(config, prefix):
+        settings: dict[str, Any] = {
+            "dest": _destination(item, prefix),
+            "default": item.default,
+            "help": _help_text(item),
+        }
+        if item.type == "bool":
+            settings["action"] = "store_true"
+        elif item.type == "tuple[str, ...]":
+            settings |= {"action": "append", "default": None}
+            settings["metavar"] = item.metadata.get("metavar")
+        else:
+            parse, metavar = _PARSERS[str(item.type)]
+            settings |= {"type": parse, "metavar": item.metadata.get("metavar") or metavar}
+        group.add_argument(*flags, **settings)
+
+
+def read_config(args: argparse.Namespace, config: type[Config], *, prefix: str = "") -> Config:
+    """Makes ``config`` from parsed flags. Raises UsageError for a value out of range."""
+    values = {}
+    for item, _ in _flagged_fields(config, prefix):
+        value = getattr(args, _destination(item, prefix))
+        values[item.name] = item.default if value is None else value
+    return config(**values)
+
+
+def _flagged_fields(config: type[Any], prefix: str) -> Iterator[tuple[Field[Any], list[str]]]:
+    for item in fields(config):
+        flags = list(item.metadata.get("flags", ()))
+        if prefix and not flags:
+            flags = [f"--{prefix}-{item.name.replace('_', '-')}"]
+        if flags:
+            yield item, flags
+
+
+def _destination(item: Field[Any], prefix: str) -> str:
+    return f"{prefix}_{item.name}" if prefix else item.name
+
+
+def _help_text(item: Field[Any]) -> str:
+    text = str(item.metadata.get("help", item.name.replace("_", " "))).replace("%", "%%")
+    has_default = item.default is not MISSING and item.default not in (None, (), False)
+    return f"{text} (default: {item.default})" if has_default else text

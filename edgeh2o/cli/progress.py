@@ -1,0 +1,80 @@
+"""Progress bars on stderr while a model loads and a prompt is read; for terminals only."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_TITLES = {"load": "Loading the model", "prefill": "Reading the prompt"}
+
+
+class ProgressBars:
+    """Called as ``bars(stage, done, total)``; one bar per stage, each removed by the next."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+        self._stage: str | None = None
+        self._bars: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if not self._is_shown:
+            return
+        if stage != self._stage:
+            self.close()
+            self._open(stage, total)
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=done)
+
+    def _open(self, stage: str, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        counts = (DownloadColumn(),) if stage == "load" else (MofNCompleteColumn(), _rate_column())
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *counts,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bars.start()
+        self._task = self._bars.add_task(_TITLES[stage], total=total)
+        self._stage = stage
+
+    def close(self) -> None:
+        """Removes the bar, so that text can follow."""
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars = None
+        self._task = None
+        self._stage = None
+
+
+def _rate_column() -> object:
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class RateColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            elapsed_s = task.elapsed or 0.0
+            rate = f"{task.completed / elapsed_s:,.0f} tokens/s" if elapsed_s else ""
+            return Text(rate)
+
+    return RateColumn()
+
+
+def bars_for_terminal(*, quiet: bool) -> ProgressBars:
+    """Bars when stderr is a terminal and ``quiet`` is not asked for."""
+    return ProgressBars(is_shown=not quiet and sys.stderr.isatty())

@@ -1,0 +1,70 @@
+"""Where the prompt comes from: the command line, a file or standard input."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..errors import UsageError
+
+STDIN = "-"
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Adds ``-p TEXT``, ``-f FILE`` and ``-``, of which one may be given."""
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt itself")
+    sources.add_argument(
+        "-f",
+        "--prompt-file",
+        metavar="FILE",
+        help="read the prompt from a UTF-8 file; one newline at its end is dropped",
+    )
+    sources.add_argument(
+        "stdin", nargs="?", choices=[STDIN], metavar="-", help="read the prompt from stdin"
+    )
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    """The prompt's text. Raises UsageError when there is none or it cannot be read as UTF-8."""
+    if args.prompt is not None:
+        return _require_unicode(args.prompt)
+    if args.prompt_file is not None and args.prompt_file != STDIN:
+        return _decode(_read_file(Path(args.prompt_file)), args.prompt_file)
+    if args.stdin is not None or args.prompt_file == STDIN:
+        return _decode(sys.stdin.buffer.read(), "standard input")
+    raise UsageError("no prompt given: use -p TEXT, -f FILE, or - for standard input")
+
+
+def _require_unicode(text: str) -> str:
+    """Arguments that are not UTF-8 reach Python as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the prompt (-p) is not valid UTF-8 at character {error.start}; "
+            "write it in UTF-8, or give it as a file with -f"
+        ) from None
+    return text
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory; give a text file to -f") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read the prompt file {path}: {reason}; check -f") from None
+
+
+def _decode(data: bytes, source: str) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source} is not UTF-8 text: {error.reason} at byte {error.start}; "
+            "convert it, for example with iconv"
+        ) from None
+    return text.removesuffix("\n")

@@ -1,0 +1,32 @@
+"""``edgeh2o pull``: brings a known model into the cache folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "pull",
+        help="fetch a known model into the cache folder",
+        description="Fetch a known model into the cache folder and print its path.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the model, such as smollm2-135m")
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Fetches the model unless it is there, and prints where it lies."""
+    from ..formats.pull import resolve_model
+
+    path = resolve_model(args.name, on_message=_print_message)
+    print(path)
+    return 0
+
+
+def _print_message(message: str) -> None:
+    print(message, file=sys.stderr)

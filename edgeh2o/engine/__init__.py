@@ -1,0 +1,1 @@
+"""The generation loop, its sampler, statistics, and what the machine has to offer."""

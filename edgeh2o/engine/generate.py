@@ -1,0 +1,195 @@
+"""The generation loop: prefill in logical batches, then one token at a time."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ..config import SamplingParams
+from ..errors import EdgeH2OError
+from ._sampler import Sampler
+from .stop import StopMatcher
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..runners.base import Runner
+    from ..tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "interrupted"]
+OnPrefill = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    ``text`` is what became certain with it: empty while a character or a possible stop text is
+    incomplete. ``logprob`` is the natural logarithm of its probability before any filter, when
+    asked for. ``finish_reason`` is set on the last token.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Generation:
+    """One prompt being answered: iterate over it once for its tokens.
+
+    The runner must be at position 0 with room for the prompt. Counters and times, in seconds, are
+    kept while it runs, so that they can be read after an interrupt too.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        logprobs: bool = False,
+        on_prefill: OnPrefill | None = None,
+        started_at: float | None = None,
+    ) -> None:
+        self.n_prompt_tokens = len(prompt)
+        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.n_prefilled_tokens = 0
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.ttft_s: float | None = None
+        self.pairs_computed = 0
+        self.pairs_dense = 0
+        self.runner = runner
+        self._prompt = np.asarray(prompt, dtype=np.int32)
+        self._sampling = sampling
+        self._eog_ids = tokenizer.eog_ids
+        self._decoder = tokenizer.decoder()
+        self._stop_matcher = StopMatcher(sampling.stop)
+        self._logprobs = logprobs
+        self._on_prefill = on_prefill
+        self._started_at = time.perf_counter() if started_at is None else started_at
+
+    @property
+    def prefill_tps(self) -> float | None:
+        """Prompt tokens per second, None before the first batch is done."""
+        return self.n_prefilled_tokens / self.prefill_s if self.n_prefilled_tokens else None
+
+    @property
+    def decode_tps(self) -> float | None:
+        """Generated tokens per second after the first one, which comes out of the prefill."""
+        n_decoded = len(self.token_ids) - 1
+        return n_decoded / self.decode_s if n_decoded > 0 else None
+
+    def __iter__(self) -> Iterator[Token]:
+        try:
+            logits = self._prefill()
+            if self._sampling.max_tokens == 0:
+                self.finish_reason = "length"
+                return
+            sampler = self._make_sampler()
+            token = self._next_token(sampler, logits)
+            first_token_at = time.perf_counter()
+            self.ttft_s = first_token_at - self._started_at
+            while True:
+                yield token
+                if token.finish_reason is not None:
+                    return
+                logits = self.runner.decode(token.id)
+                token = self._next_token(sampler, logits)
+                self.decode_s = time.perf_counter() - first_token_at
+        except KeyboardInterrupt:
+            self.finish_reason = "interrupted"
+            raise
+
+    def _prefill(self) -> NDArray[np.float32]:
+        """Reads the whole prompt; returns the logits after its last token."""
+        n_tokens = self.n_prompt_tokens
+        begun_at = time.perf_counter()
+        logits = None
+        for start in range(0, n_tokens, self.runner.batch_size):
+            batch = self._prompt[start : start + self.runner.batch_size]
+            stop = start + len(batch)
+            logits = self.runner.prefill(
+                batch, is_last=stop == n_tokens, on_layer=self._layer_report(start, stop)
+            )
+            self.n_prefilled_tokens = stop
+            self.prefill_s = time.perf_counter() - begun_at
+            self.pairs_computed = self.runner.pairs_computed
+            self.pairs_dense = self.runner.pairs_dense
+        if logits is None:
+            raise ValueError("the runner returned no logits for the last batch of the prompt")
+        return logits
+
+    def _layer_report(self, start: int, stop: int) -> Callable[[int, int], None] | None:
+        """Turns "layers done" of one batch into "tokens done" of the prompt."""
+        report = self._on_prefill
+        if report is None:
+            return None
+        n_tokens = self.n_prompt_tokens
+
+        def on_layer(done: int, total: int) -> None:
+            report(start + (stop - start) * done // total, n_tokens)
+
+        return on_layer
+
+    def _make_sampler(self) -> Sampler:
+        sampling = self._sampling
+        window_size = self.runner.max_context
+        if sampling.repeat_last_n >= 0:
+            window_size = min(window_size, sampling.repeat_last_n)
+        sampler = Sampler(
+            self.runner.vocab_size,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repeat_penalty=sampling.repeat_penalty,
+            window_size=window_size,
+            seed=self.seed,
+            banned=self._eog_ids if sampling.ignore_eos else (),
+        )
+        for token in self._prompt[max(0, self.n_prompt_tokens - window_size) :]:
+            sampler.accept(int(token))
+        return sampler
+
+    def _next_token(self, sampler: Sampler, logits: NDArray[np.float32]) -> Token:
+        """Draws a token, its text, and whether it is the last one."""
+        try:
+            token_id = sampler.sample(logits)
+        except ValueError as error:
+            raise EdgeH2OError(
+                f"no token can be drawn: {error}; the model file may be damaged"
+            ) from None
+        sampler.accept(token_id)
+        self.token_ids.append(token_id)
+        text = ""
+        if token_id in self._eog_ids:
+            self.finish_reason = "stop"
+        else:
+            text = self._stop_matcher.push(self._decoder.push(token_id))
+            is_full = self.runner.position >= self.runner.max_context
+            if self._stop_matcher.stopped:
+                self.finish_reason = "stop"
+            elif is_full or len(self.token_ids) == self._sampling.max_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason is not None:
+            text += self._stop_matcher.push(self._decoder.finish()) + self._stop_matcher.finish()
+        self.text += text
+        logprob = log_probability(logits, token_id) if self._logprobs else None
+        return Token(token_id, text, logprob, self.finish_reason)
+
+
+def log_probability(logits: NDArray[np.float32], token: int) -> float:
+    """Natural logarithm of softmax(logits)[token], in float64."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return float(shifted[token] - np.log(np.exp(shifted).sum()))

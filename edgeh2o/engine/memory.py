@@ -1,0 +1,61 @@
+"""What this process uses and may still use of the machine's memory, in bytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from . import cgroup
+
+
+def available_bytes() -> int:
+    """The least of: free and droppable memory, what the control group and RLIMIT_AS leave."""
+    import psutil
+
+    try:
+        limits = [psutil.virtual_memory().available]
+        used_address_space = psutil.Process().memory_info().vms
+    except (OSError, psutil.Error):  # /proc is missing or closed to us
+        limits = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+        used_address_space = 0
+    group_left = cgroup.memory_left_bytes()
+    if group_left is not None:
+        limits.append(group_left)
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(max(0, address_space - used_address_space))
+    return min(limits)
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """The most resident memory this process had since it started.
+
+    ``ru_maxrss`` serves only where /proc is missing: Linux carries it over from the parent.
+    """
+    try:
+        with status.open("rb") as lines:
+            for line in lines:
+                if line.startswith(b"VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def format_bytes(count: float) -> str:
+    """``count`` with a unit: 3.2 GiB, 410 MiB, 12 KiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= scale:
+            digits = 1 if count < 100 * scale else 0
+            return f"{count / scale:.{digits}f} {unit}"
+    return f"{count / 1024:.0f} KiB"

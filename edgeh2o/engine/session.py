@@ -1,0 +1,161 @@
+"""Sizes a session for a prompt, checks that it fits in memory, and reuses it for the next one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..config import PrefillConfig, RuntimeConfig
+from ..errors import ResourceError, UsageError
+from ..runners.base import RunnableModel, Runner, SessionShape
+from . import memory
+
+if TYPE_CHECKING:
+    from ..attention.base import SparseAttentionConfig
+
+MIN_DEFAULT_CONTEXT = 4096
+CONTEXT_STEP = 256
+# Room for an answer of open length (max_tokens = -1) when the context is sized by default.
+OPEN_ANSWER_TOKENS = 1024
+# Left to the interpreter and its libraries when memory is counted.
+RESERVE_BYTES = 64 * 2**20
+
+SessionEstimate = Callable[[SessionShape], Mapping[str, int]]
+
+
+class Session:
+    """Holds the runner of one model and reallocates it only when a prompt needs more context."""
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        *,
+        attention: SparseAttentionConfig,
+        prefill: PrefillConfig,
+        runtime: RuntimeConfig,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._prefill = prefill
+        self._runtime = runtime
+        self._runner: Runner | None = None
+
+    @property
+    def runner(self) -> Runner | None:
+        """The runner in use, None before the first prompt."""
+        return self._runner
+
+    def prepare(self, n_prompt_tokens: int, max_tokens: int) -> Runner:
+        """A runner at position 0 with room for the prompt.
+
+        Raises UsageError when the prompt is longer than the context may be, and ResourceError
+        with the numbers when the context does not fit in memory.
+        """
+        needed = choose_context(
+            n_prompt_tokens,
+            max_tokens,
+            requested=self._runtime.context_size,
+            trained=self._model.context_length,
+        )
+        if self._runner is not None:
+            if self._runner.max_context >= needed:
+                self._runner.reset()
+                return self._runner
+            self._runner = None
+        shape = plan_shape(needed, self._prefill, self._runtime)
+        require_fit(shape, lambda s: self._model.estimate_session_bytes(self._attention, s))
+        self._runner = self._model.start_session(self._attention, shape)
+        return self._runner
+
+    def close(self) -> None:
+        """Frees the runner."""
+        self._runner = None
+
+
+def choose_context(
+    n_prompt_tokens: int, max_tokens: int, *, requested: int | None, trained: int
+) -> int:
+    """Positions to allocate for a prompt and its answer.
+
+    ``requested`` is taken as it is (0 = ``trained``). Without it: what the prompt and the answer
+    need, at least ``MIN_DEFAULT_CONTEXT`` and at most ``trained``. Raises UsageError when the
+    prompt alone is longer.
+    """
+    if requested is not None:
+        context = requested or trained
+        cure = f"use -c {n_prompt_tokens} or more" if n_prompt_tokens <= trained else ""
+    else:
+        answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
+        needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
+        context = min(trained, max(MIN_DEFAULT_CONTEXT, needed))
+        cure = ""
+    if n_prompt_tokens > context:
+        cure = cure or f"shorten it: the model was trained on {trained} positions"
+        raise UsageError(
+            f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
+        )
+    return context
+
+
+def warn_beyond_training(requested: int | None, trained: int) -> None:
+    """Warns when the requested context is longer than what the model was trained on."""
+    if requested is not None and requested > trained:
+        warnings.warn(
+            f"a context of {requested} is longer than the {trained} positions that the model was "
+            "trained on; expect poor answers beyond them",
+            stacklevel=3,
+        )
+
+
+def plan_shape(context: int, prefill: PrefillConfig, runtime: RuntimeConfig) -> SessionShape:
+    """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
+    chunk_size = prefill.chunk_size
+    return SessionShape(
+        max_context=context,
+        batch_size=min(prefill.batch_size, -(-context // chunk_size) * chunk_size),
+        chunk_size=chunk_size,
+        cache_type=runtime.cache_type,
+    )
+
+
+def require_fit(shape: SessionShape, estimate: SessionEstimate, *, weight_bytes: int = 0) -> None:
+    """Raises ResourceError, before anything is allocated, when memory would not suffice.
+
+    ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is available
+    and the largest context that fits.
+    """
+    budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
+    parts = estimate(shape)
+    if sum(parts.values()) <= budget:
+        return
+    listed = dict(parts)
+    if weight_bytes:
+        listed["weights"] = weight_bytes
+    breakdown = ", ".join(
+        f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in listed.items()
+    )
+    largest = _largest_context(shape, estimate, budget)
+    if largest:
+        cure = f"the largest context that fits is -c {largest}"
+    else:
+        cure = "no context fits: free memory, use a smaller model or smaller -b and -ub"
+    raise ResourceError(
+        f"a context of {shape.max_context} positions needs "
+        f"{memory.format_bytes(sum(listed.values()))} ({breakdown}) and "
+        f"{memory.format_bytes(max(0, budget + weight_bytes))} are available; {cure}"
+    )
+
+
+def _largest_context(shape: SessionShape, estimate: SessionEstimate, budget: int) -> int:
+    """The largest multiple of ``CONTEXT_STEP`` below the shape's context that fits, or 0."""
+    low, high = 0, -(-shape.max_context // CONTEXT_STEP)
+    while high - low > 1:
+        middle = (low + high) // 2
+        candidate = replace(shape, max_context=middle * CONTEXT_STEP)
+        if sum(estimate(candidate).values()) <= budget:
+            low = middle
+        else:
+            high = middle
+    return low * CONTEXT_STEP

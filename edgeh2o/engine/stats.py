@@ -1,0 +1,80 @@
+"""What a run cost: times, rates, memory, query-key pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .memory import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStats:
+    """Seconds end in ``_s``, bytes in ``_bytes``, tokens per second in ``_tps``.
+
+    ``ttft_s`` runs from the request, tokenisation included, to the first token. Rates and
+    ``ttft_s`` are None when the run ended before they could be measured. Pairs are averaged over
+    layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose.
+    """
+
+    model: str
+    isa: str
+    threads: int
+    attention: Mapping[str, Any]
+    batch_size: int
+    chunk_size: int
+    context_size: int
+    cache_type: str
+    seed: int
+    prompt_tokens: int
+    generated_tokens: int
+    load_s: float
+    prefill_s: float
+    ttft_s: float | None
+    decode_s: float
+    prefill_tps: float | None
+    decode_tps: float | None
+    peak_rss_bytes: int
+    pairs_computed: int
+    pairs_dense: int
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by field name, fit for JSON."""
+        return asdict(self)
+
+    def format_table(self) -> str:
+        """A few aligned lines for a terminal, without a final newline."""
+        attention = " ".join(
+            str(value) if name == "algorithm" else f"{name} {value}"
+            for name, value in self.attention.items()
+        )
+        rows = [
+            ("load", f"{self.load_s:.2f} s"),
+            ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),
+            ("prefill", _format_rate(self.prompt_tokens, self.prefill_tps)),
+            ("decode", _format_rate(self.generated_tokens, self.decode_tps)),
+            ("pairs", self._format_pairs()),
+            ("memory", self._format_memory()),
+            ("run", f"{self.isa}, threads {self.threads}, {attention}, seed {self.seed}"),
+        ]
+        return "\n".join(f"{name:<12} {value}" for name, value in rows)
+
+    def _format_pairs(self) -> str:
+        text = f"{self.pairs_computed:,} of {self.pairs_dense:,} dense"
+        if self.pairs_computed:
+            text += f" ({self.pairs_dense / self.pairs_computed:.2f}x fewer)"
+        return text
+
+    def _format_memory(self) -> str:
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(size)}"
+            for name, size in self.memory_bytes.items()
+        )
+        return f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"
+
+
+def _format_rate(n_tokens: int, tokens_per_second: float | None) -> str:
+    rate = "-" if tokens_per_second is None else f"{tokens_per_second:,.1f} tokens/s"
+    return f"{n_tokens:,} tokens, {rate}"

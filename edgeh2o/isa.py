@@ -1,0 +1,35 @@
+"""The instruction sets that the kernels were built for, and the one in use.
+
+``EDGEH2O_ISA`` in the environment forces one before the first import.
+"""
+
+from __future__ import annotations
+
+from .errors import UsageError
+
+
+def available() -> list[str]:
+    """Names of the instruction sets that this build has and this machine runs, weakest first."""
+    from . import _core
+
+    return _core.available_isas()
+
+
+def active() -> str:
+    """Name of the instruction set that the kernels use now."""
+    from . import _core
+
+    return _core.active_isa()
+
+
+def use(name: str) -> None:
+    """Takes the kernels of ``name`` for models loaded from now on.
+
+    Raises UsageError that lists what exists when this machine or this build has no such name.
+    """
+    from . import _core
+
+    try:
+        _core.use_isa(name)
+    except ValueError as error:
+        raise UsageError(f"isa (--isa): {error}") from None

@@ -1,0 +1,347 @@
+"""The embedding interface: load a model once, then generate, stream and tokenise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import isa as instruction_sets
+from .attention.base import SparseAttentionConfig
+from .attention.h2o import H2OConfig
+from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
+from .engine import memory
+from .engine.generate import FinishReason, Generation, Token
+from .engine.session import (
+    MIN_DEFAULT_CONTEXT,
+    Session,
+    plan_shape,
+    require_fit,
+    warn_beyond_training,
+)
+from .engine.stats import GenerationStats
+from .engine.threads import default_thread_count
+from .errors import UsageError
+from .formats.pull import resolve_model
+
+if TYPE_CHECKING:
+    from .runners.native import NativeModel
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationChunk:
+    """One token of a streamed answer, with the counters so far.
+
+    ``text`` may be empty while a character or a possible stop text is incomplete; the texts of
+    all chunks joined are the answer. ``finish_reason`` is set on the last chunk.
+    """
+
+    text: str
+    token_id: int
+    logprob: float | None
+    prompt_tokens: int
+    prefill_tps: float | None
+    generated_tokens: int
+    decode_tps: float | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """A whole answer. ``token_ids`` includes the end-of-generation token when there was one."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    finish_reason: FinishReason | None
+    stats: GenerationStats
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat mapping of plain values, fit for JSON."""
+        fields: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+        }
+        if self.logprobs is not None:
+            fields["logprobs"] = list(self.logprobs)
+        return fields | self.stats.to_dict()
+
+
+class GenerationStream(Iterator[GenerationChunk]):
+    """Chunks of one answer. ``result`` gives the whole of what was generated so far."""
+
+    def __init__(self, llm: LLM, generation: Generation) -> None:
+        self._llm = llm
+        self._generation = generation
+        self._tokens: Iterator[Token] = iter(generation)
+        self._logprobs: list[float] = []
+
+    def __next__(self) -> GenerationChunk:
+        self._llm._require_current(self)
+        token = next(self._tokens)
+        if token.logprob is not None:
+            self._logprobs.append(token.logprob)
+        generation = self._generation
+        return GenerationChunk(
+            text=token.text,
+            token_id=token.id,
+            logprob=token.logprob,
+            prompt_tokens=generation.n_prompt_tokens,
+            prefill_tps=generation.prefill_tps,
+            generated_tokens=len(generation.token_ids),
+            decode_tps=generation.decode_tps,
+            finish_reason=token.finish_reason,
+        )
+
+    def result(self) -> GenerationResult:
+        """Text, tokens and statistics so far; complete once the stream has ended."""
+        generation = self._generation
+        return GenerationResult(
+            text=generation.text,
+            token_ids=tuple(generation.token_ids),
+            logprobs=tuple(self._logprobs) if self._logprobs else None,
+            finish_reason=generation.finish_reason,
+            stats=self._llm._stats(generation),
+        )
+
+
+class LLM:
+    """A loaded model that answers one prompt at a time.
+
+    ``model`` is the path of a GGUF file or the name of a known model, which is fetched when it is
+    missing. ``attention`` is the rule of the prefill: ``H2OConfig`` or ``DenseConfig``.
+    ``context_size``, ``threads``, ``isa`` and ``cache_type`` are those of ``RuntimeConfig``;
+    ``seed`` serves calls whose ``SamplingParams`` has none. ``on_progress(stage, done, total)`` is
+    called in the stages "load" (bytes) and "prefill" (tokens).
+
+    Raises UsageError for a bad option, FormatError for a bad file, and ResourceError, before
+    anything large is allocated, for a context or weights that do not fit in memory.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        context_size: int | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        seed: int | None = None,
+        prefill: PrefillConfig | None = None,
+        attention: SparseAttentionConfig | None = None,
+        cache_type: str = "f16",
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        from .runners.native import NativeModelFile, estimate_session_bytes
+
+        started_at = time.perf_counter()
+        runtime = RuntimeConfig(
+            context_size=context_size, threads=threads, isa=isa, cache_type=cache_type
+        )
+        prefill = prefill or PrefillConfig()
+        attention = (attention or H2OConfig()).clamped(prefill.chunk_size)
+        self._seed = SamplingParams(seed=seed).seed
+        self.threads = runtime.threads or default_thread_count()
+        self._attention = attention
+        self._on_progress = on_progress
+        self._current: GenerationStream | None = None
+        if runtime.isa is not None:
+            instruction_sets.use(runtime.isa)
+        self._use_threads()
+
+        path = resolve_model(model)
+        with NativeModelFile(path) as file:
+            trained = file.config.context_length
+            warn_beyond_training(runtime.context_size, trained)
+            least_context = min(MIN_DEFAULT_CONTEXT, trained)
+            if runtime.context_size is not None:
+                least_context = runtime.context_size or trained
+            require_fit(
+                plan_shape(least_context, prefill, runtime),
+                lambda shape: estimate_session_bytes(file.config, attention, shape),
+                weight_bytes=file.n_weight_bytes,
+            )
+            weights = file.load(on_bytes=self._stage_report("load"))
+        self.model_path = path
+        self.isa = instruction_sets.active()
+        self._runtime = runtime
+        self._weight_bytes = weights.weight_bytes
+        self._model: NativeModel | None = weights
+        self._session: Session | None = Session(
+            weights, attention=attention, prefill=prefill, runtime=runtime
+        )
+        self.load_s = time.perf_counter() - started_at
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape and constants of the model."""
+        return self._require_open().config
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of ``text``.
+
+        ``add_special`` adds BOS and EOS where the model asks for them; ``parse_special`` turns
+        the text of control tokens, such as ``<|im_start|>``, into those tokens.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text holds a lone surrogate at character {error.start}, which is not "
+                "valid Unicode; decode the source as UTF-8 before"
+            ) from None
+        return self._require_open().tokenizer.encode(
+            text, add_special=add_special, parse_special=parse_special
+        )
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text of ``token_ids``; incomplete UTF-8 becomes U+FFFD."""
+        self._check_token_ids(token_ids)
+        return self._require_open().tokenizer.decode(token_ids, skip_special=skip_special)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        parse_special: bool = True,
+        logprobs: bool = False,
+    ) -> GenerationResult:
+        """The whole answer to ``prompt``: raw text, or token ids that are taken as they are."""
+        stream = self.stream(prompt, sampling, parse_special=parse_special, logprobs=logprobs)
+        for _ in stream:
+            pass
+        return stream.result()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        parse_special: bool = True,
+        logprobs: bool = False,
+    ) -> GenerationStream:
+        """Chunks of the answer as they are generated; the prompt is read at the first one.
+
+        A new prompt forgets the one before and ends its stream. Raises UsageError for a prompt
+        that is empty or longer than the context.
+        """
+        started_at = time.perf_counter()
+        sampling = sampling or SamplingParams()
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._seed)
+        if isinstance(prompt, str):
+            token_ids: Sequence[int] = self.tokenize(prompt, parse_special=parse_special)
+        else:
+            token_ids = prompt
+            self._check_token_ids(token_ids)
+        if len(token_ids) == 0:
+            raise UsageError(
+                "the prompt is empty and this model adds no beginning-of-text token; "
+                "give at least one token"
+            )
+        self._use_threads()
+        self._current = None
+        session = self._require_session()
+        generation = Generation(
+            session.prepare(len(token_ids), sampling.max_tokens),
+            self._require_open().tokenizer,
+            token_ids,
+            sampling,
+            logprobs=logprobs,
+            on_prefill=self._stage_report("prefill"),
+            started_at=started_at,
+        )
+        self._current = GenerationStream(self, generation)
+        return self._current
+
+    def close(self) -> None:
+        """Frees the weights and the session; streams not yet finished end with an error."""
+        self._current = None
+        self._session = None
+        self._model = None
+
+    def _require_open(self) -> NativeModel:
+        if self._model is None:
+            raise UsageError("the model is closed; load it again")
+        return self._model
+
+    def _require_session(self) -> Session:
+        if self._session is None:
+            raise UsageError("the model is closed; load it again")
+        return self._session
+
+    def _require_current(self, stream: GenerationStream) -> None:
+        if stream is not self._current:
+            raise UsageError(
+                "this stream was ended by a newer prompt or by close(); "
+                "read a stream to its end first, or load a second LLM"
+            )
+
+    def _check_token_ids(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self._require_open().config.vocab_size
+        for index, token_id in enumerate(token_ids):
+            if not 0 <= token_id < vocab_size:
+                raise UsageError(
+                    f"token id {token_id} at index {index} is outside the vocabulary "
+                    f"of {vocab_size} tokens"
+                )
+
+    def _use_threads(self) -> None:
+        """The number of threads belongs to the process, so each request sets it again."""
+        from . import _core
+
+        _core.set_num_threads(self.threads)
+
+    def _stage_report(self, stage: str) -> Callable[[int, int], None] | None:
+        report = self._on_progress
+        if report is None:
+            return None
+
+        def on_step(done: int, total: int) -> None:
+            report(stage, done, total)
+
+        return on_step
+
+    def _stats(self, generation: Generation) -> GenerationStats:
+        return GenerationStats(
+            model=str(self.model_path),
+            isa=self.isa,
+            threads=self.threads,
+            attention={"algorithm": self._attention.algorithm, **asdict(self._attention)},
+            batch_size=generation.runner.batch_size,
+            chunk_size=generation.runner.chunk_size,
+            context_size=generation.runner.max_context,
+            cache_type=self._runtime.cache_type,
+            seed=generation.seed,
+            prompt_tokens=generation.n_prompt_tokens,
+            generated_tokens=len(generation.token_ids),
+            load_s=self.load_s,
+            prefill_s=generation.prefill_s,
+            ttft_s=generation.ttft_s,
+            decode_s=generation.decode_s,
+            prefill_tps=generation.prefill_tps,
+            decode_tps=generation.decode_tps,
+            peak_rss_bytes=memory.peak_rss_bytes(),
+            pairs_computed=generation.pairs_computed,
+            pairs_dense=generation.pairs_dense,
+            memory_bytes={"weights": self._weight_bytes, **generation.runner.memory_bytes},
+        )

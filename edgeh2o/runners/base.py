@@ -1,0 +1,96 @@
+"""The protocols between the generation loop and whatever computes logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..attention.base import SparseAttentionConfig
+
+OnLayer = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionShape:
+    """The sizes that fix what a session allocates, in tokens, and the cache's number type."""
+
+    max_context: int
+    batch_size: int
+    chunk_size: int
+    cache_type: str
+
+
+class RunnableModel(Protocol):
+    """Loaded weights that can start sessions."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model was trained to read."""
+
+    def estimate_session_bytes(
+        self, attention: SparseAttentionConfig, shape: SessionShape
+    ) -> Mapping[str, int]:
+        """Bytes by purpose that ``start_session`` would allocate."""
+
+    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> Runner:
+        """Allocates everything that a prompt of ``shape.max_context`` tokens needs."""
+
+
+class Runner(Protocol):
+    """The state of one prompt: a key-value cache, scores, and the position after the last token.
+
+    A runner allocates when it is made, not while it runs.
+    """
+
+    @property
+    def position(self) -> int:
+        """Tokens in the cache."""
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that the cache can hold."""
+
+    @property
+    def batch_size(self) -> int:
+        """Most tokens of one ``prefill`` call."""
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens of one chunk; calls before the last one take a multiple of it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of the logits."""
+
+    @property
+    def pairs_computed(self) -> int:
+        """Query-key pairs computed for this prompt, averaged over layers and KV heads."""
+
+    @property
+    def pairs_dense(self) -> int:
+        """Query-key pairs that dense attention needs for this prompt: N (N + 1) / 2."""
+
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        """Allocated bytes by purpose."""
+
+    def prefill(
+        self, tokens: NDArray[np.int32], *, is_last: bool, on_layer: OnLayer | None = None
+    ) -> NDArray[np.float32] | None:
+        """Reads the next 1 to ``batch_size`` prompt tokens [n].
+
+        ``is_last`` marks the end of the prompt and returns the logits [vocab_size] of its last
+        token. ``on_layer(done, total)`` is called after each layer. An exception, a
+        KeyboardInterrupt too, leaves a state that needs ``reset``.
+        """
+
+    def decode(self, token: int) -> NDArray[np.float32]:
+        """Appends one token; returns the logits [vocab_size], valid until the next call."""
+
+    def reset(self) -> None:
+        """Forgets the prompt."""

@@ -1,0 +1,193 @@
+"""GGUF models in the C++ decoder: opening, packing the weights, starting sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .. import _core
+from ..config import ModelConfig
+from ..errors import FormatError, ResourceError
+from ..formats.gguf import open_gguf
+from ..models.spec import read_model
+from ..tokenizer import build_tokenizer
+from .base import OnLayer, SessionShape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..attention.base import SparseAttentionConfig
+    from ..tokenizer import Tokenizer
+
+OnBytes = Callable[[int, int], None]
+
+# Known to the Python side only; the decoder needs neither.
+_PYTHON_ONLY_FIELDS = ("architecture", "context_length")
+
+
+class NativeModelFile:
+    """An opened GGUF file whose metadata and tensor list were found good; no weights read yet.
+
+    Raises FormatError for a file that cannot be run and ResourceError for one that cannot be
+    read. Use it as a context manager: it holds the file open until the weights are loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._gguf = open_gguf(path)
+        try:
+            self.config, self._bindings = read_model(self._gguf)
+            self.tokenizer = build_tokenizer(self._gguf.metadata)
+        except BaseException:
+            self._gguf.close()
+            raise
+        self.path = path
+        self.n_weight_bytes = sum(binding.info.n_bytes for binding in self._bindings)
+
+    def __enter__(self) -> NativeModelFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._gguf.close()
+
+    def load(self, *, on_bytes: OnBytes | None = None) -> NativeModel:
+        """Packs every tensor for the active instruction set.
+
+        The file's pages of a tensor are dropped once it is packed, so that the peak stays near
+        the packed size. ``on_bytes(done, total)`` counts bytes of the file.
+        """
+        core_model = _core.Model(_decoder_config(self.config))
+        done = 0
+        try:
+            for binding in self._bindings:
+                info = binding.info
+                core_model.set_tensor(
+                    binding.name,
+                    self._gguf.tensor_bytes(info),
+                    info.type_name,
+                    info.rows,
+                    info.cols,
+                    binding.row_order,
+                )
+                self._gguf.release(info)
+                done += info.n_bytes
+                if on_bytes is not None:
+                    on_bytes(done, self.n_weight_bytes)
+            core_model.finish()
+        except ValueError as error:
+            raise FormatError(f"{self.path}: {error}") from None
+        except MemoryError:
+            raise ResourceError(
+                f"{self.path}: out of memory after {done} of {self.n_weight_bytes} bytes of "
+                "weights; use a smaller model or a stronger quantisation"
+            ) from None
+        return NativeModel(core_model, self.config, self.tokenizer)
+
+
+class NativeModel:
+    """Weights in the layout of one instruction set, and the tokenizer of the same file."""
+
+    def __init__(self, core_model: _core.Model, config: ModelConfig, tokenizer: Tokenizer) -> None:
+        self._core_model = core_model
+        self.config = config
+        self.tokenizer = tokenizer
+
+    @property
+    def context_length(self) -> int:
+        return self.config.context_length
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self._core_model.weight_bytes
+
+    def estimate_session_bytes(
+        self, attention: SparseAttentionConfig, shape: SessionShape
+    ) -> Mapping[str, int]:
+        return estimate_session_bytes(self.config, attention, shape)
+
+    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> NativeRunner:
+        policy = attention.make_policy(self.config)
+        try:
+            session = _core.Session(self._core_model, policy, **asdict(shape))
+        except MemoryError:
+            raise ResourceError(
+                f"the session for {shape.max_context} positions could not be allocated; "
+                "use a smaller context (--ctx-size)"
+            ) from None
+        return NativeRunner(session, shape, self.config.vocab_size)
+
+
+class NativeRunner:
+    """One C++ session as a ``Runner``."""
+
+    def __init__(self, session: _core.Session, shape: SessionShape, vocab_size: int) -> None:
+        self._session = session
+        self._shape = shape
+        self._vocab_size = vocab_size
+
+    @property
+    def position(self) -> int:
+        return self._session.position
+
+    @property
+    def max_context(self) -> int:
+        return self._shape.max_context
+
+    @property
+    def batch_size(self) -> int:
+        return self._shape.batch_size
+
+    @property
+    def chunk_size(self) -> int:
+        return self._shape.chunk_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def pairs_computed(self) -> int:
+        return self._session.pairs_computed
+
+    @property
+    def pairs_dense(self) -> int:
+        return self._session.pairs_dense
+
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        return self._session.memory_bytes
+
+    def prefill(
+        self, tokens: NDArray[np.int32], *, is_last: bool, on_layer: OnLayer | None = None
+    ) -> NDArray[np.float32] | None:
+        return self._session.prefill(tokens, is_last=is_last, on_layer=on_layer)
+
+    def decode(self, token: int) -> NDArray[np.float32]:
+        return self._session.decode(token)
+
+    def reset(self) -> None:
+        self._session.reset()
+
+
+def estimate_session_bytes(
+    config: ModelConfig, attention: SparseAttentionConfig, shape: SessionShape
+) -> Mapping[str, int]:
+    """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
+    policy = attention.make_policy(config)
+    return _core.Session.estimate_bytes(_decoder_config(config), policy, **asdict(shape))
+
+
+def _decoder_config(config: ModelConfig) -> _core.DecoderConfig:
+    fields = asdict(config)
+    for name in _PYTHON_ONLY_FIELDS:
+        del fields[name]
+    return _core.DecoderConfig(**fields)
