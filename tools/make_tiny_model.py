@@ -25,6 +25,17 @@ from tools.k_quants import quantize_k
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 TENSOR_TYPES = FLOAT_TYPES + BLOCK_TYPES
+INTEGER_OPTIONS = (
+    "seed",
+    "n_layers",
+    "model_dim",
+    "n_heads",
+    "n_kv_heads",
+    "head_dim",
+    "ffn_dim",
+    "vocab_size",
+    "context_length",
+)
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Left and right part of each merge, in order of priority; "_" stands for the space byte.
 MERGES = (
@@ -235,11 +246,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tensor-type", choices=TENSOR_TYPES, default="F32")
     parser.add_argument("--embedding-type", choices=TENSOR_TYPES)
     defaults = TinyModel()
-    for name in ("seed", "n_layers", "model_dim", "n_heads", "n_kv_heads", "head_dim") + (
-        "ffn_dim",
-        "vocab_size",
-        "context_length",
-    ):
+    for name in INTEGER_OPTIONS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=getattr(defaults, name), metavar="N")
     parser.add_argument("--rotary-dim", type=int, metavar="N")

@@ -19,6 +19,7 @@ from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
 RopeLayout = Literal["interleaved", "half_split"]
+Tokens = Sequence[int] | NDArray[np.integer]
 
 
 class AttentionLayer(Protocol):
@@ -185,11 +186,11 @@ class DecoderRun:
         self.layers = layers
         self.position = 0
 
-    def prefill(self, tokens: Sequence[int]) -> Array:
+    def prefill(self, tokens: Tokens) -> Array:
         """Runs one logical batch layer by layer; returns logits [n_tokens, vocab_size]."""
         return self._run(tokens, lambda layer: layer.prefill)
 
-    def prefill_chunk_major(self, tokens: Sequence[int], *, chunk_size: int) -> Array:
+    def prefill_chunk_major(self, tokens: Tokens, *, chunk_size: int) -> Array:
         """Runs the whole network chunk by chunk; must equal `prefill`."""
         bounds = chunk_bounds(len(tokens), chunk_size=chunk_size)
         return np.concatenate([self.prefill(tokens[start:stop]) for start, stop in bounds])
@@ -200,7 +201,7 @@ class DecoderRun:
 
     def _run(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         attention: Callable[[AttentionLayer], Callable[[Array, Array, Array], Array]],
     ) -> Array:
         weights = self._decoder.weights

@@ -25,7 +25,7 @@ class SoftmaxState:
     """
 
     m: Array
-    l: Array
+    l: Array  # noqa: E741 - the symbol of the formula
     o: Array
 
     @property

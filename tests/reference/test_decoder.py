@@ -58,7 +58,7 @@ def test_layer_major_equals_chunk_major(tiny_model: TinyModelFactory, n_tokens: 
     expected = whole.prefill(tokens)
     logits = by_chunk.prefill_chunk_major(tokens, chunk_size=CHUNK_SIZE)
     np.testing.assert_allclose(logits, expected, **TIGHT)
-    for a, b in zip(whole.layers, by_chunk.layers):
+    for a, b in zip(whole.layers, by_chunk.layers, strict=True):
         np.testing.assert_allclose(a.scores, b.scores, **TIGHT)
 
 

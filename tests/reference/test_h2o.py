@@ -120,7 +120,7 @@ def test_column_sums_sum_to_queries_times_group() -> None:
 def test_scores_never_fall_and_heads_differ() -> None:
     layer = H2OLayer(chunk_size=16, local=3, heavy=4)
     layer.prefill(*random_qkv(6, n_tokens=80, **SHAPE))
-    for before, after in zip(layer.chunks, layer.chunks[1:]):
+    for before, after in zip(layer.chunks[:-1], layer.chunks[1:], strict=True):
         assert np.all(after.scores[:, : before.stop] >= before.scores)
     assert np.all(np.isfinite(layer.scores)) and np.all(layer.scores > 0.0)
     assert any(not np.array_equal(*chunk.memory) for chunk in layer.chunks)
@@ -135,7 +135,7 @@ def test_calls_equal_one_call_on_chunk_boundaries(batches: list[int]) -> None:
     ends = np.cumsum(batches)
     parts = [
         layer.prefill(q[:, end - n : end], k[:, end - n : end], v[:, end - n : end])
-        for n, end in zip(batches, ends)
+        for n, end in zip(batches, ends, strict=True)
     ]
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), expected)
     np.testing.assert_array_equal(layer.scores, whole.scores)
@@ -171,8 +171,8 @@ def test_permuting_heads_of_a_group_keeps_the_memory() -> None:
     layers = [H2OLayer(chunk_size=16, local=2, heavy=4) for _ in range(2)]
     expected = layers[0].prefill(q, k, v)
     np.testing.assert_allclose(layers[1].prefill(q[order], k, v), expected[order], **TIGHT)
-    for a, b in zip(*(layer.chunks for layer in layers)):
-        assert all(np.array_equal(x, y) for x, y in zip(a.memory, b.memory))
+    for a, b in zip(*(layer.chunks for layer in layers), strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a.memory, b.memory, strict=True))
 
 
 def test_decode_is_full_attention_with_frozen_scores() -> None:

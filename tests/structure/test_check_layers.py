@@ -1,0 +1,140 @@
+"""The layer ladder holds, and the check sees every kind of violation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.check_layers import CPP_FOLDERS, check_cpp, check_python, main
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def write(root: Path, name: str, *lines: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_this_repository_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([str(REPOSITORY)])
+    assert capsys.readouterr().out == ""
+    assert code == 0
+
+
+def test_every_folder_of_the_sources_is_known() -> None:
+    folders = {path.name for path in (REPOSITORY / "cpp").iterdir() if path.is_dir()}
+    assert {"base", "kernels", "ops"} <= folders <= set(CPP_FOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("config.py", "from .llm import LLM"),
+        ("config.py", "from . import _core"),
+        ("config.py", "import edgeh2o.engine.stats"),
+        ("formats/gguf.py", "from ..models.spec import read_model"),
+        ("models/llama.py", "from edgeh2o.runners import native"),
+        ("models/llama.py", "def load():\n    from ..tokenizer import bpe"),
+        ("engine/generate.py", "from ..cli.run import main"),
+        ("engine/generate.py", "from .. import LLM"),
+        ("engine/_sampler.pyx", "from ..llm cimport LLM"),
+        ("engine/_sampler.pyx", "import edgeh2o.cli"),
+        ("_core.pyi", "from .config import ModelConfig"),
+    ],
+)
+def test_upward_imports_are_found(tmp_path: Path, module: str, statement: str) -> None:
+    write(tmp_path, "edgeh2o/__init__.py")
+    write(tmp_path, "edgeh2o/_core.pyi")
+    write(tmp_path, f"edgeh2o/{module}", "import json", statement)
+    (violation,) = check_python(tmp_path)
+    assert violation.path == tmp_path / "edgeh2o" / module
+    assert violation.line == (3 if "\n" in statement else 2)
+    assert "must not import" in violation.message
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("__main__.py", "from .cli import main"),
+        ("cli/run.py", "from edgeh2o import __version__"),
+        ("cli/run.py", "from ..llm import LLM"),
+        ("cli/run.py", "from .flags import add_flags"),
+        ("runners/native.py", "from .. import _core"),
+        ("models/llama.py", "from ..formats.gguf import GgufFile"),
+        ("engine/_sampler.pyx", "from libc.math cimport exp"),
+        ("engine/_sampler.pyx", "from ..config import SamplingParams"),
+        ("config.py", "from .errors import UsageError"),
+    ],
+)
+def test_downward_imports_pass(tmp_path: Path, module: str, statement: str) -> None:
+    write(tmp_path, "edgeh2o/_core.pyi")
+    write(tmp_path, f"edgeh2o/{module}", statement)
+    assert check_python(tmp_path) == []
+
+
+def test_a_module_outside_the_ladder_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "edgeh2o/helpers/text.py")
+    write(tmp_path, "edgeh2o/llm.py", "from .helpers import text")
+    messages = [violation.message for violation in check_python(tmp_path)]
+    assert messages == ["helpers has no place in the ladder"] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("base/arena.h", '#include "ops/matmul.h"'),
+        ("quant/pack.cc", '#include "isa/kernel_table.h"'),
+        ("sparse/h2o.cc", '#include "quant/pack.h"'),
+        ("ops/matmul.cc", '#include "../model/weights.h"'),
+        ("ops/matmul.cc", '#  include "cuda/stream.h"'),
+        ("ops/matmul.cc", '#include "missing.h"'),
+        ("kernels/norm-inl.h", "#include <vector>"),
+        ("kernels/norm-inl.h", '#include "base/check.h"'),
+        ("kernels/norm-inl.h", '#include "quant/pack.h"'),
+        ("ops/matmul.cc", "#pragma omp parallel for"),
+        ("kernels/norm-inl.h", '  _Pragma("omp simd")'),
+        ("extra/thing.h", ""),
+    ],
+)
+def test_cpp_violations_are_found(tmp_path: Path, source: str, line: str) -> None:
+    for header in ("ops/matmul.h", "isa/kernel_table.h", "quant/pack.h", "model/weights.h"):
+        write(tmp_path, f"cpp/{header}")
+    for header in ("cuda/stream.h", "base/check.h"):
+        write(tmp_path, f"cpp/{header}")
+    write(tmp_path, f"cpp/{source}", line)
+    (violation,) = check_cpp(tmp_path)
+    assert str(violation).startswith(f"{tmp_path / 'cpp' / source}:1: ")
+
+
+def test_cpp_includes_downward_pass(tmp_path: Path) -> None:
+    write(tmp_path, "cpp/base/parallel.h", "#include <omp.h>", "#pragma omp parallel")
+    write(tmp_path, "cpp/simd/simd_avx2.h", "#include <immintrin.h>")
+    write(tmp_path, "cpp/quant/packed_format.h", "#include <cstdint>")
+    write(
+        tmp_path,
+        "cpp/kernels/norm-inl.h",
+        "#include <cstddef>",
+        '#include "quant/packed_format.h"',
+        '#include "exp-inl.h"',
+    )
+    write(tmp_path, "cpp/kernels/exp-inl.h")
+    write(tmp_path, "cpp/cuda/stream.h")
+    write(tmp_path, "cpp/ops/matmul_cuda.cu", '#include "cuda/stream.h"')
+    write(tmp_path, "cpp/sparse/h2o.cc", '#include "base/parallel.h"', "#include <vector>")
+    assert check_cpp(tmp_path) == []
+
+
+def test_exit_code_and_output_name_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "edgeh2o/config.py", "", "from . import llm")
+    write(tmp_path, "edgeh2o/llm.py")
+    write(tmp_path, "cpp/base/span.h", '#include "base/missing.h"', "#pragma omp for")
+    assert main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"{tmp_path}/edgeh2o/config.py:2: config must not import llm",
+        f"{tmp_path}/cpp/base/span.h:2: OpenMP belongs in base/parallel",
+    ]

@@ -1,0 +1,216 @@
+"""Checks that imports and includes go only down the layer ladder.
+
+    python -m tools.check_layers [ROOT]
+
+Python: a module of edgeh2o may import its own folder and lower layers (PYTHON_LAYERS).
+C++: a file in cpp/ may include its own folder and folders above it in CPP_FOLDERS;
+sparse/ reads base/ alone, and what is compiled once per ISA takes no header that brings
+functions from outside its namespace. OpenMP pragmas stay in base/parallel.
+
+Prints path:line of each violation; the exit code is 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Highest first. Modules of one layer do not import each other.
+PYTHON_LAYERS = (
+    ("__main__",),
+    ("cli",),
+    ("evaluation",),
+    ("__init__",),
+    ("llm",),
+    ("engine",),
+    ("runners",),
+    ("models", "tokenizer", "attention", "isa"),
+    ("formats",),
+    ("config", "_core", "_kernels", "_version"),
+    ("errors",),
+)
+# Lowest first, as the source tree lists them.
+CPP_FOLDERS = (
+    "base",
+    "quant",
+    "simd",
+    "kernels",
+    "isa",
+    "sparse",
+    "ops",
+    "model",
+    "cuda",
+    "bindings",
+)
+ALLOWED_FOLDERS = {
+    folder: frozenset(CPP_FOLDERS[: rank + 1]) for rank, folder in enumerate(CPP_FOLDERS)
+} | {"sparse": frozenset({"base", "sparse"})}
+# CUDA sources live beside the op they implement and need the device buffers.
+CUDA_SUFFIXES = (".cu", ".cuh")
+# Types and constants only: no function that the linker could take from the wrong ISA.
+KERNEL_INTERFACES = frozenset({"quant/packed_format.h"})
+KERNEL_SYSTEM_HEADERS = frozenset({"cstddef", "cstdint"})
+CPP_SUFFIXES = (".h", ".cc", ".cpp", *CUDA_SUFFIXES)
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
+OMP_PRAGMA = re.compile(r"^\s*#\s*pragma\s+omp\b|\b_Pragma\s*\(\s*\"omp\b")
+CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+(\.*[\w.]*)\s+c?import\s+(\w+)|c?import\s+([\w.]+))")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A line that breaks the ladder."""
+
+    path: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+def check_python(root: Path) -> list[Violation]:
+    """Violations in the package root/edgeh2o, .py, .pyi and .pyx alike."""
+    package = root / "edgeh2o"
+    ranks = {name: rank for rank, layer in enumerate(PYTHON_LAYERS) for name in layer}
+    violations = []
+    for path in sorted(package.rglob("*.py*")):
+        if path.suffix not in (".py", ".pyi", ".pyx"):
+            continue
+        own = _top_module(path.relative_to(package).parts[0])
+        if own not in ranks:
+            violations.append(Violation(path, 1, f"{own} has no place in the ladder"))
+            continue
+        for line, target in _imports(path, package):
+            if target == own:
+                continue
+            if target not in ranks:
+                violations.append(Violation(path, line, f"{target} has no place in the ladder"))
+            elif ranks[target] <= ranks[own]:
+                violations.append(Violation(path, line, f"{own} must not import {target}"))
+    return violations
+
+
+def _top_module(part: str) -> str:
+    return part.split(".")[0]
+
+
+def _imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """(line, first name below edgeh2o) of every import of the package itself."""
+    found = _cython_imports(path) if path.suffix == ".pyx" else _ast_imports(path)
+    # The package that contains the file: a relative import of level 1 starts there.
+    containing = ("edgeh2o", *path.relative_to(package).parts[:-1])
+    for line, level, module, name in found:
+        parts = tuple(module.split(".")) if module else ()
+        if level:
+            parts = containing[: len(containing) - level + 1] + parts
+        if not parts or parts[0] != "edgeh2o":
+            continue
+        if len(parts) > 1:
+            yield line, parts[1]
+        else:
+            yield line, name if name and _is_module(package, name) else "__init__"
+
+
+def _is_module(package: Path, name: str) -> bool:
+    return (package / name).is_dir() or any(package.glob(f"{name}.*"))
+
+
+def _ast_imports(path: Path) -> Iterator[tuple[int, int, str, str | None]]:
+    """(line, level, module, imported name), imports inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, 0, alias.name, None
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield node.lineno, node.level, node.module or "", alias.name
+
+
+def _cython_imports(path: Path) -> Iterator[tuple[int, int, str, str | None]]:
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        match = CYTHON_IMPORT.match(text)
+        if match is None:
+            continue
+        source, name, module = match.groups()
+        if source is None:
+            yield line, 0, module, None
+        else:
+            level = len(source) - len(source.lstrip("."))
+            yield line, level, source[level:], name
+
+
+def check_cpp(root: Path) -> list[Violation]:
+    """Violations in the sources of root/cpp."""
+    cpp = root / "cpp"
+    violations = []
+    for path in sorted(cpp.rglob("*")):
+        if path.suffix not in CPP_SUFFIXES:
+            continue
+        relative = path.relative_to(cpp)
+        folder = relative.parts[0]
+        if folder not in ALLOWED_FOLDERS:
+            violations.append(Violation(path, 1, f"{folder} has no place in the ladder"))
+            continue
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if OMP_PRAGMA.search(text) and relative.parts[:2] not in (
+                ("base", "parallel.h"),
+                ("base", "parallel.cc"),
+            ):
+                violations.append(Violation(path, line, "OpenMP belongs in base/parallel"))
+            match = INCLUDE.match(text)
+            if match is None:
+                continue
+            message = _include_error(path, cpp, header=match[2], is_system=match[1] == "<")
+            if message is not None:
+                violations.append(Violation(path, line, message))
+    return violations
+
+
+def _include_error(path: Path, cpp: Path, *, header: str, is_system: bool) -> str | None:
+    folder = path.relative_to(cpp).parts[0]
+    target = _own_header(path, cpp, header)
+    is_kernel = folder == "kernels"
+    if target is None:
+        if is_kernel and not (is_system and header in KERNEL_SYSTEM_HEADERS):
+            return f"a kernel must not include {header}"
+        if not is_system:
+            return f"{header} is not a header of this project"
+        return None
+    target_folder = target.split("/")[0]
+    if is_kernel and target_folder not in ("kernels", "simd") and target not in KERNEL_INTERFACES:
+        return f"a kernel must not include {target}"
+    if target_folder == "cuda" and path.suffix in CUDA_SUFFIXES:
+        return None
+    if target_folder not in ALLOWED_FOLDERS[folder]:
+        return f"{folder} must not include {target}"
+    return None
+
+
+def _own_header(path: Path, cpp: Path, header: str) -> str | None:
+    """The header's path below cpp/, or None if it belongs to somebody else."""
+    for candidate in (cpp / header, path.parent / header):
+        resolved = candidate.resolve()
+        if resolved.is_file() and resolved.is_relative_to(cpp.resolve()):
+            return resolved.relative_to(cpp.resolve()).as_posix()
+    return header if header.split("/")[0] in CPP_FOLDERS else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="check_layers", description=__doc__.split("\n")[0])
+    repository = Path(__file__).resolve().parent.parent
+    parser.add_argument("root", nargs="?", type=Path, default=repository, help="source tree")
+    root = parser.parse_args(arguments).root
+    violations = check_python(root) + check_cpp(root)
+    for violation in violations:
+        print(violation)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
