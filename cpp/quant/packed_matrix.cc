@@ -1,0 +1,263 @@
+#include "quant/packed_matrix.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/parallel.h"
+#include "quant/record_codec.h"
+
+namespace edgeh2o {
+
+const std::vector<FormatInfo>& supported_formats() {
+  static const std::vector<FormatInfo> formats = {
+      {"F32", PackedFormat::kF32, false, 1, 4},
+      {"F16", PackedFormat::kF16, false, 1, 2},
+      {"BF16", PackedFormat::kBF16, false, 1, 2},
+      {"Q4_0", PackedFormat::kQ4_0, true, 32, sizeof(BlockQ4_0)},
+      {"Q4_1", PackedFormat::kQ4_1, true, 32, sizeof(BlockQ4_1)},
+      {"Q4_K", PackedFormat::kQ4_K, true, 256, sizeof(BlockQ4_K)},
+      {"Q5_0", PackedFormat::kQ5_0, true, 32, sizeof(BlockQ5_0)},
+      {"Q5_1", PackedFormat::kQ5_1, true, 32, sizeof(BlockQ5_1)},
+      {"Q5_K", PackedFormat::kQ5_K, true, 256, sizeof(BlockQ5_K)},
+      {"Q6_K", PackedFormat::kQ6_K, true, 256, sizeof(BlockQ6_K)},
+      {"Q8_0", PackedFormat::kQ8_0, true, 32, sizeof(BlockQ8_0)},
+  };
+  return formats;
+}
+
+const FormatInfo& find_format(const std::string& type_name) {
+  std::string names;
+  for (const FormatInfo& info : supported_formats()) {
+    if (type_name == info.type_name) return info;
+    names += (names.empty() ? "" : ", ") + std::string(info.type_name);
+  }
+  throw_invalid("tensor type ", type_name, " is not supported; supported: ", names);
+}
+
+const FormatInfo& format_info(PackedFormat format) { return supported_formats()[static_cast<size_t>(format)]; }
+
+float f32_from_f16(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t exponent = half >> 10 & 0x1f, mantissa = half & 0x3ff;
+  uint32_t bits;
+  if (exponent == 0x1f) {
+    bits = sign | 0x7f800000 | mantissa << 13;
+  } else if (exponent != 0) {
+    bits = sign | (exponent + 112) << 23 | mantissa << 13;
+  } else {
+    const float value = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+namespace {
+
+template <typename T>
+void put(uint8_t* p, size_t index, T value) {
+  std::memcpy(p + index * sizeof(T), &value, sizeof(T));
+}
+template <typename T>
+T get(const uint8_t* p, size_t index) {
+  T value;
+  std::memcpy(&value, p + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Byte offset of a record's start inside a panel of nr columns, past a two-level header that stands before it.
+template <PackedFormat kFormat>
+size_t record_offset(size_t record, size_t nr) {
+  using Sizes = PackedSizes<kFormat>;
+  const size_t n_headers = Sizes::kHeaderPerColumn ? record / kSuperRecords + 1 : 0;
+  return (n_headers * Sizes::kHeaderPerColumn + record * Sizes::kRecordPerColumn) * nr;
+}
+
+template <PackedFormat kFormat>
+void put_quants(uint8_t* out, const uint8_t* quants, size_t column, size_t nr, bool is_signed) {
+  if constexpr (PackedTraits<kFormat>::kNibbles) {
+    for (size_t j = 0; j < 4; ++j) {
+      uint8_t* four = out + (j * nr + column) * 4;
+      for (size_t i = 0; i < 4; ++i) {
+        four[i] = static_cast<uint8_t>(quants[4 * j + i] | quants[4 * j + i + 16] << 4);
+      }
+    }
+  } else {
+    constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
+    const uint8_t offset = is_signed && kOffsetLog2 >= 0 ? uint8_t{1} << (kOffsetLog2 & 7) : 0;
+    for (size_t j = 0; j < 8; ++j) {
+      uint8_t* four = out + (j * nr + column) * 4;
+      for (size_t i = 0; i < 4; ++i) four[i] = static_cast<uint8_t>(quants[4 * j + i] - offset);
+    }
+  }
+}
+
+// Packs one row into column `column` of a panel.
+template <PackedFormat kFormat>
+void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t n_records, bool is_signed) {
+  using Traits = PackedTraits<kFormat>;
+  using Sizes = PackedSizes<kFormat>;
+  constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
+  for (size_t record = 0; record < n_records; ++record) {
+    const Record r = read_record<kFormat>(row, record);
+    uint8_t* out = panel + record_offset<kFormat>(record, nr);
+    if constexpr (Traits::kTwoLevel) {
+      if (record % kSuperRecords == 0) {
+        uint8_t* header = out - Sizes::kHeaderPerColumn * nr;
+        put<uint16_t>(header, column, r.d);
+        if (Traits::kHasMin) put<uint16_t>(header, nr + column, r.m);
+      }
+      for (size_t sub = 0; sub < kSubBlocks; ++sub) out[sub * nr + column] = r.fine[sub];
+      if (Traits::kHasMin) out[kSubBlocks * nr + column] = r.fine_min;
+    } else {
+      put<uint16_t>(out, column, r.d);
+      if (Traits::kHasMin) put<uint16_t>(out, nr + column, r.m);
+    }
+    put_quants<kFormat>(out + Sizes::kScalesPerColumn * nr, r.quants, column, nr, is_signed);
+  }
+}
+
+template <PackedFormat kFormat>
+void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t nr, size_t n_records, bool is_signed) {
+  using Traits = PackedTraits<kFormat>;
+  using Sizes = PackedSizes<kFormat>;
+  constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
+  constexpr int kOffset = Traits::kOffsetLog2 >= 0 ? 1 << (Traits::kOffsetLog2 < 0 ? 0 : Traits::kOffsetLog2) : 0;
+  float d = 0.0f, m = 0.0f;
+  for (size_t record = 0; record < n_records; ++record, weights += kBlock) {
+    const uint8_t* in = panel + record_offset<kFormat>(record, nr);
+    float scale[2], min = 0.0f;
+    if constexpr (Traits::kTwoLevel) {
+      if (record % kSuperRecords == 0) {
+        const uint8_t* header = in - Sizes::kHeaderPerColumn * nr;
+        d = f32_from_f16(get<uint16_t>(header, column));
+        if (Traits::kHasMin) m = -f32_from_f16(get<uint16_t>(header, nr + column));
+      }
+      for (size_t sub = 0; sub < kSubBlocks; ++sub) {
+        const uint8_t fine = in[sub * nr + column];
+        scale[sub] = d * static_cast<float>(Traits::kHasMin ? fine : static_cast<int8_t>(fine));
+      }
+      if (Traits::kHasMin) min = m * static_cast<float>(in[kSubBlocks * nr + column]);
+    } else {
+      scale[0] = f32_from_f16(get<uint16_t>(in, column));
+      if (Traits::kHasMin) min = f32_from_f16(get<uint16_t>(in, nr + column));
+    }
+    const uint8_t* quants = in + Sizes::kScalesPerColumn * nr;
+    for (size_t k = 0; k < kBlock; ++k) {
+      int q;
+      if constexpr (Traits::kNibbles) {
+        const uint8_t pair = quants[(k % 16 / 4 * nr + column) * 4 + k % 4];
+        q = (k < 16 ? pair & 0xf : pair >> 4) - kOffset;
+      } else {
+        const uint8_t raw = quants[(k / 4 * nr + column) * 4 + k % 4];
+        q = is_signed ? static_cast<int8_t>(raw) : raw - kOffset;
+      }
+      weights[k] = scale[k / Traits::kSubBlock] * static_cast<float>(q) + min;
+    }
+  }
+}
+
+size_t quantised_panel_bytes(PackedFormat format, size_t nr, size_t n_records) {
+  switch (format) {
+#define EH2O_CASE(name) \
+  case PackedFormat::name: return record_offset<PackedFormat::name>(n_records - 1, nr) + PackedSizes<PackedFormat::name>::kRecordPerColumn * nr;
+    EH2O_QUANTISED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+    default: return 0;
+  }
+}
+
+void pack_quantised_column(PackedFormat format, uint8_t* panel, const uint8_t* row, size_t column, size_t nr,
+                           size_t n_records, bool is_signed) {
+  switch (format) {
+#define EH2O_CASE(name) \
+  case PackedFormat::name: return pack_column<PackedFormat::name>(panel, row, column, nr, n_records, is_signed);
+    EH2O_QUANTISED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+    default: return;
+  }
+}
+
+void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t depth, size_t size) {
+  for (size_t k = 0; k < depth; ++k) std::memcpy(panel + (k * nr + column) * size, row + k * size, size);
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
+                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order)
+    : format_(info.format),
+      is_quantised_(info.is_quantised),
+      is_signed_(is_signed),
+      rows_(rows),
+      cols_(cols),
+      panel_cols_(panel_cols) {
+  EH2O_CHECK(rows > 0 && cols > 0, "a matrix of ", rows, " x ", cols, " has no weights");
+  EH2O_CHECK(cols % info.block_values == 0, "rows of ", cols, " weights are not whole ", info.type_name, " blocks of ",
+             info.block_values);
+  const size_t row_bytes = cols / info.block_values * info.block_bytes;
+  EH2O_CHECK(n_bytes / row_bytes == rows && n_bytes % row_bytes == 0, rows, " x ", cols, " weights of type ",
+             info.type_name, " take ", rows * row_bytes, " bytes, got ", n_bytes);
+  for (size_t i = 0; row_order && i < rows; ++i) {
+    EH2O_CHECK(row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < rows, "row_order[", i, "] = ", row_order[i],
+               " is outside the ", rows, " rows");
+  }
+  const size_t n_records = cols / kBlock;
+  panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, n_records)
+                                        : cols * panel_cols * info.block_bytes,
+                          kAlignment);
+  buffer_ = AlignedBuffer(panel_bytes_ * n_panels());
+  parallel_for(n_panels(), [&](size_t p, size_t) {
+    uint8_t* panel = buffer_.data() + p * panel_bytes_;
+    const size_t n_columns = std::min(panel_cols, rows - p * panel_cols);
+    for (size_t column = 0; column < n_columns; ++column) {
+      const size_t i = p * panel_cols + column;
+      const uint8_t* row = data + (row_order ? static_cast<size_t>(row_order[i]) : i) * row_bytes;
+      if (is_quantised_) {
+        pack_quantised_column(format_, panel, row, column, panel_cols, n_records, is_signed);
+      } else {
+        pack_float_column(panel, row, column, panel_cols, cols, info.block_bytes);
+      }
+    }
+  });
+}
+
+const uint8_t* PackedMatrix::panel_at(size_t i, size_t k) const {
+  if (k == 0) return panel(i);
+  if (!is_quantised_) return panel(i) + k * panel_cols_ * format_info(format_).block_bytes;
+  switch (format_) {
+#define EH2O_CASE(name)                                                                      \
+  case PackedFormat::name:                                                                   \
+    return panel(i) + k / (kBlock * kSuperRecords) * PackedSizes<PackedFormat::name>::kSuperPerColumn * panel_cols_;
+    EH2O_QUANTISED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+    default: return nullptr;
+  }
+}
+
+void PackedMatrix::dequantize_row(float* out, size_t row) const {
+  const uint8_t* panel_data = panel(row / panel_cols_);
+  const size_t column = row % panel_cols_;
+  switch (format_) {
+#define EH2O_CASE(name)                                                                                           \
+  case PackedFormat::name:                                                                                        \
+    return unpack_column<PackedFormat::name>(out, panel_data, column, panel_cols_, cols_ / kBlock, is_signed_);
+    EH2O_QUANTISED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+    case PackedFormat::kF32:
+      for (size_t k = 0; k < cols_; ++k) out[k] = get<float>(panel_data, k * panel_cols_ + column);
+      return;
+    case PackedFormat::kF16:
+      for (size_t k = 0; k < cols_; ++k) out[k] = f32_from_f16(get<uint16_t>(panel_data, k * panel_cols_ + column));
+      return;
+    case PackedFormat::kBF16:
+      for (size_t k = 0; k < cols_; ++k) {
+        const uint32_t bits = static_cast<uint32_t>(get<uint16_t>(panel_data, k * panel_cols_ + column)) << 16;
+        std::memcpy(out + k, &bits, sizeof(bits));
+      }
+      return;
+  }
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,61 @@
+// Weight matrices in the layout of the kernels (quant/packed_format.h), packed from GGUF tensor data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "quant/packed_format.h"
+
+namespace edgeh2o {
+
+// GGUF tensor types map one to one to packed formats; the names are those of the GGUF specification.
+struct FormatInfo {
+  const char* type_name;
+  PackedFormat format;
+  bool is_quantised;
+  size_t block_values;  // weights per GGUF block; a row holds whole blocks
+  size_t block_bytes;
+};
+const std::vector<FormatInfo>& supported_formats();
+const FormatInfo& find_format(const std::string& type_name);  // throws std::invalid_argument
+const FormatInfo& format_info(PackedFormat format);
+
+class PackedMatrix {
+ public:
+  PackedMatrix() = default;
+
+  // Packs `rows` rows of `cols` weights each, in parallel over panels. data: n_bytes of GGUF tensor data, row after
+  // row. Row i of the result is source row row_order[i] (row i where row_order is null).
+  // Throws std::invalid_argument where sizes do not fit.
+  PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data, size_t n_bytes,
+               size_t rows, size_t cols, const int32_t* row_order);
+
+  PackedFormat format() const { return format_; }
+  bool is_quantised() const { return is_quantised_; }
+  size_t rows() const { return rows_; }
+  size_t cols() const { return cols_; }
+  size_t n_bytes() const { return buffer_.size(); }
+  size_t n_panels() const { return panel_cols_ ? ceil_div(rows_, panel_cols_) : 0; }
+  const uint8_t* panel(size_t i) const { return buffer_.data() + i * panel_bytes_; }
+  // Start of the panel's data for depth k: a multiple of 256 for quantised formats.
+  const uint8_t* panel_at(size_t i, size_t k) const;
+  explicit operator bool() const { return rows_ != 0; }
+
+  // Writes the cols() weights of one row as f32: embedding look-up.
+  void dequantize_row(float* out, size_t row) const;
+
+ private:
+  PackedFormat format_ = PackedFormat::kF32;
+  bool is_quantised_ = false;
+  bool is_signed_ = false;
+  size_t rows_ = 0, cols_ = 0, panel_cols_ = 0, panel_bytes_ = 0;
+  AlignedBuffer buffer_;
+};
+
+// IEEE half to single precision.
+float f32_from_f16(uint16_t half);
+
+}  // namespace edgeh2o
