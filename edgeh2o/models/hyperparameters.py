@@ -113,8 +113,8 @@ class _Keys:
         """An integer above 0; an array of one per layer counts if all layers agree."""
         name = self.full(key)
         metadata = self.metadata
-        value = metadata.get(name)
-        if hasattr(value, "dtype") and len(value) == self.n_layers:
+        value = metadata.get(name, 0)
+        if not isinstance(value, (int, float, str, tuple)) and len(value) == self.n_layers:
             if (value != value[0]).any():
                 raise FormatError(
                     f"{self.quoted(key)} differs from layer to layer; "

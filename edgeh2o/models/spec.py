@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import ModelConfig
 from ..errors import FormatError
@@ -152,7 +152,7 @@ def _make_config(
         activation=spec.activation,
     )
     keys = {name: f"{spec.name}.{key}" for name, key in spec.scales.items()}
-    scales = {
+    scales: dict[str, Any] = {
         name: gguf.metadata.get_float(key, above=0.0, below=1e6)
         for name, key in keys.items()
         if key in gguf.metadata
