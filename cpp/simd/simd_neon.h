@@ -1,0 +1,166 @@
+// NEON: 4 float lanes. int8 dot products by smull and sadalp, by sdot where the dot product extension is compiled
+// in, and for matrix products by smmla where the int8 matrix extension is.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+
+#include "simd/unroll.h"
+
+namespace edgeh2o::EH2O_ISA::simd {
+
+using F32 = float32x4_t;
+using I32 = int32x4_t;
+using I8 = int8x16_t;
+
+inline constexpr size_t kLanes = 4;
+#ifdef __ARM_FEATURE_MATMUL_INT8
+inline constexpr bool kHasMmla = true;
+#else
+inline constexpr bool kHasMmla = false;
+#endif
+inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
+
+EH2O_INLINE F32 zero() { return vdupq_n_f32(0.0f); }
+EH2O_INLINE F32 set1(float x) { return vdupq_n_f32(x); }
+EH2O_INLINE F32 load(const float* p) { return vld1q_f32(p); }
+EH2O_INLINE void store(float* p, F32 v) { vst1q_f32(p, v); }
+EH2O_INLINE F32 load_partial(const float* p, size_t n) {
+  if (n >= kLanes) return vld1q_f32(p);
+  const F32 none = zero();
+  if (n == 0) return none;
+  if (n == 1) return vld1q_lane_f32(p, none, 0);
+  const F32 two = vcombine_f32(vld1_f32(p), vget_low_f32(none));
+  return n == 2 ? two : vld1q_lane_f32(p + 2, two, 2);
+}
+EH2O_INLINE void store_partial(float* p, F32 v, size_t n) {
+  if (n >= kLanes) return vst1q_f32(p, v);
+  if (n & 2) vst1_f32(p, vget_low_f32(v));
+  if (n == 1) vst1q_lane_f32(p, v, 0);
+  if (n == 3) vst1q_lane_f32(p + 2, v, 2);
+}
+EH2O_INLINE F32 keep_first(F32 v, size_t n, F32 fill) {
+  const uint32x4_t index = {0, 1, 2, 3};
+  return vbslq_f32(vcltq_u32(index, vdupq_n_u32(static_cast<uint32_t>(n))), v, fill);
+}
+
+EH2O_INLINE F32 add(F32 a, F32 b) { return vaddq_f32(a, b); }
+EH2O_INLINE F32 sub(F32 a, F32 b) { return vsubq_f32(a, b); }
+EH2O_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
+EH2O_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
+EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
+EH2O_INLINE F32 max(F32 a, F32 b) { return vmaxq_f32(a, b); }
+EH2O_INLINE F32 min(F32 a, F32 b) { return vminq_f32(a, b); }
+EH2O_INLINE F32 abs(F32 a) { return vabsq_f32(a); }
+EH2O_INLINE F32 round_nearest(F32 a) { return vrndnq_f32(a); }
+EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
+  // Two factors, so that n down to -252 and up to 254 stays inside the exponent field.
+  const I32 exponent = vcvtq_s32_f32(n), half = vshrq_n_s32(exponent, 1), bias = vdupq_n_s32(127);
+  const I32 a = vshlq_n_s32(vaddq_s32(half, bias), 23);
+  const I32 b = vshlq_n_s32(vaddq_s32(vsubq_s32(exponent, half), bias), 23);
+  return vmulq_f32(vmulq_f32(v, vreinterpretq_f32_s32(a)), vreinterpretq_f32_s32(b));
+}
+EH2O_INLINE float reduce_add(F32 v) { return vaddvq_f32(v); }  // (v0 + v1) + (v2 + v3)
+EH2O_INLINE float reduce_max(F32 v) { return vmaxvq_f32(v); }
+
+EH2O_INLINE F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+EH2O_INLINE void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+EH2O_INLINE F32 load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+EH2O_INLINE uint8x8_t load_4_bytes(const void* p) {
+  uint32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return vcreate_u8(four);
+}
+EH2O_INLINE F32 load_u8(const uint8_t* p) {
+  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load_4_bytes(p)))));
+}
+EH2O_INLINE F32 load_s8(const int8_t* p) {
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_4_bytes(p))))));
+}
+EH2O_INLINE void store_s8(int8_t* p, F32 v) {
+  const int16x4_t i16 = vqmovn_s32(vcvtq_s32_f32(v));
+  const int8x8_t i8 = vqmovn_s16(vcombine_s16(i16, i16));
+  const uint32_t four = vget_lane_u32(vreinterpret_u32_s8(i8), 0);
+  __builtin_memcpy(p, &four, 4);
+}
+
+EH2O_INLINE I32 set1_i32(int32_t x) { return vdupq_n_s32(x); }
+EH2O_INLINE I32 add_i32(I32 a, I32 b) { return vaddq_s32(a, b); }
+template <int N>
+EH2O_INLINE I32 shift_left_i32(I32 a) {
+  return vshlq_n_s32(a, N);
+}
+EH2O_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
+
+EH2O_INLINE I8 load_i8(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
+EH2O_INLINE void store_i8(void* p, I8 v) { vst1q_s8(static_cast<int8_t*>(p), v); }
+EH2O_INLINE I8 low_nibbles(I8 v) { return vandq_s8(v, vdupq_n_s8(0xf)); }
+EH2O_INLINE I8 high_nibbles(I8 v) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(v), 4)); }
+EH2O_INLINE I8 sub_i8(I8 v, int8_t x) { return vsubq_s8(v, vdupq_n_s8(x)); }
+
+#ifdef __ARM_FEATURE_DOTPROD
+
+template <int kBits>
+struct Dot4 {
+  static constexpr bool kSigned = true;
+  using Acc = int32x4_t;
+  using X = int8x16_t;
+  static constexpr size_t kXRows = 4;
+  static EH2O_INLINE Acc start(I32 init) { return init; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return vld1q_s8(p); }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    return vdotq_laneq_s32(acc, w, x, kRow);
+  }
+  static constexpr size_t kMaxSteps = 8;
+  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+#else
+
+// Weights of kBits <= 6 bits: int16 sums of kMaxSteps products and of one neighbour stay below 2^15
+// (8 * 2 * 15 * 127, 4 * 2 * 31 * 127, 4 * 2 * 32 * 127: 6-bit weights are never unsigned).
+template <int kBits>
+struct Dot4 {
+  static_assert(kBits >= 4 && kBits <= 6);
+  static constexpr bool kSigned = true;
+  struct Acc {
+    int16x8_t low, high;
+  };
+  using X = int8x16_t;
+  static constexpr size_t kXRows = 4;
+  static EH2O_INLINE Acc start(I32) { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return vld1q_s8(p); }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    const int8x16_t row = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), kRow));
+    return {vmlal_s8(acc.low, vget_low_s8(w), vget_low_s8(row)), vmlal_high_s8(acc.high, w, row)};
+  }
+  static constexpr size_t kMaxSteps = kBits == 4 ? 8 : 4;
+  static EH2O_INLINE I32 finish(Acc acc, I32 init) { return vpadalq_s16(init, vpaddq_s16(acc.low, acc.high)); }
+};
+
+// The sum of two products, 2 * 128 * 127, is below 2^15.
+template <>
+struct Dot4<8> {
+  static constexpr bool kSigned = true;
+  using Acc = int32x4_t;
+  using X = int8x16_t;
+  static constexpr size_t kXRows = 4;
+  static EH2O_INLINE Acc start(I32 init) { return init; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return vld1q_s8(p); }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    const int8x16_t row = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), kRow));
+    const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(row)), high = vmull_high_s8(w, row);
+    return vpadalq_s16(acc, vpaddq_s16(low, high));
+  }
+  static constexpr size_t kMaxSteps = 8;
+  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+#endif
+
+}  // namespace edgeh2o::EH2O_ISA::simd
