@@ -157,7 +157,6 @@ class LLM:
         path = resolve_model(model)
         with NativeModelFile(path) as file:
             trained = file.config.context_length
-            warn_beyond_training(runtime.context_size, trained)
             least_context = min(MIN_DEFAULT_CONTEXT, trained)
             if runtime.context_size is not None:
                 least_context = runtime.context_size or trained
@@ -166,6 +165,7 @@ class LLM:
                 lambda shape: estimate_session_bytes(file.config, attention, shape),
                 weight_bytes=file.n_weight_bytes,
             )
+            warn_beyond_training(runtime.context_size, trained)
             weights = file.load(on_bytes=self._stage_report("load"))
         self.model_path = path
         self.isa = instruction_sets.active()
@@ -199,22 +199,18 @@ class LLM:
         """Token ids of ``text``.
 
         ``add_special`` adds BOS and EOS where the model asks for them; ``parse_special`` turns
-        the text of control tokens, such as ``<|im_start|>``, into those tokens.
+        the text of control tokens, such as ``<|im_start|>``, into those tokens. Raises UsageError
+        for a lone surrogate.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the text holds a lone surrogate at character {error.start}, which is not "
-                "valid Unicode; decode the source as UTF-8 before"
-            ) from None
         return self._require_open().tokenizer.encode(
             text, add_special=add_special, parse_special=parse_special
         )
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """Text of ``token_ids``; incomplete UTF-8 becomes U+FFFD."""
-        self._check_token_ids(token_ids)
+        """Text of ``token_ids``; incomplete UTF-8 becomes U+FFFD.
+
+        Raises UsageError for an id outside the vocabulary.
+        """
         return self._require_open().tokenizer.decode(token_ids, skip_special=skip_special)
 
     def generate(

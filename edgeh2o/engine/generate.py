@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
 
+# Short enough to survive JSON readers that keep numbers as doubles.
+SEED_BITS = 32
+
 FinishReason = Literal["stop", "length", "interrupted"]
 OnPrefill = Callable[[int, int], None]
 
@@ -59,7 +62,7 @@ class Generation:
         started_at: float | None = None,
     ) -> None:
         self.n_prompt_tokens = len(prompt)
-        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        self.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
@@ -73,7 +76,7 @@ class Generation:
         self._prompt = np.asarray(prompt, dtype=np.int32)
         self._sampling = sampling
         self._eog_ids = tokenizer.eog_ids
-        self._decoder = tokenizer.decoder()
+        self._decoder = tokenizer.decoder(skip_special=True)
         self._stop_matcher = StopMatcher(sampling.stop)
         self._logprobs = logprobs
         self._on_prefill = on_prefill
@@ -116,6 +119,8 @@ class Generation:
         n_tokens = self.n_prompt_tokens
         begun_at = time.perf_counter()
         logits = None
+        if self._on_prefill is not None:
+            self._on_prefill(0, n_tokens)
         for start in range(0, n_tokens, self.runner.batch_size):
             batch = self._prompt[start : start + self.runner.batch_size]
             stop = start + len(batch)

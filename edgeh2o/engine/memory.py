@@ -15,8 +15,8 @@ def available_bytes() -> int:
     import psutil
 
     try:
-        limits = [psutil.virtual_memory().available]
-        used_address_space = psutil.Process().memory_info().vms
+        limits = [int(psutil.virtual_memory().available)]
+        used_address_space = int(psutil.Process().memory_info().vms)
     except (OSError, psutil.Error):  # /proc is missing or closed to us
         limits = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
         used_address_space = 0

@@ -1,0 +1,1 @@
+"""Tests of the generation loop and what surrounds it."""

@@ -1,0 +1,152 @@
+"""Context sizes, the memory check, and the reuse of a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeh2o.config import PrefillConfig, RuntimeConfig
+from edgeh2o.engine import memory
+from edgeh2o.engine.session import (
+    RESERVE_BYTES,
+    Session,
+    choose_context,
+    plan_shape,
+    require_fit,
+    warn_beyond_training,
+)
+from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.runners.base import SessionShape
+from tests.engine.fakes import FakeModel
+
+
+@pytest.mark.parametrize(
+    ("n_prompt_tokens", "max_tokens", "requested", "trained", "expected"),
+    [
+        (10, 100, None, 8192, 4096),
+        (10, 100, None, 2048, 2048),
+        (5000, 100, None, 8192, 5120),
+        (5000, 120, None, 8192, 5120),
+        (5000, 121, None, 8192, 5376),
+        (5000, -1, None, 8192, 6144),
+        (8192, -1, None, 8192, 8192),
+        (8000, 5000, None, 8192, 8192),
+        (10, -1, 0, 8192, 8192),
+        (10, -1, 100, 8192, 100),
+        (10, -1, 9000, 8192, 9000),
+        (100, 50, 100, 8192, 100),
+    ],
+)
+def test_choose_context(
+    n_prompt_tokens: int, max_tokens: int, requested: int | None, trained: int, expected: int
+) -> None:
+    chosen = choose_context(n_prompt_tokens, max_tokens, requested=requested, trained=trained)
+    assert chosen == expected
+
+
+@pytest.mark.parametrize(
+    ("n_prompt_tokens", "requested", "message"),
+    [
+        (101, 100, "the prompt has 101 tokens and the context holds 100; use -c 101 or more"),
+        (8193, None, "context holds 8192; shorten it: the model was trained on 8192 positions"),
+        (8193, 0, "context holds 8192; shorten it"),
+        (9001, 9000, "context holds 9000; shorten it"),
+    ],
+)
+def test_prompt_longer_than_the_context(
+    n_prompt_tokens: int, requested: int | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose_context(n_prompt_tokens, 10, requested=requested, trained=8192)
+
+
+def test_warning_beyond_the_trained_length() -> None:
+    with pytest.warns(UserWarning, match="a context of 9000 is longer than the 8192 positions"):
+        warn_beyond_training(9000, 8192)
+    warn_beyond_training(8192, 8192)
+    warn_beyond_training(None, 8192)
+
+
+@pytest.mark.parametrize(
+    ("context", "batch_size"), [(100, 1024), (1024, 1024), (1025, 2048), (5000, 4096)]
+)
+def test_batch_is_no_larger_than_the_context_in_whole_chunks(context: int, batch_size: int) -> None:
+    shape = plan_shape(context, PrefillConfig(), RuntimeConfig())
+    assert shape == SessionShape(
+        max_context=context, batch_size=batch_size, chunk_size=1024, cache_type="f16"
+    )
+
+
+def _estimate(shape: SessionShape) -> dict[str, int]:
+    return {"kv_cache": 1000 * shape.max_context, "activations": 50_000_000}
+
+
+def _shape(context: int) -> SessionShape:
+    return plan_shape(context, PrefillConfig(), RuntimeConfig())
+
+
+def test_memory_check_passes_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 1000 * 4096 + 50_000_000 + 7 + RESERVE_BYTES
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    require_fit(_shape(4096), _estimate, weight_bytes=7)
+    with pytest.raises(ResourceError):
+        require_fit(_shape(4096), _estimate, weight_bytes=8)
+
+
+def test_refusal_gives_numbers_and_the_largest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = 150_000_000 + RESERVE_BYTES
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    with pytest.raises(ResourceError) as caught:
+        require_fit(_shape(1_000_000), _estimate, weight_bytes=20_000_000)
+    message = str(caught.value)
+    assert message.startswith("a context of 1000000 positions needs 1020 MiB (kv cache 954 MiB, ")
+    assert "activations 47.7 MiB, weights 19.1 MiB" in message
+    assert "143 MiB are available" in message
+    largest = int(message.rsplit("-c ", 1)[1])
+    assert largest % 256 == 0
+    room = 150_000_000 - 20_000_000 - 50_000_000
+    assert largest * 1000 <= room < (largest + 256) * 1000
+    require_fit(_shape(largest), _estimate, weight_bytes=20_000_000)
+
+
+def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(ResourceError, match="no context fits: free memory"):
+        require_fit(_shape(4096), _estimate)
+
+
+def _session(model: FakeModel, **runtime: Any) -> Session:
+    attention: Any = object()
+    return Session(
+        model, attention=attention, prefill=PrefillConfig(), runtime=RuntimeConfig(**runtime)
+    )
+
+
+def test_session_is_reused_when_the_context_suffices() -> None:
+    model = FakeModel()
+    session = _session(model)
+    first = session.prepare(100, 10)
+    first.prefill(np.zeros(100, dtype=np.int32), is_last=True)
+    assert session.prepare(4000, 96) is first
+    assert first.position == 0
+    assert [shape.max_context for shape in model.started] == [4096]
+
+
+def test_session_grows_when_a_prompt_needs_more() -> None:
+    model = FakeModel()
+    session = _session(model)
+    first = session.prepare(100, 10)
+    second = session.prepare(5000, 10)
+    assert second is not first
+    assert session.prepare(100, 10) is second
+    assert [shape.max_context for shape in model.started] == [4096, 5120]
+
+
+def test_session_that_cannot_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + 500_000)
+    model = FakeModel()
+    with pytest.raises(ResourceError, match="the largest context that fits is -c 4352"):
+        _session(model, context_size=8192).prepare(10, 10)
+    assert model.started == []
