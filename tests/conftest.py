@@ -12,8 +12,6 @@ from edgeh2o.formats.pull import resolve_model
 
 pytest_plugins = ["tests.tiny_models"]
 
-pytest_plugins = ["tests.tiny_models"]
-
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
