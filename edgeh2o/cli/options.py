@@ -49,6 +49,8 @@ def read_config(args: argparse.Namespace, config: type[Config], *, prefix: str =
     values = {}
     for item, _ in _flagged_fields(config, prefix):
         value = getattr(args, _destination(item, prefix))
+        if isinstance(value, list):
+            value = tuple(value)
         values[item.name] = item.default if value is None else value
     return config(**values)
 

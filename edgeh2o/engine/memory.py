@@ -29,13 +29,6 @@ def available_bytes() -> int:
     return min(limits)
 
 
-def rss_bytes() -> int:
-    """Resident memory of this process now."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
 def peak_rss_bytes(status: Path = Path("/proc/self/status")) -> int:
     """The most resident memory this process had since it started.
 

@@ -134,7 +134,14 @@ def test_log_probability_of_large_logits_is_finite() -> None:
 
 
 def test_seed_is_known_and_repeats_the_text() -> None:
-    flat = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 30}
+    flat: dict[str, Any] = {
+        "temperature": 1e6,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "ignore_eos": True,
+    }
+    flat["max_tokens"] = 30
     first = _generation(_runner(0), **flat)
     ids = [token.id for token in first]
     again = _generation(_runner(0), seed=first.seed, **flat)

@@ -1,0 +1,144 @@
+"""Bad options and prompts: one line on stderr, nothing on stdout, the right exit code."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeh2o.cli.main import main
+
+# Options are checked before the model is looked at, so the file need not exist.
+MODEL = "missing.gguf"
+
+BAD_OPTIONS = [
+    (["-ub", "0"], "--chunk-size"),
+    (["-ub", "-1"], "--chunk-size"),
+    (["-b", "0"], "--batch-size"),
+    (["-b", "512"], "use -ub 512 or less"),
+    (["-b", "1500"], "-b 1024"),
+    (["-t", "0"], "--threads"),
+    (["-t", "1000000"], "--threads"),
+    (["-t", "two"], "invalid int value: 'two'"),
+    (["-c", "-1"], "--ctx-size"),
+    (["-c", "99999999999"], "--ctx-size"),
+    (["--temp", "nan"], "--temp"),
+    (["--temp", "inf"], "--temp"),
+    (["--temp", "-1"], "--temp"),
+    (["--temp", "warm"], "invalid float value: 'warm'"),
+    (["--top-p", "0"], "--top-p"),
+    (["--top-p", "2"], "--top-p"),
+    (["--top-k", "-1"], "--top-k"),
+    (["--min-p", "1.5"], "--min-p"),
+    (["--repeat-penalty", "0"], "--repeat-penalty"),
+    (["--repeat-last-n", "-2"], "--repeat-last-n"),
+    (["--seed", "-3"], "--seed"),
+    (["--stop", ""], "--stop"),
+    (["-n", "-2"], "--max-tokens"),
+    (["--cache-type", "q1"], "--cache-type"),
+    (["--isa", ""], "--isa"),
+    (["--h2o-local", "-1"], "local"),
+    (["--h2o-heavy", "-1"], "heavy"),
+    (["--quiet", "--verbose"], "not allowed with"),
+    (["--warp"], "unrecognized arguments: --warp"),
+    (["--tem", "0.5"], "unrecognized arguments: --tem"),
+]
+
+
+def _expect_one_line(stderr: str, fragment: str) -> None:
+    assert stderr.startswith("edgeh2o: error: ")
+    assert stderr.count("\n") == 1
+    assert fragment in stderr
+
+
+@pytest.mark.parametrize(("options", "fragment"), BAD_OPTIONS, ids=lambda v: str(v))
+def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], fragment: str) -> None:
+    assert main(["run", MODEL, "-p", "hello", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    _expect_one_line(captured.err, fragment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ([], "required: COMMAND"),
+        (["walk"], "invalid choice: 'walk'"),
+        (["run"], "required: MODEL"),
+        (["run", MODEL], "no prompt given: use -p TEXT, -f FILE, or -"),
+        (["run", MODEL, "hello"], "invalid choice: 'hello'"),
+        (["run", MODEL, "-p", "a", "-f", "b"], "not allowed with"),
+        (["run", MODEL, "-p", "a\udcff"], "not valid UTF-8 at character 1"),
+        (["pull"], "required: NAME"),
+    ],
+    ids=lambda v: " ".join(v).encode("ascii", "replace").decode() if isinstance(v, list) else "",
+)
+def test_bad_command_lines(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], fragment: str
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    _expect_one_line(captured.err, fragment)
+
+
+def test_prompt_files_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9 au lait")
+    for path, fragment in [
+        (tmp_path / "none.txt", "No such file"),
+        (tmp_path, "is a directory"),
+        (latin, "latin.txt is not UTF-8 text: invalid continuation byte at byte 3"),
+    ]:
+        assert main(["run", MODEL, "-f", str(path)]) == 2
+        _expect_one_line(capsys.readouterr().err, fragment)
+
+
+def test_stdin_that_is_not_utf8(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (["-"], ["-f", "-"]):
+        stdin = io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["run", MODEL, *arguments]) == 2
+        _expect_one_line(capsys.readouterr().err, "standard input is not UTF-8 text")
+
+
+def test_missing_model_is_a_failure_not_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", MODEL, "-p", "hello"]) == 1
+    _expect_one_line(capsys.readouterr().err, "missing.gguf")
+
+
+def test_unknown_name_to_pull(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "no-such-model"]) == 1
+    _expect_one_line(capsys.readouterr().err, "no-such-model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["run", MODEL, "-p", "x", "--temp", "nan"], 2), (["run", MODEL, "-p", "x"], 1)],
+)
+def test_process_ends_with_the_code_and_no_traceback(arguments: list[str], code: int) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "edgeh2o", *arguments], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == code
+    assert result.stdout == ""
+    _expect_one_line(result.stderr, "edgeh2o")
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, expected in [
+        (["--version"], "edgeh2o 0."),
+        (["--help"], "usage: edgeh2o"),
+        (["run", "--help"], "--h2o-local"),
+    ]:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        assert expected in capsys.readouterr().out

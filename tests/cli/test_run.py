@@ -1,0 +1,235 @@
+"""``edgeh2o run`` on a tiny model: what goes to stdout and stderr, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeh2o import isa
+from edgeh2o.cli import progress
+from edgeh2o.cli.main import main
+from tests.tiny_models import TinyModelFactory
+
+PROMPT = "the thing is that the art is there"
+JSON_FIELDS = {
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "generated_tokens",
+    "finish_reason",
+    "load_s",
+    "ttft_s",
+    "prefill_tps",
+    "decode_tps",
+    "peak_rss_bytes",
+    "pairs_computed",
+    "pairs_dense",
+    "isa",
+    "threads",
+}
+
+
+@pytest.fixture
+def model(tiny_model: TinyModelFactory) -> str:
+    return str(tiny_model(tensor_type="Q4_0"))
+
+
+@pytest.fixture
+def keep_isa() -> Iterator[None]:
+    """The instruction set belongs to the process; a test that changes it puts it back."""
+    active = isa.active()
+    yield
+    isa.use(active)
+
+
+def _run(model: str, *options: str) -> int:
+    return main(["run", model, "-p", PROMPT, "--temp", "0", "--ignore-eos", "-n", "6", *options])
+
+
+def test_answer_to_stdout_and_statistics_to_stderr(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(model) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n")
+    names = [line.split("  ")[0] for line in captured.err.strip().splitlines()]
+    assert names == ["load", "first token", "prefill", "decode", "pairs", "memory", "run"]
+
+
+def test_quiet_prints_the_answer_only(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(model) == 0
+    loud = capsys.readouterr()
+    assert _run(model, "--quiet") == 0
+    quiet = capsys.readouterr()
+    assert quiet.out == loud.out
+    assert quiet.err == ""
+
+
+def test_json_is_one_object(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(model) == 0
+    text = capsys.readouterr().out
+    sizes = ["-b", "64", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4"]
+    assert _run(model, "--json", "-t", "1", *sizes) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    values = json.loads(captured.out)
+    assert values.keys() >= JSON_FIELDS
+    assert values["text"] == text.removesuffix("\n")
+    assert len(values["token_ids"]) == values["generated_tokens"] == 6
+    assert values["finish_reason"] == "length"
+    assert (values["threads"], values["batch_size"], values["chunk_size"]) == (1, 64, 16)
+    assert values["attention"] == {"algorithm": "h2o", "local": 4, "heavy": 4}
+
+
+def test_both_budgets_at_zero_mean_dense(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(model, "--json", "--h2o-local", "0", "--h2o-heavy", "0") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["attention"] == {"algorithm": "dense"}
+    assert values["pairs_computed"] == values["pairs_dense"]
+
+
+def test_budgets_larger_than_a_chunk_are_clamped_with_a_warning(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-ub", "16", "-b", "64", "--h2o-local", "16", "--h2o-heavy", "8"]
+    assert _run(model, "--json", *options) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("edgeh2o: warning: ")
+    assert captured.err.count("\n") == 1
+    attention = json.loads(captured.out)["attention"]
+    assert attention["local"] + attention["heavy"] < 16
+
+
+@pytest.mark.usefixtures("keep_isa")
+def test_verbose_says_what_is_loaded(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(model, "--verbose", "--isa", "scalar") == 0
+    stderr = capsys.readouterr().err
+    assert f"{model}: llama, 3 layers, 8 query heads, 2 KV heads of 32" in stderr
+    assert "kernels: scalar" in stderr
+
+
+def test_no_special_takes_control_tokens_literally(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = []
+    for options in ([], ["--no-special"]):
+        prompt = ["-p", "<|im_start|>", "-n", "1", "--temp", "0", "--json"]
+        assert main(["run", model, *prompt, *options]) == 0
+        counts.append(json.loads(capsys.readouterr().out)["prompt_tokens"])
+    assert counts[0] == 1
+    assert counts[1] > 1
+
+
+def test_unknown_isa_lists_what_exists(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(model, "--isa", "z80") == 2
+    stderr = capsys.readouterr().err
+    assert "z80" in stderr
+    assert "scalar" in stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "fragment"),
+    [
+        (["-p", ""], 2, "the prompt is empty"),
+        (["-p", PROMPT, "-c", "2"], 2, "and the context holds 2; use -c"),
+        (["-p", "e " * 20_000], 2, "shorten it: the model was trained on"),
+        (["-p", PROMPT, "-c", "2000000000"], 1, "the largest context that fits is -c"),
+    ],
+)
+def test_prompts_and_contexts_that_do_not_fit(
+    model: str, capsys: pytest.CaptureFixture[str], options: list[str], code: int, fragment: str
+) -> None:
+    assert main(["run", model, *options]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("edgeh2o: error: ")
+    assert captured.err.count("\n") == 1
+    assert fragment in captured.err
+
+
+def test_progress_bar_is_for_terminals_only(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _run(model) == 0
+    assert "Reading the prompt" not in capsys.readouterr().err
+    monkeypatch.setattr(
+        "edgeh2o.cli.run.bars_for_terminal", lambda *, quiet: progress.ProgressBars(is_shown=True)
+    )
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert _run(model) == 0
+    captured = capsys.readouterr()
+    assert "Reading the prompt" in captured.err
+    assert "tokens/s" in captured.err
+    assert "Reading" not in captured.out
+
+
+def _start(model: str, *options: str) -> subprocess.Popen[bytes]:
+    """A run that goes on until it is stopped."""
+    command = [sys.executable, "-m", "edgeh2o", "run", model, "-p", PROMPT]
+    return subprocess.Popen(
+        [*command, "--ignore-eos", "-c", "200000", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_ctrl_c_prints_the_statistics_so_far(model: str) -> None:
+    with _start(model) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted; so far:" in stderr
+    assert b"decode" in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_closed_stdout_ends_quietly(model: str) -> None:
+    with _start(model, "--quiet") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        stderr = process.stderr.read()
+        process.wait(timeout=60)
+    assert process.returncode == 141
+    assert b"Error" not in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_address_space_limit_is_met_with_numbers(model: str) -> None:
+    limit = 4 * 2**30
+    result = subprocess.run(
+        [sys.executable, "-m", "edgeh2o", "run", model, "-p", PROMPT, "-c", "30000000"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert result.returncode == 1
+    assert "are available; the largest context that fits is -c" in result.stderr
+    assert result.stdout == ""
+
+
+def test_long_prompt_example_is_complete(smollm2_path: Path) -> None:
+    """More than 4,096 tokens; after the one newline that -f drops, the answer's turn begins."""
+    from edgeh2o.formats.gguf import open_gguf
+    from edgeh2o.tokenizer import build_tokenizer
+
+    text = (Path(__file__).parents[2] / "examples/long_prompt.txt").read_text(encoding="utf-8")
+    assert text.startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n\n")
+    with open_gguf(smollm2_path) as gguf:
+        tokenizer = build_tokenizer(gguf.metadata)
+    assert 4300 < len(tokenizer.encode(text.removesuffix("\n"), parse_special=True)) < 4800

@@ -1,0 +1,82 @@
+"""Settings check themselves; every message names the field, its flag and a cure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "message"),
+    [
+        (SamplingParams, {"temperature": math.nan}, r"temperature \(--temp\) .*got nan; use 0"),
+        (SamplingParams, {"temperature": math.inf}, r"--temp.*got inf"),
+        (SamplingParams, {"temperature": -0.1}, r"--temp.*got -0.1"),
+        (SamplingParams, {"temperature": "hot"}, r"--temp.*got 'hot'"),
+        (SamplingParams, {"top_k": -1}, r"--top-k.*got -1; use 0"),
+        (SamplingParams, {"top_k": 1.5}, r"--top-k.*integer.*got 1.5"),
+        (SamplingParams, {"top_p": 0}, r"--top-p.*in \(0, 1\], got 0; use 1"),
+        (SamplingParams, {"top_p": 2}, r"--top-p.*got 2"),
+        (SamplingParams, {"min_p": -0.1}, r"--min-p.*got -0.1; use 0"),
+        (SamplingParams, {"min_p": 1.1}, r"--min-p.*got 1.1"),
+        (SamplingParams, {"repeat_penalty": 0}, r"--repeat-penalty.*got 0; use 1"),
+        (SamplingParams, {"repeat_last_n": -2}, r"--repeat-last-n.*got -2; use -1"),
+        (SamplingParams, {"seed": -1}, r"--seed.*got -1; leave it out"),
+        (SamplingParams, {"seed": 2**64}, r"--seed"),
+        (SamplingParams, {"max_tokens": -2}, r"--max-tokens.*got -2; use -1"),
+        (SamplingParams, {"max_tokens": True}, r"--max-tokens.*got True"),
+        (SamplingParams, {"stop": ("a", "")}, r"--stop.*non-empty"),
+        (SamplingParams, {"stop": ""}, r"--stop.*non-empty"),
+        (SamplingParams, {"stop": (1,)}, r"--stop.*got \(1,\)"),
+        (PrefillConfig, {"chunk_size": 0}, r"--chunk-size.*got 0"),
+        (PrefillConfig, {"chunk_size": -5}, r"--chunk-size.*got -5"),
+        (PrefillConfig, {"batch_size": 0}, r"--batch-size.*got 0"),
+        (PrefillConfig, {"batch_size": 512}, r"1024 is larger than .* 512; use -ub 512 or less"),
+        (PrefillConfig, {"batch_size": 5000}, r"multiple .* 5000 and 1024; .* -b 4096"),
+        (RuntimeConfig, {"threads": 0}, r"--threads.*from 1 to 1024, got 0; leave it out"),
+        (RuntimeConfig, {"threads": 10**6}, r"--threads.*got 1000000"),
+        (RuntimeConfig, {"context_size": -1}, r"--ctx-size.*got -1; use 0"),
+        (RuntimeConfig, {"context_size": 2**31}, r"--ctx-size"),
+        (RuntimeConfig, {"isa": ""}, r"--isa.*empty"),
+        (RuntimeConfig, {"cache_type": "q3"}, r"--cache-type.*one of f16, .*got 'q3'"),
+    ],
+)
+def test_bad_values_are_refused(config: type[Any], values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        config(**values)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (SamplingParams, {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 1}),
+        (SamplingParams, {"temperature": np.float32(0.5), "top_k": np.int64(3)}),
+        (SamplingParams, {"seed": 2**64 - 1, "max_tokens": 0, "repeat_last_n": -1}),
+        (PrefillConfig, {"batch_size": 512, "chunk_size": 512}),
+        (PrefillConfig, {"batch_size": 1, "chunk_size": 1}),
+        (RuntimeConfig, {"context_size": 0, "threads": 1024}),
+    ],
+)
+def test_values_at_the_limits_are_taken(config: type[Any], values: dict[str, Any]) -> None:
+    made = config(**values)
+    assert {name: getattr(made, name) for name in values} == values
+
+
+def test_stop_may_be_one_text_or_a_list() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_defaults_are_those_that_users_of_llama_cpp_know() -> None:
+    sampling = SamplingParams()
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.8, 40, 0.95)
+    assert (sampling.min_p, sampling.repeat_penalty, sampling.repeat_last_n) == (0.05, 1.0, 64)
+    assert (PrefillConfig().batch_size, PrefillConfig().chunk_size) == (4096, 1024)

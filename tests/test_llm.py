@@ -1,0 +1,206 @@
+"""The embedding interface on tiny models, and the main job on the default model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.attention.h2o import H2OConfig
+
+from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.errors import FormatError, ResourceError, UsageError
+from edgeh2o.llm import LLM
+from tests.tiny_models import TinyModelFactory
+
+PROMPT = "the art of the thing is that it is there and for all that"
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SMALL_CHUNKS = PrefillConfig(batch_size=32, chunk_size=8)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: TinyModelFactory) -> Path:
+    return tiny_model(tensor_type="Q4_0")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(model, seed=5) as llm:
+        yield llm
+
+
+def test_generate(llm: LLM) -> None:
+    result = llm.generate(PROMPT, GREEDY)
+    assert len(result.token_ids) == result.stats.generated_tokens == 8
+    assert result.finish_reason == "length"
+    assert result.text == llm.detokenize(result.token_ids, skip_special=True)
+    assert result.stats.prompt_tokens == len(llm.tokenize(PROMPT))
+    assert result.stats.pairs_dense == result.stats.pairs_computed  # one chunk
+    assert result.stats.memory_bytes["weights"] > 0
+    assert result.stats.load_s > 0
+
+
+def test_stream_gives_the_same_answer_in_pieces(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, GREEDY)
+    stream = llm.stream(PROMPT, GREEDY)
+    chunks = list(stream)
+    assert tuple(chunk.token_id for chunk in chunks) == whole.token_ids
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [chunk.generated_tokens for chunk in chunks] == list(range(1, 9))
+    assert [chunk.finish_reason for chunk in chunks] == [None] * 7 + ["length"]
+    assert stream.result().token_ids == whole.token_ids
+
+
+def test_token_ids_are_taken_as_a_prompt(llm: LLM) -> None:
+    ids = llm.tokenize(PROMPT)
+    assert llm.generate(ids, GREEDY).token_ids == llm.generate(PROMPT, GREEDY).token_ids
+    array = np.array(ids, dtype=np.int64)
+    assert llm.generate(array, GREEDY).token_ids == llm.generate(ids, GREEDY).token_ids
+
+
+def test_a_new_prompt_forgets_the_one_before(llm: LLM) -> None:
+    alone = llm.generate(PROMPT, GREEDY).token_ids
+    llm.generate("in the art", GREEDY)
+    next(llm.stream("for all", GREEDY))
+    assert llm.generate(PROMPT, GREEDY).token_ids == alone
+
+
+def test_a_stream_ends_with_an_error_when_a_newer_prompt_begins(llm: LLM) -> None:
+    old = llm.stream(PROMPT, GREEDY)
+    next(old)
+    llm.stream("in", GREEDY)
+    with pytest.raises(UsageError, match="ended by a newer prompt"):
+        next(old)
+
+
+def test_seed_of_the_model_serves_calls_without_one(llm: LLM) -> None:
+    loose = SamplingParams(temperature=5.0, top_k=0, min_p=0.0, max_tokens=12, ignore_eos=True)
+    first = llm.generate(PROMPT, loose)
+    assert first.stats.seed == 5
+    assert llm.generate(PROMPT, loose).token_ids == first.token_ids
+
+
+def test_logprobs_come_with_each_token(llm: LLM) -> None:
+    result = llm.generate(PROMPT, GREEDY, logprobs=True)
+    assert result.logprobs is not None
+    assert len(result.logprobs) == 8
+    assert all(-20 < value < 0 for value in result.logprobs)
+    assert llm.generate(PROMPT, GREEDY).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ([1, 10**6], "token id 1000000 at index 1 is outside the vocabulary"),
+        ([-1], "token id -1 at index 0"),
+        ("a\udcff", "lone surrogate"),
+        ([1] * 100_000, "the prompt has 100000 tokens and the context holds"),
+    ],
+)
+def test_bad_prompts(llm: LLM, prompt: str | list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        llm.stream(prompt, GREEDY)
+
+
+def test_progress_counts_bytes_then_tokens(model: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    with LLM(model, on_progress=lambda *report: reports.append(report)) as llm:
+        n_tokens = len(llm.tokenize(PROMPT))
+        llm.generate(PROMPT, GREEDY)
+    for stage, total in (("load", None), ("prefill", n_tokens)):
+        counts = [done for name, done, _ in reports if name == stage]
+        totals = {size for name, _, size in reports if name == stage}
+        assert counts == sorted(counts)
+        assert totals == {total or counts[-1]}
+        assert counts[-1] == next(iter(totals))
+
+
+def test_batches_and_threads_do_not_change_the_answer(model: Path) -> None:
+    answers = set()
+    for batch_size, threads in ((8, 1), (16, 2), (64, 3)):
+        prefill = PrefillConfig(batch_size=batch_size, chunk_size=8)
+        attention = H2OConfig(local=2, heavy=2)
+        with LLM(model, prefill=prefill, attention=attention, threads=threads) as llm:
+            result = llm.generate(PROMPT, GREEDY)
+            assert result.stats.pairs_computed < result.stats.pairs_dense
+            answers.add(result.token_ids)
+    assert len(answers) == 1
+
+
+def test_dense_is_a_choice(model: Path) -> None:
+    with LLM(model, prefill=SMALL_CHUNKS, attention=DenseConfig()) as llm:
+        stats = llm.generate(PROMPT, GREEDY).stats
+        assert stats.pairs_computed == stats.pairs_dense
+
+
+def test_interrupt_in_the_prefill_leaves_a_usable_model(model: Path) -> None:
+    is_armed = False
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if is_armed and stage == "prefill" and done:
+            raise KeyboardInterrupt
+
+    with LLM(model, on_progress=interrupt) as llm:
+        expected = llm.generate(PROMPT, GREEDY).token_ids
+        is_armed = True
+        stream = llm.stream(PROMPT, GREEDY)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        assert stream.result().finish_reason == "interrupted"
+        is_armed = False
+        assert llm.generate(PROMPT, GREEDY).token_ids == expected
+
+
+def test_closed_model_is_refused(model: Path) -> None:
+    with LLM(model) as llm:
+        stream = llm.stream(PROMPT, GREEDY)
+    for use in (lambda: llm.generate("in"), lambda: llm.tokenize("in"), lambda: next(stream)):
+        with pytest.raises(UsageError, match="close"):
+            use()
+
+
+def test_context_beyond_training_is_warned_about(model: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="longer than the"),
+        LLM(model, context_size=100_000) as llm,
+    ):
+        assert llm.generate(PROMPT, GREEDY).stats.context_size == 100_000
+
+
+def test_bad_files_and_sizes(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"none\.gguf"):
+        LLM(tmp_path / "none.gguf")
+    text = tmp_path / "text.gguf"
+    text.write_text("not a model", encoding="utf-8")
+    with pytest.raises(FormatError, match="not a GGUF file"):
+        LLM(text)
+    with pytest.raises(ResourceError, match="the largest context that fits is -c"):
+        LLM(model, context_size=2_000_000_000)
+
+
+def test_repeated_prompts_keep_the_memory_flat(model: Path) -> None:
+    process = psutil.Process()
+    with LLM(model, prefill=SMALL_CHUNKS, attention=H2OConfig(local=2, heavy=2)) as llm:
+        ids = (llm.tokenize(PROMPT) * 30)[:300]
+        for _ in range(5):
+            llm.generate(ids, GREEDY)
+        before = process.memory_info().rss
+        for _ in range(30):
+            llm.generate(ids, GREEDY)
+        assert process.memory_info().rss - before < 4 * 2**20
+
+
+def test_the_default_model_answers_a_long_prompt(smollm2_path: Path) -> None:
+    prompt = (Path(__file__).parents[1] / "examples/long_prompt.txt").read_text(encoding="utf-8")
+    with LLM(smollm2_path) as llm:
+        result = llm.generate(
+            prompt.removesuffix("\n"), SamplingParams(temperature=0, max_tokens=24)
+        )
+    assert result.stats.prompt_tokens > 4096
+    assert result.stats.pairs_computed < result.stats.pairs_dense / 2
+    assert "Kestrel Station" in result.text
