@@ -12,7 +12,22 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
   constexpr size_t kVectors = kGemmF32Vectors;
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = zero(); }); });
-  for (size_t k = 0; k < depth; ++k) {
+  size_t k = 0;
+  if constexpr (kHasLaneMulAdd) {  // one load of a row serves kLanes steps of depth
+    for (; k + kLanes <= depth; k += kLanes) {
+      F32 rows[kRows];
+      unroll<kRows>([&](auto r) { rows[r] = load(a + r * a_stride + k); });
+      unroll<kLanes>([&](auto i) {
+        F32 columns[kVectors];
+        unroll<kVectors>([&](auto v) { columns[v] = load(b + v * kLanes); });
+        unroll<kRows>([&](auto r) {
+          unroll<kVectors>([&](auto v) { sum[r][v] = mul_add_lane(i, rows[r], columns[v], sum[r][v]); });
+        });
+        b += b_stride;
+      });
+    }
+  }
+  for (; k < depth; ++k) {
     F32 columns[kVectors];
     unroll<kVectors>([&](auto v) { columns[v] = load(b + v * kLanes); });
     unroll<kRows>([&](auto r) {

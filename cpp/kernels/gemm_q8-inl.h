@@ -13,14 +13,46 @@ template <PackedFormat kFormat>
 struct Correction {
   static constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
   static constexpr bool kNeeded = kOffsetLog2 >= 0 && !simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned;
+  static_assert(!kNeeded || simd::kDotBias == 0);
   static EH2O_INLINE simd::I32 start(int32_t negated_sum8) {
     if constexpr (kNeeded) {
       return simd::shift_left_i32<kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
     } else {
-      return simd::set1_i32(0);
+      return simd::set1_i32(simd::kDotBias);
     }
   }
 };
+
+// The dot products of one sub-block by matrix multiply instructions: pairs of rows times pairs of columns, 8 values of
+// depth at a time.
+template <typename Dot, size_t kSteps>
+EH2O_INLINE void matrix_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vectors],
+                            const int8_t* x,     // [kSteps][kGemmQ8Rows][4]
+                            const uint8_t* w) {  // [kSteps / 2][kGemmQ8Columns][8]
+  using namespace simd;
+  constexpr size_t kRows = kGemmQ8Rows, kColumnPairs = 2 * kGemmQ8Vectors;
+  I32 sum[kRows / 2][kColumnPairs];
+  unroll<kRows / 2>([&](auto r) { unroll<kColumnPairs>([&](auto p) { sum[r][p] = dot[2 * r][p / 2]; }); });
+  unroll<kSteps / 2>([&](auto step) {
+    I8 columns[kColumnPairs];
+    unroll<kColumnPairs>([&](auto p) { columns[p] = load_i8(w + (step * kColumnPairs + p) * 4 * kLanes); });
+    unroll<kRows / 4>([&](auto g) {
+      const int8_t* four_rows = x + step * 8 * kRows + g * 16;
+      const I8 even = load_i8(four_rows), odd = load_i8(four_rows + 4 * kRows);
+      const I8 low = Dot::low_pair(even, odd), high = Dot::high_pair(even, odd);
+      unroll<kColumnPairs>([&](auto p) {
+        sum[2 * g][p] = Dot::multiply_pairs(sum[2 * g][p], low, columns[p]);
+        sum[2 * g + 1][p] = Dot::multiply_pairs(sum[2 * g + 1][p], high, columns[p]);
+      });
+    });
+  });
+  unroll<kRows / 2>([&](auto r) {
+    unroll<kGemmQ8Vectors>([&](auto v) {
+      dot[2 * r][v] = Dot::first_row(sum[r][2 * v], sum[r][2 * v + 1]);
+      dot[2 * r + 1][v] = Dot::second_row(sum[r][2 * v], sum[r][2 * v + 1]);
+    });
+  });
+}
 
 // One register tile: kGemmQ8Rows x kGemmQ8Columns, n_records of depth.
 template <PackedFormat kFormat>
@@ -35,6 +67,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
   constexpr size_t kRows = kGemmQ8Rows, kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
+  static_assert(kSteps % kStepsAtOnce == 0 && kRows % Dot::kXRows == 0);
 
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = zero(); }); });
@@ -59,31 +92,37 @@ EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
         const I32 start = Correction<kFormat>::start(negated_sum8);
         unroll<kVectors>([&](auto v) { dot[r][v] = start; });
       });
-      for (size_t step = 0; step < kSteps; step += kStepsAtOnce) {
-        typename Dot::Acc acc[kRows][kVectors];
-        unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { acc[r][v] = Dot::start(dot[r][v]); }); });
-        unroll<kStepsAtOnce>([&](auto) {
-          I8 weights[kVectors];
-          unroll<kVectors>([&](auto v) { weights[v] = load_i8(w_quants + v * 4 * kLanes); });
-          unroll<kRows / Dot::kXRows>([&](auto g) {
-            const typename Dot::X rows = Dot::load_x(x_quants + g * 4 * Dot::kXRows);
-            unroll<Dot::kXRows>([&](auto i) {
-              unroll<kVectors>([&](auto v) {
-                auto& a = acc[g * Dot::kXRows + i][v];
-                a = Dot::template add<i>(a, weights[v], rows);
+      if constexpr (kHasMmla) {
+        matrix_dot<Dot, kSteps>(dot, x_quants, w_quants);
+        x_quants += kSteps * 4 * kRows;
+        w_quants += kSteps * 4 * kCols;
+      } else {
+        for (size_t step = 0; step < kSteps; step += kStepsAtOnce) {
+          typename Dot::Acc acc[kRows][kVectors];
+          unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { acc[r][v] = Dot::start(dot[r][v]); }); });
+          unroll<kStepsAtOnce>([&](auto) {
+            I8 weights[kVectors];
+            unroll<kVectors>([&](auto v) { weights[v] = load_i8(w_quants + v * 4 * kLanes); });
+            unroll<kRows / Dot::kXRows>([&](auto g) {
+              const typename Dot::X rows = Dot::load_x(x_quants + g * 4 * Dot::kXRows);
+              unroll<Dot::kXRows>([&](auto i) {
+                unroll<kVectors>([&](auto v) {
+                  auto& a = acc[g * Dot::kXRows + i][v];
+                  a = Dot::template add<i>(a, weights[v], rows);
+                });
               });
             });
+            w_quants += 4 * kCols;
+            x_quants += 4 * kRows;
           });
-          w_quants += 4 * kCols;
-          x_quants += 4 * kRows;
-        });
-        unroll<kRows>(
-            [&](auto r) { unroll<kVectors>([&](auto v) { dot[r][v] = Dot::finish(acc[r][v], dot[r][v]); }); });
+          unroll<kRows>(
+              [&](auto r) { unroll<kVectors>([&](auto v) { dot[r][v] = Dot::finish(acc[r][v], dot[r][v]); }); });
+        }
       }
       unroll<kRows>([&](auto r) {
         const F32 scale = set1(x_scale[r]);
         unroll<kVectors>([&](auto v) {
-          const F32 part = mul(to_f32(dot[r][v]), scale);
+          const F32 part = mul(dot_to_f32(dot[r][v]), scale);
           sum[r][v] = mul_add(part, load(w_scale + sub * kCols + v * kLanes), sum[r][v]);
         });
       });

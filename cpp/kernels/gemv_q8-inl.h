@@ -67,6 +67,7 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
   constexpr size_t kXSteps = Dot::kXRows < kStepsAtOnce ? Dot::kXRows : kStepsAtOnce;
+  static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce % kXSteps == 0 && kXSteps % 2 == 0);
 
   F32 sum[kVectors];
   unroll<kVectors>([&](auto v) { sum[v] = zero(); });
@@ -111,7 +112,7 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
         });
       });
       unroll<kVectors>([&](auto v) {
-        sum[v] = mul_add(mul(to_f32(dot[v]), x_scale), scales.scale(sub, v), sum[v]);
+        sum[v] = mul_add(mul(dot_to_f32(dot[v]), x_scale), scales.scale(sub, v), sum[v]);
       });
     });
     if constexpr (Traits::kHasMin) {
@@ -165,11 +166,24 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
       if constexpr (Traits::kHasMin) store(out_scale + kSubBlocks * kCols + v * kLanes, scales.min(v));
     });
     uint8_t* out_quants = out + 4 * kCols * (kSubBlocks + (Traits::kHasMin ? 1 : 0));
-    unroll<8>([&](auto step) {
-      unroll<kVectors>([&](auto v) {
-        store_i8(out_quants + (step * kCols + v * kLanes) * 4, load_weights<kFormat>(w_quants, step, v));
+    if constexpr (kHasMmla) {
+      using Dot = Dot4<Traits::kBits>;
+      unroll<4>([&](auto step) {
+        unroll<kVectors>([&](auto v) {
+          const I8 even = load_weights<kFormat>(w_quants, 2 * step, v);
+          const I8 odd = load_weights<kFormat>(w_quants, 2 * step + 1, v);
+          uint8_t* columns = out_quants + (step * kCols + v * kLanes) * 8;
+          store_i8(columns, Dot::low_pair(even, odd));
+          store_i8(columns + 4 * kLanes, Dot::high_pair(even, odd));
+        });
       });
-    });
+    } else {
+      unroll<8>([&](auto step) {
+        unroll<kVectors>([&](auto v) {
+          store_i8(out_quants + (step * kCols + v * kLanes) * 4, load_weights<kFormat>(w_quants, step, v));
+        });
+      });
+    }
     w += Sizes::kRecordPerColumn * kCols;
     out += Sizes::kUnpackedPerColumn * kCols;
   }

@@ -60,7 +60,8 @@ struct PackedSizes {
   static constexpr size_t kQuantsPerColumn = Traits::kNibbles ? 16 : 32;
   static constexpr size_t kRecordPerColumn = kScalesPerColumn + kQuantsPerColumn;
   static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
-  // An unpacked record, as the matrix kernel reads it: f32 scales, f32 mins, u8 or s8 quants[8][nr][4].
+  // An unpacked record, as the matrix kernel reads it: f32 scales, f32 mins, u8 or s8 quants[8][nr][4], or
+  // [4][nr][8] where the ISA multiplies matrices.
   static constexpr size_t kUnpackedPerColumn = 4 * (32 / Traits::kSubBlock) + (Traits::kHasMin ? 4 : 0) + 32;
 };
 

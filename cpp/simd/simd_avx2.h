@@ -15,6 +15,8 @@ using I8 = __m256i;
 
 inline constexpr size_t kLanes = 8;
 inline constexpr bool kHasMmla = false;
+inline constexpr bool kHasLaneMulAdd = false;
+inline constexpr int32_t kDotBias = 0;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
@@ -87,7 +89,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm256_slli_epi32(a, N);
 }
-EH2O_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }

@@ -15,6 +15,8 @@ using I8 = __m512i;
 
 inline constexpr size_t kLanes = 16;
 inline constexpr bool kHasMmla = false;
+inline constexpr bool kHasLaneMulAdd = false;
+inline constexpr int32_t kDotBias = 0;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
@@ -71,7 +73,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm512_slli_epi32(a, N);
 }
-EH2O_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm512_loadu_si512(p); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm512_storeu_si512(p, v); }
@@ -85,8 +87,10 @@ template <int kBits>
 struct Dot4 {
   static constexpr bool kSigned = false;
   using Acc = __m512i;
-  using X = const int8_t*;  // the 4 bytes of kXRows rows, one row after another
-  static constexpr size_t kXRows = kGemmQ8Rows;
+  // The 4 bytes of kXRows rows, one row after another; kXRows divides kGemmQ8Rows and the 4 or 8 steps of a sub-block,
+  // which the vector product takes for rows.
+  using X = const int8_t*;
+  static constexpr size_t kXRows = 2;
   static EH2O_INLINE Acc start(I32 init) { return init; }
   static EH2O_INLINE X load_x(const int8_t* p) { return p; }
   template <size_t kRow>

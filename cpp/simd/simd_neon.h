@@ -20,6 +20,10 @@ inline constexpr bool kHasMmla = true;
 #else
 inline constexpr bool kHasMmla = false;
 #endif
+inline constexpr bool kHasLaneMulAdd = true;
+// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22, and one
+// subtraction replaces the conversion, which occupies a Cortex-A76 pipe twice.
+inline constexpr int32_t kDotBias = 0x4b400000;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
 
@@ -51,6 +55,11 @@ EH2O_INLINE F32 sub(F32 a, F32 b) { return vsubq_f32(a, b); }
 EH2O_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
 EH2O_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
 EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
+// a's lane I times b, plus c.
+template <size_t I>
+EH2O_INLINE F32 mul_add_lane(Index<I>, F32 a, F32 b, F32 c) {
+  return vfmaq_laneq_f32(c, b, a, I);
+}
 EH2O_INLINE F32 max(F32 a, F32 b) { return vmaxq_f32(a, b); }
 EH2O_INLINE F32 min(F32 a, F32 b) { return vminq_f32(a, b); }
 EH2O_INLINE F32 abs(F32 a) { return vabsq_f32(a); }
@@ -92,7 +101,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return vshlq_n_s32(a, N);
 }
-EH2O_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
+EH2O_INLINE F32 dot_to_f32(I32 a) { return vsubq_f32(vreinterpretq_f32_s32(a), vdupq_n_f32(12582912.0f)); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
 EH2O_INLINE void store_i8(void* p, I8 v) { vst1q_s8(static_cast<int8_t*>(p), v); }
@@ -116,6 +125,25 @@ struct Dot4 {
   }
   static constexpr size_t kMaxSteps = 8;
   static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+#ifdef __ARM_FEATURE_MATMUL_INT8
+  // a, b: 4 rows (or columns) of 4 values at two neighbouring steps of depth. The first two and the last two with
+  // 8 values each:
+  static EH2O_INLINE I8 low_pair(I8 a, I8 b) {
+    return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+  }
+  static EH2O_INLINE I8 high_pair(I8 a, I8 b) {
+    return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+  }
+  // Lanes: row 0 column 0, row 0 column 1, row 1 column 0, row 1 column 1.
+  static EH2O_INLINE I32 multiply_pairs(I32 acc, I8 rows, I8 columns) { return vmmlaq_s32(acc, rows, columns); }
+  // One row of two such results that are neighbours.
+  static EH2O_INLINE I32 first_row(I32 a, I32 b) {
+    return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+  }
+  static EH2O_INLINE I32 second_row(I32 a, I32 b) {
+    return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+  }
+#endif
 };
 
 #else

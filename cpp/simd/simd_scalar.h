@@ -11,6 +11,8 @@ namespace edgeh2o::EH2O_ISA::simd {
 
 inline constexpr size_t kLanes = 4;
 inline constexpr bool kHasMmla = false;
+inline constexpr bool kHasLaneMulAdd = false;
+inline constexpr int32_t kDotBias = 0;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
 
@@ -158,7 +160,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return from_lanes<I32>([&](size_t i) { return a.lane[i] * (1 << N); });
 }
-EH2O_INLINE F32 to_f32(I32 a) {
+EH2O_INLINE F32 dot_to_f32(I32 a) {
   return from_lanes<F32>([&](size_t i) { return static_cast<float>(a.lane[i]); });
 }
 
