@@ -1,0 +1,60 @@
+"""Tokenizers built from GGUF metadata.
+
+``build_tokenizer`` looks at ``tokenizer.ggml.model``; each model is one file of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from edgeh2o.errors import FormatError
+from edgeh2o.tokenizer.base import Tokenizer
+from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer
+from edgeh2o.tokenizer.stream_decoder import StreamDecoder
+
+__all__ = ["StreamDecoder", "Tokenizer", "build_tokenizer"]
+
+_BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
+    "gpt2": ByteBpeTokenizer.from_metadata,
+}
+
+# Models that GGUF files are known to name; the text says what each of them is.
+_NOT_SUPPORTED = {
+    "llama": "SentencePiece BPE with byte fallback",
+    "bert": "WordPiece",
+    "t5": "SentencePiece unigram",
+    "rwkv": "RWKV trie",
+    "plamo2": "PLaMo-2",
+    "gemma4": "BPE on raw UTF-8",
+    "hybriddna": "BPE with DNA k-mers",
+    "whitespace": "BPE on words between whitespace",
+    "none": "no vocabulary",
+    "no_vocab": "no vocabulary",
+}
+
+
+def build_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
+    """Build the tokenizer that a GGUF file describes.
+
+    ``metadata`` maps GGUF keys to values: Python scalars, sequences of ``str`` for string arrays
+    and NumPy arrays for numeric arrays. Raises ``FormatError`` if the vocabulary is malformed,
+    or if its model or pre-tokenizer is unknown or not supported.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    if model is None:
+        raise FormatError(
+            "the file has no tokenizer: the key tokenizer.ggml.model is missing; "
+            "convert the model again with its vocabulary"
+        )
+    if not isinstance(model, str):
+        raise FormatError(f"tokenizer.ggml.model must be a string, not {type(model).__name__}")
+    builder = _BUILDERS.get(model)
+    if builder is not None:
+        return builder(metadata)
+    supported = ", ".join(sorted(_BUILDERS))
+    if model in _NOT_SUPPORTED:
+        raise FormatError(
+            f"the tokenizer model '{model}' ({_NOT_SUPPORTED[model]}) is not supported yet; "
+            f"supported: {supported}"
+        )
+    raise FormatError(f"unknown tokenizer model '{model}'; supported: {supported}")

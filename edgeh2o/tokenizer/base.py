@@ -1,0 +1,165 @@
+"""What every tokenizer shares: special tokens, BOS and EOS, decoding."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from edgeh2o.errors import FormatError, UsageError
+from edgeh2o.tokenizer.stream_decoder import StreamDecoder
+from edgeh2o.tokenizer.vocabulary import TokenType, Vocabulary, read_flag
+
+_logger = logging.getLogger(__name__)
+
+# A piece of a prompt: text still to be tokenized, or the id of a special token.
+Fragment = str | int
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back. Immutable: one object serves any number of prompts.
+
+    Attributes:
+        model_name: value of ``tokenizer.ggml.model``.
+        pre_name: value of ``tokenizer.ggml.pre``, "default" where the file has none.
+        bos_id, eos_id: ids of the tokens that begin and end a text; None if there is none.
+        add_bos, add_eos: whether ``encode`` adds them.
+        eog_ids: ids after which a generation stops.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        metadata: Mapping[str, object],
+        *,
+        model_name: str,
+        pre_name: str,
+        default_add_bos: bool,
+    ) -> None:
+        self.model_name = model_name
+        self.pre_name = pre_name
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.eog_ids = vocabulary.eog_ids
+        self.add_bos = _read_adding(metadata, "bos", self.bos_id, default=default_add_bos)
+        self.add_eos = _read_adding(metadata, "eos", self.eos_id, default=False)
+        self._vocabulary = vocabulary
+        self._special = _order_for_matching(vocabulary)
+        self._always_matched = [
+            (text, i) for text, i in self._special if vocabulary.types[i] == TokenType.USER_DEFINED
+        ]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return len(self._vocabulary)
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Return the token ids of ``text``.
+
+        ``add_special`` adds BOS and EOS where the model wants them. ``parse_special`` lets
+        control tokens written in ``text`` (``<|im_end|>``) become their ids; without it they are
+        plain text. User-defined tokens are always matched. Raises ``UsageError`` if the text has
+        lone surrogates or a run without a word boundary that is too long to tokenize.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text has a lone surrogate, U+{ord(text[error.start]):04X}, at character "
+                f"{error.start}; give valid Unicode text"
+            ) from None
+        special = self._special if parse_special else self._always_matched
+        ids = self._encode_fragments(_match_special_tokens(text, special))
+        if not add_special:
+            return ids
+        if self.add_bos and self.bos_id is not None:
+            if ids and ids[0] == self.bos_id:
+                _logger.warning("the prompt begins with a BOS token and the model adds one more")
+            ids.insert(0, self.bos_id)
+        if self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
+
+        ``skip_special`` leaves control and unknown tokens out. Raises ``UsageError`` for an id
+        outside the vocabulary.
+        """
+        pieces = (self.token_bytes(token_id, skip_special=skip_special) for token_id in ids)
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def decoder(self, *, skip_special: bool = False) -> StreamDecoder:
+        """Return a decoder for ids that come one at a time."""
+        return StreamDecoder(lambda token_id: self.token_bytes(token_id, skip_special=skip_special))
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token as the vocabulary stores it."""
+        self._check_id(token_id)
+        return self._vocabulary.tokens[token_id]
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """Return the bytes that a token adds to the text; may be part of a character."""
+        self._check_id(token_id)
+        kind = self._vocabulary.types[token_id]
+        if skip_special and kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            return b""
+        return self._spell(token_id, kind)
+
+    @abstractmethod
+    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
+        """Return the ids of all fragments; ids of special tokens stay as they are."""
+
+    @abstractmethod
+    def _spell(self, token_id: int, kind: int) -> bytes:
+        """Return the bytes of the token ``token_id`` of type ``kind``."""
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise UsageError(
+                f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"
+            )
+
+
+def _read_adding(
+    metadata: Mapping[str, object], name: str, token_id: int | None, *, default: bool
+) -> bool:
+    key = f"tokenizer.ggml.add_{name}_token"
+    add = read_flag(metadata, key, default=default)
+    if add and token_id is None:
+        reason = f"{key} is true" if key in metadata else "the pre-tokenizer asks for it"
+        raise FormatError(
+            f"every prompt needs a {name.upper()} token ({reason}), but "
+            f"tokenizer.ggml.{name}_token_id names no token of the vocabulary"
+        )
+    return add
+
+
+def _order_for_matching(vocabulary: Vocabulary) -> list[tuple[str, int]]:
+    """Return (text, id) of the tokens that text can name, the longest text in bytes first."""
+    kinds = {TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN}
+    named = [(vocabulary.tokens[i], i) for i, k in enumerate(vocabulary.types) if k in kinds]
+    return sorted(named, key=lambda entry: -len(entry[0].encode("utf-8")))
+
+
+def _match_special_tokens(text: str, special: Sequence[tuple[str, int]]) -> list[Fragment]:
+    """Cut ``text`` at special tokens, the longest first, as llama.cpp does."""
+    fragments: list[Fragment] = [text] if text else []
+    for token, token_id in special:
+        if token not in text:
+            continue
+        cut: list[Fragment] = []
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                cut.append(fragment)
+                continue
+            for i, part in enumerate(fragment.split(token)):
+                if i:
+                    cut.append(token_id)
+                if part:
+                    cut.append(part)
+        fragments = cut
+    return fragments

@@ -1,0 +1,32 @@
+"""Token ids to text, one id at a time."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+
+
+class StreamDecoder:
+    """Turns token ids into text as they come, holding back incomplete characters.
+
+    A token may end in the middle of a UTF-8 sequence; its bytes are kept until the character is
+    complete. Bytes that cannot become valid UTF-8 turn into U+FFFD, so that the pieces always
+    join to what ``Tokenizer.decode`` gives for all the ids at once.
+    """
+
+    __slots__ = ("_to_bytes", "_utf8")
+
+    def __init__(self, to_bytes: Callable[[int], bytes]) -> None:
+        """``to_bytes`` gives the bytes that one token id stands for."""
+        self._to_bytes = to_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """Return the characters that ``token_id`` completes; may be empty."""
+        return self._utf8.decode(self._to_bytes(token_id))
+
+    def finish(self) -> str:
+        """Return what is still held back, as U+FFFD, and become ready for another text."""
+        tail = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return tail
