@@ -4,8 +4,8 @@ namespace edgeh2o::EH2O_ISA {
 
 EH2O_INLINE simd::F32 exp(simd::F32 x) {
   using namespace simd;
-  // Below -104 the result is 0; the operand order lets NaN through.
-  x = max(set1(-104.0f), min(set1(88.7f), x));
+  // Below -104 the result is 0, above 89 infinity; the operand order lets NaN through.
+  x = max(set1(-104.0f), min(set1(90.0f), x));
   const F32 n = round_nearest(mul(x, set1(1.44269504088896341f)));
   F32 r = mul_add(n, set1(-0.693359375f), x);
   r = mul_add(n, set1(2.12194440e-4f), r);

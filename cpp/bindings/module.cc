@@ -1,0 +1,32 @@
+// The Python module edgeh2o._core: objects with a lifetime. One file per group of classes.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/parallel.h"
+#include "bindings/register.h"
+#include "isa/select.h"
+#include "quant/packed_matrix.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_core, module) {
+  using namespace edgeh2o;
+  module.doc() = "Compiled core of edgeh2o; see _core.pyi";
+  module.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const KernelTable* table : available_kernel_tables()) names.emplace_back(table->name);
+    return names;
+  });
+  module.def("active_isa", [] { return active_kernel_table().name; });
+  module.def("use_isa", &use_isa, py::arg("name"));
+  module.def("set_num_threads", &set_num_threads, py::arg("n"));
+  module.def("num_threads", &num_threads);
+  module.def("supported_types", [] {
+    std::vector<std::string> names;
+    for (const FormatInfo& info : supported_formats()) names.emplace_back(info.type_name);
+    return names;
+  });
+  bind_attention(module);
+  bind_model(module);
+  bind_session(module);
+}

@@ -1,0 +1,106 @@
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include "base/check.h"
+#include "bindings/register.h"
+#include "model/session.h"
+
+namespace py = pybind11;
+
+namespace edgeh2o {
+namespace {
+
+using TokenArray = py::array_t<int32_t, py::array::c_style>;
+
+py::array_t<float> copy_logits(const float* logits, size_t vocab_size) {
+  return py::array_t<float>(static_cast<py::ssize_t>(vocab_size), logits);
+}
+
+// Runs between layers with the GIL: delivers Ctrl-C, then reports progress.
+Decoder::OnLayer make_on_layer(const py::object& callback) {
+  return [&callback](size_t done, size_t total) {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!callback.is_none()) callback(done, total);
+  };
+}
+
+py::object prefill(Session& session, const TokenArray& tokens, bool is_last, bool all_logits,
+                   const py::object& on_layer) {
+  EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
+  const size_t n_tokens = static_cast<size_t>(tokens.size()), vocab_size = session.config().vocab_size;
+  const Decoder::OnLayer report = make_on_layer(on_layer);
+  py::array_t<float> all;
+  float* all_data = nullptr;
+  if (all_logits) {
+    EH2O_CHECK(n_tokens <= session.shape().batch_size, "a call takes 1 to ", session.shape().batch_size,
+               " tokens, got ", n_tokens);
+    all = py::array_t<float>({static_cast<py::ssize_t>(n_tokens), static_cast<py::ssize_t>(vocab_size)});
+    all_data = all.mutable_data();
+  }
+  const int32_t* token_data = tokens.data();
+  const float* last = nullptr;
+  {
+    const py::gil_scoped_release release;
+    last = session.prefill(token_data, n_tokens, is_last, all_data, report);
+  }
+  if (all_logits) return std::move(all);
+  if (last) return copy_logits(last, vocab_size);
+  return py::none();
+}
+
+py::array_t<float> decode(Session& session, int32_t token) {
+  const float* logits = nullptr;
+  {
+    const py::gil_scoped_release release;
+    logits = session.decode(token);
+  }
+  return copy_logits(logits, session.config().vocab_size);
+}
+
+py::dict to_dict(const SessionBytes& bytes) {
+  py::dict result;
+  result["kv_cache"] = bytes.kv_cache;
+  result["activations"] = bytes.activations;
+  result["scratch"] = bytes.attention;
+  result["scores"] = bytes.policy;
+  return result;
+}
+
+void check_cache_type(const std::string& cache_type) {
+  EH2O_CHECK(cache_type == "f16", "cache type '", cache_type, "' is not supported; supported: f16");
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  py::class_<Session>(module, "Session")
+      .def(py::init([](std::shared_ptr<Decoder> model, std::shared_ptr<SparsePolicy> policy, size_t max_context,
+                       size_t batch_size, size_t chunk_size, const std::string& cache_type) {
+             check_cache_type(cache_type);
+             return std::make_unique<Session>(std::move(model), std::move(policy),
+                                              SessionShape{max_context, batch_size, chunk_size});
+           }),
+           py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
+           py::arg("chunk_size"), py::arg("cache_type") = "f16")
+      .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"), py::arg("all_logits") = false,
+           py::arg("on_layer") = py::none())
+      .def("decode", &decode, py::arg("token"))
+      .def("reset", &Session::reset)
+      .def_property_readonly("position", &Session::position)
+      .def_property_readonly("pairs_computed", &Session::pairs_computed)
+      .def_property_readonly("pairs_dense", &Session::pairs_dense)
+      .def_property_readonly("memory_bytes", [](const Session& session) { return to_dict(session.bytes()); })
+      .def_static(
+          "estimate_bytes",
+          [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
+             size_t batch_size, size_t chunk_size, const std::string& cache_type) {
+            check_cache_type(cache_type);
+            return to_dict(Session::estimate_bytes(config, *policy, {max_context, batch_size, chunk_size}));
+          },
+          py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
+          py::arg("chunk_size"), py::arg("cache_type") = "f16");
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,142 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+
+#include "base/parallel.h"
+#include "ops/matmul.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+namespace {
+
+// Rows that pass the feed-forward network at a time: gate and up of 256 x 1,536 are 3 MB.
+constexpr size_t kFfnRows = 256;
+
+bool any_float(std::initializer_list<const Linear*> layers) {
+  return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return !l->weight.is_quantised(); });
+}
+bool any_quantised(std::initializer_list<const Linear*> layers) {
+  return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return l->weight.is_quantised(); });
+}
+
+MatmulOutput to(const Linear& linear, float* out, size_t stride, bool accumulate = false) {
+  return {&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(), out, stride, accumulate};
+}
+
+}  // namespace
+
+Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena)
+    : ffn_rows(std::min(kFfnRows, batch_size)), batch_size(batch_size), n_threads(num_threads()) {
+  const size_t n = batch_size, widest = std::max({config.model_dim, config.q_dim(), config.ffn_dim});
+  x = arena.take<float>(n * config.model_dim);
+  norm = arena.take<float>(n * config.model_dim);
+  qkv = arena.take<float>(n * (config.q_dim() + 2 * config.kv_dim()));
+  attended = arena.take<float>(n * config.q_dim());
+  gate = arena.take<float>(ffn_rows * config.ffn_dim);
+  up = arena.take<float>(ffn_rows * config.ffn_dim);
+  packed = arena.take<uint8_t>(std::max(Activations8::bytes(table, n, std::max(config.model_dim, config.q_dim())),
+                                        Activations8::bytes(table, ffn_rows, config.ffn_dim)));
+  rope_cos = arena.take<float>(n * config.rope_inv_freq.size());
+  rope_sin = arena.take<float>(n * config.rope_inv_freq.size());
+  logits = arena.take<float>(config.vocab_size);
+  scratch = arena.take<uint8_t>(static_cast<size_t>(n_threads) *
+                                std::max(matmul_scratch_bytes(table), row_scratch_bytes(table, widest)));
+}
+
+void Decoder::embed(Activations& a, const int32_t* tokens, size_t n_tokens) const {
+  const size_t dim = config_.model_dim;
+  parallel_for(n_tokens, [&](size_t i, size_t) {
+    float* row = a.x + i * dim;
+    weights_.token_embd().dequantize_row(row, static_cast<size_t>(tokens[i]));
+    if (config_.embedding_scale != 1.0f) weights_.table().scale_f32(row, row, config_.embedding_scale, dim);
+  });
+}
+
+void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
+                         const OnLayer& on_layer) const {
+  fill_rope_table(a.rope_cos, a.rope_sin, step.first_position, step.n_tokens,
+                  {config_.rope_inv_freq.data(), config_.rope_inv_freq.size()}, config_.rope_attention_factor);
+  for (size_t layer = 0; layer < config_.n_layers; ++layer) {
+    attend(layer, step, a, cache, attention);
+    feed_forward(weights_.layer(layer), step.n_tokens, a);
+    if (on_layer) on_layer(layer + 1, config_.n_layers);
+  }
+}
+
+// x += attn_output(attention(rope(q), rope(k), v)), all of rms_norm(x)
+void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
+                     ChunkedAttention& attention) const {
+  const KernelTable& table = weights_.table();
+  const LayerWeights& w = weights_.layer(layer);
+  const size_t n = step.n_tokens, dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
+  const size_t qkv_dim = q_dim + 2 * kv_dim, n_pairs = config_.rope_inv_freq.size();
+  float *q = a.qkv, *k = q + q_dim, *v = k + kv_dim;
+
+  const auto inputs = {&w.attn_q, &w.attn_k, &w.attn_v};
+  const ActivationsOut norm{{any_float(inputs) ? a.norm : nullptr, n, dim, dim},
+                            any_quantised(inputs) ? a.packed : nullptr};
+  const MatmulInput normed = rms_norm_rows(table, {a.x, n, dim, dim}, w.attn_norm.data(), config_.norm_eps, norm,
+                                           a.scratch);
+  const MatmulOutput qkv[] = {to(w.attn_q, q, qkv_dim), to(w.attn_k, k, qkv_dim), to(w.attn_v, v, qkv_dim)};
+  matmul(table, normed, {qkv, 3}, a.scratch);
+
+  rope_rows(table, {q, n, q_dim + kv_dim, qkv_dim}, a.rope_cos, a.rope_sin, config_.head_dim, n_pairs);
+  cache.write(layer, step.first_position, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
+  const MatView<const float> queries{q, n, q_dim, qkv_dim};
+  const MatView<float> attended{a.attended, n, q_dim, q_dim};
+  if (step.is_decode) {
+    attention.decode(layer, queries, cache.view(layer), step.first_position, attended);
+  } else {
+    attention.run(layer, queries, cache.view(layer), step.first_position, step.is_last, attended);
+  }
+
+  const MatmulInput packed = pack_rows(table, {a.attended, n, q_dim, q_dim},
+                                       w.attn_output.weight.is_quantised() ? a.packed : nullptr);
+  const MatmulOutput residual = to(w.attn_output, a.x, dim, true);
+  matmul(table, packed, {&residual, 1}, a.scratch);
+}
+
+// x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
+void Decoder::feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const {
+  const KernelTable& table = weights_.table();
+  const size_t dim = config_.model_dim, ffn_dim = config_.ffn_dim;
+  const auto inputs = {&w.ffn_gate, &w.ffn_up};
+  for (size_t first = 0; first < n_tokens; first += a.ffn_rows) {
+    const size_t n = std::min(a.ffn_rows, n_tokens - first);
+    float* x = a.x + first * dim;
+    const ActivationsOut norm{{any_float(inputs) ? a.norm : nullptr, n, dim, dim},
+                              any_quantised(inputs) ? a.packed : nullptr};
+    const MatmulInput normed = rms_norm_rows(table, {x, n, dim, dim}, w.ffn_norm.data(), config_.norm_eps, norm,
+                                             a.scratch);
+    const MatmulOutput gate_up[] = {to(w.ffn_gate, a.gate, ffn_dim), to(w.ffn_up, a.up, ffn_dim)};
+    matmul(table, normed, {gate_up, 2}, a.scratch);
+
+    const bool is_quantised = w.ffn_down.weight.is_quantised();
+    const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
+                                 is_quantised ? a.packed : nullptr};
+    const MatmulInput activated = swiglu_rows(table, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim},
+                                              product, a.scratch);
+    const MatmulOutput residual = to(w.ffn_down, x, dim, true);
+    matmul(table, activated, {&residual, 1}, a.scratch);
+  }
+}
+
+void Decoder::compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const {
+  const KernelTable& table = weights_.table();
+  const PackedMatrix& head = weights_.output();
+  const size_t dim = config_.model_dim;
+  const MatView<float> norm{a.norm, n_rows, dim, dim};
+  const MatmulInput normed =
+      rms_norm_rows(table, {a.x + first * dim, n_rows, dim, dim}, weights_.output_norm().data(), config_.norm_eps,
+                    {norm, head.is_quantised() ? a.packed : nullptr}, a.scratch);
+  const MatmulOutput logits{&head, nullptr, out, config_.vocab_size, false};
+  matmul(table, normed, {&logits, 1}, a.scratch);
+  if (config_.logit_scale != 1.0f) {
+    parallel_for(n_rows, [&](size_t i, size_t) {
+      float* row = out + i * config_.vocab_size;
+      table.scale_f32(row, row, config_.logit_scale, config_.vocab_size);
+    });
+  }
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,73 @@
+// A decoder-only transformer (Llama family): its weights and the layer loop. Immutable once the weights are set; the
+// mutable state of a prompt is a Session.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "base/arena.h"
+#include "base/mat_view.h"
+#include "model/decoder_config.h"
+#include "model/kv_cache.h"
+#include "model/weights.h"
+#include "ops/chunked_attention.h"
+#include "ops/decode_attention.h"
+
+namespace edgeh2o {
+
+// Buffers for the rows of one logical batch. Sizes: n = batch_size.
+struct Activations {
+  Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena);
+
+  float* x;         // [n][model_dim] residual stream
+  float* norm;      // [n][model_dim] normed rows, for float weights
+  float* qkv;       // [n][q_dim + 2 * kv_dim]
+  float* attended;  // [n][q_dim]
+  float* gate;      // [ffn_rows][ffn_dim]
+  float* up;        // [ffn_rows][ffn_dim]
+  uint8_t* packed;  // 8-bit rows of the widest matmul input
+  float* rope_cos;  // [n][rotary_dim / 2]
+  float* rope_sin;
+  float* logits;     // [vocab_size]
+  uint8_t* scratch;  // num_threads() x the largest scratch of an op
+  size_t ffn_rows;   // rows that pass the feed-forward network at a time
+  size_t batch_size;
+  int n_threads;  // threads that `scratch` serves
+};
+
+class Decoder {
+ public:
+  using OnLayer = std::function<void(size_t done, size_t total)>;
+
+  Decoder(const DecoderConfig& config, const KernelTable& table) : config_(config), weights_(config, table) {}
+
+  const DecoderConfig& config() const { return config_; }
+  Weights& weights() { return weights_; }
+  const Weights& weights() const { return weights_; }
+
+  // Where the rows of a call stand in the prompt.
+  struct Step {
+    size_t first_position;
+    size_t n_tokens;
+    bool is_last;    // no further prefill call follows: the attention may skip what only such a call would read
+    bool is_decode;  // one generated token: full attention over the cache
+  };
+
+  // Runs all layers on a.x (filled by embed) and leaves the residual stream there.
+  void run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
+                  const OnLayer& on_layer) const;
+  void embed(Activations& a, const int32_t* tokens, size_t n_tokens) const;
+
+  // Logits of rows [first, first + n_rows) of a.x: out [n_rows][vocab_size].
+  void compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const;
+
+ private:
+  void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention) const;
+  void feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const;
+
+  DecoderConfig config_;
+  Weights weights_;
+};
+
+}  // namespace edgeh2o

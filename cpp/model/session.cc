@@ -1,0 +1,112 @@
+#include "model/session.h"
+
+#include <limits>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace edgeh2o {
+
+void SessionShape::check() const {
+  EH2O_CHECK(max_context > 0 && max_context <= std::numeric_limits<int32_t>::max(), "max_context = ", max_context,
+             " is not between 1 and 2^31 - 1");
+  EH2O_CHECK(chunk_size > 0 && chunk_size <= batch_size, "chunk_size = ", chunk_size,
+             " is not between 1 and batch_size = ", batch_size);
+  EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size, " is not a multiple of chunk_size = ",
+             chunk_size);
+}
+
+namespace {
+
+AttentionShape attention_shape(const DecoderConfig& config, const SessionShape& shape) {
+  return {config.n_layers,   config.n_heads,   config.n_kv_heads,  config.head_dim,
+          config.attention_scale, shape.chunk_size, shape.batch_size, shape.max_context};
+}
+
+}  // namespace
+
+Session::Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy,
+                 const SessionShape& shape)
+    : decoder_(std::move(decoder)),
+      policy_(std::move(policy)),
+      shape_(shape),
+      cache_((shape.check(), config().n_layers), config().n_kv_heads, config().head_dim, shape.max_context,
+             decoder_->weights().table()) {
+  decoder_->weights().check_complete();
+  const KernelTable& table = decoder_->weights().table();
+  for (int pass = 0; pass < 2; ++pass) {
+    activations_ = std::make_unique<Activations>(config(), table, shape.batch_size, arena_);
+    bytes_.activations = arena_.used();
+    attention_ = std::make_unique<ChunkedAttention>(table, attention_shape(config(), shape), *policy_, arena_);
+    bytes_.attention = arena_.used() - bytes_.activations;
+    if (pass == 0) arena_.allocate();
+  }
+  bytes_.kv_cache = cache_.n_bytes();
+  bytes_.policy = policy_->n_bytes();
+}
+
+SessionBytes Session::estimate_bytes(const DecoderConfig& config, const SparsePolicy& policy,
+                                     const SessionShape& shape) {
+  shape.check();
+  const KernelTable& table = active_kernel_table();
+  Arena arena;
+  SessionBytes bytes{};
+  const Activations activations(config, table, shape.batch_size, arena);
+  bytes.activations = arena.used();
+  bytes.attention = ChunkedAttention::scratch_bytes(table, attention_shape(config, shape));
+  bytes.kv_cache = KvCache::n_bytes(config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context);
+  bytes.policy = policy.estimate_bytes(attention_shape(config, shape).prompt_shape());
+  return bytes;
+}
+
+void Session::reset() {
+  position_ = 0;
+  pairs_dense_ = 0;
+  is_broken_ = false;
+  attention_->begin_prompt();
+}
+
+void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
+  EH2O_CHECK(!is_broken_, "the last call was interrupted: reset() the session first");
+  EH2O_CHECK(num_threads() <= activations_->n_threads, "the session was made for ", activations_->n_threads,
+             " threads, now there are ", num_threads());
+  EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size, "a call takes 1 to ", shape_.batch_size,
+             " tokens, got ", n_tokens);
+  EH2O_CHECK(n_tokens <= shape_.max_context - position_, "position ", position_, " plus ", n_tokens,
+             " tokens exceeds the context of ", shape_.max_context);
+  for (size_t i = 0; i < n_tokens; ++i) {
+    EH2O_CHECK(tokens[i] >= 0 && static_cast<size_t>(tokens[i]) < config().vocab_size, "token ", tokens[i],
+               " is outside the vocabulary of ", config().vocab_size);
+  }
+}
+
+void Session::advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer) {
+  is_broken_ = true;
+  decoder_->embed(*activations_, tokens, step.n_tokens);
+  decoder_->run_layers(step, *activations_, cache_, *attention_, on_layer);
+  is_broken_ = false;
+  position_ += step.n_tokens;
+}
+
+const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_last, float* all_logits,
+                              const Decoder::OnLayer& on_layer) {
+  check_call(tokens, n_tokens);
+  const uint64_t first = position_, n = n_tokens;
+  advance({position_, n_tokens, is_last, false}, tokens, on_layer);
+  pairs_dense_ += n * first + n * (n + 1) / 2;
+  if (all_logits) decoder_->compute_logits(*activations_, 0, n_tokens, all_logits);
+  if (!is_last) return nullptr;
+  decoder_->compute_logits(*activations_, n_tokens - 1, 1, activations_->logits);
+  return activations_->logits;
+}
+
+const float* Session::decode(int32_t token) {
+  check_call(&token, 1);
+  advance({position_, 1, true, true}, &token, nullptr);
+  decoder_->compute_logits(*activations_, 0, 1, activations_->logits);
+  return activations_->logits;
+}
+
+uint64_t Session::pairs_computed() const { return attention_->pairs_computed(); }
+
+}  // namespace edgeh2o

@@ -1,0 +1,70 @@
+// The mutable state of one prompt: KV cache, sparse policy, activations. Everything is allocated by the constructor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/arena.h"
+#include "model/decoder.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+struct SessionShape {
+  size_t max_context;  // positions that the cache holds
+  size_t batch_size;   // most tokens of one prefill call
+  size_t chunk_size;
+  void check() const;  // throws std::invalid_argument
+};
+
+// Bytes by purpose.
+struct SessionBytes {
+  size_t kv_cache, activations, attention, policy;
+};
+
+class Session {
+ public:
+  // Throws std::invalid_argument for sizes that do not fit together, std::bad_alloc when memory runs out.
+  Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy, const SessionShape& shape);
+
+  // Appends tokens to the prompt. is_last: the next call is decode or a new prompt. Writes [n_tokens][vocab_size]
+  // logits to `all_logits` unless it is null. Returns the logits of the last token [vocab_size] if is_last, else null.
+  // If on_layer throws, the session must be reset before it is used again.
+  const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last, float* all_logits,
+                       const Decoder::OnLayer& on_layer);
+
+  // Appends one generated token; its logits [vocab_size] stay valid until the next call.
+  const float* decode(int32_t token);
+
+  void reset();
+  size_t position() const { return position_; }
+  const DecoderConfig& config() const { return decoder_->config(); }
+  const SessionShape& shape() const { return shape_; }
+
+  // Query-key pairs per head, of the prompt so far: computed, and what full attention would compute.
+  uint64_t pairs_computed() const;
+  uint64_t pairs_dense() const { return pairs_dense_; }
+
+  SessionBytes bytes() const { return bytes_; }
+  static SessionBytes estimate_bytes(const DecoderConfig& config, const SparsePolicy& policy,
+                                     const SessionShape& shape);
+
+ private:
+  void check_call(const int32_t* tokens, size_t n_tokens) const;
+  void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer);
+
+  std::shared_ptr<const Decoder> decoder_;
+  std::shared_ptr<SparsePolicy> policy_;
+  SessionShape shape_;
+  Arena arena_;
+  KvCache cache_;
+  std::unique_ptr<Activations> activations_;
+  std::unique_ptr<ChunkedAttention> attention_;
+  SessionBytes bytes_{};
+  size_t position_ = 0;
+  uint64_t pairs_dense_ = 0;
+  bool is_broken_ = false;  // a call was interrupted
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,99 @@
+#include "model/weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace edgeh2o {
+
+void DecoderConfig::check() const {
+  EH2O_CHECK(n_layers > 0 && model_dim > 0 && n_heads > 0 && n_kv_heads > 0 && head_dim > 0 && ffn_dim > 0 &&
+                 vocab_size > 0,
+             "decoder sizes must be positive: n_layers=", n_layers, ", model_dim=", model_dim, ", n_heads=", n_heads,
+             ", n_kv_heads=", n_kv_heads, ", head_dim=", head_dim, ", ffn_dim=", ffn_dim, ", vocab_size=", vocab_size);
+  EH2O_CHECK(n_heads % n_kv_heads == 0, "n_heads = ", n_heads, " is not a multiple of n_kv_heads = ", n_kv_heads);
+  EH2O_CHECK(head_dim % 8 == 0, "head_dim = ", head_dim, " is not a multiple of 8");
+  EH2O_CHECK(2 * rope_inv_freq.size() <= head_dim, "rope_inv_freq has ", rope_inv_freq.size(),
+             " entries, more than half of head_dim = ", head_dim);
+}
+
+Weights::Weights(const DecoderConfig& config, const KernelTable& table)
+    : config_(config), table_(&table), layers_(config.n_layers) {
+  config_.check();
+  for_each_tensor([this](const std::string& name, const Slot& slot) { slots_.emplace(name, slot); });
+}
+
+template <typename F>
+void Weights::for_each_tensor(const F& f) {
+  const size_t model_dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
+  const auto matrix = [&](const std::string& name, PackedMatrix& slot, size_t rows, size_t cols, bool required) {
+    f(name, Slot{&slot, nullptr, rows, cols, required});
+  };
+  const auto vector = [&](const std::string& name, std::vector<float>& slot, size_t size, bool required) {
+    f(name, Slot{nullptr, &slot, 1, size, required});
+  };
+  const auto linear = [&](const std::string& name, Linear& slot, size_t rows, size_t cols) {
+    matrix(name + ".weight", slot.weight, rows, cols, true);
+    vector(name + ".bias", slot.bias, rows, false);
+  };
+  matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, true);
+  matrix("output.weight", output_.weight, config_.vocab_size, model_dim, !config_.tied_embeddings);
+  vector("output_norm.weight", output_norm_, model_dim, true);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const std::string prefix = "blk." + std::to_string(i) + ".";
+    LayerWeights& layer = layers_[i];
+    vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
+    linear(prefix + "attn_q", layer.attn_q, q_dim, model_dim);
+    linear(prefix + "attn_k", layer.attn_k, kv_dim, model_dim);
+    linear(prefix + "attn_v", layer.attn_v, kv_dim, model_dim);
+    linear(prefix + "attn_output", layer.attn_output, model_dim, q_dim);
+    vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
+    linear(prefix + "ffn_gate", layer.ffn_gate, config_.ffn_dim, model_dim);
+    linear(prefix + "ffn_up", layer.ffn_up, config_.ffn_dim, model_dim);
+    linear(prefix + "ffn_down", layer.ffn_down, model_dim, config_.ffn_dim);
+  }
+}
+
+void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
+                         size_t rows, size_t cols, const int32_t* row_order) {
+  const auto found = slots_.find(name);
+  EH2O_CHECK(found != slots_.end(), "tensor '", name, "' is not part of this model");
+  const Slot& slot = found->second;
+  EH2O_CHECK(rows == slot.rows && cols == slot.cols, "tensor '", name, "' is ", rows, " x ", cols, ", expected ",
+             slot.rows, " x ", slot.cols);
+  const FormatInfo& info = find_format(type_name);
+  if (slot.matrix) {
+    n_bytes_ -= slot.matrix->n_bytes();
+    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data, n_bytes,
+                                rows, cols, row_order);
+    n_bytes_ += slot.matrix->n_bytes();
+    return;
+  }
+  EH2O_CHECK(!info.is_quantised, "vector '", name, "' has the quantised type ", type_name);
+  const PackedMatrix row(info, 1, false, data, n_bytes, 1, cols, nullptr);
+  std::vector<float> values(cols);
+  row.dequantize_row(values.data(), 0);
+  n_bytes_ += (cols - slot.vector->size()) * sizeof(float);
+  slot.vector->resize(cols);
+  for (size_t i = 0; i < cols; ++i) {
+    EH2O_CHECK(!row_order || (row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < cols), "row_order[", i,
+               "] of '", name, "' is outside the ", cols, " elements");
+    (*slot.vector)[i] = values[row_order ? static_cast<size_t>(row_order[i]) : i];
+  }
+}
+
+void Weights::check_complete() const {
+  std::vector<std::string> missing;
+  for (const auto& [name, slot] : slots_) {
+    const bool is_filled = slot.matrix ? static_cast<bool>(*slot.matrix) : !slot.vector->empty();
+    if (slot.is_required && !is_filled) missing.push_back(name);
+  }
+  if (missing.empty()) return;
+  std::sort(missing.begin(), missing.end());
+  std::string names = missing[0];
+  for (size_t i = 1; i < std::min<size_t>(missing.size(), 5); ++i) names += ", " + missing[i];
+  throw_invalid(missing.size(), " tensors are missing: ", names, missing.size() > 5 ? ", ..." : "");
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,68 @@
+// The weights of a decoder, packed for one kernel table, and the names by which a model file fills them.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/arena.h"
+#include "isa/kernel_table.h"
+#include "model/decoder_config.h"
+#include "quant/packed_matrix.h"
+
+namespace edgeh2o {
+
+struct Linear {
+  PackedMatrix weight;      // [n_out][n_in]
+  std::vector<float> bias;  // [n_out], or empty
+};
+
+struct LayerWeights {
+  std::vector<float> attn_norm;                   // [model_dim]
+  Linear attn_q, attn_k, attn_v, attn_output;     // [q_dim], [kv_dim], [kv_dim], [model_dim] outputs
+  std::vector<float> ffn_norm;                    // [model_dim]
+  Linear ffn_gate, ffn_up, ffn_down;              // [ffn_dim], [ffn_dim], [model_dim] outputs
+};
+
+class Weights {
+ public:
+  Weights(const DecoderConfig& config, const KernelTable& table);
+
+  // Packs or converts one tensor of a GGUF file; `name` is the file's. Vectors have rows = 1. row_order: see
+  // PackedMatrix (for a vector: the source element of every element), or null.
+  // Throws std::invalid_argument for an unknown name, a wrong shape or an unsupported type.
+  void set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
+                  size_t rows, size_t cols, const int32_t* row_order);
+
+  // Throws std::invalid_argument that lists the required tensors that are missing.
+  void check_complete() const;
+
+  // Calls f(name, slot) for every tensor the decoder knows; the one list of them.
+  template <typename F>
+  void for_each_tensor(const F& f);
+
+  const PackedMatrix& output() const { return output_.weight ? output_.weight : token_embd_.weight; }
+  const PackedMatrix& token_embd() const { return token_embd_.weight; }
+  const std::vector<float>& output_norm() const { return output_norm_; }
+  const LayerWeights& layer(size_t i) const { return layers_[i]; }
+  const KernelTable& table() const { return *table_; }
+  size_t n_bytes() const { return n_bytes_; }
+
+ private:
+  struct Slot {
+    PackedMatrix* matrix = nullptr;
+    std::vector<float>* vector = nullptr;
+    size_t rows = 0, cols = 0;
+    bool is_required = true;
+  };
+
+  DecoderConfig config_;
+  const KernelTable* table_;
+  Linear token_embd_, output_;
+  std::vector<float> output_norm_;
+  std::vector<LayerWeights> layers_;
+  std::unordered_map<std::string, Slot> slots_;
+  size_t n_bytes_ = 0;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,41 @@
+// Row-wise operations on activations, in parallel over rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+#include "ops/matmul.h"
+
+namespace edgeh2o {
+
+// What a row-wise operation leaves behind for the next matmul.
+struct ActivationsOut {
+  MatView<float> rows;        // f32 result; rows.data may be null where only the packed form is wanted
+  uint8_t* packed = nullptr;  // packed 8-bit result, null where no weight is quantised
+};
+
+// RMS norm of every row of x. scratch: num_threads() x row_scratch_bytes.
+MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, const float* weight, float eps,
+                          const ActivationsOut& out, uint8_t* scratch);
+
+// silu(gate) * up, elementwise.
+MatmulInput swiglu_rows(const KernelTable& table, MatView<const float> gate, MatView<const float> up,
+                        const ActivationsOut& out, uint8_t* scratch);
+
+// Packs rows that exist already; input.rows are the rows themselves.
+MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed);
+
+// Bytes of scratch per thread for rows of up to `max_cols`.
+size_t row_scratch_bytes(const KernelTable& table, size_t max_cols);
+
+// cos and sin of position * inv_freq[i], times `factor`: both [n_positions][n_freqs].
+void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_positions, Span<const float> inv_freq,
+                     float factor);
+
+// Rotates every head of every row: rows [n][n_heads * head_dim], the first 2 * n_pairs values of each head.
+void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin, size_t head_dim,
+               size_t n_pairs);
+
+}  // namespace edgeh2o

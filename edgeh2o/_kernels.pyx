@@ -1,0 +1,247 @@
+# cython: boundscheck=False, wraparound=False, embedsignature=True
+"""Every kernel of every instruction set as a function of arrays, for tests and benchmarks.
+
+Private. Each function takes the name of an instruction set first ("scalar", "avx2", ...; see
+``edgeh2o._core.available_isas``) and returns new arrays; ValueError for an unknown name or sizes that
+do not fit.
+"""
+
+import numpy as np
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.string cimport string
+
+
+cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
+    cdef cppclass PackLayout:
+        size_t panel_cols
+        size_t tile_rows
+        cbool is_signed(PackedFormat)
+    cdef cppclass KernelTable:
+        const char* name
+        PackLayout layout
+        void (*rms_norm_f32)(float*, const float*, const float*, size_t, float) noexcept
+        void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*swiglu_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*add_f32)(float*, const float*, size_t) noexcept
+        void (*scale_f32)(float*, const float*, float, size_t) noexcept
+        void (*store_f16_f32)(uint16_t*, const float*, size_t) noexcept
+        void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
+        void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
+        void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
+                                  size_t, cbool) noexcept
+    const KernelTable& find_kernel_table(const string&) except +
+
+cdef extern from "quant/packed_matrix.h" namespace "edgeh2o" nogil:
+    cdef enum class PackedFormat(uint8_t):
+        pass
+    cdef cppclass FormatInfo:
+        PackedFormat format
+        cbool is_quantised
+    const FormatInfo& find_format(const string&) except +
+    cdef cppclass PackedMatrix:
+        PackedMatrix() except +
+        PackedMatrix(const FormatInfo&, size_t, cbool, const uint8_t*, size_t, size_t, size_t, const int32_t*) except +
+        void dequantize_row(float*, size_t)
+
+cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
+    cdef cppclass Activations8:
+        @staticmethod
+        size_t bytes(const KernelTable&, size_t, size_t)
+    cdef cppclass ConstRows "edgeh2o::MatView<const float>":
+        const float* data
+        size_t rows, cols, stride
+    cdef cppclass MatmulInput:
+        Activations8 packed
+        ConstRows rows
+    cdef cppclass MatmulOutput:
+        const PackedMatrix* weight
+        const float* bias
+        float* out
+        size_t out_stride
+        cbool accumulate
+    cdef cppclass ConstOutputs "edgeh2o::Span<const edgeh2o::MatmulOutput>":
+        const MatmulOutput* data
+        size_t size
+    size_t matmul_scratch_bytes(const KernelTable&)
+    Activations8 quantize_rows(const KernelTable&, ConstRows, uint8_t*) except +
+    void c_matmul "edgeh2o::matmul"(const KernelTable&, const MatmulInput&, ConstOutputs, uint8_t*) except +
+
+cdef extern from "base/parallel.h" namespace "edgeh2o" nogil:
+    int num_threads()
+
+
+cdef const KernelTable* table_of(str isa) except NULL:
+    return &find_kernel_table(isa.encode())
+
+
+def layout(str isa):
+    """(columns of a weight panel, rows of an activation tile) of an instruction set."""
+    cdef const KernelTable* table = table_of(isa)
+    return table.layout.panel_cols, table.layout.tile_rows
+
+
+def rms_norm(str isa, const float[::1] x, const float[::1] weight, float eps):
+    """x / sqrt(mean(x^2) + eps) * weight; all [n] float32."""
+    if weight.shape[0] != x.shape[0]:
+        raise ValueError(f"weight has {weight.shape[0]} elements, x has {x.shape[0]}")
+    cdef float[::1] out = np.empty(x.shape[0], np.float32)
+    table_of(isa).rms_norm_f32(&out[0], &x[0], &weight[0], <size_t>x.shape[0], eps)
+    return np.asarray(out)
+
+
+def rope(str isa, const float[::1] x, const float[::1] cos, const float[::1] sin):
+    """Rotates the pairs (x[i], x[i + n]) by the angles of cos and sin, both [n]; x is [2 n]."""
+    if cos.shape[0] != sin.shape[0] or x.shape[0] != 2 * cos.shape[0]:
+        raise ValueError("x must have twice as many elements as cos and sin")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).rope_f32(&out[0], &cos[0], &sin[0], <size_t>cos.shape[0])
+    return np.asarray(out)
+
+
+def swiglu(str isa, const float[::1] gate, const float[::1] up):
+    """silu(gate) * up; all [n] float32."""
+    if gate.shape[0] != up.shape[0]:
+        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
+    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
+    table_of(isa).swiglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def add(str isa, const float[::1] x, const float[::1] y):
+    """x + y; all [n] float32."""
+    if x.shape[0] != y.shape[0]:
+        raise ValueError(f"x has {x.shape[0]} elements, y has {y.shape[0]}")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).add_f32(&out[0], &y[0], <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def scale(str isa, const float[::1] x, float factor):
+    """x * factor; [n] float32."""
+    cdef float[::1] out = np.empty(x.shape[0], np.float32)
+    table_of(isa).scale_f32(&out[0], &x[0], factor, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def to_f16(str isa, const float[::1] x):
+    """float32 to float16, round to nearest even; [n]."""
+    cdef uint16_t[::1] out = np.empty(x.shape[0], np.uint16)
+    table_of(isa).store_f16_f32(&out[0], &x[0], <size_t>x.shape[0])
+    return np.asarray(out).view(np.float16)
+
+
+def from_f16(str isa, x):
+    """float16 to float32; [n]."""
+    cdef const uint16_t[::1] bits = np.ascontiguousarray(x).view(np.uint16)
+    cdef float[::1] out = np.empty(bits.shape[0], np.float32)
+    table_of(isa).load_f32_f16(&out[0], &bits[0], <size_t>bits.shape[0])
+    return np.asarray(out)
+
+
+def quantize_q8(str isa, const float[:, ::1] x):
+    """Packed 8-bit activations of x [n_rows][depth], taken apart again.
+
+    Returns (scales float32 [n_rows][depth / 32], sums float32 [n_rows][depth / 32] = scale times the sum
+    of a block, quants int8 [n_rows][depth]).
+    """
+    cdef const KernelTable* table = table_of(isa)
+    cdef size_t n_rows = <size_t>x.shape[0], depth = <size_t>x.shape[1], mr = table.layout.tile_rows
+    if depth % 32 or n_rows == 0 or depth == 0:
+        raise ValueError(f"depth must be a multiple of 32, got {depth} for {n_rows} rows")
+    cdef size_t n_tiles = (n_rows + mr - 1) // mr, n_blocks = depth // 32, tile
+    cdef size_t record = 48 * mr
+    packed = np.zeros((n_tiles, n_blocks, record), np.uint8)
+    cdef uint8_t[:, :, ::1] out = packed
+    for tile in range(n_tiles):
+        table.quantize_q8p_f32(&out[tile, 0, 0], &x[tile * mr, 0], depth, min(mr, n_rows - tile * mr), mr, depth)
+    headers = packed[:, :, : 16 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 4, mr)
+    sums8 = packed[:, :, 8 * mr : 12 * mr].copy().view(np.int32).reshape(n_tiles, n_blocks, mr)
+    quants = packed[:, :, 16 * mr :].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
+    quants = quants.transpose(0, 3, 1, 2, 4).reshape(n_tiles * mr, depth)[:n_rows]
+    totals = sums8.transpose(0, 2, 1).reshape(n_tiles * mr, n_blocks)[:n_rows]
+    if not np.array_equal(totals, -8 * quants.reshape(n_rows, n_blocks, 32).sum(2, dtype=np.int32)):
+        raise AssertionError("the stored sums are not those of the quants")
+    split = headers[:, :, :2].transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]
+    return split[0], split[1], quants
+
+
+def gemm_f32(str isa, const float[:, ::1] a, const float[:, ::1] b):
+    """a [m][k] times b [k][n], float32, panel by panel."""
+    cdef const KernelTable* table = table_of(isa)
+    cdef size_t m = <size_t>a.shape[0], k = <size_t>a.shape[1], n = <size_t>b.shape[1], nr = table.layout.panel_cols
+    cdef size_t column
+    if b.shape[0] != a.shape[1]:
+        raise ValueError(f"a is {a.shape[0]} x {a.shape[1]}, b is {b.shape[0]} x {b.shape[1]}")
+    padded = np.zeros((k, (n + nr - 1) // nr * nr), np.float32)
+    padded[:, :n] = b
+    cdef const float[:, ::1] panels = padded
+    cdef float[:, ::1] c = np.empty((m, n), np.float32)
+    for column in range(0, n, nr):
+        table.gemm_f32_f32_f32p(&c[0, column], n, &a[0, 0], k, &panels[0, column], <size_t>panels.shape[1], m,
+                                min(nr, n - column), k, False)
+    return np.asarray(c)
+
+
+cdef class Weights:
+    """A weight matrix [n_out][depth] packed for one instruction set from GGUF tensor data.
+
+    data: the tensor's bytes; type_name: its GGUF type ("Q4_0", "F16", ...).
+    """
+
+    cdef PackedMatrix matrix
+    cdef const KernelTable* table
+    cdef cbool is_quantised
+    cdef readonly size_t rows, cols
+
+    def __init__(self, str isa, str type_name, const uint8_t[::1] data, size_t rows, size_t cols):
+        cdef const FormatInfo* info = &find_format(type_name.encode())
+        self.table = table_of(isa)
+        self.is_quantised = info.is_quantised
+        self.matrix = PackedMatrix(info[0], self.table.layout.panel_cols, self.table.layout.is_signed(info.format),
+                                   &data[0], <size_t>data.shape[0], rows, cols, NULL)
+        self.rows = rows
+        self.cols = cols
+
+    def dequantize(self):
+        """The weights as float32 [n_out][depth]."""
+        cdef float[:, ::1] out = np.empty((self.rows, self.cols), np.float32)
+        cdef size_t i
+        for i in range(self.rows):
+            self.matrix.dequantize_row(&out[i, 0], i)
+        return np.asarray(out)
+
+    def matmul(self, const float[:, ::1] x, const float[::1] bias=None, const float[:, ::1] add_to=None):
+        """x [n_rows][depth] times the transposed weights, plus bias [n_out], plus add_to [n_rows][n_out].
+
+        Quantised weights see x rounded to 8 bits (``quantize_q8``). One row takes the matrix-vector kernel.
+        """
+        cdef size_t n_rows = <size_t>x.shape[0]
+        if <size_t>x.shape[1] != self.cols or n_rows == 0:
+            raise ValueError(f"x is {x.shape[0]} x {x.shape[1]}, the weights have depth {self.cols}")
+        cdef float[:, ::1] out = np.zeros((n_rows, self.rows), np.float32) if add_to is None else np.array(add_to)
+        cdef uint8_t[::1] packed = np.empty(Activations8.bytes(self.table[0], n_rows, self.cols) + 64, np.uint8)
+        cdef uint8_t[::1] scratch = np.empty(matmul_scratch_bytes(self.table[0]) * num_threads() + 64, np.uint8)
+        cdef uint8_t* aligned = <uint8_t*>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
+        cdef MatmulInput input
+        cdef MatmulOutput output
+        cdef ConstOutputs outputs
+        input.rows.data = &x[0, 0]
+        input.rows.rows = n_rows
+        input.rows.cols = input.rows.stride = self.cols
+        output.weight = &self.matrix
+        output.bias = NULL
+        if bias is not None:
+            output.bias = &bias[0]
+        output.out = &out[0, 0]
+        output.out_stride = self.rows
+        output.accumulate = add_to is not None
+        outputs.data = &output
+        outputs.size = 1
+        with nogil:
+            if self.is_quantised:
+                input.packed = quantize_rows(self.table[0], input.rows, &packed[0])
+            c_matmul(self.table[0], input, outputs, aligned)
+        return np.asarray(out)

@@ -1,0 +1,201 @@
+"""Packed weights and matrix products of every ISA and tensor type.
+
+Weights are exact after packing: their float32 values equal those that the gguf package decodes. Products see
+activations rounded to 8 bits; with these the products agree with float64 to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from edgeh2o import _core, _kernels
+from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
+
+EPS = np.finfo(np.float32).eps
+FLOAT_TYPES = ["F32", "F16", "BF16"]
+QUANTISED_TYPES = [name for name in _core.supported_types() if name not in FLOAT_TYPES]
+SUPER_BLOCK_TYPES = ["Q4_K", "Q5_K", "Q6_K"]
+
+
+def block_shape(type_name: str) -> tuple[int, int]:
+    """(weights, bytes) of one block."""
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+
+
+def scale_offsets(type_name: str) -> list[int]:
+    """Where in a block its float16 scales lie."""
+    if type_name == "Q6_K":
+        return [208]
+    return [0, 2] if type_name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0]
+
+
+def random_weights(type_name: str, rows: int, cols: int, seed: int = 0) -> np.ndarray:
+    """Bytes of a tensor whose quants take every value and whose scales are finite."""
+    rng = np.random.default_rng(seed)
+    values, size = block_shape(type_name)
+    blocks = rng.integers(0, 256, (rows * cols // values, size), dtype=np.uint8)
+    if type_name == "F32":
+        return rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint8).ravel()
+    if type_name == "F16":
+        return rng.standard_normal((rows, cols)).astype(np.float16).view(np.uint8).ravel()
+    if type_name == "BF16":
+        bits = rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16).view(np.uint8).ravel()
+    for offset in scale_offsets(type_name):
+        scales = (rng.standard_normal(len(blocks)) * 0.02).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.ravel()
+
+
+def decode(type_name: str, data: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    weights = gguf.dequantize(data.reshape(rows, -1), gguf.GGMLQuantizationType[type_name])
+    return weights.reshape(rows, cols).astype(np.float32)
+
+
+def as_seen(isa: str, type_name: str, x: np.ndarray) -> np.ndarray:
+    """Activations as the product sees them; what ``quantize_q8`` does is tested by itself."""
+    if type_name in FLOAT_TYPES:
+        return x.astype(np.float64)
+    scales, _, quants = _kernels.quantize_q8(isa, x)
+    return dequantise_q8_rows(quants, scales)
+
+
+def assert_product(result: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
+    """Equal to x times weights^T within the rounding of a float32 sum (1-norm of the products)."""
+    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    norm = np.abs(x) @ np.abs(weights).T
+    assert np.all(np.abs(result - x @ weights.T) <= 16 * EPS * norm)
+
+
+@pytest.mark.parametrize("type_name", _core.supported_types())
+@pytest.mark.parametrize("rows", [1, 7, 31, 33, 70])
+def test_packing_keeps_every_weight(isa: str, type_name: str, rows: int) -> None:
+    data = random_weights(type_name, rows, 768, seed=rows)
+    weights = _kernels.Weights(isa, type_name, data, rows, 768)
+    np.testing.assert_array_equal(weights.dequantize(), decode(type_name, data, rows, 768))
+
+
+@pytest.mark.parametrize("type_name", _core.supported_types())
+@pytest.mark.parametrize("n_rows", [1, 2, 5, 6, 13, 33])
+def test_product(isa: str, type_name: str, n_rows: int) -> None:
+    rows, cols = 45, 1024 + 256  # partial last panel; more than one block of depth
+    data = random_weights(type_name, rows, cols)
+    x = np.random.default_rng(1).standard_normal((n_rows, cols)).astype(np.float32)
+    x[0, :32] = 0  # a block without a scale
+    result = _kernels.Weights(isa, type_name, data, rows, cols).matmul(x)
+    assert_product(result, as_seen(isa, type_name, x), decode(type_name, data, rows, cols))
+
+
+@pytest.mark.parametrize("type_name", QUANTISED_TYPES)
+@pytest.mark.parametrize("n_blocks", [1, 2, 3, 7, 9, 25])
+def test_product_of_every_depth(isa: str, type_name: str, n_blocks: int) -> None:
+    cols, rows = n_blocks * block_shape(type_name)[0], 40
+    data = random_weights(type_name, rows, cols, seed=n_blocks)
+    x = np.random.default_rng(2).standard_normal((3, cols)).astype(np.float32)
+    weights = _kernels.Weights(isa, type_name, data, rows, cols)
+    for part in (x, x[:1]):
+        assert_product(
+            weights.matmul(part), as_seen(isa, type_name, part), decode(type_name, data, rows, cols)
+        )
+
+
+@pytest.mark.parametrize("depth", [1, 3, 31, 100, 257])
+def test_float_product_of_odd_depth(isa: str, depth: int) -> None:
+    data = random_weights("F32", 37, depth)
+    x = np.random.default_rng(3).standard_normal((9, depth)).astype(np.float32)
+    weights = _kernels.Weights(isa, "F32", data, 37, depth)
+    assert_product(weights.matmul(x), x, decode("F32", data, 37, depth))
+    assert_product(weights.matmul(x[:1]), x[:1], decode("F32", data, 37, depth))
+
+
+@pytest.mark.parametrize("type_name", QUANTISED_TYPES)
+@pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80, 0x7F])
+def test_extreme_quants_do_not_saturate(isa: str, type_name: str, fill: int) -> None:
+    rows, cols = 33, 512
+    values, size = block_shape(type_name)
+    blocks = np.full((rows * cols // values, size), fill, np.uint8)
+    for offset in scale_offsets(type_name):
+        blocks[:, offset : offset + 2] = np.float16(0.5).reshape(1).view(np.uint8)
+    data = blocks.ravel()
+    for sign in (1, -1):
+        x = np.full((7, cols), sign, np.float32)  # quantised to +-127 everywhere
+        result = _kernels.Weights(isa, type_name, data, rows, cols).matmul(x)
+        assert_product(result, as_seen(isa, type_name, x), decode(type_name, data, rows, cols))
+
+
+def test_bias_and_sum(isa: str) -> None:
+    data = random_weights("Q8_0", 40, 64)
+    rng = np.random.default_rng(4)
+    x, residual = (rng.standard_normal((5, n)).astype(np.float32) for n in (64, 40))
+    bias = rng.standard_normal(40).astype(np.float32)
+    weights = _kernels.Weights(isa, "Q8_0", data, 40, 64)
+    plain = weights.matmul(x)
+    np.testing.assert_array_equal(weights.matmul(x, bias), plain + bias)
+    np.testing.assert_allclose(weights.matmul(x, bias, residual), plain + residual + bias, 1e-5, 1e-5)
+    np.testing.assert_allclose(
+        weights.matmul(x[:1], None, residual[:1]), weights.matmul(x[:1]) + residual[:1], 1e-6, 1e-6
+    )
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_threads_do_not_change_bits(isa: str, n_threads: int) -> None:
+    data = random_weights("Q4_0", 200, 256)
+    x = np.random.default_rng(5).standard_normal((300, 256)).astype(np.float32)
+    weights = _kernels.Weights(isa, "Q4_0", data, 200, 256)
+    before = _core.num_threads()
+    try:
+        expected = weights.matmul(x)
+        _core.set_num_threads(n_threads)
+        np.testing.assert_array_equal(weights.matmul(x), expected)
+    finally:
+        _core.set_num_threads(before)
+
+
+@pytest.mark.parametrize("type_name", SUPER_BLOCK_TYPES)
+def test_super_blocks_of_a_real_encoder(isa: str, type_name: str) -> None:
+    from tools.k_quants import quantize_k
+
+    weights = np.random.default_rng(6).standard_normal((33, 512)).astype(np.float32)
+    data = quantize_k(weights, type_name)
+    packed = _kernels.Weights(isa, type_name, data.view(np.uint8).ravel(), 33, 512).dequantize()
+    assert np.sqrt(np.mean((packed - weights) ** 2)) < 0.08
+
+
+def test_quantised_activations(isa: str) -> None:
+    x = np.random.default_rng(7).standard_normal((13, 96)).astype(np.float32)
+    x[3] = 0
+    x[4, 5] = 1000
+    scales, sums, quants = _kernels.quantize_q8(isa, x)
+    expected_quants, expected_scales = quantise_q8_rows(x)
+    np.testing.assert_allclose(scales, expected_scales, rtol=2 * EPS)
+    # A value on a rounding border may go either way.
+    difference = quants.astype(int) - expected_quants.reshape(quants.shape)
+    assert np.abs(difference).max() <= 1 and np.count_nonzero(difference) <= 2
+    totals = quants.reshape(13, 3, 32).sum(2, dtype=np.float32)
+    np.testing.assert_allclose(sums, scales * totals, rtol=2 * EPS)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (12, 64, 32), (13, 65, 33), (6, 7, 100), (97, 64, 257)])
+def test_float_gemm(isa: str, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    rng = np.random.default_rng(8)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    assert_product(_kernels.gemm_f32(isa, a, b), a, b.T)
+
+
+def test_sizes_that_do_not_fit_are_refused(isa: str) -> None:
+    data = random_weights("Q4_0", 4, 64)
+    with pytest.raises(ValueError, match="take 144 bytes, got 143"):
+        _kernels.Weights(isa, "Q4_0", data[:-1], 4, 64)
+    with pytest.raises(ValueError, match="not whole Q4_0 blocks"):
+        _kernels.Weights(isa, "Q4_0", data, 4, 48)
+    with pytest.raises(ValueError, match="IQ1_S is not supported; supported: F32"):
+        _kernels.Weights(isa, "IQ1_S", data, 4, 64)
+    weights = _kernels.Weights(isa, "Q4_0", data, 4, 64)
+    with pytest.raises(ValueError, match="depth 64"):
+        weights.matmul(np.zeros((2, 32), np.float32))
+    with pytest.raises(ValueError, match="available: scalar"):
+        _kernels.layout("sse9")

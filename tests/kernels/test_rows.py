@@ -1,0 +1,85 @@
+"""Row-wise kernels of every ISA against NumPy in float64, for every kind of vector tail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeh2o import _kernels
+
+EPS = np.finfo(np.float32).eps
+LENGTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65, 127, 129, 576]
+
+
+@pytest.fixture(params=LENGTHS)
+def n(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_rms_norm(isa: str, n: int) -> None:
+    x, weight = normal(n, n) * 30, normal(n + 1, n)
+    exact = x.astype(np.float64)
+    exact = exact / np.sqrt(np.mean(exact**2) + 1e-5) * weight
+    np.testing.assert_allclose(_kernels.rms_norm(isa, x, weight, 1e-5), exact, rtol=8 * EPS)
+
+
+def test_rope_rotates_pairs(isa: str, n: int) -> None:
+    x, angle = normal(n, 2 * n), normal(n + 1, n) * 10
+    cos, sin = np.cos(angle), np.sin(angle)
+    a, b = x[:n].astype(np.float64), x[n:].astype(np.float64)
+    exact = np.concatenate([a * cos - b * sin, a * sin + b * cos])
+    size = np.tile(np.hypot(a, b), 2)
+    assert np.all(np.abs(_kernels.rope(isa, x, cos, sin) - exact) <= 4 * EPS * size)
+
+
+def test_swiglu(isa: str, n: int) -> None:
+    gate, up = normal(n, n) * 20, normal(n + 1, n)
+    exact = gate / (1 + np.exp(-gate.astype(np.float64))) * up
+    np.testing.assert_allclose(_kernels.swiglu(isa, gate, up), exact, rtol=1e-6, atol=1e-30)
+
+
+def test_swiglu_of_extreme_gates(isa: str) -> None:
+    gate = np.array([-1e30, -200, -90, 0, 90, 200, 1e30], np.float32)
+    result = _kernels.swiglu(isa, gate, np.ones_like(gate))
+    np.testing.assert_allclose(result, np.where(gate > 0, gate, 0), atol=1e-30)
+
+
+def test_not_a_number_is_not_hidden(isa: str) -> None:
+    gate = np.full(17, np.nan, np.float32)
+    assert np.isnan(_kernels.swiglu(isa, gate, np.ones_like(gate))).all()
+
+
+def test_add_and_scale(isa: str, n: int) -> None:
+    x, y = normal(n, n), normal(n + 1, n)
+    np.testing.assert_array_equal(_kernels.add(isa, x, y), x + y)
+    np.testing.assert_array_equal(_kernels.scale(isa, x, 0.3), x * np.float32(0.3))
+
+
+def test_half_precision_round_trip(isa: str, n: int) -> None:
+    x = normal(n, n) * np.float32(10.0) ** np.random.default_rng(n).integers(-8, 5, n)
+    x = x.astype(np.float32)
+    half = _kernels.to_f16(isa, x)
+    np.testing.assert_array_equal(half, x.astype(np.float16))
+    np.testing.assert_array_equal(_kernels.from_f16(isa, half), half.astype(np.float32))
+
+
+def test_every_half_is_read_exactly(isa: str) -> None:
+    half = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = half[np.isfinite(half)]
+    np.testing.assert_array_equal(_kernels.from_f16(isa, finite), finite.astype(np.float32))
+    special = half[~np.isfinite(half)]
+    np.testing.assert_array_equal(_kernels.from_f16(isa, special), special.astype(np.float32))
+
+
+def test_halves_at_rounding_borders(isa: str) -> None:
+    half = np.arange(0x7BFF, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middle = (half[:-1] + half[1:]) / 2
+    x = np.concatenate([middle, -middle, np.nextafter(middle, 0), [65519.9, 65520, 1e9, np.inf]])
+    x = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16)
+    np.testing.assert_array_equal(_kernels.to_f16(isa, x), expected)
