@@ -4,10 +4,13 @@
 
 #include <new>
 
+#include "base/allocation_counter.h"
+
 namespace edgeh2o {
 
 AlignedBuffer::AlignedBuffer(size_t n_bytes) : n_bytes_(n_bytes) {
   if (n_bytes == 0) return;
+  count_allocation();
   void* memory = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE

@@ -1,7 +1,9 @@
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include "base/allocation_counter.h"
 #include "base/check.h"
 #include "bindings/register.h"
 #include "model/session.h"
@@ -68,8 +70,10 @@ py::dict to_dict(const SessionBytes& bytes) {
   return result;
 }
 
-void check_cache_type(const std::string& cache_type) {
-  EH2O_CHECK(cache_type == "f16", "cache type '", cache_type, "' is not supported; supported: f16");
+CacheType find_cache_type(const std::string& name) {
+  if (name == "f16") return CacheType::kF16;
+  EH2O_CHECK(name == "f32", "cache type '", name, "' is not supported; supported: f16, f32");
+  return CacheType::kF32;
 }
 
 }  // namespace
@@ -78,9 +82,8 @@ void bind_session(py::module_& module) {
   py::class_<Session>(module, "Session")
       .def(py::init([](std::shared_ptr<Decoder> model, std::shared_ptr<SparsePolicy> policy, size_t max_context,
                        size_t batch_size, size_t chunk_size, const std::string& cache_type) {
-             check_cache_type(cache_type);
              return std::make_unique<Session>(std::move(model), std::move(policy),
-                                              SessionShape{max_context, batch_size, chunk_size});
+                                              SessionShape{max_context, batch_size, chunk_size, find_cache_type(cache_type)});
            }),
            py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
            py::arg("chunk_size"), py::arg("cache_type") = "f16")
@@ -91,13 +94,17 @@ void bind_session(py::module_& module) {
       .def_property_readonly("position", &Session::position)
       .def_property_readonly("pairs_computed", &Session::pairs_computed)
       .def_property_readonly("pairs_dense", &Session::pairs_dense)
+      .def_property_readonly("last_call_allocations",
+                             [](const Session& session) -> std::optional<uint64_t> {
+                               if (!kCountsAllocations) return std::nullopt;
+                               return session.last_call_allocations();
+                             })
       .def_property_readonly("memory_bytes", [](const Session& session) { return to_dict(session.bytes()); })
       .def_static(
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
              size_t batch_size, size_t chunk_size, const std::string& cache_type) {
-            check_cache_type(cache_type);
-            return to_dict(Session::estimate_bytes(config, *policy, {max_context, batch_size, chunk_size}));
+            return to_dict(Session::estimate_bytes(config, *policy, {max_context, batch_size, chunk_size, find_cache_type(cache_type)}));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16");

@@ -2,8 +2,10 @@
 
 #include <limits>
 
+#include "base/allocation_counter.h"
 #include "base/check.h"
 #include "base/parallel.h"
+#include "isa/select.h"
 
 namespace edgeh2o {
 
@@ -19,8 +21,28 @@ void SessionShape::check() const {
 namespace {
 
 AttentionShape attention_shape(const DecoderConfig& config, const SessionShape& shape) {
-  return {config.n_layers,   config.n_heads,   config.n_kv_heads,  config.head_dim,
-          config.attention_scale, shape.chunk_size, shape.batch_size, shape.max_context};
+  AttentionShape result;
+  result.n_layers = config.n_layers;
+  result.n_heads = config.n_heads;
+  result.n_kv_heads = config.n_kv_heads;
+  result.head_dim = config.head_dim;
+  result.max_context = shape.max_context;
+  result.batch_size = shape.batch_size;
+  result.chunk_size = shape.chunk_size;
+  result.scale = config.attention_scale;
+  return result;
+}
+
+KvCache make_cache(const DecoderConfig& config, const SessionShape& shape) {
+  shape.check();
+  return KvCache(config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context, shape.cache_type);
+}
+
+// Sizes the arena by a first, empty pass.
+Activations make_activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena) {
+  Activations(config, table, batch_size, arena);
+  arena.allocate();
+  return Activations(config, table, batch_size, arena);
 }
 
 }  // namespace
@@ -28,47 +50,42 @@ AttentionShape attention_shape(const DecoderConfig& config, const SessionShape& 
 Session::Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy,
                  const SessionShape& shape)
     : decoder_(std::move(decoder)),
-      policy_(std::move(policy)),
       shape_(shape),
-      cache_((shape.check(), config().n_layers), config().n_kv_heads, config().head_dim, shape.max_context,
-             decoder_->weights().table()) {
+      cache_(make_cache(config(), shape)),
+      attention_(decoder_->weights().table(), attention_shape(config(), shape), std::move(policy)),
+      activations_(make_activations(config(), decoder_->weights().table(), shape.batch_size, arena_)) {
   decoder_->weights().check_complete();
-  const KernelTable& table = decoder_->weights().table();
-  for (int pass = 0; pass < 2; ++pass) {
-    activations_ = std::make_unique<Activations>(config(), table, shape.batch_size, arena_);
-    bytes_.activations = arena_.used();
-    attention_ = std::make_unique<ChunkedAttention>(table, attention_shape(config(), shape), *policy_, arena_);
-    bytes_.attention = arena_.used() - bytes_.activations;
-    if (pass == 0) arena_.allocate();
-  }
-  bytes_.kv_cache = cache_.n_bytes();
-  bytes_.policy = policy_->n_bytes();
+  attention_.begin_prompt();
+}
+
+SessionBytes Session::bytes() const {
+  const PolicyShape policy_shape = attention_.shape().policy_shape();
+  return {cache_.n_bytes(), arena_.used(), attention_.n_bytes(), attention_.policy().state_bytes(policy_shape)};
 }
 
 SessionBytes Session::estimate_bytes(const DecoderConfig& config, const SparsePolicy& policy,
                                      const SessionShape& shape) {
   shape.check();
   const KernelTable& table = active_kernel_table();
+  const AttentionShape attention = attention_shape(config, shape);
   Arena arena;
-  SessionBytes bytes{};
-  const Activations activations(config, table, shape.batch_size, arena);
-  bytes.activations = arena.used();
-  bytes.attention = ChunkedAttention::scratch_bytes(table, attention_shape(config, shape));
-  bytes.kv_cache = KvCache::n_bytes(config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context);
-  bytes.policy = policy.estimate_bytes(attention_shape(config, shape).prompt_shape());
-  return bytes;
+  Activations(config, table, shape.batch_size, arena);
+  return {KvCache::estimate_bytes(config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context,
+                                  shape.cache_type),
+          arena.used(), ChunkedAttention::estimate_bytes(table, attention, policy),
+          policy.state_bytes(attention.policy_shape())};
 }
 
 void Session::reset() {
   position_ = 0;
   pairs_dense_ = 0;
   is_broken_ = false;
-  attention_->begin_prompt();
+  attention_.begin_prompt();
 }
 
 void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: reset() the session first");
-  EH2O_CHECK(num_threads() <= activations_->n_threads, "the session was made for ", activations_->n_threads,
+  EH2O_CHECK(num_threads() <= activations_.n_threads, "the session was made for ", activations_.n_threads,
              " threads, now there are ", num_threads());
   EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size, "a call takes 1 to ", shape_.batch_size,
              " tokens, got ", n_tokens);
@@ -82,8 +99,8 @@ void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
 
 void Session::advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer) {
   is_broken_ = true;
-  decoder_->embed(*activations_, tokens, step.n_tokens);
-  decoder_->run_layers(step, *activations_, cache_, *attention_, on_layer);
+  decoder_->embed(activations_, tokens, step.n_tokens);
+  decoder_->run_layers(step, activations_, cache_, attention_, on_layer);
   is_broken_ = false;
   position_ += step.n_tokens;
 }
@@ -91,20 +108,23 @@ void Session::advance(const Decoder::Step& step, const int32_t* tokens, const De
 const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_last, float* all_logits,
                               const Decoder::OnLayer& on_layer) {
   check_call(tokens, n_tokens);
+  const uint64_t allocations_before = allocation_count();
   const uint64_t first = position_, n = n_tokens;
   advance({position_, n_tokens, is_last, false}, tokens, on_layer);
   pairs_dense_ += n * first + n * (n + 1) / 2;
-  if (all_logits) decoder_->compute_logits(*activations_, 0, n_tokens, all_logits);
-  if (!is_last) return nullptr;
-  decoder_->compute_logits(*activations_, n_tokens - 1, 1, activations_->logits);
-  return activations_->logits;
+  if (all_logits) decoder_->compute_logits(activations_, 0, n_tokens, all_logits);
+  if (is_last) decoder_->compute_logits(activations_, n_tokens - 1, 1, activations_.logits);
+  last_call_allocations_ = allocation_count() - allocations_before;
+  return is_last ? activations_.logits : nullptr;
 }
 
 const float* Session::decode(int32_t token) {
   check_call(&token, 1);
+  const uint64_t allocations_before = allocation_count();
   advance({position_, 1, true, true}, &token, nullptr);
-  decoder_->compute_logits(*activations_, 0, 1, activations_->logits);
-  return activations_->logits;
+  decoder_->compute_logits(activations_, 0, 1, activations_.logits);
+  last_call_allocations_ = allocation_count() - allocations_before;
+  return activations_.logits;
 }
 
 uint64_t Session::pairs_computed() const { return attention_->pairs_computed(); }

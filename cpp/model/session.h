@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/arena.h"
+#include "base/kv_rows.h"
 #include "model/decoder.h"
 #include "sparse/sparse_policy.h"
 
@@ -15,6 +16,7 @@ struct SessionShape {
   size_t max_context;  // positions that the cache holds
   size_t batch_size;   // most tokens of one prefill call
   size_t chunk_size;
+  CacheType cache_type;
   void check() const;  // throws std::invalid_argument
 };
 
@@ -43,10 +45,13 @@ class Session {
   const SessionShape& shape() const { return shape_; }
 
   // Query-key pairs per head, of the prompt so far: computed, and what full attention would compute.
-  uint64_t pairs_computed() const;
+  uint64_t pairs_computed() const { return attention_.pairs_computed(); }
   uint64_t pairs_dense() const { return pairs_dense_; }
 
-  SessionBytes bytes() const { return bytes_; }
+  // Allocations of the last prefill or decode call; counted in debug builds only.
+  uint64_t last_call_allocations() const { return last_call_allocations_; }
+
+  SessionBytes bytes() const;
   static SessionBytes estimate_bytes(const DecoderConfig& config, const SparsePolicy& policy,
                                      const SessionShape& shape);
 
@@ -55,15 +60,14 @@ class Session {
   void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer);
 
   std::shared_ptr<const Decoder> decoder_;
-  std::shared_ptr<SparsePolicy> policy_;
   SessionShape shape_;
-  Arena arena_;
   KvCache cache_;
-  std::unique_ptr<Activations> activations_;
-  std::unique_ptr<ChunkedAttention> attention_;
-  SessionBytes bytes_{};
+  ChunkedAttention attention_;
+  Arena arena_;
+  Activations activations_;
   size_t position_ = 0;
   uint64_t pairs_dense_ = 0;
+  uint64_t last_call_allocations_ = 0;
   bool is_broken_ = false;  // a call was interrupted
 };
 

@@ -1,0 +1,36 @@
+"""Prefill and decode allocate nothing. Needs a debug build (EDGEH2O_DEBUG=1), which counts allocations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeh2o import _core
+from tests.model.model_pair import VOCAB_SIZE, load_pair
+from tests.tiny_models import TinyModelFactory
+
+POLICIES = {"dense": _core.dense_policy, "h2o": lambda: _core.h2o_policy(12, 20)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("tensor_type", ["Q4_0", "F16"])
+def test_calls_allocate_nothing(tiny_model: TinyModelFactory, policy: str, tensor_type: str) -> None:
+    session = _core.Session(
+        load_pair(tiny_model, tensor_type=tensor_type).core,
+        POLICIES[policy](),
+        max_context=640,
+        batch_size=256,
+        chunk_size=64,
+    )
+    if session.last_call_allocations is None:
+        pytest.skip("this is a release build: EDGEH2O_DEBUG=1 makes one that counts allocations")
+    tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, 500).astype(np.int32)
+    for _ in range(2):
+        session.reset()
+        session.prefill(tokens[:256], is_last=False)
+        assert session.last_call_allocations == 0
+        session.prefill(tokens[256:], is_last=True)
+        assert session.last_call_allocations == 0
+        for token in range(3):
+            session.decode(token)
+            assert session.last_call_allocations == 0
