@@ -117,40 +117,27 @@ def _build_pipeline(
     *,
     dropped_id: int | None,
 ) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, models
 
-    # BPE refuses what is not a pair of known texts; _check_merges then says which entry it is.
+    if len(set(merges)) != len(merges):
+        _check_merges(ids, merges)
+    vocab = dict(ids)
+    unknown = None
+    if dropped_id is not None:
+        unknown = "\0"
+        while unknown in vocab:
+            unknown += "\0"
+        vocab[unknown] = dropped_id
+    # BPE refuses what is not a pair of known texts; the checks then say which entry it is.
     pairs = cast("list[tuple[str, str]]", [tuple(merge.split(" ")) for merge in merges])
     try:
-        if len(set(merges)) != len(merges):
-            raise ValueError("a merge is repeated")
-        vocab = dict(ids)
-        unknown = None
-        if dropped_id is not None:
-            unknown = "\0"
-            while unknown in vocab:
-                unknown += "\0"
-            vocab[unknown] = dropped_id
         bpe = models.BPE(vocab, pairs, unk_token=unknown, ignore_merges=rule.ignore_merges)
     except Exception as error:
-        _check_texts(ids)
         _check_merges(ids, merges)
         raise FormatError(f"the vocabulary cannot be used: {error}") from error
     pipeline = Tokenizer(bpe)
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pipeline.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    pipeline.pre_tokenizer = rule.build()
     return pipeline
-
-
-def _check_texts(ids: Mapping[str, int]) -> None:
-    for text, i in ids.items():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise FormatError(
-                f"tokenizer.ggml.tokens[{i}] is not valid UTF-8: {text[:40]!r}"
-            ) from None
 
 
 def _check_merges(ids: Mapping[str, int], merges: Sequence[str]) -> None:

@@ -182,12 +182,21 @@ def _read_tokens(metadata: Mapping[str, object]) -> list[str]:
         raise FormatError(
             f"{key}[{i}] has {len(tokens[i])} characters; at most {MAX_TOKEN_LENGTH} are allowed"
         )
+    try:
+        "".join(tokens).encode("utf-8")
+    except UnicodeEncodeError:
+        i = next(i for i, token in enumerate(tokens) if not _is_unicode(token))
+        raise FormatError(f"{key}[{i}] is not valid UTF-8: {tokens[i][:40]!r}") from None
     if "" in tokens:
         empty = [i for i, token in enumerate(tokens) if not token]
         _logger.warning("%s[%d] is empty (%d in all)", key, empty[0], len(empty))
         for i in empty:
             tokens[i] = f"[EMPTY_{i}]"
     return tokens
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _read_types(metadata: Mapping[str, object], tokens: Sequence[str]) -> list[int]:
