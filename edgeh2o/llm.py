@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import isa as instruction_sets
 from .attention.base import SparseAttentionConfig
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from .runners.native import NativeModel
 
 OnProgress = Callable[[str, int, int], None]
+TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +219,7 @@ class LLM:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         sampling: SamplingParams | None = None,
         *,
         parse_special: bool = True,
@@ -229,7 +233,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         sampling: SamplingParams | None = None,
         *,
         parse_special: bool = True,
@@ -245,10 +249,8 @@ class LLM:
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._seed)
         if isinstance(prompt, str):
-            token_ids: Sequence[int] = self.tokenize(prompt, parse_special=parse_special)
-        else:
-            token_ids = prompt
-            self._check_token_ids(token_ids)
+            prompt = self.tokenize(prompt, parse_special=parse_special)
+        token_ids = self._check_token_ids(prompt)
         if len(token_ids) == 0:
             raise UsageError(
                 "the prompt is empty and this model adds no beginning-of-text token; "
@@ -292,14 +294,23 @@ class LLM:
                 "read a stream to its end first, or load a second LLM"
             )
 
-    def _check_token_ids(self, token_ids: Sequence[int]) -> None:
-        vocab_size = self._require_open().config.vocab_size
-        for index, token_id in enumerate(token_ids):
-            if not 0 <= token_id < vocab_size:
-                raise UsageError(
-                    f"token id {token_id} at index {index} is outside the vocabulary "
-                    f"of {vocab_size} tokens"
-                )
+    def _check_token_ids(self, token_ids: TokenIds) -> NDArray[np.int32]:
+        """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise UsageError(
+                "a prompt is text or a flat sequence of integer token ids, got "
+                f"{ids.ndim} dimensions of {ids.dtype}"
+            )
+        vocab_size = self.config.vocab_size
+        outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+        if outside.size:
+            index = int(outside[0])
+            raise UsageError(
+                f"token id {ids[index]} at index {index} is outside the vocabulary "
+                f"of {vocab_size} tokens"
+            )
+        return ids.astype(np.int32)
 
     def _use_threads(self) -> None:
         """The number of threads belongs to the process, so each request sets it again."""

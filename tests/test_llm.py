@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -98,11 +99,13 @@ def test_logprobs_come_with_each_token(llm: LLM) -> None:
         ([], "the prompt is empty"),
         ([1, 10**6], "token id 1000000 at index 1 is outside the vocabulary"),
         ([-1], "token id -1 at index 0"),
+        ([0.5], "flat sequence of integer token ids, got 1 dimensions of float64"),
+        ([[1], [2]], "flat sequence of integer token ids, got 2 dimensions"),
         ("a\udcff", "lone surrogate"),
         ([1] * 100_000, "the prompt has 100000 tokens and the context holds"),
     ],
 )
-def test_bad_prompts(llm: LLM, prompt: str | list[int], message: str) -> None:
+def test_bad_prompts(llm: LLM, prompt: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         llm.stream(prompt, GREEDY)
 

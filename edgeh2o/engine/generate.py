@@ -54,7 +54,7 @@ class Generation:
         self,
         runner: Runner,
         tokenizer: Tokenizer,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | NDArray[np.int32],
         sampling: SamplingParams,
         *,
         logprobs: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class ScriptedRunner:
         self.on_decode = on_decode
         self.position = 0
         self.n_resets = 0
-        self.calls: list[tuple[object, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self._n_logits = 0
 
     @property

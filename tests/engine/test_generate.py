@@ -22,7 +22,7 @@ def _generation(
     runner: ScriptedRunner, *, prompt: list[int] | None = None, **options: Any
 ) -> Generation:
     extra = {name: options.pop(name) for name in ("logprobs", "on_prefill") if name in options}
-    tokenizer = PieceTokenizer(PIECES, eog_ids=[END])
+    tokenizer: Any = PieceTokenizer(PIECES, eog_ids=[END])
     sampling = SamplingParams(**({"temperature": 0.0} | options))
     return Generation(runner, tokenizer, prompt or [1, 2, 3], sampling, **extra)
 
