@@ -6,6 +6,7 @@
 #include "base/allocation_counter.h"
 #include "base/check.h"
 #include "bindings/register.h"
+#include "isa/select.h"
 #include "model/session.h"
 
 namespace py = pybind11;
@@ -104,7 +105,8 @@ void bind_session(py::module_& module) {
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
              size_t batch_size, size_t chunk_size, const std::string& cache_type) {
-            return to_dict(Session::estimate_bytes(config, *policy, {max_context, batch_size, chunk_size, find_cache_type(cache_type)}));
+            return to_dict(Session::estimate_bytes(active_kernel_table(), config, *policy,
+                                                   {max_context, batch_size, chunk_size, find_cache_type(cache_type)}));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16");

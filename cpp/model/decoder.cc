@@ -81,11 +81,11 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
   matmul(table, normed, {qkv, 3}, a.scratch);
 
   rope_rows(table, {q, n, q_dim + kv_dim, qkv_dim}, a.rope_cos, a.rope_sin, config_.head_dim, n_pairs);
-  cache.write(table, layer, step.first_position, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
+  cache.write(layer, step.first_position, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
   const MatView<const float> queries{q, n, q_dim, qkv_dim};
   const MatView<float> attended{a.attended, n, q_dim, q_dim};
   if (step.is_decode) {
-    attention.decode(layer, queries, cache.view(layer), step.first_position, attended);
+    attention.decode(queries, cache.view(layer), step.first_position, attended);
   } else {
     attention.run(layer, queries, cache.view(layer), step.first_position, step.is_last, attended);
   }

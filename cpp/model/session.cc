@@ -5,7 +5,6 @@
 #include "base/allocation_counter.h"
 #include "base/check.h"
 #include "base/parallel.h"
-#include "isa/select.h"
 
 namespace edgeh2o {
 
@@ -33,9 +32,9 @@ AttentionShape attention_shape(const DecoderConfig& config, const SessionShape& 
   return result;
 }
 
-KvCache make_cache(const DecoderConfig& config, const SessionShape& shape) {
+KvCache::Shape cache_shape(const DecoderConfig& config, const SessionShape& shape) {
   shape.check();
-  return KvCache(config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context, shape.cache_type);
+  return {config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context, shape.cache_type};
 }
 
 // Sizes the arena by a first, empty pass.
@@ -51,28 +50,21 @@ Session::Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparseP
                  const SessionShape& shape)
     : decoder_(std::move(decoder)),
       shape_(shape),
-      cache_(make_cache(config(), shape)),
+      cache_(decoder_->weights().table(), cache_shape(config(), shape)),
       attention_(decoder_->weights().table(), attention_shape(config(), shape), std::move(policy)),
-      activations_(make_activations(config(), decoder_->weights().table(), shape.batch_size, arena_)) {
+      activations_(make_activations(config(), decoder_->weights().table(), shape.batch_size, arena_)),
+      bytes_(estimate_bytes(decoder_->weights().table(), config(), attention_.policy(), shape)) {
   decoder_->weights().check_complete();
   attention_.begin_prompt();
 }
 
-SessionBytes Session::bytes() const {
-  const PolicyShape policy_shape = attention_.shape().policy_shape();
-  return {cache_.n_bytes(), arena_.used(), attention_.n_bytes(), attention_.policy().state_bytes(policy_shape)};
-}
-
-SessionBytes Session::estimate_bytes(const DecoderConfig& config, const SparsePolicy& policy,
+SessionBytes Session::estimate_bytes(const KernelTable& table, const DecoderConfig& config, const SparsePolicy& policy,
                                      const SessionShape& shape) {
-  shape.check();
-  const KernelTable& table = active_kernel_table();
   const AttentionShape attention = attention_shape(config, shape);
   Arena arena;
   Activations(config, table, shape.batch_size, arena);
-  return {KvCache::estimate_bytes(config.n_layers, config.n_kv_heads, config.head_dim, shape.max_context,
-                                  shape.cache_type),
-          arena.used(), ChunkedAttention::estimate_bytes(table, attention, policy),
+  return {KvCache::estimate_bytes(cache_shape(config, shape)), arena.used(),
+          ChunkedAttention::estimate_bytes(table, attention, policy),
           policy.state_bytes(attention.policy_shape())};
 }
 
@@ -126,7 +118,5 @@ const float* Session::decode(int32_t token) {
   last_call_allocations_ = allocation_count() - allocations_before;
   return activations_.logits;
 }
-
-uint64_t Session::pairs_computed() const { return attention_->pairs_computed(); }
 
 }  // namespace edgeh2o

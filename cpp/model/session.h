@@ -51,8 +51,8 @@ class Session {
   // Allocations of the last prefill or decode call; counted in debug builds only.
   uint64_t last_call_allocations() const { return last_call_allocations_; }
 
-  SessionBytes bytes() const;
-  static SessionBytes estimate_bytes(const DecoderConfig& config, const SparsePolicy& policy,
+  const SessionBytes& bytes() const { return bytes_; }
+  static SessionBytes estimate_bytes(const KernelTable& table, const DecoderConfig& config, const SparsePolicy& policy,
                                      const SessionShape& shape);
 
  private:
@@ -65,6 +65,7 @@ class Session {
   ChunkedAttention attention_;
   Arena arena_;
   Activations activations_;
+  SessionBytes bytes_;
   size_t position_ = 0;
   uint64_t pairs_dense_ = 0;
   uint64_t last_call_allocations_ = 0;
