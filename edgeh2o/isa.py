@@ -16,10 +16,16 @@ def available() -> list[str]:
 
 
 def active() -> str:
-    """Name of the instruction set that the kernels use now."""
+    """Name of the instruction set that the kernels use now.
+
+    Raises UsageError that lists what exists when ``EDGEH2O_ISA`` names none of them.
+    """
     from . import _core
 
-    return _core.active_isa()
+    try:
+        return _core.active_isa()
+    except ValueError as error:
+        raise UsageError(f"EDGEH2O_ISA: {error}") from None
 
 
 def use(name: str) -> None:

@@ -87,7 +87,7 @@ class GenerationStream(Iterator[GenerationChunk]):
         self._logprobs: list[float] = []
 
     def __next__(self) -> GenerationChunk:
-        self._llm._require_current(self)
+        self._llm._resume(self)
         token = next(self._tokens)
         if token.logprob is not None:
             self._logprobs.append(token.logprob)
@@ -156,6 +156,7 @@ class LLM:
         self._current: GenerationStream | None = None
         if runtime.isa is not None:
             instruction_sets.use(runtime.isa)
+        self.isa = instruction_sets.active()
         self._use_threads()
 
         path = resolve_model(model)
@@ -172,7 +173,6 @@ class LLM:
             warn_beyond_training(runtime.context_size, trained)
             weights = file.load(on_bytes=self._stage_report("load"))
         self.model_path = path
-        self.isa = instruction_sets.active()
         self._runtime = runtime
         self._weight_bytes = weights.weight_bytes
         self._model: NativeModel | None = weights
@@ -256,7 +256,7 @@ class LLM:
                 "the prompt is empty and this model adds no beginning-of-text token; "
                 "give at least one token"
             )
-        self._use_threads()
+        self._use_threads()  # sessions are sized for the number of threads
         self._current = None
         session = self._require_session()
         generation = Generation(
@@ -287,12 +287,14 @@ class LLM:
             raise UsageError("the model is closed; load it again")
         return self._session
 
-    def _require_current(self, stream: GenerationStream) -> None:
+    def _resume(self, stream: GenerationStream) -> None:
+        """Lets ``stream`` go on, if it is the one that the session belongs to."""
         if stream is not self._current:
             raise UsageError(
                 "this stream was ended by a newer prompt or by close(); "
                 "read a stream to its end first, or load a second LLM"
             )
+        self._use_threads()
 
     def _check_token_ids(self, token_ids: TokenIds) -> NDArray[np.int32]:
         """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""
@@ -313,7 +315,7 @@ class LLM:
         return ids.astype(np.int32)
 
     def _use_threads(self) -> None:
-        """The number of threads belongs to the process, so each request sets it again."""
+        """The number of threads belongs to the process; another ``LLM`` may have set its own."""
         from . import _core
 
         _core.set_num_threads(self.threads)

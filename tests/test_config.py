@@ -39,7 +39,7 @@ from edgeh2o.errors import UsageError
         (PrefillConfig, {"batch_size": 0}, r"--batch-size.*got 0"),
         (PrefillConfig, {"batch_size": 512}, r"1024 is larger than .* 512; use -ub 512 or less"),
         (PrefillConfig, {"batch_size": 5000}, r"multiple .* 5000 and 1024; .* -b 4096"),
-        (RuntimeConfig, {"threads": 0}, r"--threads.*from 1 to 1024, got 0; leave it out"),
+        (RuntimeConfig, {"threads": 0}, r"--threads.*from 1 to 256, got 0; leave it out"),
         (RuntimeConfig, {"threads": 10**6}, r"--threads.*got 1000000"),
         (RuntimeConfig, {"context_size": -1}, r"--ctx-size.*got -1; use 0"),
         (RuntimeConfig, {"context_size": 2**31}, r"--ctx-size"),
@@ -62,7 +62,7 @@ def test_bad_values_are_refused(config: type[Any], values: dict[str, Any], messa
         (SamplingParams, {"seed": 2**64 - 1, "max_tokens": 0, "repeat_last_n": -1}),
         (PrefillConfig, {"batch_size": 512, "chunk_size": 512}),
         (PrefillConfig, {"batch_size": 1, "chunk_size": 1}),
-        (RuntimeConfig, {"context_size": 0, "threads": 1024}),
+        (RuntimeConfig, {"context_size": 0, "threads": 256}),
     ],
 )
 def test_values_at_the_limits_are_taken(config: type[Any], values: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..config import MAX_THREADS
 from . import cgroup
 
 # Clusters of one chip differ by a quarter or more; favoured cores of one cluster by a few percent.
@@ -24,7 +25,7 @@ def default_thread_count(root: Path = Path("/")) -> int:
     quota = cgroup.cpu_quota(root)
     if quota is not None:
         count = min(count, int(quota))
-    return max(1, count)
+    return min(max(1, count), MAX_THREADS)
 
 
 def _usable_cpus() -> list[int]:
