@@ -25,18 +25,20 @@ inline void quantize_q8p_f32(uint8_t* out, const float* x, size_t x_stride, size
         F32 largest = zero();
         unroll<kVectors>([&](auto v) { largest = max(largest, abs(values[v])); });
         const float max_abs = reduce_max(largest);
-        d = max_abs / 127.0f;
-        const F32 inverse = set1(max_abs > 0.0f ? 127.0f / max_abs : 0.0f);
-        // Sums of integers below 2^24 are exact in f32.
-        F32 halves[2] = {zero(), zero()};
-        unroll<kVectors>([&](auto v) {
-          const F32 rounded = round_nearest(mul(values[v], inverse));
-          store_s8(q + v * kLanes, rounded);
-          constexpr size_t kHalf = v * 2 / kVectors;
-          halves[kHalf] = add(halves[kHalf], rounded);
-        });
-        first_half = static_cast<int32_t>(reduce_add(halves[0]));
-        total = first_half + static_cast<int32_t>(reduce_add(halves[1]));
+        const float inverse = 127.0f / max_abs;
+        if (!(inverse > __FLT_MAX__)) {  // otherwise a block of zeros, or of values too small to matter
+          d = max_abs / 127.0f;
+          // Sums of integers below 2^24 are exact in f32.
+          F32 halves[2] = {zero(), zero()};
+          unroll<kVectors>([&](auto v) {
+            const F32 rounded = round_nearest(mul(values[v], set1(inverse)));
+            store_s8(q + v * kLanes, rounded);
+            constexpr size_t kHalf = v * 2 / kVectors;
+            halves[kHalf] = add(halves[kHalf], rounded);
+          });
+          first_half = static_cast<int32_t>(reduce_add(halves[0]));
+          total = first_half + static_cast<int32_t>(reduce_add(halves[1]));
+        }
       }
       scale[row] = d;
       sum[row] = d * static_cast<float>(total);

@@ -1,5 +1,5 @@
-// NEON: 4 float lanes. int8 dot products by smull and sadalp, by sdot where the dot product extension is compiled
-// in, and for matrix products by smmla where the int8 matrix extension is.
+// NEON: 4 float lanes. int8 dot products by smull and sadalp, by sdot where the dot product extension is
+// compiled in, and for matrix products by smmla where the int8 matrix extension is.
 #pragma once
 
 #include <arm_neon.h>
@@ -21,8 +21,8 @@ inline constexpr bool kHasMmla = true;
 inline constexpr bool kHasMmla = false;
 #endif
 inline constexpr bool kHasLaneMulAdd = true;
-// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22, and one
-// subtraction replaces the conversion, which occupies a Cortex-A76 pipe twice.
+// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22,
+// and one subtraction replaces the conversion, which occupies a Cortex-A76 pipe twice.
 inline constexpr int32_t kDotBias = 0x4b400000;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
@@ -71,8 +71,21 @@ EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
   const I32 b = vshlq_n_s32(vaddq_s32(vsubq_s32(exponent, half), bias), 23);
   return vmulq_f32(vmulq_f32(v, vreinterpretq_f32_s32(a)), vreinterpretq_f32_s32(b));
 }
+// The same where v, 2^n and the result are normal numbers.
+EH2O_INLINE F32 scale_by_pow2_normal(F32 v, F32 n) {
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(vcvtq_s32_f32(n), 23)));
+}
 EH2O_INLINE float reduce_add(F32 v) { return vaddvq_f32(v); }  // (v0 + v1) + (v2 + v3)
 EH2O_INLINE float reduce_max(F32 v) { return vmaxvq_f32(v); }
+
+// rows[i] lane j becomes rows[j] lane i.
+EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
+  const float32x4x2_t a = vtrnq_f32(rows[0], rows[1]), b = vtrnq_f32(rows[2], rows[3]);
+  rows[0] = vcombine_f32(vget_low_f32(a.val[0]), vget_low_f32(b.val[0]));
+  rows[1] = vcombine_f32(vget_low_f32(a.val[1]), vget_low_f32(b.val[1]));
+  rows[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
+  rows[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
+}
 
 EH2O_INLINE F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
@@ -126,8 +139,8 @@ struct Dot4 {
   static constexpr size_t kMaxSteps = 8;
   static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
 #ifdef __ARM_FEATURE_MATMUL_INT8
-  // a, b: 4 rows (or columns) of 4 values at two neighbouring steps of depth. The first two and the last two with
-  // 8 values each:
+  // a, b: 4 rows (or columns) of 4 values at two neighbouring steps of depth. The first two and the last two
+  // with 8 values each:
   static EH2O_INLINE I8 low_pair(I8 a, I8 b) {
     return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
   }
@@ -135,7 +148,9 @@ struct Dot4 {
     return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
   }
   // Lanes: row 0 column 0, row 0 column 1, row 1 column 0, row 1 column 1.
-  static EH2O_INLINE I32 multiply_pairs(I32 acc, I8 rows, I8 columns) { return vmmlaq_s32(acc, rows, columns); }
+  static EH2O_INLINE I32 multiply_pairs(I32 acc, I8 rows, I8 columns) {
+    return vmmlaq_s32(acc, rows, columns);
+  }
   // One row of two such results that are neighbours.
   static EH2O_INLINE I32 first_row(I32 a, I32 b) {
     return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
@@ -167,7 +182,9 @@ struct Dot4 {
     return {vmlal_s8(acc.low, vget_low_s8(w), vget_low_s8(row)), vmlal_high_s8(acc.high, w, row)};
   }
   static constexpr size_t kMaxSteps = kBits == 4 ? 8 : 4;
-  static EH2O_INLINE I32 finish(Acc acc, I32 init) { return vpadalq_s16(init, vpaddq_s16(acc.low, acc.high)); }
+  static EH2O_INLINE I32 finish(Acc acc, I32 init) {
+    return vpadalq_s16(init, vpaddq_s16(acc.low, acc.high));
+  }
 };
 
 // The sum of two products, 2 * 128 * 127, is below 2^15.

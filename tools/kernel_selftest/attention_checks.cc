@@ -1,0 +1,347 @@
+// Attention kernels.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "tools/kernel_selftest/check.h"
+#include "tools/kernel_selftest/matrices.h"
+
+namespace edgeh2o::selftest {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Rows of cached keys or values, as bytes of the cache and as plain numbers.
+struct CachedRows {
+  std::vector<uint8_t> bytes;
+  std::vector<float> values;  // [n_rows][head_dim]
+
+  CachedRows(CacheType type, size_t n_rows, size_t head_dim, Random& random) {
+    for (size_t i = 0; i < n_rows * head_dim; ++i) {
+      const auto half =
+          static_cast<uint16_t>(random.integer(0, 1) << 15 | random.integer(0, 0x40ff));  // below 2.5
+      const auto value = static_cast<float>(f64_from_f16(half));
+      values.push_back(value);
+      if (type == CacheType::kF16) {
+        append(bytes, half);
+      } else {
+        append(bytes, value);
+      }
+    }
+  }
+};
+
+// Calls run(type, n_keys, head_dim, positions, random); positions is empty for rows in order.
+template <typename Run>
+void for_each_gather(const KernelTable& table, const Run& run) {
+  Random random(20);
+  const size_t nr = table.layout.panel_cols;
+  for (const CacheType type : {CacheType::kF16, CacheType::kF32}) {
+    for (const size_t n_keys : {size_t{1}, nr - 1, 2 * nr + 1}) {
+      for (const size_t head_dim : {3, 8, 20, 64}) {
+        std::vector<int32_t> positions(n_keys);
+        for (int32_t& position : positions) position = random.integer(0, static_cast<int>(n_keys) - 1);
+        run(type, n_keys, head_dim, std::vector<int32_t>{}, random);
+        run(type, n_keys, head_dim, positions, random);
+      }
+    }
+  }
+}
+
+void check_pack_keys(const KernelTable& table, Check& check) {
+  const size_t nr = table.layout.panel_cols;
+  for_each_gather(table, [&](CacheType type, size_t n_keys, size_t head_dim,
+                             const std::vector<int32_t>& positions, Random& random) {
+    const CachedRows rows(type, n_keys, head_dim, random);
+    const size_t n_columns = round_up(n_keys, nr);
+    std::vector<float> out(n_columns * head_dim + kGuard, kUntouched);
+    table.pack_keys_f32p(type, out.data(), rows.bytes.data(), positions.empty() ? nullptr : positions.data(),
+                         n_keys, head_dim);
+    for (size_t key = 0; key < n_columns; ++key) {
+      const size_t row = positions.empty() || key >= n_keys ? key : static_cast<size_t>(positions[key]);
+      for (size_t dim = 0; dim < head_dim; ++dim) {
+        const float want = key < n_keys ? rows.values[row * head_dim + dim] : 0.0f;
+        check.equal(out[(key / nr * head_dim + dim) * nr + key % nr], want);
+      }
+    }
+    check.untouched(out, n_columns * head_dim);
+  });
+}
+
+void check_pack_values(const KernelTable& table, Check& check) {
+  const size_t nr = table.layout.panel_cols;
+  for_each_gather(table, [&](CacheType type, size_t n_keys, size_t head_dim,
+                             const std::vector<int32_t>& positions, Random& random) {
+    const CachedRows rows(type, n_keys, head_dim, random);
+    const size_t stride = (n_keys + 1) * nr, n_panels = round_up(head_dim, nr) / nr;
+    std::vector<float> out(n_panels * stride, kUntouched);
+    table.pack_values_f32p(type, out.data(), stride, rows.bytes.data(),
+                           positions.empty() ? nullptr : positions.data(), n_keys, head_dim);
+    for (size_t panel = 0; panel < n_panels; ++panel) {
+      for (size_t key = 0; key <= n_keys; ++key) {
+        const size_t row = positions.empty() || key == n_keys ? key : static_cast<size_t>(positions[key]);
+        for (size_t col = 0; col < nr; ++col) {
+          const size_t dim = panel * nr + col;
+          const float got = out[panel * stride + key * nr + col];
+          if (key == n_keys) {
+            check.equal(got, kUntouched);
+          } else if (dim < head_dim) {
+            check.equal(got, rows.values[row * head_dim + dim]);
+          }
+        }
+      }
+    }
+  });
+}
+
+// A tile with room for n_keys, and the double precision attention of its rows.
+struct TestTile {
+  AttentionTile tile;
+  std::vector<float> q, weights, o, m, l;
+  std::vector<double> logits;  // of one row
+
+  TestTile(const PackLayout& layout, size_t n_rows, size_t group_size, size_t head_dim, size_t n_keys,
+           float q_range, Random& random) {
+    const size_t padded = round_up(n_rows, layout.float_rows);
+    tile.n_rows = n_rows;
+    tile.group_size = group_size;
+    tile.head_dim = head_dim;
+    tile.weight_stride = round_up(n_keys, layout.panel_cols) + 4;
+    tile.o_stride = round_up(head_dim, layout.panel_cols);
+    q = random.uniform_vector(n_rows * head_dim, -q_range, q_range);
+    q.resize(padded * head_dim);
+    weights.resize(padded * tile.weight_stride, kUntouched);
+    o.resize(padded * tile.o_stride, kUntouched);
+    m.resize(n_rows, kUntouched);
+    l.resize(n_rows, kUntouched);
+    tile.q = q.data();
+    tile.weights = weights.data();
+    tile.o = o.data();
+    tile.m = m.data();
+    tile.l = l.data();
+  }
+
+  // Compares the weights, m, l and o of one row that sees the first n_keys of k and v.
+  void check_row(Check& check, size_t row, size_t n_keys, const std::vector<float>& k,
+                 const std::vector<float>& v, const float* biases) {
+    const size_t head_dim = tile.head_dim;
+    logits.assign(n_keys, 0);
+    double largest_norm = 0, maximum = -kInfinity;
+    for (size_t key = 0; key < n_keys; ++key) {
+      double norm = 0;
+      for (size_t dim = 0; dim < head_dim; ++dim) {
+        const double term = double{q[row * head_dim + dim]} * k[key * head_dim + dim];
+        logits[key] += term;
+        norm += std::fabs(term);
+      }
+      if (biases) logits[key] += biases[key];
+      largest_norm = std::fmax(largest_norm, norm + std::fabs(logits[key]));
+      maximum = std::fmax(maximum, logits[key]);
+    }
+    const double logit_error = static_cast<double>(head_dim + 2) * kEps * largest_norm;
+    const double weight_error = 2 * logit_error + 4 * kEps;  // relative
+    constexpr double kFloor = 1e-26;                         // weights below exp(-60) count as exp(-60)
+    check.near(m[row], maximum, logit_error);
+    double sum = 0;
+    std::vector<double> out(head_dim), norm(head_dim);
+    for (size_t key = 0; key < n_keys; ++key) {
+      const double weight = std::exp(logits[key] - maximum);
+      check.near(weights[row * tile.weight_stride + key], weight, weight * weight_error + kFloor);
+      sum += weight;
+      for (size_t dim = 0; dim < head_dim; ++dim) {
+        out[dim] += weight * v[key * head_dim + dim];
+        norm[dim] += weight * std::fabs(v[key * head_dim + dim]);
+      }
+    }
+    const double sum_error = weight_error + static_cast<double>(n_keys) * kEps;
+    check.near(l[row], sum, sum * sum_error + kFloor * static_cast<double>(n_keys));
+    for (size_t dim = 0; dim < head_dim; ++dim) {
+      check.near(o[row * tile.o_stride + dim], out[dim],
+                 norm[dim] * sum_error + 3 * kFloor * static_cast<double>(n_keys));
+    }
+  }
+};
+
+// Calls run(tile, piece, k, v, random) for causal, partly hidden and fully visible pieces.
+template <typename Run>
+void for_each_tile(const KernelTable& table, const Run& run) {
+  struct Shape {
+    size_t n_rows, group_size, head_dim, n_keys;
+    ptrdiff_t n_visible;
+    bool has_biases;
+    float q_range;
+  };
+  const Shape shapes[] = {
+      {1, 1, 8, 1, 1, false, 1},    {5, 1, 20, 5, 1, false, 1},      {14, 3, 8, 40, 1000, true, 1},
+      {27, 3, 64, 9, 1, false, 20}, {30, 2, 20, 150, 140, false, 1}, {26, 1, 8, 30, -7, true, 1},
+  };
+  Random random(21);
+  for (const Shape& shape : shapes) {
+    const CachedRows k(CacheType::kF32, shape.n_keys, shape.head_dim, random);
+    const CachedRows v(CacheType::kF32, shape.n_keys, shape.head_dim, random);
+    const size_t nr = table.layout.panel_cols;
+    std::vector<float> k_panels(round_up(shape.n_keys, nr) * shape.head_dim);
+    std::vector<float> v_panels(round_up(shape.head_dim, nr) * (shape.n_keys + 1));
+    std::vector<float> biases = random.uniform_vector(round_up(shape.n_keys, nr), -2, 2);
+    AttentionPiece piece;
+    piece.k = k_panels.data();
+    piece.v = v_panels.data();
+    piece.v_panel_stride = (shape.n_keys + 1) * nr;
+    piece.n_keys = shape.n_keys;
+    piece.n_visible = shape.n_visible;
+    piece.biases = shape.has_biases ? biases.data() : nullptr;
+    table.pack_keys_f32p(CacheType::kF32, k_panels.data(), k.bytes.data(), nullptr, shape.n_keys,
+                         shape.head_dim);
+    table.pack_values_f32p(CacheType::kF32, v_panels.data(), piece.v_panel_stride, v.bytes.data(), nullptr,
+                           shape.n_keys, shape.head_dim);
+    TestTile test(table.layout, shape.n_rows, shape.group_size, shape.head_dim, shape.n_keys, shape.q_range,
+                  random);
+    run(test, piece, k.values, v.values, random);
+  }
+}
+
+size_t keys_of_row(const AttentionTile& tile, const AttentionPiece& piece, size_t row) {
+  const ptrdiff_t n = piece.n_visible + static_cast<ptrdiff_t>(row / tile.group_size);
+  return n < 0 ? 0 : std::min(static_cast<size_t>(n), piece.n_keys);
+}
+
+void check_attention_tile(const KernelTable& table, Check& check) {
+  for_each_tile(table, [&](TestTile& test, const AttentionPiece& piece, const std::vector<float>& k,
+                           const std::vector<float>& v, Random&) {
+    table.attention_tile_f32(test.tile, piece);
+    for (size_t row = 0; row < test.tile.n_rows; ++row) {
+      const size_t n_keys = keys_of_row(test.tile, piece, row);
+      test.check_row(check, row, n_keys, k, v, piece.biases);
+      if (n_keys == 0) check.equal(test.m[row], -kInfinity);
+    }
+  });
+}
+
+void check_column_sums(const KernelTable& table, Check& check) {
+  for_each_tile(table, [&](TestTile& test, const AttentionPiece& piece, const std::vector<float>&,
+                           const std::vector<float>&, Random& random) {
+    const AttentionTile& tile = test.tile;
+    table.attention_tile_f32(tile, piece);
+    const std::vector<float> row_weights = random.uniform_vector(tile.n_rows, 0, 1);
+    const size_t padded_keys = round_up(piece.n_keys, table.layout.panel_cols);
+    std::vector<float> sums(padded_keys + kGuard, kUntouched);
+    table.column_sums_f32(sums.data(), tile, piece, row_weights.data());
+    for (size_t key = 0; key < piece.n_keys; ++key) {
+      double want = kUntouched;
+      for (size_t row = 0; row < tile.n_rows; ++row) {
+        if (key >= keys_of_row(tile, piece, row)) continue;
+        want += double{row_weights[row]} * tile.weights[row * tile.weight_stride + key];
+      }
+      check.near(sums[key], want, static_cast<double>(tile.n_rows + 2) * kEps * want);
+    }
+    check.untouched(sums, padded_keys);
+  });
+}
+
+void check_softmax_factors(const KernelTable& table, Check& check) {
+  Random random(22);
+  for (const size_t n : {1, 4, 7, 16, 33}) {
+    std::vector<float> m_part = random.uniform_vector(n, -30, 2), m = random.uniform_vector(n, 2, 30);
+    const std::vector<float> l = random.uniform_vector(n, 1, 50);
+    m_part[n / 2] = -kInfinity;  // a row that sees no key of the part
+    std::vector<float> out(n + kGuard, kUntouched);
+    table.softmax_factors_f32(out.data(), m_part.data(), m.data(), l.data(), n);
+    for (size_t i = 0; i < n; ++i) {
+      const double want = std::exp(double{m_part[i]} - m[i]) / l[i];
+      check.near(out[i], want, want * (64 + 4) * kEps + 1e-40);
+    }
+    check.untouched(out, n);
+  }
+}
+
+void check_merge_softmax(const KernelTable& table, Check& check) {
+  Random random(23);
+  for (const size_t n_rows : {1, 6, 21}) {
+    const size_t group_size = n_rows % 3 ? 1 : 3, head_dim = n_rows == 6 ? 8 : 20;
+    const size_t n_queries = n_rows / group_size, o_stride = group_size * head_dim + 5;
+    std::vector<float> m(n_rows + kGuard, kUntouched), l = m, o(n_queries * o_stride, kUntouched);
+    std::vector<float> scratch(2 * n_rows);
+    std::vector<double> want_m(n_rows, -kInfinity), want_l(n_rows), want_o(n_rows * head_dim), norm = want_o;
+    for (int part = 0; part < 3; ++part) {
+      TestTile test(table.layout, n_rows, group_size, head_dim, 1, 1, random);
+      test.o = random.uniform_vector(test.o.size(), -3, 3);
+      test.m = random.uniform_vector(n_rows, -20, 20);
+      test.l = random.uniform_vector(n_rows, 1, 9);
+      test.tile.o = test.o.data();
+      test.tile.m = test.m.data();
+      test.tile.l = test.l.data();
+      if (part == 1) {  // a row that sees no key of this part
+        test.m[n_rows / 2] = -kInfinity;
+        test.l[n_rows / 2] = 0;
+        std::fill_n(test.o.data() + n_rows / 2 * test.tile.o_stride, head_dim, 0.0f);
+      }
+      SoftmaxRows state;
+      state.m = m.data();
+      state.l = l.data();
+      state.o = o.data();
+      state.o_stride = o_stride;
+      table.merge_softmax_f32(state, test.tile, scratch.data(), part == 0);
+      for (size_t row = 0; row < n_rows; ++row) {
+        const double old_m = want_m[row], new_m = std::fmax(old_m, test.m[row]);
+        const double old_factor = std::exp(old_m - new_m), new_factor = std::exp(test.m[row] - new_m);
+        want_m[row] = new_m;
+        want_l[row] = old_factor * want_l[row] + new_factor * test.l[row];
+        const double tolerance = 64.0 * kEps * (part + 1);  // exp of differences up to 40
+        check.equal(m[row], new_m);
+        check.near(l[row], want_l[row], tolerance * want_l[row]);
+        for (size_t dim = 0; dim < head_dim; ++dim) {
+          const size_t i = row * head_dim + dim;
+          const double value = test.o[row * test.tile.o_stride + dim];
+          want_o[i] = old_factor * want_o[i] + new_factor * value;  // not yet divided by l
+          norm[i] = old_factor * norm[i] + new_factor * std::fabs(value);
+          check.near(o[row / group_size * o_stride + row % group_size * head_dim + dim],
+                     want_o[i] / want_l[row], tolerance * norm[i] / want_l[row]);
+        }
+      }
+    }
+    check.untouched(m, n_rows);
+    check.untouched(l, n_rows);
+    for (size_t query = 0; query < n_queries; ++query) {
+      for (size_t i = group_size * head_dim; i < o_stride; ++i)
+        check.equal(o[query * o_stride + i], kUntouched);
+    }
+  }
+}
+
+void check_attention_rows(const KernelTable& table, Check& check) {
+  Random random(24);
+  for (const CacheType type : {CacheType::kF16, CacheType::kF32}) {
+    for (const size_t n_rows : {1, 2, 3, 9}) {
+      for (const size_t n_keys : {1, 2, 3, 7, 33}) {
+        for (const size_t head_dim : {5, 20, 64}) {
+          const CachedRows k(type, n_keys, head_dim, random), v(type, n_keys, head_dim, random);
+          TestTile test(table.layout, n_rows, n_rows, head_dim, n_keys, 1, random);
+          table.attention_rows_f32(type, test.tile, k.bytes.data(), v.bytes.data(), n_keys);
+          for (size_t row = 0; row < n_rows; ++row)
+            test.check_row(check, row, n_keys, k.values, v.values, nullptr);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<KernelCheck>& attention_checks() {
+  static const std::vector<KernelCheck> checks = {
+      {"pack_keys_f32p", check_pack_keys},
+      {"pack_values_f32p", check_pack_values},
+      {"attention_tile_f32", check_attention_tile},
+      {"column_sums_f32", check_column_sums},
+      {"softmax_factors_f32", check_softmax_factors},
+      {"merge_softmax_f32", check_merge_softmax},
+      {"attention_rows_f32", check_attention_rows},
+  };
+  return checks;
+}
+
+}  // namespace edgeh2o::selftest

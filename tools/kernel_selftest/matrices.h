@@ -1,0 +1,318 @@
+// Random matrices for kernel_selftest: written in the packed layouts of quant/packed_format.h from that
+// comment alone, next to the plain values from which products are computed.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "isa/kernel_table.h"
+#include "quant/packed_format.h"
+
+namespace edgeh2o::selftest {
+
+constexpr double kEps = std::numeric_limits<float>::epsilon();
+
+class Random {  // xorshift32 (Marsaglia 2003): the same numbers everywhere
+ public:
+  explicit Random(size_t seed) : state_(static_cast<uint32_t>(2463534242u + 977 * seed)) {}
+  uint32_t next() {
+    state_ ^= state_ << 13;
+    state_ ^= state_ >> 17;
+    state_ ^= state_ << 5;
+    return state_;
+  }
+  int integer(int low, int high) {
+    return low + static_cast<int>(next() % static_cast<uint32_t>(high - low + 1));
+  }
+  float uniform(float low, float high) {
+    return low + (high - low) * (static_cast<float>(next() >> 8) * 0x1p-24f);
+  }
+  std::vector<float> uniform_vector(size_t n, float low, float high) {
+    std::vector<float> values(n);
+    for (float& value : values) value = uniform(low, high);
+    return values;
+  }
+
+ private:
+  uint32_t state_;
+};
+
+inline double f64_from_f16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double value = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  if (exponent == 31) {
+    value = fraction ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+  }
+  return bits >> 15 ? -value : value;
+}
+
+// The nearest half precision value; ties to even, overflow to infinity.
+inline double round_to_f16(double value) {
+  if (std::isnan(value) || value == 0) return value;
+  if (std::fabs(value) >= 65520) return std::copysign(std::numeric_limits<double>::infinity(), value);
+  const int unit = std::max(std::ilogb(value), -14) - 10;
+  return std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit);
+}
+
+struct QuantFormat {
+  PackedFormat format;
+  int bits, offset;
+  bool has_min, two_level;
+  size_t sub_blocks, unpacked_per_column;
+};
+
+template <PackedFormat kFormat>
+constexpr QuantFormat describe() {
+  using Traits = PackedTraits<kFormat>;
+  return {kFormat,
+          Traits::kBits,
+          Traits::kOffsetLog2 < 0 ? 0 : 1 << Traits::kOffsetLog2,
+          Traits::kHasMin,
+          Traits::kTwoLevel,
+          kBlock / Traits::kSubBlock,
+          PackedSizes<kFormat>::kUnpackedPerColumn};
+}
+
+#define EH2O_DESCRIBE(name) describe<PackedFormat::name>(),
+constexpr QuantFormat kQuantFormats[] = {EH2O_QUANTISED_FORMATS(EH2O_DESCRIBE)};
+#undef EH2O_DESCRIBE
+
+enum class Values { kRandom, kLowest, kHighest, kAlternating };
+enum class Scales { kAny, kInteger };  // kInteger: small integers, so that every sum is exact in f32
+
+inline int pick(Values values, int low, int high, size_t index, Random& random) {
+  if (values == Values::kRandom) return random.integer(low, high);
+  if (values == Values::kAlternating) return index % 3 ? low : high;
+  return values == Values::kLowest ? low : high;
+}
+
+template <typename T>
+void append(std::vector<uint8_t>& bytes, T value) {
+  bytes.resize(bytes.size() + sizeof(T));
+  std::memcpy(bytes.data() + bytes.size() - sizeof(T), &value, sizeof(T));
+}
+
+// One packed panel of weights and its plain values.
+struct WeightPanel {
+  QuantFormat format;
+  size_t n_cols, n_records;
+  std::vector<uint8_t> packed;
+
+  WeightPanel(const QuantFormat& quant_format, const PackLayout& layout, size_t records, Values values,
+              Scales scales, size_t seed)
+      : format(quant_format), n_cols(layout.panel_cols), n_records(records), columns_(n_cols * n_records) {
+    Random random(seed);
+    for (size_t record = 0; record < n_records; ++record) {
+      for (size_t col = 0; col < n_cols; ++col) {
+        Column& column = at(col, record);
+        const bool keeps_header = format.two_level && record % kSuperRecords != 0;
+        column.d = keeps_header ? at(col, record - 1).d : random_f16(scales, random);
+        column.m = keeps_header ? at(col, record - 1).m : random_f16(scales, random);
+        const int largest = scales == Scales::kInteger ? 3 : format.has_min ? 255 : 127;
+        for (int& fine : column.fine) fine = random.integer(format.has_min ? 0 : -largest, largest);
+        column.fine_min = random.integer(0, largest);
+        const int high = (1 << format.bits) - 1;
+        for (size_t k = 0; k < kBlock; ++k) column.quants[k] = pick(values, 0, high, k + col, random);
+      }
+    }
+    for (size_t record = 0; record < n_records; ++record)
+      pack_record(record, layout.is_signed(format.format));
+  }
+
+  size_t unpacked_bytes() const { return n_records * n_cols * format.unpacked_per_column; }
+  int quant(size_t col, size_t k) const { return at(col, k / kBlock).quants[k % kBlock] - format.offset; }
+  float scale(size_t col, size_t record, size_t sub) const {
+    const Column& column = at(col, record);
+    const float d = static_cast<float>(f64_from_f16(column.d));
+    return format.two_level ? d * static_cast<float>(column.fine[sub]) : d;
+  }
+  float min(size_t col, size_t record) const {
+    const Column& column = at(col, record);
+    const float m = static_cast<float>(f64_from_f16(column.m));
+    return format.two_level ? -m * static_cast<float>(column.fine_min) : m;
+  }
+
+ private:
+  struct Column {  // one record of one column
+    uint16_t d, m;
+    int fine[2], fine_min;
+    int quants[kBlock];  // offset not removed
+  };
+  std::vector<Column> columns_;
+
+  Column& at(size_t col, size_t record) { return columns_[record * n_cols + col]; }
+  const Column& at(size_t col, size_t record) const { return columns_[record * n_cols + col]; }
+
+  static uint16_t random_f16(Scales scales, Random& random) {
+    if (scales == Scales::kInteger) return random.integer(0, 1) ? 0x3c00 : 0xbc00;   // 1 or -1
+    const int exponent = random.integer(0, 16), fraction = random.integer(0, 1023);  // denormal where 0
+    return static_cast<uint16_t>(random.integer(0, 1) << 15 | exponent << 10 | fraction);
+  }
+
+  void pack_record(size_t record, bool is_signed) {
+    const auto each = [&](const auto& bytes_of) {
+      for (size_t col = 0; col < n_cols; ++col) bytes_of(at(col, record));
+    };
+    if (!format.two_level || record % kSuperRecords == 0) {
+      each([&](const Column& column) { append(packed, column.d); });
+      if (format.has_min) each([&](const Column& column) { append(packed, column.m); });
+    }
+    for (size_t sub = 0; format.two_level && sub < format.sub_blocks; ++sub) {
+      each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine[sub])); });
+    }
+    if (format.two_level && format.has_min) {
+      each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine_min)); });
+    }
+    const bool nibbles = format.bits == 4;
+    for (size_t k = 0; k < (nibbles ? 16 : kBlock); k += 4) {
+      each([&](const Column& column) {
+        for (size_t i = k; i < k + 4; ++i) {
+          const int q = nibbles ? column.quants[i] | column.quants[i + 16] << 4
+                                : column.quants[i] - (is_signed ? format.offset : 0);
+          append(packed, static_cast<uint8_t>(q));
+        }
+      });
+    }
+  }
+};
+
+// Rows of 8-bit activations.
+struct Activations {
+  size_t n_rows, n_records;
+
+  Activations(size_t rows, size_t records, Values values, Scales scales, size_t seed)
+      : n_rows(rows), n_records(records), d_(rows * records), quants_(rows * records * kBlock) {
+    Random random(seed);
+    for (float& d : d_) d = scales == Scales::kInteger ? 1.0f : random.uniform(0.001f, 0.1f);
+    for (size_t i = 0; i < quants_.size(); ++i) {
+      quants_[i] = static_cast<int8_t>(pick(values, -127, 127, i, random));
+    }
+  }
+  // Takes already quantised values: d [n_rows][n_records], quants [n_rows][n_records][kBlock].
+  Activations(size_t rows, size_t records, std::vector<float> d, std::vector<int8_t> quants)
+      : n_rows(rows), n_records(records), d_(std::move(d)), quants_(std::move(quants)) {}
+
+  int quant(size_t row, size_t k) const { return quants_[row * n_records * kBlock + k]; }
+  float d(size_t row, size_t record) const { return d_[row * n_records + record]; }
+  int sum(size_t row, size_t record, size_t n = kBlock) const {
+    int total = 0;
+    for (size_t k = 0; k < n; ++k) total += quant(row, record * kBlock + k);
+    return total;
+  }
+  float scaled_sum(size_t row, size_t record) const {
+    return d(row, record) * static_cast<float>(sum(row, record));
+  }
+
+  size_t tile_bytes(size_t tile_rows) const { return n_records * tile_rows * kActivationRecordPerRow; }
+  std::vector<uint8_t> pack(size_t tile_rows) const {
+    std::vector<uint8_t> bytes;
+    for (size_t first = 0; first < n_rows; first += tile_rows) {
+      for (size_t record = 0; record < n_records; ++record) {
+        const auto each = [&](const auto& value) {  // rows beyond the last one are zero
+          for (size_t row = first; row < first + tile_rows; ++row) {
+            append(bytes, row < n_rows ? value(row) : decltype(value(row)){});
+          }
+        };
+        each([&](size_t row) { return d(row, record); });
+        each([&](size_t row) { return scaled_sum(row, record); });
+        each([&](size_t row) { return static_cast<int32_t>(-8 * sum(row, record)); });
+        each([&](size_t row) { return static_cast<int32_t>(-8 * sum(row, record, kBlock / 2)); });
+        for (size_t k = record * kBlock; k < (record + 1) * kBlock; k += 4) {
+          each([&](size_t row) {
+            uint32_t four = 0;
+            for (size_t i = 0; i < 4; ++i) four |= (quant(row, k + i) & 255u) << (8 * i);
+            return four;
+          });
+        }
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  std::vector<float> d_;
+  std::vector<int8_t> quants_;
+};
+
+// d = max|x| / 127 and q = rint(x / d); a block whose 127 / max|x| is not finite counts as zero.
+inline std::vector<uint8_t> quantize_reference(const float* x, size_t stride, size_t n_rows, size_t tile_rows,
+                                               size_t depth) {
+  std::vector<float> d;
+  std::vector<int8_t> quants;
+  for (size_t row = 0; row < n_rows; ++row) {
+    for (size_t k = 0; k < depth; k += kBlock) {
+      const float* block = x + row * stride + k;
+      float largest = 0;
+      for (size_t i = 0; i < kBlock; ++i) largest = std::fmax(largest, std::fabs(block[i]));
+      const bool is_zero = !std::isfinite(127.0f / largest);
+      d.push_back(is_zero ? 0.0f : largest / 127.0f);
+      for (size_t i = 0; i < kBlock; ++i) {
+        const float scaled = is_zero ? 0.0f : block[i] * (127.0f / largest);
+        quants.push_back(static_cast<int8_t>(std::nearbyint(scaled)));
+      }
+    }
+  }
+  return Activations(n_rows, depth / kBlock, std::move(d), std::move(quants)).pack(tile_rows);
+}
+
+struct Product {
+  double value, tolerance;
+};
+
+inline Product multiply(const WeightPanel& w, const Activations& x, size_t row, size_t col) {
+  double value = 0, norm = 0;
+  const size_t sub_size = kBlock / w.format.sub_blocks;
+  for (size_t record = 0; record < w.n_records; ++record) {
+    for (size_t sub = 0; sub < w.format.sub_blocks; ++sub) {
+      int dot = 0;
+      for (size_t i = 0; i < sub_size; ++i) {
+        const size_t k = record * kBlock + sub * sub_size + i;
+        dot += w.quant(col, k) * x.quant(row, k);
+      }
+      const double term = double{x.d(row, record)} * w.scale(col, record, sub) * dot;
+      value += term;
+      norm += std::fabs(term);
+    }
+    if (w.format.has_min) {
+      const double term = double{x.scaled_sum(row, record)} * w.min(col, record);
+      value += term;
+      norm += std::fabs(term);
+    }
+  }
+  const size_t n_terms = w.n_records * (w.format.sub_blocks + w.format.has_min);
+  return {value, static_cast<double>(n_terms + 3) * kEps * norm};
+}
+
+// One panel [depth][n_cols] of float weights.
+struct FloatPanel {
+  std::vector<uint8_t> bytes;
+  std::vector<double> values;
+
+  FloatPanel(PackedFormat format, size_t n_cols, size_t depth) {
+    Random random(depth);
+    for (size_t i = 0; i < depth * n_cols; ++i) {
+      float value = random.uniform(-2, 2);
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      if (format == PackedFormat::kF32) {
+        append(bytes, value);
+        values.push_back(value);
+      } else if (format == PackedFormat::kF16) {
+        const auto half = static_cast<uint16_t>((bits & 0x8000) | random.integer(0, 0x43ff));  // below 4
+        append(bytes, half);
+        values.push_back(f64_from_f16(half));
+      } else {
+        append(bytes, static_cast<uint16_t>(bits >> 16));
+        bits &= 0xffff0000;
+        std::memcpy(&value, &bits, sizeof(value));
+        values.push_back(value);
+      }
+    }
+  }
+};
+
+}  // namespace edgeh2o::selftest

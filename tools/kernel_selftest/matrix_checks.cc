@@ -1,0 +1,206 @@
+// Quantised and float matrix kernels.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "tools/kernel_selftest/check.h"
+#include "tools/kernel_selftest/matrices.h"
+
+namespace edgeh2o::selftest {
+namespace {
+
+void check_quantize(const KernelTable& table, Check& check) {
+  Random random(1);
+  for (const size_t tile_rows : {size_t{1}, table.layout.tile_rows}) {
+    for (const size_t n_rows : {size_t{1}, tile_rows}) {
+      const size_t depth = 3 * kBlock, stride = depth + 5;
+      for (int pattern = 0; pattern < 5; ++pattern) {
+        std::vector<float> x(n_rows * stride);
+        for (float& value : x) {
+          if (pattern == 0) value = random.uniform(-3, 3);
+          if (pattern == 1) value = static_cast<float>(random.integer(-126, 125)) + 0.5f;
+          if (pattern == 2) value = random.integer(0, 1) ? 1e30f : -1e30f;
+          if (pattern == 3) value = random.integer(0, 9) ? 0.0f : random.uniform(-1e-3f, 1e-3f);
+          if (pattern == 4) value = random.uniform(-1e-38f, 1e-38f);  // 127 / max|x| is infinite
+        }
+        // Any 32 neighbours get a maximum of 127, hence the scale 1, which makes pattern 1 a row of ties.
+        for (size_t i = 0; pattern == 1 && i < x.size(); i += kBlock) x[i] = 127;
+        const std::vector<uint8_t> want = quantize_reference(x.data(), stride, n_rows, tile_rows, depth);
+        std::vector<uint8_t> got(want.size() + kGuard, 0xa5);
+        table.quantize_q8p_f32(got.data(), x.data(), stride, n_rows, tile_rows, depth);
+        for (size_t i = 0; i < got.size(); ++i) check.equal(got[i], i < want.size() ? want[i] : 0xa5);
+      }
+    }
+  }
+}
+
+std::vector<uint8_t> unpack(const KernelTable& table, const WeightPanel& w, size_t guard) {
+  std::vector<uint8_t> unpacked(w.unpacked_bytes() + guard, 0xa5);
+  table.unpack_q_qp(w.format.format, unpacked.data(), w.packed.data(), w.n_records);
+  return unpacked;
+}
+
+// Scales, mins and the number of bytes; the order of the quants is that of the table's own matrix kernel.
+void check_unpack(const KernelTable& table, Check& check) {
+  for (const QuantFormat& format : kQuantFormats) {
+    const WeightPanel w(format, table.layout, 9, Values::kRandom, Scales::kAny, 2);
+    const std::vector<uint8_t> unpacked = unpack(table, w, kGuard);
+    const size_t record_bytes = w.unpacked_bytes() / w.n_records, nr = w.n_cols;
+    for (size_t record = 0; record < w.n_records; ++record) {
+      std::vector<float> scales((format.sub_blocks + format.has_min) * nr);
+      std::memcpy(scales.data(), unpacked.data() + record * record_bytes, scales.size() * sizeof(float));
+      for (size_t col = 0; col < nr; ++col) {
+        for (size_t sub = 0; sub < format.sub_blocks; ++sub) {
+          check.equal(scales[sub * nr + col], w.scale(col, record, sub));
+        }
+        if (format.has_min) check.equal(scales[format.sub_blocks * nr + col], w.min(col, record));
+      }
+    }
+    for (size_t i = w.unpacked_bytes(); i < unpacked.size(); ++i) check.equal(unpacked[i], 0xa5);
+  }
+}
+
+// Calls run(weights, activations, exact) for all formats, extreme values and several depths.
+template <typename Run>
+void for_each_product(const KernelTable& table, size_t max_rows, const Run& run) {
+  for (const QuantFormat& format : kQuantFormats) {
+    for (const Values values : {Values::kRandom, Values::kLowest, Values::kHighest, Values::kAlternating}) {
+      for (const Scales scales : {Scales::kAny, Scales::kInteger}) {
+        for (const size_t n_records : {1, 9}) {
+          const WeightPanel w(format, table.layout, n_records, values, scales, 3 * n_records);
+          for (const Values x_values : {values, Values::kLowest}) {
+            run(w, Activations(max_rows, n_records, x_values, scales, 5 * n_records),
+                scales == Scales::kInteger);
+          }
+        }
+      }
+    }
+  }
+}
+
+void check_gemm_q8(const KernelTable& table, Check& check) {
+  const size_t mr = table.layout.tile_rows, nr = table.layout.panel_cols;
+  const struct {
+    size_t n_rows, n_cols;
+    bool accumulate;
+  } shapes[] = {{2 * mr + 1, nr, true}, {mr, nr - 1, true}, {mr - 1, 1, false}, {1, nr / 2 + 1, false}};
+  for_each_product(table, 2 * mr + 1, [&](const WeightPanel& w, const Activations& x, bool exact) {
+    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr);
+    for (const auto& shape : shapes) {
+      const size_t stride = nr + 3;
+      std::vector<float> c((shape.n_rows + 1) * stride, kUntouched);
+      table.gemm_f32_q8_qp(w.format.format, c.data(), stride, packed_x.data(), x.tile_bytes(mr),
+                           unpacked.data(), w.n_records, shape.n_rows, shape.n_cols, shape.accumulate);
+      for (size_t row = 0; row <= shape.n_rows; ++row) {
+        for (size_t col = 0; col < stride; ++col) {
+          const float got = c[row * stride + col];
+          if (row == shape.n_rows || col >= shape.n_cols) {
+            check.equal(got, kUntouched);
+          } else {
+            const Product want = multiply(w, x, row, col);
+            const double before = shape.accumulate ? kUntouched : 0;
+            check.near(got, want.value + before, exact ? 0 : want.tolerance + before * kEps);
+          }
+        }
+      }
+    }
+  });
+}
+
+void check_gemv_q8(const KernelTable& table, Check& check) {
+  const size_t nr = table.layout.panel_cols;
+  for_each_product(table, 1, [&](const WeightPanel& w, const Activations& x, bool exact) {
+    const std::vector<uint8_t> packed_x = x.pack(1);
+    for (const size_t n_cols : {nr, nr - 1, nr / 2 + 1, size_t{1}}) {
+      std::vector<float> y(nr + kGuard, kUntouched);
+      table.gemv_f32_q8_qp(w.format.format, y.data(), packed_x.data(), w.packed.data(), w.n_records, n_cols);
+      for (size_t col = 0; col < n_cols; ++col) {
+        const Product want = multiply(w, x, 0, col);
+        check.near(y[col], want.value, exact ? 0 : want.tolerance);
+      }
+      check.untouched(y, n_cols);
+    }
+  });
+}
+
+const PackedFormat kFloatFormats[] = {PackedFormat::kF32, PackedFormat::kF16, PackedFormat::kBF16};
+
+void check_unpack_f32(const KernelTable& table, Check& check) {
+  for (const PackedFormat format : kFloatFormats) {
+    const FloatPanel w(format, table.layout.panel_cols, 5);
+    std::vector<float> out(w.values.size() + kGuard, kUntouched);
+    table.unpack_f32_fp(format, out.data(), w.bytes.data(), 5);
+    for (size_t i = 0; i < w.values.size(); ++i) check.equal(out[i], w.values[i]);
+    check.untouched(out, w.values.size());
+  }
+}
+
+void check_gemm_f32(const KernelTable& table, Check& check) {
+  Random random(7);
+  const size_t nr = table.layout.panel_cols;
+  for (const size_t n_rows : {1, 2, 3, 5, 8, 12, 13, 25}) {
+    for (const size_t depth : {1, 2, 3, 4, 5, 8, 11, 33}) {
+      const size_t a_stride = depth + 2, b_stride = nr + 4, c_stride = nr + 3;
+      const std::vector<float> a = random.uniform_vector(n_rows * a_stride, -2, 2);
+      const std::vector<float> b = random.uniform_vector(depth * b_stride, -2, 2);
+      const size_t n_cols = depth % 2 ? nr : 1 + (n_rows + depth) % nr;
+      for (const bool accumulate : {false, true}) {
+        std::vector<float> c((n_rows + 1) * c_stride, kUntouched);
+        table.gemm_f32_f32_f32p(c.data(), c_stride, a.data(), a_stride, b.data(), b_stride, n_rows, n_cols,
+                                depth, accumulate);
+        for (size_t i = 0; i < c.size(); ++i) {
+          const size_t row = i / c_stride, col = i % c_stride;
+          if (row == n_rows || col >= n_cols) {
+            check.equal(c[i], kUntouched);
+            continue;
+          }
+          double want = accumulate ? kUntouched : 0, norm = want;
+          for (size_t k = 0; k < depth; ++k) {
+            const double term = double{a[row * a_stride + k]} * b[k * b_stride + col];
+            want += term;
+            norm += std::fabs(term);
+          }
+          check.near(c[i], want, static_cast<double>(depth + 2) * kEps * norm);
+        }
+      }
+    }
+  }
+}
+
+void check_gemv_f32(const KernelTable& table, Check& check) {
+  Random random(8);
+  const size_t nr = table.layout.panel_cols;
+  for (const PackedFormat format : kFloatFormats) {
+    for (const size_t depth : {1, 2, 3, 4, 5, 8, 31, 129}) {
+      const FloatPanel w(format, nr, depth);
+      const std::vector<float> x = random.uniform_vector(depth, -2, 2);
+      const size_t n_cols = depth % 2 ? nr : 1 + depth % nr;
+      std::vector<float> y(nr + kGuard, kUntouched);
+      table.gemv_f32_f32_fp(format, y.data(), x.data(), w.bytes.data(), depth, n_cols);
+      for (size_t col = 0; col < n_cols; ++col) {
+        double want = 0, norm = 0;
+        for (size_t k = 0; k < depth; ++k) {
+          const double term = double{x[k]} * w.values[k * nr + col];
+          want += term;
+          norm += std::fabs(term);
+        }
+        check.near(y[col], want, static_cast<double>(depth + 2) * kEps * norm);
+      }
+      check.untouched(y, n_cols);
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<KernelCheck>& matrix_checks() {
+  static const std::vector<KernelCheck> checks = {
+      {"quantize_q8p_f32", check_quantize}, {"unpack_q_qp", check_unpack},
+      {"gemm_f32_q8_qp", check_gemm_q8},    {"gemv_f32_q8_qp", check_gemv_q8},
+      {"unpack_f32_fp", check_unpack_f32},  {"gemm_f32_f32_f32p", check_gemm_f32},
+      {"gemv_f32_f32_fp", check_gemv_f32},
+  };
+  return checks;
+}
+
+}  // namespace edgeh2o::selftest

@@ -1,0 +1,142 @@
+// Row-wise kernels.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "tools/kernel_selftest/check.h"
+#include "tools/kernel_selftest/matrices.h"
+
+namespace edgeh2o::selftest {
+namespace {
+
+const size_t kLengths[] = {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129};
+
+// Calls run(out, n, random) for all lengths; out has n untouched elements and a guard, which is checked.
+template <typename Run>
+void for_each_length(Check& check, const Run& run) {
+  Random random(9);
+  for (const size_t n : kLengths) {
+    std::vector<float> out(n + kGuard, kUntouched);
+    run(out, n, random);
+    check.untouched(out, n);
+  }
+}
+
+void check_rms_norm(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, -5, 5), weight = random.uniform_vector(n, 0, 2);
+    table.rms_norm_f32(out.data(), x.data(), weight.data(), n, 1e-5f);
+    double squares = 0;
+    for (const float value : x) squares += double{value} * value;
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(n) + double{1e-5f});
+    for (size_t i = 0; i < n; ++i) {
+      const double want = x[i] * scale * weight[i];
+      check.near(out[i], want, static_cast<double>(n + 6) * kEps * std::fabs(want));
+    }
+  });
+}
+
+void check_rope(const KernelTable& table, Check& check) {
+  Random random(10);
+  for (const size_t n : kLengths) {
+    std::vector<float> x = random.uniform_vector(2 * n, -5, 5), cos(n), sin(n);
+    for (size_t i = 0; i < n; ++i) {
+      const float angle = random.uniform(-3, 3);
+      cos[i] = std::cos(angle);
+      sin[i] = std::sin(angle);
+    }
+    std::vector<float> out = x;
+    out.resize(2 * n + kGuard, kUntouched);
+    table.rope_f32(out.data(), cos.data(), sin.data(), n);
+    for (size_t i = 0; i < n; ++i) {
+      const double a = x[i], b = x[n + i], c = cos[i], s = sin[i];
+      check.near(out[i], a * c - b * s, 2 * kEps * (std::fabs(a * c) + std::fabs(b * s)));
+      check.near(out[n + i], a * s + b * c, 2 * kEps * (std::fabs(a * s) + std::fabs(b * c)));
+    }
+    check.untouched(out, 2 * n);
+  }
+}
+
+void check_swiglu(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    for (const float range : {1.0f, 20.0f, 150.0f}) {  // exp overflows and vanishes within the last
+      const std::vector<float> gate = random.uniform_vector(n, -range, range),
+                               up = random.uniform_vector(n, -3, 3);
+      for (const bool in_place : {false, true}) {
+        if (in_place) std::memcpy(out.data(), gate.data(), n * sizeof(float));
+        table.swiglu_f32(out.data(), in_place ? out.data() : gate.data(), up.data(), n);
+        for (size_t i = 0; i < n; ++i) {
+          const double want = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i];
+          check.near(out[i], want, 8 * kEps * std::fabs(want) + 1e-35);
+        }
+      }
+    }
+    float nan = std::numeric_limits<float>::quiet_NaN(), one = 1, result = 0;
+    table.swiglu_f32(&result, &nan, &one, 1);
+    check.equal(result, nan);
+  });
+}
+
+void check_add(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, -5, 5);
+    table.add_f32(out.data(), x.data(), n);
+    for (size_t i = 0; i < n; ++i) check.equal(out[i], kUntouched + x[i]);
+  });
+}
+
+void check_scale(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, -5, 5);
+    table.scale_f32(out.data(), x.data(), 0.3f, n);
+    for (size_t i = 0; i < n; ++i) check.equal(out[i], x[i] * 0.3f);
+  });
+}
+
+void check_store_f16(const KernelTable& table, Check& check) {
+  Random random(11);
+  for (int round = 0; round < 200; ++round) {
+    for (const size_t n : kLengths) {
+      std::vector<float> x(n);
+      for (float& value : x) {
+        const uint32_t bits = random.next();
+        std::memcpy(&value, &bits, sizeof(value));
+        if (round % 2) value = std::ldexp(random.uniform(-2, 2), random.integer(-28, 16));
+      }
+      std::vector<uint16_t> out(n + kGuard, 0xa5a5);
+      table.store_f16_f32(out.data(), x.data(), n);
+      for (size_t i = 0; i < n; ++i) {
+        check.equal(f64_from_f16(out[i]), round_to_f16(x[i]));
+        if (!std::isnan(x[i])) check.equal(out[i] >> 15, std::signbit(x[i]));
+      }
+      for (size_t i = n; i < out.size(); ++i) check.equal(out[i], 0xa5a5);
+    }
+  }
+}
+
+void check_load_f16(const KernelTable& table, Check& check) {
+  std::vector<uint16_t> x(1 << 16);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(i);
+  std::vector<float> out(x.size());
+  table.load_f32_f16(out.data(), x.data(), x.size());
+  for (size_t i = 0; i < x.size(); ++i) check.equal(out[i], f64_from_f16(x[i]));
+  for_each_length(check, [&](std::vector<float>& tail, size_t n, Random& random) {
+    const size_t first = random.next() % 30000;
+    table.load_f32_f16(tail.data(), x.data() + first, n);
+    for (size_t i = 0; i < n; ++i) check.equal(tail[i], f64_from_f16(x[first + i]));
+  });
+}
+
+}  // namespace
+
+const std::vector<KernelCheck>& row_checks() {
+  static const std::vector<KernelCheck> checks = {
+      {"rms_norm_f32", check_rms_norm}, {"rope_f32", check_rope},   {"swiglu_f32", check_swiglu},
+      {"add_f32", check_add},           {"scale_f32", check_scale}, {"store_f16_f32", check_store_f16},
+      {"load_f32_f16", check_load_f16},
+  };
+  return checks;
+}
+
+}  // namespace edgeh2o::selftest
