@@ -23,7 +23,8 @@ ISA_FLAGS = {
         "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized"],
     },
     "aarch64": {
-        "neon": ["-march=armv8-a"],
+        # gcc 12's first scheduling pass makes the tiles of widening multiplies spill.
+        "neon": ["-march=armv8-a", "-fno-schedule-insns"],
         "neon_dotprod": ["-march=armv8.2-a+dotprod+fp16"],
         "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm"],
     },

@@ -1,0 +1,35 @@
+"""The aarch64 build: compiles, dispatches by processor, and its kernels agree with plain loops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import cross_check_aarch64
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_kernels_agree_under_emulation() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tools.cross_check_aarch64"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode == cross_check_aarch64.SKIPPED:
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stderr + result.stdout
+
+
+def test_missing_programs_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert cross_check_aarch64.main([]) == cross_check_aarch64.SKIPPED
+    message = capsys.readouterr().err
+    assert "g++-aarch64-linux-gnu" in message
+    assert "qemu-user" in message

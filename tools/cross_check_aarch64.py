@@ -1,0 +1,198 @@
+"""Cross-compile the C++ core for aarch64 and run kernel_selftest under qemu.
+
+    python -m tools.cross_check_aarch64 [--build-dir build/aarch64]
+
+Sources and flags are those of setup.py. For every emulated processor the set of kernel tables is
+compared with the instructions that the processor has, and its strongest tables are checked.
+Exit status: 0 passed, 1 failed, 77 skipped because a tool is missing (stderr names the package).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILER = "aarch64-linux-gnu-g++"
+EMULATOR = "qemu-aarch64"
+SYSROOT = "/usr/aarch64-linux-gnu"
+SKIPPED = 77
+
+REQUIRED_PROGRAMS = {COMPILER: "Debian package g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
+REQUIRED_MODULES = ("setuptools", "pybind11", "Cython")
+
+# Reads setup.py without running it and prints the static libraries; cythonize would write files.
+READ_SETUP = """
+import json, setuptools, Cython.Build
+from distutils.core import run_setup
+Cython.Build.cythonize = lambda *args, **options: []
+print(json.dumps(run_setup("setup.py", stop_after="init").libraries))
+"""
+
+
+class CheckFailedError(Exception):
+    """A build step or a comparison failed; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One source file, relative to the repository, and the flags that it is compiled with."""
+
+    source: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A qemu processor model, the tables that it runs and those to check on it."""
+
+    name: str
+    tables: tuple[str, ...]
+    checked: tuple[str, ...]
+
+
+PROCESSORS = (
+    Processor("cortex-a72", ("scalar", "neon"), ("scalar", "neon")),
+    Processor("cortex-a76", ("scalar", "neon", "neon_dotprod"), ("neon_dotprod",)),
+    Processor("max", ("scalar", "neon", "neon_dotprod", "neon_i8mm"), ("neon_i8mm",)),
+)
+
+
+def find_missing() -> list[str]:
+    missing = [package for name, package in REQUIRED_PROGRAMS.items() if not shutil.which(name)]
+    return missing + [name for name in REQUIRED_MODULES if importlib.util.find_spec(name) is None]
+
+
+def read_units() -> list[Unit]:
+    """Sources of the core, the kernel tables and the self-test, with the flags of setup.py."""
+    result = subprocess.run(
+        [sys.executable, "-c", READ_SETUP],
+        cwd=ROOT,
+        env={**os.environ, "_PYTHON_HOST_PLATFORM": "linux-aarch64"},
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode != 0:
+        raise CheckFailedError(f"setup.py cannot be read:\n{result.stderr}")
+    libraries = dict(json.loads(result.stdout))
+    units = [
+        Unit(source, tuple(info["cflags"]))
+        for info in libraries.values()
+        for source in info["sources"]
+    ]
+    core_flags = tuple(libraries["edgeh2o_core"]["cflags"])
+    selftest = sorted(ROOT.glob("tools/kernel_selftest/*.cc"))
+    return units + [Unit(str(path.relative_to(ROOT)), core_flags) for path in selftest]
+
+
+def is_current(output: Path, dependencies: Iterable[Path]) -> bool:
+    if not output.exists():
+        return False
+    built = output.stat().st_mtime
+    return all(path.exists() and path.stat().st_mtime <= built for path in dependencies)
+
+
+def read_dependencies(depfile: Path) -> list[Path]:
+    """Files listed in a make rule that the compiler wrote (-MMD)."""
+    if not depfile.exists():
+        return [depfile]
+    _, _, files = depfile.read_text().replace("\\\n", " ").partition(":")
+    return [ROOT / name for name in files.split()]
+
+
+def compile_unit(unit: Unit, build_dir: Path) -> Path:
+    """Object file of the unit, compiled again only if a file that it includes has changed."""
+    output = build_dir / unit.source.replace("/", "_").replace(".cc", ".o")
+    depfile = output.with_suffix(".d")
+    if not is_current(output, [*read_dependencies(depfile), ROOT / "setup.py"]):
+        command = [COMPILER, *unit.flags, "-Icpp", "-I.", "-MMD", "-MF", str(depfile)]
+        run_compiler([*command, "-c", unit.source, "-o", str(output)])
+    return output
+
+
+def run_compiler(command: list[str]) -> None:
+    result = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        raise CheckFailedError(f"{' '.join(command)}\n{result.stderr}")
+    if result.stderr:
+        print(result.stderr, file=sys.stderr)
+
+
+def build_selftest(build_dir: Path) -> Path:
+    """The program linked from all objects, so that an undefined symbol of the core is an error."""
+    build_dir.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda unit: compile_unit(unit, build_dir), read_units()))
+    program = build_dir / "kernel_selftest"
+    if not is_current(program, objects):
+        run_compiler([COMPILER, *map(str, objects), "-fopenmp", "-o", str(program)])
+    return program
+
+
+def emulate(
+    processor: str, command: list[str], isa: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "EDGEH2O_ISA"}
+    if isa:
+        env["EDGEH2O_ISA"] = isa
+    return subprocess.run(
+        [EMULATOR, "-L", SYSROOT, "-cpu", processor, *command],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+
+
+def check_processor(program: Path, processor: Processor) -> None:
+    listed = emulate(processor.name, [str(program), "--list"])
+    expected = [*processor.tables, f"active: {processor.tables[-1]}"]
+    if listed.returncode != 0 or listed.stdout.split("\n")[:-1] != expected:
+        raise CheckFailedError(
+            f"{processor.name}: expected {expected}, got {listed.stdout!r} {listed.stderr}"
+        )
+    checked = emulate(processor.name, [str(program), *processor.checked])
+    print(f"{processor.name}:\n{checked.stdout}", end="")
+    if checked.returncode != 0:
+        raise CheckFailedError(f"{processor.name}: kernels differ {checked.stderr}")
+
+
+def check_forced_isa(program: Path) -> None:
+    """A table that the processor cannot run is refused by name, and a weaker one is accepted."""
+    refused = emulate("cortex-a72", [str(program), "--list"], isa="neon_dotprod")
+    message = "ISA 'neon_dotprod' is not available on this processor; available: scalar, neon"
+    if refused.returncode != 2 or message not in refused.stderr:
+        raise CheckFailedError(f"neon_dotprod on cortex-a72 was not refused: {refused}")
+    forced = emulate("cortex-a76", [str(program), "--list"], isa="neon")
+    if "active: neon\n" not in forced.stdout:
+        raise CheckFailedError(f"EDGEH2O_ISA=neon on cortex-a76 was not followed: {forced}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "aarch64")
+    arguments = parser.parse_args(argv)
+    if missing := find_missing():
+        print(f"skipped: {', '.join(missing)} not installed", file=sys.stderr)
+        return SKIPPED
+    try:
+        program = build_selftest(arguments.build_dir.resolve())
+        for processor in PROCESSORS:
+            check_processor(program, processor)
+        check_forced_isa(program)
+    except CheckFailedError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
