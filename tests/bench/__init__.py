@@ -1,0 +1,1 @@
+"""Tests of the comparison scripts on recorded output; nothing is timed."""
