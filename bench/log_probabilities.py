@@ -31,12 +31,12 @@ class WindowLogProbabilities:
     @property
     def n_windows(self) -> int:
         """Number of windows."""
-        return self.tokens.shape[0]
+        return len(self.tokens)
 
     @property
     def first_scored(self) -> int:
         """Position inside a window whose next token is the first that is scored."""
-        return self.tokens.shape[1] // 2
+        return len(self.tokens[0]) // 2
 
     def next_tokens(self, window: int) -> NDArray[np.int32]:
         """The true next tokens of the scored positions, [n_scored]."""
@@ -45,8 +45,10 @@ class WindowLogProbabilities:
     def log_probabilities(self, window: int) -> NDArray[np.float32]:
         """Log-probabilities at the scored positions, [n_scored, vocab], rounded as saved."""
         rows = self.rows[window]
-        values = rows["values"].astype(np.float32)
-        return values * rows["scale"][:, None] + rows["minimum"][:, None]
+        values: NDArray[np.float32] = rows["values"].astype(np.float32)
+        values *= rows["scale"][:, None]
+        values += rows["minimum"][:, None]
+        return values
 
 
 def read_log_probabilities(path: Path) -> WindowLogProbabilities:

@@ -12,6 +12,7 @@ import pytest
 from bench.llama_cpp import LlamaCpp, LlamaCppError
 from bench.load import (
     MIB,
+    RSS_UNIT_BYTES,
     LoadMeasurement,
     ProcessCost,
     cut_prompt,
