@@ -8,6 +8,13 @@
 #include "kernels/gemv_q8-inl.h"
 #include "kernels/quantize_q8-inl.h"
 #include "kernels/rows-inl.h"
+//
+#include "kernels/softmax-inl.h"
+//
+#include "kernels/attention_tile-inl.h"
+#include "kernels/kv_panels-inl.h"
+//
+#include "kernels/attention_rows-inl.h"
 
 #define EH2O_STRING_(x) #x
 #define EH2O_STRING(x) EH2O_STRING_(x)
@@ -27,7 +34,7 @@ inline constexpr uint32_t kSignedBit =
 extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
-    {kGemmQ8Columns, simd::kGemmQ8Rows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED)},
+    {kGemmQ8Columns, simd::kGemmQ8Rows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED), simd::kGemmF32Rows},
     quantize_q8p_f32,
     unpack_q_qp,
     gemm_f32_q8_qp,
@@ -42,6 +49,13 @@ const KernelTable kTable = {
     scale_f32,
     store_f16_f32,
     load_f32_f16,
+    pack_keys_f32p,
+    pack_values_f32p,
+    attention_tile_f32,
+    column_sums_f32,
+    softmax_factors_f32,
+    merge_softmax_f32,
+    attention_rows_f32,
 };
 #undef EH2O_SIGNED
 

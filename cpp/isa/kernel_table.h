@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/kv_rows.h"
+#include "kernels/attention_tile.h"
 #include "quant/packed_format.h"
 
 namespace edgeh2o {
@@ -13,6 +15,7 @@ struct PackLayout {
   size_t panel_cols;        // nr: outputs per weight panel
   size_t tile_rows;         // mr: rows per tile of packed activations
   uint32_t signed_formats;  // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
+  size_t float_rows;        // rows that a float matrix product takes at once
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
 };
 
@@ -38,6 +41,16 @@ struct KernelTable {
   void (*scale_f32)(float* out, const float* x, float factor, size_t n);
   void (*store_f16_f32)(uint16_t* out, const float* x, size_t n);
   void (*load_f32_f16)(float* out, const uint16_t* x, size_t n);
+
+  void (*pack_keys_f32p)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
+                         size_t head_dim);
+  void (*pack_values_f32p)(CacheType, float* out, size_t panel_stride, const void* rows, const int32_t* positions,
+                           size_t n_keys, size_t head_dim);
+  void (*attention_tile_f32)(const AttentionTile&, const AttentionPiece&);
+  void (*column_sums_f32)(float* sums, const AttentionTile&, const AttentionPiece&, const float* row_weights);
+  void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);
+  void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
+  void (*attention_rows_f32)(CacheType, const AttentionTile&, const void* k, const void* v, size_t n_keys);
 };
 
 }  // namespace edgeh2o

@@ -17,6 +17,12 @@ size_t head_bytes(const KvCache::Shape& shape) {
 
 }  // namespace
 
+CacheType parse_cache_type(const std::string& name) {
+  if (name == "f16") return CacheType::kF16;
+  EH2O_CHECK(name == "f32", "cache type '", name, "' is not supported; supported: f16, f32");
+  return CacheType::kF32;
+}
+
 size_t KvCache::estimate_bytes(const Shape& shape) {
   return 2 * shape.n_layers * shape.n_kv_heads * head_bytes(shape);
 }

@@ -1,12 +1,17 @@
 // Keys and values of every position of a prompt: [layer][kv_head][position][head_dim], in one allocation.
 #pragma once
 
+#include <string>
+
 #include "base/arena.h"
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
 
 namespace edgeh2o {
+
+// "f16" or "f32"; anything else throws std::invalid_argument.
+CacheType parse_cache_type(const std::string& name);
 
 class KvCache {
  public:

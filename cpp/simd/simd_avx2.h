@@ -50,6 +50,11 @@ EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
   const __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(exponent, half), bias), 23);
   return _mm256_mul_ps(_mm256_mul_ps(v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b));
 }
+// The same where v, 2^n and the result are normal numbers.
+EH2O_INLINE F32 scale_by_pow2_normal(F32 v, F32 n) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), exponent));
+}
 EH2O_INLINE float reduce_add(F32 v) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -59,6 +64,24 @@ EH2O_INLINE float reduce_max(F32 v) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+// rows[i] lane j becomes rows[j] lane i.
+EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
+  F32 t[kLanes];
+  unroll<2>([&](auto i) {  // within 128-bit lanes
+    constexpr size_t k = 4 * i;
+    const F32 a = _mm256_unpacklo_ps(rows[k], rows[k + 1]), b = _mm256_unpackhi_ps(rows[k], rows[k + 1]);
+    const F32 c = _mm256_unpacklo_ps(rows[k + 2], rows[k + 3]), d = _mm256_unpackhi_ps(rows[k + 2], rows[k + 3]);
+    t[k] = _mm256_shuffle_ps(a, c, 0x44);
+    t[k + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    t[k + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    t[k + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  });
+  unroll<4>([&](auto i) {
+    rows[i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x20);
+    rows[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
+  });
 }
 
 EH2O_INLINE F32 load_f16(const uint16_t* p) {

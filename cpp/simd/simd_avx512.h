@@ -42,8 +42,34 @@ EH2O_INLINE F32 abs(F32 a) { return _mm512_abs_ps(a); }
 EH2O_INLINE F32 round_nearest(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // v * 2^n for integral n; n may be below -126 (the result becomes 0 or denormal).
 EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) { return _mm512_scalef_ps(v, n); }
+// The same where v, 2^n and the result are normal numbers.
+EH2O_INLINE F32 scale_by_pow2_normal(F32 v, F32 n) { return _mm512_scalef_ps(v, n); }
 EH2O_INLINE float reduce_add(F32 v) { return _mm512_reduce_add_ps(v); }
 EH2O_INLINE float reduce_max(F32 v) { return _mm512_reduce_max_ps(v); }
+
+// rows[i] lane j becomes rows[j] lane i.
+EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
+  F32 t[kLanes];
+  // Within 128-bit lanes: pairs, then quadruples.
+  unroll<4>([&](auto i) {
+    constexpr size_t k = 4 * i;
+    const F32 a = _mm512_unpacklo_ps(rows[k], rows[k + 1]), b = _mm512_unpackhi_ps(rows[k], rows[k + 1]);
+    const F32 c = _mm512_unpacklo_ps(rows[k + 2], rows[k + 3]), d = _mm512_unpackhi_ps(rows[k + 2], rows[k + 3]);
+    t[k] = _mm512_shuffle_ps(a, c, 0x44);
+    t[k + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    t[k + 2] = _mm512_shuffle_ps(b, d, 0x44);
+    t[k + 3] = _mm512_shuffle_ps(b, d, 0xee);
+  });
+  // t[4 q + i] holds, in lane block b, column 4 b + i of rows 4 q to 4 q + 3.
+  unroll<4>([&](auto i) {
+    const F32 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xee);
+    const F32 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x44), d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xee);
+    rows[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+    rows[4 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    rows[8 + i] = _mm512_shuffle_f32x4(b, d, 0x88);
+    rows[12 + i] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  });
+}
 
 EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -79,11 +79,28 @@ EH2O_INLINE F32 round_nearest(F32 a) {
 EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
   return from_lanes<F32>([&](size_t i) { return std::ldexp(v.lane[i], static_cast<int>(n.lane[i])); });
 }
+// The same where v, 2^n and the result are normal numbers.
+EH2O_INLINE F32 scale_by_pow2_normal(F32 v, F32 n) {
+  return from_lanes<F32>([&](size_t i) {
+    int32_t bits;
+    std::memcpy(&bits, &v.lane[i], 4);
+    bits += static_cast<int32_t>(n.lane[i]) * (1 << 23);
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+  });
+}
 EH2O_INLINE float reduce_add(F32 v) { return (v.lane[0] + v.lane[2]) + (v.lane[1] + v.lane[3]); }
 EH2O_INLINE float reduce_max(F32 v) {
   float result = v.lane[0];
   for (size_t i = 1; i < kLanes; ++i) result = v.lane[i] > result ? v.lane[i] : result;
   return result;
+}
+
+// rows[i] lane j becomes rows[j] lane i.
+EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
+  for (size_t i = 0; i < kLanes; ++i)
+    for (size_t j = 0; j < i; ++j) std::swap(rows[i].lane[j], rows[j].lane[i]);
 }
 
 // IEEE half to single by bit moves; denormals are normalised by a float subtraction.

@@ -1,0 +1,56 @@
+// A sparse prefill algorithm written in Python: slow, exact, for trying ideas and for tests.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+// Calls the methods of a Python object, with the GIL, from the threads of the op:
+//   select_memory(layer, kv_head, chunk, queries, past_keys, past_values) -> positions, or (positions, keys, values,
+//   biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer, kv_head),
+//   observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions, sums).
+// An exception ends up in end_layer; until then the memory sets are empty.
+class PythonPolicy final : public SparsePolicy {
+ public:
+  PythonPolicy(pybind11::object rule, PolicyNeeds needs) : rule_(std::move(rule)), needs_(needs) {}
+
+  std::string describe() const override { return "a rule in Python"; }
+  PolicyNeeds needs(const PolicyShape&) const override { return needs_; }
+  size_t state_bytes(const PolicyShape&) const override { return 0; }
+  void begin_prompt() override;
+  bool is_scored(size_t slot) const override { return slots_[slot].is_scored; }
+  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
+  void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override;
+  void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory, Span<const float> sums) override;
+  void end_layer() override;
+  MemorySet memory(size_t slot) const override;
+
+ protected:
+  void allocate(const PolicyShape& shape) override;
+
+ private:
+  struct SlotState {
+    bool is_scored = true;
+    std::vector<int32_t> positions;
+    std::vector<float> keys, values, biases;  // synthetic rows
+  };
+
+  template <typename F>
+  void call_python(const char* method, const F& f);
+  void store_selection(SlotState& state, const pybind11::object& selection, const SelectionInput& input) const;
+
+  pybind11::object rule_;
+  PolicyNeeds needs_;
+  std::vector<SlotState> slots_;
+  std::mutex error_mutex_;
+  std::exception_ptr error_;  // the first one since end_layer
+};
+
+}  // namespace edgeh2o

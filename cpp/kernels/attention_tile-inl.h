@@ -1,0 +1,173 @@
+// Attention of a tile of query rows to one piece of keys, merge of two softmax states, column sums.
+
+namespace edgeh2o::EH2O_ISA {
+
+// Keys whose values stay in the level-1 cache while all rows of a tile pass: 128 x 32 floats are 16 KB.
+inline constexpr size_t kAttentionKeyBlock = 128;
+
+// How many keys of a piece each row of a tile sees.
+class CausalBound {
+ public:
+  CausalBound(const AttentionTile& tile, const AttentionPiece& piece)
+      : n_rows_(tile.n_rows), group_size_(tile.group_size), n_keys_(piece.n_keys), n_visible_(piece.n_visible) {}
+
+  size_t keys_of_row(size_t row) const {
+    const ptrdiff_t n = n_visible_ + static_cast<ptrdiff_t>(row / group_size_);
+    if (n <= 0) return 0;
+    return static_cast<size_t>(n) < n_keys_ ? static_cast<size_t>(n) : n_keys_;
+  }
+  size_t keys_of_last_row() const { return keys_of_row(n_rows_ - 1); }
+  // Of the block of kGemmF32Rows rows that holds `row`.
+  size_t keys_of_row_block(size_t row) const {
+    const size_t last = row / simd::kGemmF32Rows * simd::kGemmF32Rows + simd::kGemmF32Rows - 1;
+    return keys_of_row(last < n_rows_ ? last : n_rows_ - 1);
+  }
+  // First row, rounded down to a whole block, that sees `key`.
+  size_t first_row_of_key(size_t key) const {
+    const ptrdiff_t query = static_cast<ptrdiff_t>(key) + 1 - n_visible_;
+    return query <= 0 ? 0 : static_cast<size_t>(query) * group_size_ / simd::kGemmF32Rows * simd::kGemmF32Rows;
+  }
+
+ private:
+  size_t n_rows_, group_size_, n_keys_;
+  ptrdiff_t n_visible_;
+};
+
+// out[i] = a * out[i] + b * x[i]
+EH2O_INLINE void blend_row(float* out, const float* x, float a, float b, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    store_n(out + i, mul_add(set1(a), load_n(out + i, count), mul(set1(b), load_n(x + i, count))), count);
+  });
+}
+
+inline void attention_scores(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound,
+                             size_t n_padded) {
+  const size_t n_keys = bound.keys_of_last_row();
+  for (size_t key = 0; key < n_keys; key += kGemmF32Columns) {
+    const size_t row = bound.first_row_of_key(key);
+    gemm_f32_f32_f32p(tile.weights + row * tile.weight_stride + key, tile.weight_stride, tile.q + row * tile.head_dim,
+                      tile.head_dim, piece.k + key * tile.head_dim, kGemmF32Columns, n_padded - row, kGemmF32Columns,
+                      tile.head_dim, false);
+  }
+}
+
+// Weights of keys that a row does not see become 0 up to where its row block is read, in whole panels.
+inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound) {
+  for (size_t row = 0; row < tile.n_rows; ++row) {
+    float* weights = tile.weights + row * tile.weight_stride;
+    const size_t n_keys = bound.keys_of_row(row);
+    if (piece.biases) blend_row(weights, piece.biases, 1.0f, kLog2E, n_keys);
+    if (n_keys > 0) {
+      softmax_row(weights, n_keys, tile.m + row, tile.l + row);
+    } else {
+      tile.m[row] = -__builtin_inff();
+      tile.l[row] = 0.0f;
+    }
+    const size_t n_read = (bound.keys_of_row_block(row) + kGemmF32Columns - 1) / kGemmF32Columns * kGemmF32Columns;
+    for (size_t key = n_keys; key < n_read; ++key) weights[key] = 0.0f;
+  }
+}
+
+inline void attention_values(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound,
+                             size_t n_padded) {
+  __builtin_memset(tile.o, 0, n_padded * tile.o_stride * sizeof(float));
+  const size_t n_keys = bound.keys_of_last_row();
+  for (size_t key = 0; key < n_keys; key += kAttentionKeyBlock) {
+    const size_t n_block = n_keys - key < kAttentionKeyBlock ? n_keys - key : kAttentionKeyBlock;
+    const size_t first_row = bound.first_row_of_key(key);
+    for (size_t col = 0; col < tile.o_stride; col += kGemmF32Columns) {
+      const float* v = piece.v + col / kGemmF32Columns * piece.v_panel_stride + key * kGemmF32Columns;
+      const auto multiply = [&](size_t row, size_t n_rows, size_t depth) {
+        gemm_f32_f32_f32p(tile.o + row * tile.o_stride + col, tile.o_stride,
+                          tile.weights + row * tile.weight_stride + key, tile.weight_stride, v, kGemmF32Columns, n_rows,
+                          kGemmF32Columns, depth, true);
+      };
+      size_t row = first_row;
+      while (row < n_padded && bound.keys_of_row_block(row) < key + n_block) {  // on the diagonal
+        multiply(row, simd::kGemmF32Rows, bound.keys_of_row_block(row) - key);
+        row += simd::kGemmF32Rows;
+      }
+      if (row < n_padded) multiply(row, n_padded - row, n_block);
+    }
+  }
+}
+
+// Fills tile.weights, o, m and l. A row that sees no key gets m = -inf, l = 0, o = 0.
+inline void attention_tile_f32(const AttentionTile& tile, const AttentionPiece& piece) {
+  const CausalBound bound(tile, piece);
+  const size_t n_padded = (tile.n_rows + simd::kGemmF32Rows - 1) / simd::kGemmF32Rows * simd::kGemmF32Rows;
+  attention_scores(tile, piece, bound, n_padded);
+  attention_softmax(tile, piece, bound);
+  attention_values(tile, piece, bound, n_padded);
+}
+
+// sums[key] += sum over rows of row_weights[row] * weights[row][key], for the keys that the tile sees, rounded up to
+// whole panels.
+inline void column_sums_f32(float* sums, const AttentionTile& tile, const AttentionPiece& piece,
+                            const float* row_weights) {
+  using namespace simd;
+  constexpr size_t kVectors = kGemmF32Vectors, kChains = 4;
+  const CausalBound bound(tile, piece);
+  const size_t n_keys = bound.keys_of_last_row();
+  for (size_t key = 0; key < n_keys; key += kGemmF32Columns) {
+    F32 sum[kChains][kVectors];
+    unroll<kChains>([&](auto c) { unroll<kVectors>([&](auto v) { sum[c][v] = zero(); }); });
+    const auto add_row = [&](size_t row, auto c) {
+      const F32 factor = set1(row_weights[row]);
+      const float* weights = tile.weights + row * tile.weight_stride + key;
+      unroll<kVectors>([&](auto v) { sum[c][v] = mul_add(factor, load(weights + v * kLanes), sum[c][v]); });
+    };
+    size_t row = bound.first_row_of_key(key);
+    for (; row + kChains <= tile.n_rows; row += kChains) unroll<kChains>([&](auto c) { add_row(row + c, c); });
+    for (; row < tile.n_rows; ++row) add_row(row, Index<0>{});
+    unroll<kVectors>([&](auto v) {
+      const F32 total = add(add(sum[0][v], sum[1][v]), add(sum[2][v], sum[3][v]));
+      store(sums + key + v * kLanes, add(load(sums + key + v * kLanes), total));
+    });
+  }
+}
+
+// out[row] = 2^(m_part[row] - m[row]) / l[row]: what turns a part's unnormalised weights into those of (m, l).
+inline void softmax_factors_f32(float* out, const float* m_part, const float* m, const float* l, size_t n_rows) {
+  using namespace simd;
+  for_each_vector(n_rows, [&](size_t i, auto count) {
+    store_n(out + i, div(exp2_nonpositive(sub(load_n(m_part + i, count), load_n(m + i, count))), load_n(l + i, count)), count);
+  });
+}
+
+// Merges the tile's latest piece into the state of its rows (online softmax: Milakov and Gimelshein 2018); is_first:
+// the state is empty. The first piece of every row must hold a key that it sees. scratch: [2][n_rows].
+inline void merge_softmax_f32(const SoftmaxRows& state, const AttentionTile& tile, float* scratch, bool is_first) {
+  using namespace simd;
+  float *old_factors = scratch, *new_factors = scratch + tile.n_rows;
+  for_each_vector(tile.n_rows, [&](size_t i, auto count) {
+    const F32 new_m = load_n(tile.m + i, count), new_l = load_n(tile.l + i, count);
+    if (is_first) {
+      store_n(state.m + i, new_m, count);
+      store_n(state.l + i, new_l, count);
+      store_n(new_factors + i, div(set1(1.0f), new_l), count);
+      return;
+    }
+    const F32 old_m = load_n(state.m + i, count), m = max(old_m, new_m);
+    const F32 old_sum = mul(exp2_nonpositive(sub(old_m, m)), load_n(state.l + i, count)), new_scale = exp2_nonpositive(sub(new_m, m));
+    const F32 l = mul_add(new_scale, new_l, old_sum);
+    store_n(state.m + i, m, count);
+    store_n(state.l + i, l, count);
+    store_n(old_factors + i, div(old_sum, l), count);
+    store_n(new_factors + i, div(new_scale, l), count);
+  });
+  float* query = state.o;
+  for (size_t row = 0; row < tile.n_rows; query += state.o_stride) {
+    for (size_t head = 0; head < tile.group_size; ++head, ++row) {
+      float* out = query + head * tile.head_dim;
+      if (is_first) {
+        scale_f32(out, tile.o + row * tile.o_stride, new_factors[row], tile.head_dim);
+      } else {
+        blend_row(out, tile.o + row * tile.o_stride, old_factors[row], new_factors[row], tile.head_dim);
+      }
+    }
+  }
+}
+
+}  // namespace edgeh2o::EH2O_ISA

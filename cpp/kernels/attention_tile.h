@@ -1,0 +1,48 @@
+// Arguments of the attention kernels. Types only: shared by the ops (baseline code) and the kernels (per ISA).
+//
+// Logits are in base 2 (scaled by log2(e)), and so are row maxima m; a weight is 2^(logit - m).
+//
+// A tile is a block of query rows of one KV head, ordered (query, head of the group), so that row r belongs to query
+// r / group_size, a query's rows are contiguous, and causality cuts the rows of any key at one place.
+#pragma once
+
+#include <cstddef>
+
+namespace edgeh2o {
+
+inline constexpr float kLog2E = 1.44269504088896341f;
+
+// Keys and values as f32 panels of nr = PackLayout::panel_cols columns.
+struct AttentionPiece {
+  const float* k = nullptr;   // [ceil(n_keys / nr)][head_dim][nr]: keys transposed, padded with zeros
+  const float* v = nullptr;   // [ceil(head_dim / nr)][v_panel_stride]: per panel [n_keys][nr]
+  size_t v_panel_stride = 0;  // floats between two panels of v
+  size_t n_keys = 0;
+  // Keys that the tile's first query sees; each later query sees one more. Clamped to [0, n_keys].
+  ptrdiff_t n_visible = 0;
+  const float* biases = nullptr;  // [n_keys] natural logarithms added to the logits, or null
+};
+
+struct AttentionTile {
+  size_t n_rows = 0;  // rows below are padded to a multiple of PackLayout::float_rows
+  size_t group_size = 0;
+  size_t head_dim = 0;
+  const float* q = nullptr;  // [padded rows][head_dim], scaled in base 2; padded rows are 0
+  float* weights = nullptr;  // [padded rows][weight_stride]: unnormalised weights; room for n_keys rounded up to nr
+  size_t weight_stride = 0;
+  float* o = nullptr;   // [padded rows][o_stride]: sum of weights times values
+  size_t o_stride = 0;  // head_dim rounded up to nr
+  float* m = nullptr;  // [n_rows] row maxima of the logits
+  float* l = nullptr;  // [n_rows] row sums of the weights
+};
+
+// Softmax state of a tile's rows over all pieces so far. Row r of o: o + (r / group_size) * o_stride
+// + (r % group_size) * head_dim, normalised.
+struct SoftmaxRows {
+  float* m = nullptr;  // [n_rows]
+  float* l = nullptr;  // [n_rows]
+  float* o = nullptr;
+  size_t o_stride = 0;  // floats between two queries
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,58 @@
+#include "ops/attention_buffers.h"
+
+#include <algorithm>
+
+namespace edgeh2o {
+namespace {
+
+// Floats of a thread: q, weights, o, then m, l, memory_m and two rows of factors.
+size_t tile_floats(const AttentionSizes& sizes, const AttentionShape& shape) {
+  const size_t per_row = shape.head_dim + sizes.weight_stride + sizes.o_stride + 5;
+  return round_up(sizes.tile_rows * per_row, kAlignment / sizeof(float));
+}
+
+}  // namespace
+
+void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const AttentionSizes& sizes,
+                            size_t n_threads) {
+  const size_t n_heads = shape.n_kv_heads;
+  batch_k = arena.take<float>(n_heads * sizes.batch_keys * shape.head_dim);
+  batch_v = arena.take<float>(n_heads * sizes.batch_keys * sizes.o_stride);
+  gather_k = arena.take<float>(n_heads * sizes.gather_keys * shape.head_dim);
+  gather_v = arena.take<float>(n_heads * sizes.gather_keys * sizes.o_stride);
+  m = arena.take<float>(shape.batch_size * shape.n_heads);
+  l = arena.take<float>(shape.batch_size * shape.n_heads);
+  if (sizes.is_scoring) {
+    intra_sums = arena.take<float>(sizes.n_chunks * n_heads * sizes.n_tasks * sizes.chunk_keys);
+    memory_sums = arena.take<float>(n_heads * sizes.n_tasks * sizes.memory_keys);
+    reduced_sums = arena.take<float>(n_heads * std::max(sizes.chunk_keys, sizes.memory_keys));
+  }
+  heads = arena.take<HeadWork>(n_heads);
+  tiles = arena.take<float>(n_threads * tile_floats(sizes, shape));
+}
+
+TileScratch AttentionBuffers::tile_scratch(const AttentionSizes& sizes, const AttentionShape& shape,
+                                           size_t thread) const {
+  TileScratch scratch;
+  AttentionTile& tile = scratch.tile;
+  float* next = tiles + thread * tile_floats(sizes, shape);
+  const auto take_rows = [&](size_t row_floats) {
+    float* rows = next;
+    next += sizes.tile_rows * row_floats;
+    return rows;
+  };
+  tile.group_size = shape.group_size();
+  tile.head_dim = shape.head_dim;
+  tile.weight_stride = sizes.weight_stride;
+  tile.o_stride = sizes.o_stride;
+  tile.weights = take_rows(sizes.weight_stride);
+  tile.o = take_rows(sizes.o_stride);
+  tile.m = take_rows(1);
+  tile.l = take_rows(1);
+  scratch.memory_m = take_rows(1);
+  scratch.factors = take_rows(2);
+  tile.q = take_rows(shape.head_dim);
+  return scratch;
+}
+
+}  // namespace edgeh2o

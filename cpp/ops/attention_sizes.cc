@@ -1,0 +1,69 @@
+#include "ops/attention_sizes.h"
+
+#include <algorithm>
+
+#include "base/arena.h"
+#include "base/check.h"
+
+namespace edgeh2o {
+namespace {
+
+constexpr size_t kMaxTileRows = 96;
+// A tile's weights are written once and read about four times: they should stay in the level-2 cache.
+constexpr size_t kTileWeights = (size_t{384} << 10) / sizeof(float);
+constexpr size_t kPieceKeys = 1024;
+// Bounds the partial column sums of a chunk.
+constexpr size_t kMaxTasks = 32;
+
+}  // namespace
+
+size_t AttentionShape::longest_chunk() const { return std::min({chunk_size, batch_size, max_context}); }
+
+PolicyShape AttentionShape::policy_shape() const {
+  return {n_layers, n_kv_heads, group_size(), head_dim, max_context, longest_chunk()};
+}
+
+void AttentionShape::check() const {
+  EH2O_CHECK(n_layers > 0, "n_layers must be at least 1");
+  EH2O_CHECK(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
+             " must be a positive multiple of n_kv_heads = ", n_kv_heads);
+  EH2O_CHECK(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 1024, "head_dim = ", head_dim,
+             " must be a multiple of 8 between 8 and 1024");
+  EH2O_CHECK(max_context > 0 && max_context <= INT32_MAX, "max_context = ", max_context,
+             " must be between 1 and ", INT32_MAX);
+  EH2O_CHECK(batch_size > 0, "batch_size must be at least 1");
+  EH2O_CHECK(chunk_size > 0, "chunk_size must be at least 1");
+  EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
+}
+
+AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs) {
+  is_scoring = needs.column_sums != ColumnSums::kNone;
+  panel_cols = table.layout.panel_cols;
+  o_stride = round_up(shape.head_dim, panel_cols);
+  const size_t chunk = shape.longest_chunk();
+  chunk_keys = round_up(chunk, panel_cols);
+  n_chunks = ceil_div(std::min(shape.batch_size, shape.max_context), shape.chunk_size);
+  batch_keys = n_chunks * chunk_keys;
+  piece_keys = std::min(kPieceKeys, round_up(shape.max_context, panel_cols));
+
+  const size_t synthetic_keys = round_up(needs.max_synthetic, panel_cols);
+  memory_keys = is_scoring ? round_up(needs.max_scored_memory, panel_cols) : 0;
+  gather_keys = std::max(piece_keys, memory_keys) + synthetic_keys;
+  block_keys = std::max(piece_keys, synthetic_keys);
+  if (needs.column_sums == ColumnSums::kPerPart) block_keys = std::max({block_keys, chunk_keys, memory_keys});
+  if (needs.column_sums == ColumnSums::kJoint) {
+    block_keys = std::max(block_keys, memory_keys + std::max(chunk_keys, synthetic_keys));
+  }
+  // The odd multiple of a cache line keeps the rows of a tile out of each other's cache sets.
+  weight_stride = block_keys + 16;
+
+  const size_t group_size = shape.group_size(), float_rows = table.layout.float_rows;
+  const size_t max_rows = std::clamp(kTileWeights / weight_stride, 2 * float_rows, kMaxTileRows);
+  tile_queries = std::min(std::max(max_rows / group_size, size_t{1}), chunk);
+  tile_rows = round_up(tile_queries * group_size, float_rows);
+  const size_t n_tiles = ceil_div(chunk, tile_queries);
+  tiles_per_task = ceil_div(n_tiles, kMaxTasks);
+  n_tasks = ceil_div(n_tiles, tiles_per_task);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,47 @@
+// Shape of an attention layer and the buffer sizes that follow from it.
+#pragma once
+
+#include <cstddef>
+
+#include "isa/kernel_table.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+struct AttentionShape {
+  size_t n_layers = 1;
+  size_t n_heads = 0, n_kv_heads = 0;
+  size_t head_dim = 0;
+  size_t max_context = 0;
+  size_t batch_size = 0;  // most tokens of one call
+  size_t chunk_size = 0;
+  float scale = 0.0f;  // factor of the logits
+
+  size_t group_size() const { return n_heads / n_kv_heads; }
+  size_t longest_chunk() const;
+  PolicyShape policy_shape() const;
+  void check() const;  // throws std::invalid_argument
+};
+
+// "Keys" counts columns: rounded up to whole panels.
+struct AttentionSizes {
+  AttentionSizes(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs);
+
+  bool is_scoring;
+  size_t panel_cols;
+  size_t o_stride;     // head_dim rounded up to panels
+  size_t chunk_keys;   // between the starts of two chunks in the batch panels
+  size_t n_chunks;     // most chunks of a call
+  size_t batch_keys;   // all chunks of a call
+  size_t piece_keys;   // longest piece of keys where no column sums are wanted
+  size_t memory_keys;  // longest memory set with column sums
+  size_t gather_keys;  // gather buffer of a KV head: memory positions, then synthetic rows
+  size_t block_keys;   // widest block of weights
+  size_t weight_stride;
+  size_t tile_queries;    // queries of a tile
+  size_t tile_rows;       // rows of a tile, padded
+  size_t tiles_per_task;  // tiles that share one partial column sum
+  size_t n_tasks;         // most tasks of a chunk and KV head
+};
+
+}  // namespace edgeh2o

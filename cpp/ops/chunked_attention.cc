@@ -1,0 +1,304 @@
+#include "ops/chunked_attention.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace edgeh2o {
+namespace {
+
+AttentionShape checked(const AttentionShape& shape) {
+  shape.check();
+  return shape;
+}
+
+#ifdef EH2O_DEBUG
+bool is_valid_memory(const MemorySet& memory, size_t chunk_begin) {
+  if (memory.positions == nullptr) return memory.range.begin <= memory.range.end && memory.range.end <= chunk_begin;
+  for (size_t i = 0; i < memory.n_listed; ++i) {
+    const int32_t position = memory.positions[i];
+    if (position < 0 || static_cast<size_t>(position) >= chunk_begin) return false;
+    if (i > 0 && position <= memory.positions[i - 1]) return false;
+  }
+  return true;
+}
+#endif
+
+}  // namespace
+
+ChunkedAttention::ChunkedAttention(const KernelTable& table, const AttentionShape& shape,
+                                   std::shared_ptr<SparsePolicy> policy)
+    : table_(table),
+      shape_(checked(shape)),
+      policy_(std::move(policy)),
+      needs_(policy_->needs(shape_.policy_shape())),
+      sizes_(table, shape_, needs_),
+      n_threads_(static_cast<size_t>(num_threads())),
+      decode_(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_context, shape.scale),
+      rounds_(table_, shape_, sizes_, buffers_) {
+  const auto take_buffers = [this] {
+    buffers_.take(arena_, shape_, sizes_, n_threads_);
+    decode_.take_scratch(arena_, table_, n_threads_);
+  };
+  take_buffers();
+  arena_.allocate();
+  take_buffers();
+  policy_->begin_session(shape_.policy_shape());
+}
+
+ChunkedAttention::~ChunkedAttention() { policy_->end_session(); }
+
+size_t ChunkedAttention::estimate_bytes(const KernelTable& table, const AttentionShape& shape,
+                                        const SparsePolicy& policy) {
+  const AttentionSizes sizes(table, checked(shape), policy.needs(shape.policy_shape()));
+  const auto n_threads = static_cast<size_t>(num_threads());
+  Arena counter;
+  AttentionBuffers().take(counter, shape, sizes, n_threads);
+  DecodeAttention(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_context, shape.scale)
+      .take_scratch(counter, table, n_threads);
+  return counter.used();
+}
+
+void ChunkedAttention::begin_prompt() {
+  policy_->begin_prompt();
+  n_pairs_ = 0;
+}
+
+void ChunkedAttention::check_call(const Call& call) const {
+  const size_t n_tokens = call.plan.n_tokens, width = shape_.n_heads * shape_.head_dim;
+  EH2O_CHECK(call.layer < shape_.n_layers, "layer ", call.layer, " does not exist; there are ", shape_.n_layers);
+  EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size, "a call takes 1 to batch_size = ", shape_.batch_size,
+             " tokens, got ", n_tokens);
+  EH2O_CHECK(call.plan.first_position + n_tokens <= shape_.max_context, "positions ", call.plan.first_position, " to ",
+             call.plan.first_position + n_tokens, " exceed the context of ", shape_.max_context);
+  EH2O_CHECK(call.q.cols == width && call.out.cols == width && call.out.rows == n_tokens,
+             "queries and outputs must have n_heads * head_dim = ", width, " columns, got ", call.q.cols, " and ",
+             call.out.cols);
+  EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
+             num_threads(), " are set now; set the threads before the session is made");
+}
+
+void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position,
+                           bool is_last, MatView<float> out) {
+  const Call call{layer, q, kv, {first_position, q.rows, shape_.longest_chunk()}, is_last, out};
+  check_call(call);
+  const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
+  rounds_.pack_batch(kv, call.plan);
+  run_phase_1(call, is_joint() ? n_without_past : n_chunks);
+  for (size_t i = 0; i < n_chunks; ++i) {
+    const size_t n = call.plan.chunk(i).size();
+    n_pairs_ += shape_.n_kv_heads * (n * (n + 1) / 2);
+    if (i >= n_without_past) run_phase_2(call, i);
+  }
+  if (!is_last) {
+    parallel_for(shape_.n_kv_heads, [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
+  }
+  policy_->end_layer();
+}
+
+void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position, MatView<float> out) {
+  EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ", shape_.max_context);
+  EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
+             num_threads(), " are set now; set the threads before the session is made");
+  decode_.run(table_, q.data, kv, position + 1, out.data);
+}
+
+void ChunkedAttention::read_state(size_t n_tokens, float* m, float* l) const {
+  const size_t group_size = shape_.group_size();
+  for (size_t token = 0; token < n_tokens; ++token) {
+    for (size_t head = 0; head < shape_.n_heads; ++head) {
+      const size_t row = head / group_size * rows_per_head() + token * group_size + head % group_size;
+      m[token * shape_.n_heads + head] = buffers_.m[row] / kLog2E;
+      l[token * shape_.n_heads + head] = buffers_.l[row];
+    }
+  }
+}
+
+void ChunkedAttention::run_phase_1(const Call& call, size_t n_chunks) const {
+  for_each_task(call, 0, n_chunks, [&](const Task& task, size_t thread) {
+    clear_sums(call, task, true, false);
+    for_each_tile(call, task, thread, [&](const LoadedTile& tile) { attend_intra(call, task, tile, true); });
+  });
+}
+
+void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
+  const HeadWork* heads = buffers_.heads;
+  const size_t n_heads = shape_.n_kv_heads;
+  parallel_for(n_heads, [&](size_t kv_head, size_t) { advance_head(call, chunk_idx, kv_head); });
+  for (size_t i = 0; i < n_heads; ++i) n_pairs_ += call.plan.chunk(chunk_idx).size() * heads[i].memory.n_rows();
+
+  for (bool is_first = true;; is_first = false) {
+    rounds_.gather();
+    for_each_task(call, chunk_idx, 1, [&](const Task& task, size_t thread) {
+      const HeadWork& work = heads[task.kv_head];
+      const bool is_intra_left = is_joint() && work.is_last_round;
+      if (work.is_over || (work.n_pieces == 0 && !is_intra_left)) return;
+      clear_sums(call, task, is_joint(), true);
+      for_each_tile(call, task, thread, [&](const LoadedTile& tile) {
+        attend_memory(call, task, tile, is_joint() && is_first);
+        if (!is_intra_left) return;
+        attend_intra(call, task, tile, is_first && work.n_pieces == 0);
+        if (work.is_scored) add_joint_memory_sums(call, task, tile);
+      });
+    });
+    if (std::all_of(heads, heads + n_heads, [](const HeadWork& work) { return work.is_last_round; })) return;
+    for (size_t i = 0; i < n_heads; ++i) rounds_.plan_next(i, call.kv, call.plan);
+  }
+}
+
+// What the policy does for one KV head between two chunks.
+void ChunkedAttention::advance_head(const Call& call, size_t chunk_idx, size_t kv_head) {
+  if (chunk_idx > 0) observe_chunk(call, chunk_idx - 1, kv_head);
+  const PositionRange chunk = call.plan.chunk(chunk_idx);
+  const size_t width = shape_.group_size() * shape_.head_dim;
+  const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
+  const MemorySet memory = policy_->select_memory(
+      slot(call, kv_head),
+      {chunk, {queries, chunk.size(), width, call.q.stride}, call.kv.k(kv_head), call.kv.v(kv_head)});
+  EH2O_DASSERT(is_valid_memory(memory, chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
+  EH2O_DASSERT(!is_scored(call, kv_head) || memory.n_positions() <= needs_.max_scored_memory);
+  rounds_.begin(kv_head, memory, is_scored(call, kv_head));
+  rounds_.plan_next(kv_head, call.kv, call.plan);
+}
+
+bool ChunkedAttention::is_scored(const Call& call, size_t kv_head) const {
+  return needs_.column_sums != ColumnSums::kNone && policy_->is_scored(slot(call, kv_head));
+}
+
+bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
+  return is_scored(call, task.kv_head) && !(call.is_last && task.chunk_idx + 1 == call.plan.n_chunks());
+}
+
+// Runs f(task, thread) for all tasks of some chunks; those with the most visible keys of a chunk come first.
+template <typename F>
+void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks, const F& f) const {
+  parallel_for(n_chunks * shape_.n_kv_heads * sizes_.n_tasks, [&](size_t i, size_t thread) {
+    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / shape_.n_kv_heads;
+    const Task task{chunk_idx, i / sizes_.n_tasks % shape_.n_kv_heads, sizes_.n_tasks - 1 - i % sizes_.n_tasks,
+                    call.plan.chunk(chunk_idx)};
+    if (task.task_idx * task_queries() < task.chunk.size()) f(task, thread);
+  });
+}
+
+// Loads the tiles of a task one after another and runs f on each.
+template <typename F>
+void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t thread, const F& f) const {
+  const size_t group_size = shape_.group_size(), width = group_size * shape_.head_dim;
+  const size_t end = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
+  LoadedTile tile{buffers_.tile_scratch(sizes_, shape_, thread), {}, 0};
+  float* q = const_cast<float*>(tile.scratch.tile.q);  // kernels only read it
+  for (size_t first = task.task_idx * task_queries(); first < end; first += sizes_.tile_queries) {
+    const size_t n_queries = std::min(sizes_.tile_queries, end - first);
+    const size_t token = task.chunk.begin - call.plan.first_position + first;
+    for (size_t i = 0; i < n_queries; ++i) {
+      const float* row = call.q.row(token + i) + task.kv_head * width;
+      table_.scale_f32(q + i * width, row, shape_.scale * kLog2E, width);
+    }
+    const size_t n_rows = n_queries * group_size;
+    const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
+    std::memset(q + n_rows * shape_.head_dim, 0, n_padding * shape_.head_dim * sizeof(float));
+    tile.scratch.tile.n_rows = n_rows;
+    const size_t row = task.kv_head * rows_per_head() + token * group_size;
+    tile.state = {buffers_.m + row, buffers_.l + row, call.out.row(token) + task.kv_head * width, call.out.stride};
+    tile.first_query = first;
+    f(tile);
+  }
+}
+
+// Attends to the chunk's own keys: in one piece if they get column sums.
+void ChunkedAttention::attend_intra(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const {
+  AttentionTile part = tile.scratch.tile;
+  const bool is_whole = is_scored(call, task.kv_head);
+  const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
+  const size_t step = is_whole ? task.chunk.size() : sizes_.piece_keys;
+  if (is_whole && is_joint()) part.weights += sizes_.memory_keys;
+  for (size_t begin = 0; begin < n_visible; begin += step) {
+    AttentionPiece piece =
+        rounds_.batch_piece(task.kv_head, task.chunk_idx, begin, std::min(step, task.chunk.size() - begin));
+    piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1) - static_cast<ptrdiff_t>(begin);
+    table_.attention_tile_f32(part, piece);
+    table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == 0);
+    if (wants_sums(call, task)) {
+      add_sums(tile, part, piece, part.m, intra_sums(task.chunk_idx, task.kv_head, task.task_idx));
+    }
+  }
+}
+
+void ChunkedAttention::attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const {
+  const HeadWork& work = buffers_.heads[task.kv_head];
+  for (size_t i = 0; i < work.n_pieces; ++i) {
+    AttentionTile part = tile.scratch.tile;
+    const bool has_sums = work.is_scored && i == 0 && work.memory.n_positions() > 0;
+    if (work.is_scored && is_joint() && !has_sums) part.weights += sizes_.memory_keys;
+    table_.attention_tile_f32(part, work.pieces[i]);
+    table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && i == 0);
+    if (!has_sums) continue;
+    if (is_joint()) {
+      std::memcpy(tile.scratch.memory_m, part.m, part.n_rows * sizeof(float));
+    } else if (wants_sums(call, task)) {
+      add_sums(tile, part, work.pieces[i], part.m, memory_sums(task.kv_head, task.task_idx));
+    }
+  }
+}
+
+// Once a row's state is final: the sums of the memory part, whose weights were kept.
+void ChunkedAttention::add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const {
+  const HeadWork& work = buffers_.heads[task.kv_head];
+  if (work.memory.n_positions() == 0 || !wants_sums(call, task)) return;
+  add_sums(tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m, memory_sums(task.kv_head, task.task_idx));
+}
+
+// Adds the column sums of a part's weights, normalised by the part's own or by the joint state.
+void ChunkedAttention::add_sums(const LoadedTile& tile, const AttentionTile& part, const AttentionPiece& piece,
+                                const float* m_part, float* sums) const {
+  float* factors = tile.scratch.factors;
+  const float* m = is_joint() ? tile.state.m : part.m;
+  const float* l = is_joint() ? tile.state.l : part.l;
+  table_.softmax_factors_f32(factors, m_part, m, l, part.n_rows);
+  table_.column_sums_f32(sums, part, piece, factors);
+}
+
+float* ChunkedAttention::intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const {
+  const size_t row = (chunk_idx * shape_.n_kv_heads + kv_head) * sizes_.n_tasks + task_idx;
+  return buffers_.intra_sums + row * sizes_.chunk_keys;
+}
+
+float* ChunkedAttention::memory_sums(size_t kv_head, size_t task_idx) const {
+  return buffers_.memory_sums + (kv_head * sizes_.n_tasks + task_idx) * sizes_.memory_keys;
+}
+
+// The sums of a task's tiles reach as far as its last query sees, in whole panels.
+void ChunkedAttention::clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const {
+  if (!wants_sums(call, task)) return;
+  const auto clear = [&](float* sums, size_t n_keys) {
+    std::memset(sums, 0, round_up(n_keys, sizes_.panel_cols) * sizeof(float));
+  };
+  if (with_intra) {
+    const size_t n_keys = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
+    clear(intra_sums(task.chunk_idx, task.kv_head, task.task_idx), n_keys);
+  }
+  if (with_memory) {
+    clear(memory_sums(task.kv_head, task.task_idx), buffers_.heads[task.kv_head].memory.n_positions());
+  }
+}
+
+void ChunkedAttention::observe_chunk(const Call& call, size_t chunk_idx, size_t kv_head) {
+  if (!is_scored(call, kv_head)) return;
+  const PositionRange chunk = call.plan.chunk(chunk_idx);
+  const size_t n_tasks = ceil_div(chunk.size(), task_queries());
+  float* sums = buffers_.reduced_sums + kv_head * std::max(sizes_.chunk_keys, sizes_.memory_keys);
+  std::fill_n(sums, chunk.size(), 0.0f);
+  for (size_t i = 0; i < n_tasks; ++i) {
+    table_.add_f32(sums, intra_sums(chunk_idx, kv_head, i), std::min((i + 1) * task_queries(), chunk.size()));
+  }
+  policy_->observe_intra(slot(call, kv_head), chunk, {sums, chunk.size()});
+  if (chunk.begin == 0) return;
+  const MemorySet& memory = buffers_.heads[kv_head].memory;
+  std::fill_n(sums, memory.n_positions(), 0.0f);
+  for (size_t i = 0; i < n_tasks; ++i) table_.add_f32(sums, memory_sums(kv_head, i), memory.n_positions());
+  policy_->observe_memory(slot(call, kv_head), chunk, memory, {sums, memory.n_positions()});
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,124 @@
+// Attention of a logical batch of prompt tokens: every query sees its own chunk causally, and the memory set that the
+// sparse policy names for its chunk and KV head. Both parts are fused exactly by online softmax.
+//
+// Phase 1 computes the chunks' own (intra) parts, all in parallel. Phase 2 goes chunk after chunk: the policy selects
+// a memory set per KV head, its rows are gathered, and the inter part is merged into the output. For a policy that
+// asks for joint column sums, phase 2 computes both parts, because a row's weights are known only when both are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/arena.h"
+#include "base/kv_rows.h"
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+#include "ops/attention_buffers.h"
+#include "ops/attention_sizes.h"
+#include "ops/chunk_plan.h"
+#include "ops/decode_attention.h"
+#include "ops/memory_rounds.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+class ChunkedAttention {
+ public:
+  // Allocates; run and decode do not. Serves up to num_threads() threads as set now. Throws std::invalid_argument for
+  // sizes that do not fit together and for a policy that serves another session.
+  ChunkedAttention(const KernelTable& table, const AttentionShape& shape, std::shared_ptr<SparsePolicy> policy);
+  ~ChunkedAttention();
+  ChunkedAttention(const ChunkedAttention&) = delete;
+  ChunkedAttention& operator=(const ChunkedAttention&) = delete;
+
+  // Bytes that the constructor allocates, the policy's own state not included.
+  static size_t estimate_bytes(const KernelTable& table, const AttentionShape& shape, const SparsePolicy& policy);
+
+  // Forgets the prompt.
+  void begin_prompt();
+
+  // Attention of tokens [first_position, first_position + q.rows) of the prompt. kv: the layer's cache, their rows
+  // written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. is_last: no further call belongs to
+  // this prompt, so that nothing is scored for one.
+  void run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position, bool is_last,
+           MatView<float> out);
+
+  // Full attention of one token at `position`; scores and memory sets stay as they are.
+  void decode(MatView<const float> q, const LayerKv& kv, size_t position, MatView<float> out);
+
+  // Query-key pairs of this prompt's calls of run, averaged over layers and heads.
+  uint64_t pairs_computed() const { return n_pairs_ / (shape_.n_layers * shape_.n_kv_heads); }
+
+  const AttentionShape& shape() const { return shape_; }
+  const SparsePolicy& policy() const { return *policy_; }
+
+  // Softmax state of the first n_tokens rows of the latest run: maxima of the logits and sums of exp(logit - maximum),
+  // both [n_tokens][n_heads]. The third part of the state is the output.
+  void read_state(size_t n_tokens, float* m, float* l) const;
+
+ private:
+  // One call of run.
+  struct Call {
+    size_t layer;
+    MatView<const float> q;
+    const LayerKv& kv;
+    ChunkPlan plan;
+    bool is_last;
+    MatView<float> out;
+  };
+
+  // Consecutive tiles of one chunk and KV head. They share partial column sums, which are added up in task order.
+  struct Task {
+    size_t chunk_idx, kv_head, task_idx;
+    PositionRange chunk;
+  };
+
+  // The query rows of a tile, loaded.
+  struct LoadedTile {
+    TileScratch scratch;
+    SoftmaxRows state;
+    size_t first_query;  // of the chunk
+  };
+
+  void check_call(const Call& call) const;
+  size_t slot(const Call& call, size_t kv_head) const { return call.layer * shape_.n_kv_heads + kv_head; }
+  size_t rows_per_head() const { return shape_.batch_size * shape_.group_size(); }
+  bool is_scored(const Call& call, size_t kv_head) const;
+  bool wants_sums(const Call& call, const Task& task) const;
+
+  bool is_joint() const { return needs_.column_sums == ColumnSums::kJoint; }
+  size_t task_queries() const { return sizes_.tiles_per_task * sizes_.tile_queries; }
+
+  void run_phase_1(const Call& call, size_t n_chunks) const;
+  void run_phase_2(const Call& call, size_t chunk_idx);
+  void advance_head(const Call& call, size_t chunk_idx, size_t kv_head);
+  void observe_chunk(const Call& call, size_t chunk_idx, size_t kv_head);
+
+  template <typename F>
+  void for_each_task(const Call& call, size_t first_chunk, size_t n_chunks, const F& f) const;
+  template <typename F>
+  void for_each_tile(const Call& call, const Task& task, size_t thread, const F& f) const;
+  void attend_intra(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
+  void attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
+
+  void clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const;
+  void add_sums(const LoadedTile& tile, const AttentionTile& part, const AttentionPiece& piece, const float* m_part,
+                float* sums) const;
+  void add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const;
+  float* intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const;
+  float* memory_sums(size_t kv_head, size_t task_idx) const;
+
+  const KernelTable& table_;
+  AttentionShape shape_;
+  std::shared_ptr<SparsePolicy> policy_;
+  PolicyNeeds needs_;
+  AttentionSizes sizes_;
+  size_t n_threads_;
+  Arena arena_;
+  AttentionBuffers buffers_;
+  DecodeAttention decode_;
+  MemoryRounds rounds_;
+  uint64_t n_pairs_ = 0;  // summed over layers and KV heads
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,142 @@
+#include "ops/memory_rounds.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace edgeh2o {
+namespace {
+
+// Keys that one task turns into panels; a multiple of every panel width.
+constexpr size_t kPackKeys = 128;
+
+}  // namespace
+
+void MemoryRounds::begin(size_t kv_head, const MemorySet& memory, bool is_scored) const {
+  HeadWork& work = buffers_.heads[kv_head];
+  work.memory = memory;
+  work.is_scored = is_scored;
+  work.next = 0;
+  work.is_last_round = work.is_over = false;
+  work.n_pieces = work.n_jobs = 0;
+}
+
+AttentionPiece MemoryRounds::add_job(HeadWork& work, size_t kv_head, const GatherJob& job) const {
+  work.jobs[work.n_jobs++] = job;
+  AttentionPiece piece;
+  piece.k = gather_k(kv_head) + job.dest_key * shape_.head_dim;
+  piece.v = gather_v(kv_head) + job.dest_key * sizes_.panel_cols;
+  piece.v_panel_stride = sizes_.gather_keys * sizes_.panel_cols;
+  piece.n_keys = job.n_keys;
+  piece.n_visible = static_cast<ptrdiff_t>(job.n_keys);
+  return piece;
+}
+
+void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan& plan) const {
+  HeadWork& work = buffers_.heads[kv_head];
+  const MemorySet& memory = work.memory;
+  const size_t n_positions = memory.n_positions();
+  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
+  const size_t position_keys = std::max(sizes_.piece_keys, sizes_.memory_keys);  // of the gather buffer
+  size_t n_gathered = 0;
+  work.n_pieces = work.n_jobs = 0;
+  work.is_over = work.is_last_round;
+  if (work.is_over) return;
+  // The last piece is left to the synthetic rows.
+  while (work.next < n_positions && work.n_pieces + 1 < HeadWork::kMaxPieces) {
+    const size_t first = memory.positions ? 0 : memory.range.begin;
+    const size_t boundary = round_up(first + work.next + 1, sizes_.piece_keys) - first;
+    const size_t end = work.is_scored ? n_positions : std::min(boundary, n_positions), n_keys = end - work.next;
+    AttentionPiece& piece = work.pieces[work.n_pieces];
+    const PositionRange range{first + work.next, first + end};
+    if (memory.positions != nullptr || !find_in_batch(kv_head, plan, range, &piece)) {
+      if (n_gathered + n_keys > position_keys) break;
+      GatherJob job{k.type, k.data, v.data, memory.positions, n_keys, n_gathered};
+      if (memory.positions) {
+        job.positions += work.next;
+      } else {
+        job.k = k.row(range.begin);
+        job.v = v.row(range.begin);
+      }
+      piece = add_job(work, kv_head, job);
+      n_gathered += round_up(n_keys, sizes_.panel_cols);
+    }
+    ++work.n_pieces;
+    work.next = end;
+  }
+  if (work.next < n_positions) return;
+  const SyntheticRows& rows = memory.synthetic;
+  if (rows.count > 0) {
+    const auto* row_k = reinterpret_cast<const uint8_t*>(rows.k);
+    const auto* row_v = reinterpret_cast<const uint8_t*>(rows.v);
+    AttentionPiece& piece = work.pieces[work.n_pieces++];
+    piece = add_job(work, kv_head, {CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
+    piece.biases = rows.biases;
+  }
+  work.is_last_round = true;
+}
+
+void MemoryRounds::gather() const {
+  const size_t n_blocks = ceil_div(sizes_.gather_keys, kPackKeys);
+  parallel_for(shape_.n_kv_heads * n_blocks, [&](size_t task, size_t) {
+    const size_t kv_head = task / n_blocks, block = task % n_blocks * kPackKeys;
+    const HeadWork& work = buffers_.heads[kv_head];
+    for (size_t i = 0; i < work.n_jobs; ++i) {
+      const GatherJob& job = work.jobs[i];
+      const size_t begin = std::max(block, job.dest_key), end = std::min(block + kPackKeys, job.dest_key + job.n_keys);
+      if (begin >= end) continue;
+      const size_t first = begin - job.dest_key, n_keys = end - begin;
+      const size_t row_bytes = job.positions ? 0 : first * shape_.head_dim * cache_type_bytes(job.type);
+      const int32_t* positions = job.positions ? job.positions + first : nullptr;
+      table_.pack_keys_f32p(job.type, gather_k(kv_head) + begin * shape_.head_dim, job.k + row_bytes, positions, n_keys,
+                            shape_.head_dim);
+      table_.pack_values_f32p(job.type, gather_v(kv_head) + begin * sizes_.panel_cols,
+                              sizes_.gather_keys * sizes_.panel_cols, job.v + row_bytes, positions, n_keys,
+                              shape_.head_dim);
+    }
+  });
+}
+
+AttentionPiece MemoryRounds::batch_piece(size_t kv_head, size_t chunk_idx, size_t begin, size_t n_keys) const {
+  const size_t key = chunk_idx * sizes_.chunk_keys + begin;
+  AttentionPiece piece;
+  piece.k = buffers_.batch_k + (kv_head * sizes_.batch_keys + key) * shape_.head_dim;
+  piece.v = buffers_.batch_v + kv_head * sizes_.batch_keys * sizes_.o_stride + key * sizes_.panel_cols;
+  piece.v_panel_stride = sizes_.batch_keys * sizes_.panel_cols;
+  piece.n_keys = n_keys;
+  piece.n_visible = static_cast<ptrdiff_t>(n_keys);
+  return piece;
+}
+
+void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
+  const size_t n_blocks = ceil_div(sizes_.chunk_keys, kPackKeys), n_per_head = plan.n_chunks() * n_blocks;
+  parallel_for(shape_.n_kv_heads * n_per_head, [&](size_t task, size_t) {
+    const size_t kv_head = task / n_per_head, chunk_idx = task % n_per_head / n_blocks;
+    const size_t first = task % n_blocks * kPackKeys;
+    const PositionRange chunk = plan.chunk(chunk_idx);
+    if (first >= chunk.size()) return;
+    const size_t n_keys = std::min(kPackKeys, chunk.size() - first);
+    const AttentionPiece piece = batch_piece(kv_head, chunk_idx, first, n_keys);
+    const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
+    // The batch buffers are this object's own; a piece only reads them.
+    table_.pack_keys_f32p(k.type, const_cast<float*>(piece.k), k.row(chunk.begin + first), nullptr, n_keys,
+                          shape_.head_dim);
+    table_.pack_values_f32p(v.type, const_cast<float*>(piece.v), piece.v_panel_stride, v.row(chunk.begin + first),
+                            nullptr, n_keys, shape_.head_dim);
+  });
+}
+
+// A range of positions that this call has packed already, if its panels are adjacent and begin at a whole panel.
+bool MemoryRounds::find_in_batch(size_t kv_head, const ChunkPlan& plan, PositionRange range,
+                                 AttentionPiece* piece) const {
+  if (range.begin < plan.first_position) return false;
+  const size_t offset = range.begin - plan.first_position;
+  const size_t chunk_idx = offset / plan.chunk_size, begin = offset % plan.chunk_size;
+  const bool is_adjacent = plan.chunk_size == sizes_.chunk_keys || range.end <= plan.chunk(chunk_idx).end;
+  if (begin % sizes_.panel_cols != 0 || !is_adjacent) return false;
+  *piece = batch_piece(kv_head, chunk_idx, begin, range.size());
+  return true;
+}
+
+}  // namespace edgeh2o

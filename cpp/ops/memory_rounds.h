@@ -1,0 +1,50 @@
+// Turns the memory set of a KV head into pieces of key and value panels. A set may be longer than the gather buffer:
+// it is then attended to in several rounds. Pieces of a range begin at fixed absolute positions, so that results do
+// not depend on where a call began.
+#pragma once
+
+#include "base/kv_rows.h"
+#include "ops/attention_buffers.h"
+#include "ops/attention_sizes.h"
+#include "ops/chunk_plan.h"
+
+namespace edgeh2o {
+
+class MemoryRounds {
+ public:
+  MemoryRounds(const KernelTable& table, const AttentionShape& shape, const AttentionSizes& sizes,
+               const AttentionBuffers& buffers)
+      : table_(table), shape_(shape), sizes_(sizes), buffers_(buffers) {}
+
+  // Starts on a new memory set.
+  void begin(size_t kv_head, const MemorySet& memory, bool is_scored) const;
+
+  // Fills pieces and jobs of the next round. A scored set comes whole, positions first: one piece.
+  void plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan& plan) const;
+
+  // Runs the jobs of all KV heads, in parallel.
+  void gather() const;
+
+  // Makes panels of the call's own tokens, in parallel.
+  void pack_batch(const LayerKv& kv, const ChunkPlan& plan) const;
+
+  // Keys [begin, begin + n_keys) of a chunk of the call, as packed; begin is at the start of a panel.
+  AttentionPiece batch_piece(size_t kv_head, size_t chunk_idx, size_t begin, size_t n_keys) const;
+
+ private:
+  bool find_in_batch(size_t kv_head, const ChunkPlan& plan, PositionRange range, AttentionPiece* piece) const;
+  AttentionPiece add_job(HeadWork& work, size_t kv_head, const GatherJob& job) const;
+  float* gather_k(size_t kv_head) const {
+    return buffers_.gather_k + kv_head * sizes_.gather_keys * shape_.head_dim;
+  }
+  float* gather_v(size_t kv_head) const {
+    return buffers_.gather_v + kv_head * sizes_.gather_keys * sizes_.o_stride;
+  }
+
+  const KernelTable& table_;
+  const AttentionShape& shape_;
+  const AttentionSizes& sizes_;
+  const AttentionBuffers& buffers_;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,133 @@
+// What a sparse prefill algorithm is to the attention op: per layer and KV head (a "slot"), a rule that names the
+// past positions that the next chunk may read. A chunk always reads itself, causally.
+//
+// For every chunk that begins after position 0, in this order and per slot:
+//   observe_intra and observe_memory of the chunk before, if scored and if that chunk was not the prompt's last;
+//   select_memory of the chunk.
+// The slots of one layer are served in parallel, so all mutable state is per slot. Hooks must not throw and must not
+// allocate; begin_session allocates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/kv_rows.h"
+#include "base/mat_view.h"
+
+namespace edgeh2o {
+
+struct PolicyShape {
+  size_t n_layers = 0, n_kv_heads = 0;
+  size_t group_size = 0;  // query heads per KV head
+  size_t head_dim = 0;
+  size_t max_context = 0;
+  size_t chunk_size = 0;  // longest chunk
+  size_t n_slots() const { return n_layers * n_kv_heads; }
+  size_t slot(size_t layer, size_t kv_head) const { return layer * n_kv_heads + kv_head; }
+};
+
+// Positions [begin, end).
+struct PositionRange {
+  size_t begin = 0, end = 0;
+  size_t size() const { return end - begin; }
+};
+
+// Key and value rows that stand for no single position; they are read, never scored.
+struct SyntheticRows {
+  const float* k = nullptr;       // [count][head_dim]
+  const float* v = nullptr;       // [count][head_dim]
+  const float* biases = nullptr;  // [count], added to the scaled logits
+  size_t count = 0;
+};
+
+// What a chunk reads besides itself. Pointers stay valid until the slot's next select_memory.
+struct MemorySet {
+  PositionRange range;                // used if `positions` is null
+  const int32_t* positions = nullptr; // ascending, unique, before the chunk
+  size_t n_listed = 0;
+  SyntheticRows synthetic;
+
+  static MemorySet all_of(PositionRange range) {
+    MemorySet set;
+    set.range = range;
+    return set;
+  }
+  static MemorySet list(const int32_t* positions, size_t count) {
+    MemorySet set;
+    set.positions = positions;
+    set.n_listed = count;
+    return set;
+  }
+  size_t n_positions() const { return positions ? n_listed : range.size(); }
+  size_t n_rows() const { return n_positions() + synthetic.count; }
+};
+
+// Column sums: what every key received from the chunk's queries, summed over the query heads of the group.
+enum class ColumnSums : uint8_t {
+  kNone,
+  kPerPart,  // of weights normalised within the chunk, and within the memory's positions
+  kJoint,    // of the weights of the one softmax over everything that is read
+};
+
+struct PolicyNeeds {
+  ColumnSums column_sums = ColumnSums::kNone;
+  size_t max_scored_memory = 0;  // most positions of a memory set in a scored slot
+  size_t max_synthetic = 0;      // most synthetic rows of a memory set
+};
+
+// What select_memory may look at.
+struct SelectionInput {
+  PositionRange chunk;
+  MatView<const float> queries;  // [chunk.size()][group_size * head_dim], rotary embedding applied, not scaled
+  KvRows past_keys, past_values; // positions before the chunk are written
+};
+
+class SparsePolicy {
+ public:
+  virtual ~SparsePolicy() = default;
+  SparsePolicy() = default;
+  SparsePolicy(const SparsePolicy&) = delete;
+  SparsePolicy& operator=(const SparsePolicy&) = delete;
+
+  virtual std::string describe() const = 0;
+
+  // What the op has to provide, and the bytes that begin_session allocates, for sessions of this shape.
+  virtual PolicyNeeds needs(const PolicyShape& shape) const = 0;
+  virtual size_t state_bytes(const PolicyShape& shape) const = 0;
+
+  // Takes the policy for one session, whose prompts follow one another. Throws std::invalid_argument if another
+  // session holds it: a policy has one state.
+  void begin_session(const PolicyShape& shape);
+  void end_session() { is_taken_ = false; }
+  const PolicyShape& shape() const { return shape_; }
+
+  // Forgets the prompt.
+  virtual void begin_prompt() = 0;
+
+  // False: the slot gets no column sums, and its memory may be larger than max_scored_memory.
+  virtual bool is_scored(size_t /*slot*/) const { return true; }
+  virtual MemorySet select_memory(size_t slot, const SelectionInput& input) = 0;
+  // sums[i]: column sum of the chunk's i-th token.
+  virtual void observe_intra(size_t /*slot*/, PositionRange /*chunk*/, Span<const float> /*sums*/) {}
+  // sums[i]: column sum of the i-th position of the memory set that the chunk read.
+  virtual void observe_memory(size_t /*slot*/, PositionRange /*chunk*/, const MemorySet& /*memory*/,
+                              Span<const float> /*sums*/) {}
+
+  // Called once after every layer of a call, by the calling thread; the one place where a policy may throw.
+  virtual void end_layer() {}
+
+  // For inspection: the memory set that the slot's latest chunk read, and its accumulated scores by position (empty
+  // if the algorithm keeps none).
+  virtual MemorySet memory(size_t slot) const = 0;
+  virtual Span<const float> scores(size_t /*slot*/) const { return {}; }
+
+ protected:
+  virtual void allocate(const PolicyShape& shape) = 0;
+
+ private:
+  PolicyShape shape_;
+  bool is_taken_ = false;
+};
+
+}  // namespace edgeh2o
