@@ -30,10 +30,108 @@ class Model:
     ) -> None: ...
     def finish(self) -> None: ...
 
-class SparsePolicy: ...
+class SparsePolicy:
+    """The rule of one session that names which earlier positions a chunk of the prompt reads."""
+
+    def memory_set(self, layer: int, kv_head: int) -> NDArray[np.int32]:
+        """Sorted positions that the latest chunk read besides itself."""
+
+    def scores(self, layer: int, kv_head: int, n: int | None = None) -> NDArray[np.float32]:
+        """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
 def dense_policy() -> SparsePolicy: ...
 def h2o_policy(local: int, heavy: int) -> SparsePolicy: ...
+def python_policy(
+    rule: object, *, column_sums: str = "none", max_memory: int = 0, max_synthetic: int = 0
+) -> SparsePolicy:
+    """A policy whose hooks are the methods of ``rule``; slow, for trying ideas.
+
+    ``select_memory(layer, kv_head, (begin, end), queries, past_keys, past_values)`` returns sorted
+    positions before ``begin``, or a tuple of positions and synthetic rows: keys and values
+    [n, head_dim] and biases [n] that are added to their logits. Where the rule has them,
+    ``begin_prompt()``, ``is_scored(layer, kv_head)``, ``observe_intra(layer, kv_head, chunk, sums)``
+    and ``observe_memory(layer, kv_head, chunk, positions, sums)`` are called too. The sums are
+    column sums of the weights, summed over the query heads of the group: "part" of weights
+    normalised within the chunk and within the memory, "joint" of the one softmax over both.
+    ``max_memory`` bounds the positions of a scored KV head, ``max_synthetic`` the synthetic rows.
+    """
+
+class KvCache:
+    """Keys and values of every position, [layer][kv_head][position][head_dim], f16 or f32."""
+
+    def __init__(
+        self,
+        n_layers: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_context: int,
+        cache_type: str = "f16",
+    ) -> None: ...
+    @property
+    def n_bytes(self) -> int: ...
+    def keys(self, layer: int) -> NDArray[Any]:
+        """View [n_kv_heads, max_context, head_dim] of float16 or float32."""
+
+    def values(self, layer: int) -> NDArray[Any]: ...
+
+class ChunkedAttention:
+    """Sparse prefill and full decode of attention layers, over a cache of its own.
+
+    q is [n_tokens, n_heads, head_dim], k and v are [n_tokens, n_kv_heads, head_dim], all float32
+    with the rotary embedding applied; head_dim is a multiple of 8. Sizes that do not fit raise
+    ValueError.
+    """
+
+    def __init__(
+        self,
+        policy: SparsePolicy,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        *,
+        n_layers: int = 1,
+        chunk_size: int,
+        batch_size: int,
+        max_context: int,
+        scale: float | None = None,
+        cache_type: str = "f16",
+    ) -> None: ...
+    @property
+    def policy(self) -> SparsePolicy: ...
+    @property
+    def cache(self) -> KvCache: ...
+    @property
+    def pairs_computed(self) -> int:
+        """Query-key pairs of this prompt's prefill, averaged over layers and heads."""
+
+    def run(
+        self,
+        layer: int,
+        q: NDArray[np.floating[Any]],
+        k: NDArray[np.floating[Any]],
+        v: NDArray[np.floating[Any]],
+        *,
+        is_last: bool,
+    ) -> NDArray[np.float32]:
+        """Appends the next tokens of the prompt; returns their output, in the shape of q."""
+
+    def decode(
+        self,
+        layer: int,
+        q: NDArray[np.floating[Any]],
+        k: NDArray[np.floating[Any]],
+        v: NDArray[np.floating[Any]],
+    ) -> NDArray[np.float32]:
+        """Appends one token, which reads everything before it; returns [1, n_heads, head_dim]."""
+
+    def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """Softmax state (m, l, o) of the latest run: m and l [n_tokens, n_heads], o like q."""
+
+    def position(self, layer: int) -> int:
+        """Tokens of this layer in the cache."""
+
+    def reset(self) -> None:
+        """Forgets the prompt."""
 
 class Session:
     position: int

@@ -1,0 +1,41 @@
+"""What every sparse attention algorithm offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .._core import SparsePolicy
+
+
+class AttentionModel(Protocol):
+    """What an algorithm may need to know of a model; ``ModelConfig`` has it."""
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def n_kv_heads(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SparseAttentionConfig(ABC):
+    """Settings of one algorithm: which earlier tokens a chunk of the prompt may read.
+
+    Subclasses are frozen dataclasses under ``@register_sparse_attention``. Their fields become
+    command line flags.
+    """
+
+    algorithm: ClassVar[str]
+
+    @abstractmethod
+    def make_policy(self, model: AttentionModel) -> SparsePolicy:
+        """A fresh policy; it holds the state of one session."""
+
+    def clamped(self, chunk_size: int) -> Self:
+        """These settings, reduced with a warning where they do not fit the chunk size."""
+        return self
