@@ -11,6 +11,7 @@
 namespace edgeh2o::selftest {
 namespace {
 
+constexpr double kFloor = 1e-26;  // weights below 2^-87 count as 2^-87
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -138,18 +139,17 @@ struct TestTile {
         logits[key] += term;
         norm += std::fabs(term);
       }
-      if (biases) logits[key] += biases[key];
+      if (biases) logits[key] += double{biases[key]} * kLog2E;
       largest_norm = std::fmax(largest_norm, norm + std::fabs(logits[key]));
       maximum = std::fmax(maximum, logits[key]);
     }
     const double logit_error = static_cast<double>(head_dim + 2) * kEps * largest_norm;
     const double weight_error = 2 * logit_error + 4 * kEps;  // relative
-    constexpr double kFloor = 1e-26;                         // weights below exp(-60) count as exp(-60)
     check.near(m[row], maximum, logit_error);
     double sum = 0;
     std::vector<double> out(head_dim), norm(head_dim);
     for (size_t key = 0; key < n_keys; ++key) {
-      const double weight = std::exp(logits[key] - maximum);
+      const double weight = std::exp2(logits[key] - maximum);
       check.near(weights[row * tile.weight_stride + key], weight, weight * weight_error + kFloor);
       sum += weight;
       for (size_t dim = 0; dim < head_dim; ++dim) {
@@ -251,8 +251,8 @@ void check_softmax_factors(const KernelTable& table, Check& check) {
     std::vector<float> out(n + kGuard, kUntouched);
     table.softmax_factors_f32(out.data(), m_part.data(), m.data(), l.data(), n);
     for (size_t i = 0; i < n; ++i) {
-      const double want = std::exp(double{m_part[i]} - m[i]) / l[i];
-      check.near(out[i], want, want * (64 + 4) * kEps + 1e-40);
+      const double want = std::exp2(double{m_part[i]} - m[i]) / l[i];
+      check.near(out[i], want, want * (64 + 4) * kEps + kFloor);
     }
     check.untouched(out, n);
   }
@@ -287,10 +287,10 @@ void check_merge_softmax(const KernelTable& table, Check& check) {
       table.merge_softmax_f32(state, test.tile, scratch.data(), part == 0);
       for (size_t row = 0; row < n_rows; ++row) {
         const double old_m = want_m[row], new_m = std::fmax(old_m, test.m[row]);
-        const double old_factor = std::exp(old_m - new_m), new_factor = std::exp(test.m[row] - new_m);
+        const double old_factor = std::exp2(old_m - new_m), new_factor = std::exp2(test.m[row] - new_m);
         want_m[row] = new_m;
         want_l[row] = old_factor * want_l[row] + new_factor * test.l[row];
-        const double tolerance = 64.0 * kEps * (part + 1);  // exp of differences up to 40
+        const double tolerance = 64.0 * kEps * (part + 1);  // powers of differences up to 40
         check.equal(m[row], new_m);
         check.near(l[row], want_l[row], tolerance * want_l[row]);
         for (size_t dim = 0; dim < head_dim; ++dim) {
