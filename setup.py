@@ -19,8 +19,8 @@ ISA_FLAGS = {
     "x86_64": {
         "avx2": AVX2,
         "avxvnni": [*AVX2, "-mavxvnni"],
-        # gcc 12 warns inside its own avx512 header.
-        "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized"],
+        # gcc 12 warns of its own avx512 header.
+        "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized", "-Wno-uninitialized"],
     },
     "aarch64": {
         # gcc 12's first scheduling pass makes the tiles of widening multiplies spill.

@@ -114,8 +114,10 @@ def decisive_prompt(pair: ModelPair, n_tokens: int, *, min_margin: float = 0.02)
     raise AssertionError(f"no prompt of {n_tokens} tokens decides every choice clearly")
 
 
-def layers_of(attention: str) -> tuple[Callable[[], AttentionLayer], _core.SparsePolicy]:
-    """Reference layer and C++ policy of "dense" or "h2o" with the sizes of these tests."""
+def layers_of(
+    attention: str,
+) -> tuple[Callable[[], AttentionLayer], Callable[[], _core.SparsePolicy]]:
+    """Makers of the reference layer and of the C++ policy, of "dense" or "h2o", for these tests."""
     if attention == "dense":
-        return DenseLayer, _core.dense_policy()
-    return make_h2o, _core.h2o_policy(LOCAL, HEAVY)
+        return DenseLayer, _core.dense_policy
+    return make_h2o, lambda: _core.h2o_policy(LOCAL, HEAVY)

@@ -25,13 +25,24 @@ from tests.reference.pairs import pairs_chunked, pairs_dense
 from tests.tiny_models import TinyModelFactory
 
 ATTENTION = ["dense", "h2o"]
-# A gemv and a gemm add in different orders, which flips a few roundings of activations.
-ORDER_TOLERANCE = 5e-3
+# Another order of additions moves a few values over a rounding boundary: float16 keys and values, and with
+# quantised weights 8-bit activations (see test_decoder_oracle).
+ORDER_TOLERANCE = {"F32": 5e-4, "Q4_0": 2e-2}
 
 
 @pytest.fixture(params=["F32", "Q4_0"])
-def pair(request: pytest.FixtureRequest, tiny_model: TinyModelFactory) -> ModelPair:
-    return load_pair(tiny_model, tensor_type=request.param)
+def tensor_type(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pair(tensor_type: str, tiny_model: TinyModelFactory) -> ModelPair:
+    return load_pair(tiny_model, tensor_type=tensor_type)
+
+
+@pytest.fixture
+def order_tolerance(tensor_type: str) -> float:
+    return ORDER_TOLERANCE[tensor_type]
 
 
 @pytest.fixture
@@ -52,10 +63,10 @@ def h2o() -> _core.SparsePolicy:
     [[128, 128], [64, 64, 64, 64], [192, 64], [64, 192], [128, 100], [128, 64, 1]],
 )
 def test_several_calls_equal_one(pair: ModelPair, attention: str, lengths: list[int]) -> None:
-    _, policy = layers_of(attention)
+    _, make_policy = layers_of(attention)
     tokens = random_tokens(sum(lengths))
-    expected = prefill(pair.session(policy), tokens)
-    session = pair.session(policy, batch_size=max(lengths))
+    expected = prefill(pair.session(make_policy()), tokens)
+    session = pair.session(make_policy(), batch_size=max(lengths))
     logits = prefill(session, *split(tokens, lengths))
     assert relative_error(logits, expected) < 1e-6
     assert session.position == sum(lengths)
@@ -64,24 +75,24 @@ def test_several_calls_equal_one(pair: ModelPair, attention: str, lengths: list[
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("n_tokens", [CHUNK_SIZE, 2 * CHUNK_SIZE + 128, 2 * CHUNK_SIZE - 1])
 def test_last_logits_are_those_of_all_logits(
-    pair: ModelPair, attention: str, n_tokens: int
+    pair: ModelPair, attention: str, n_tokens: int, order_tolerance: float
 ) -> None:
-    _, policy = layers_of(attention)
-    session = pair.session(policy)
+    _, make_policy = layers_of(attention)
+    session = pair.session(make_policy())
     tokens = random_tokens(n_tokens)
     expected = prefill(session, tokens)[-1]
     session.reset()
     logits = session.prefill(tokens, is_last=True)
     assert logits.shape == expected.shape
-    assert relative_error(logits, expected) < ORDER_TOLERANCE
+    assert relative_error(logits, expected) < order_tolerance
     session.reset()
     assert session.prefill(tokens, is_last=False) is None
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_repeated_prefills_are_identical(pair: ModelPair, attention: str) -> None:
-    _, policy = layers_of(attention)
-    session = pair.session(policy)
+    _, make_policy = layers_of(attention)
+    session = pair.session(make_policy())
     tokens, other = random_tokens(2 * CHUNK_SIZE + 50), random_tokens(300, seed=1)
     memory = dict(session.memory_bytes)
     expected = prefill(session, tokens)
@@ -90,33 +101,35 @@ def test_repeated_prefills_are_identical(pair: ModelPair, attention: str) -> Non
         session.decode(7)
         np.testing.assert_array_equal(prefill(session, tokens), expected)
     assert dict(session.memory_bytes) == memory
-    np.testing.assert_array_equal(prefill(pair.session(policy), tokens), expected)
+    np.testing.assert_array_equal(prefill(pair.session(make_policy()), tokens), expected)
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_results_do_not_depend_on_the_number_of_threads(
     pair: ModelPair, attention: str, restored_threads: None
 ) -> None:
-    _, policy = layers_of(attention)
+    _, make_policy = layers_of(attention)
     tokens = random_tokens(3 * CHUNK_SIZE + 17)
     results = []
     for n_threads in (1, 2, 3):
         _core.set_num_threads(n_threads)
-        session = pair.session(policy)
+        session = pair.session(make_policy())
         logits = prefill(session, tokens)
         results.append(np.concatenate([logits, [session.decode(5), session.decode(9)]]))
     np.testing.assert_array_equal(results[1], results[0])
     np.testing.assert_array_equal(results[2], results[0])
 
 
-def test_decode_equals_prefill_of_the_longer_prompt(pair: ModelPair) -> None:
+def test_decode_equals_prefill_of_the_longer_prompt(
+    pair: ModelPair, order_tolerance: float
+) -> None:
     session = pair.session(_core.dense_policy())
     tokens = random_tokens(CHUNK_SIZE + 30)
     expected = prefill(session, tokens)
     prefill(session, tokens[:-10])
     for position in range(len(tokens) - 10, len(tokens)):
         logits = session.decode(int(tokens[position]))
-        assert relative_error(logits, expected[position]) < ORDER_TOLERANCE
+        assert relative_error(logits, expected[position]) < order_tolerance
 
 
 @pytest.mark.parametrize("n_tokens", [1, CHUNK_SIZE - 1, CHUNK_SIZE])
@@ -127,19 +140,23 @@ def test_one_chunk_takes_the_dense_path(pair: ModelPair, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("local", "heavy"), [(MAX_CONTEXT, 0), (100, 540), (0, MAX_CONTEXT)])
-def test_memory_for_everything_equals_dense(pair: ModelPair, local: int, heavy: int) -> None:
+def test_memory_for_everything_equals_dense(
+    pair: ModelPair, local: int, heavy: int, order_tolerance: float
+) -> None:
     tokens = random_tokens(4 * CHUNK_SIZE + 5)
     expected = prefill(pair.session(_core.dense_policy()), tokens)
     logits = prefill(pair.session(_core.h2o_policy(local, heavy)), tokens)
-    assert relative_error(logits, expected) < ORDER_TOLERANCE
+    assert relative_error(logits, expected) < order_tolerance
 
 
-def test_dense_logits_do_not_depend_on_the_chunk_size(pair: ModelPair) -> None:
+def test_dense_logits_do_not_depend_on_the_chunk_size(
+    pair: ModelPair, order_tolerance: float
+) -> None:
     tokens = random_tokens(300)
-    expected = prefill(pair.session(_core.dense_policy(), chunk_size=512), tokens)
-    for chunk_size in (32, 100, 256):
+    expected = prefill(pair.session(_core.dense_policy(), chunk_size=320), tokens)
+    for chunk_size in (32, 80, 160):
         session = pair.session(_core.dense_policy(), chunk_size=chunk_size)
-        assert relative_error(prefill(session, tokens), expected) < ORDER_TOLERANCE
+        assert relative_error(prefill(session, tokens), expected) < order_tolerance
 
 
 def test_sparse_attention_changes_the_logits_after_the_first_chunk(pair: ModelPair) -> None:
@@ -156,7 +173,8 @@ def test_pair_counts_are_exact(tiny_model: TinyModelFactory, lengths: list[int])
     tokens = random_tokens(sum(lengths))
     batch_size = max(lengths)
     for policy, memory_size in ((_core.dense_policy(), MAX_CONTEXT), (h2o(), LOCAL + HEAVY)):
-        session = pair.session(policy, batch_size=batch_size)
+        capacity = -(-batch_size // CHUNK_SIZE) * CHUNK_SIZE
+        session = pair.session(policy, batch_size=capacity)
         prefill(session, *split(tokens, lengths))
         counts = (session.pairs_computed, session.pairs_dense)
         expected = pairs_chunked(

@@ -1,10 +1,10 @@
 """The C++ decoder against the float64 reference decoder, on tiny models of every type.
 
-Two comparisons. With the two roundings that the core makes by design, activations to 8 bits
-and keys and values to float16, put into the reference, what is left is float32 arithmetic
-and a few values that fall to the other side of a rounding boundary: EMULATED_TOLERANCE.
-Against the exact reference the error must be no larger than what those roundings cause in
-exact arithmetic (their error in the reference itself), with a margin for chance.
+The core rounds by design: activations to 8 bits, keys and values to float16. The error against the
+exact reference must be the error that these roundings cause in exact arithmetic, with a margin
+for chance. With the same roundings put into the reference, the two still differ, because a last
+bit of float32 moves some values over a rounding boundary and every layer multiplies them
+(measured: half of the rounding error), but they must be closer to each other than to the exact result.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from tests.model.model_pair import (
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import FLOAT_TYPES, TENSOR_TYPES
 
-EMULATED_TOLERANCE = 5e-3
-CHANCE_MARGIN = 1.3
+FLOAT_TOLERANCE = 1e-4
+EMULATED_SHARE = 0.8
+CHANCE_MARGIN = 1.15
 LENGTHS = [
     1,
     CHUNK_SIZE - 1,
@@ -49,14 +50,14 @@ VARIANTS = [
 
 
 def check_against_reference(pair: ModelPair, attention: str, tokens: np.ndarray) -> None:
-    make_layer, policy = layers_of(attention)
-    logits = prefill(pair.session(policy), tokens)
+    make_layer, make_policy = layers_of(attention)
+    logits = prefill(pair.session(make_policy()), tokens)
     assert logits.dtype == np.float32 and np.isfinite(logits).all()
     emulated = pair.as_computed(make_layer).prefill(tokens)
-    assert relative_error(logits, emulated) < EMULATED_TOLERANCE
     exact = pair.reference.start(make_layer).prefill(tokens)
-    allowed = CHANCE_MARGIN * relative_error(emulated, exact) + EMULATED_TOLERANCE
-    assert relative_error(logits, exact) < allowed
+    rounding_error = relative_error(emulated, exact)
+    assert relative_error(logits, emulated) < EMULATED_SHARE * rounding_error + FLOAT_TOLERANCE
+    assert relative_error(logits, exact) < CHANCE_MARGIN * rounding_error + FLOAT_TOLERANCE
 
 
 def test_every_type_of_the_core_is_tested() -> None:
@@ -92,8 +93,8 @@ def test_float_weights_with_a_float_cache_round_nothing(
 ) -> None:
     pair = load_pair(tiny_model, tensor_type=tensor_type)
     tokens = random_tokens(150)
-    make_layer, policy = layers_of("dense")
-    logits = prefill(pair.session(policy, cache_type="f32"), tokens)
+    make_layer, make_policy = layers_of("dense")
+    logits = prefill(pair.session(make_policy(), cache_type="f32"), tokens)
     expected = pair.reference.start(make_layer).prefill(tokens)
     assert relative_error(logits, expected) < 1e-5
 
@@ -105,11 +106,18 @@ def test_decode_after_prefill(
 ) -> None:
     pair = load_pair(tiny_model, tensor_type=tensor_type)
     tokens = decisive_prompt(pair, 2 * CHUNK_SIZE + 9)
-    make_layer, policy = layers_of(attention)
-    session, run = pair.session(policy), pair.as_computed(make_layer)
+    make_layer, make_policy = layers_of(attention)
+    session, exact = pair.session(make_policy()), pair.reference.start(make_layer)
+    emulated = pair.as_computed(make_layer)
     prefill(session, tokens)
-    run.prefill(tokens)
-    for step, token in enumerate(random_tokens(20, seed=99)):
-        logits = session.decode(int(token))
-        assert relative_error(logits, run.decode(int(token))) < 2 * EMULATED_TOLERANCE, step
+    exact.prefill(tokens)
+    emulated.prefill(tokens)
+    rows = [
+        (session.decode(token), emulated.decode(token), exact.decode(token))
+        for token in random_tokens(20, seed=99).tolist()
+    ]
+    logits, emulated_logits, exact_logits = (np.stack(part) for part in zip(*rows, strict=True))
+    rounding_error = relative_error(emulated_logits, exact_logits)
+    allowed = EMULATED_SHARE * rounding_error + FLOAT_TOLERANCE
+    assert relative_error(logits, emulated_logits) < allowed
     assert session.position == len(tokens) + 20
