@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,35 @@ def num_threads() -> int: ...
 def supported_types() -> list[str]: ...
 
 class DecoderConfig:
-    def __init__(self, **fields: Any) -> None: ...
+    def __init__(
+        self,
+        *,
+        n_layers: int,
+        model_dim: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        ffn_dim: int,
+        vocab_size: int,
+        norm_eps: float,
+        rope_inv_freq: Sequence[float],
+        attention_scale: float,
+        rope_attention_factor: float = 1.0,
+        embedding_scale: float = 1.0,
+        residual_scale: float = 1.0,
+        logit_scale: float = 1.0,
+        tied_embeddings: bool = False,
+        activation: str = "silu",
+    ) -> None: ...
 
 class Model:
-    config: DecoderConfig
-    weight_bytes: int
+    @property
+    def config(self) -> DecoderConfig: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
     def __init__(self, config: DecoderConfig) -> None: ...
     def set_tensor(
         self,
@@ -48,11 +72,12 @@ def python_policy(
 
     ``select_memory(layer, kv_head, (begin, end), queries, past_keys, past_values)`` returns sorted
     positions before ``begin``, or a tuple of positions and synthetic rows: keys and values
-    [n, head_dim] and biases [n] that are added to their logits. Where the rule has them,
-    ``begin_prompt()``, ``is_scored(layer, kv_head)``, ``observe_intra(layer, kv_head, chunk, sums)``
-    and ``observe_memory(layer, kv_head, chunk, positions, sums)`` are called too. The sums are
-    column sums of the weights, summed over the query heads of the group: "part" of weights
-    normalised within the chunk and within the memory, "joint" of the one softmax over both.
+    [n, head_dim] and biases [n] that are added to their logits. Where the rule has them, these
+    are called too: ``begin_prompt()``, ``is_scored(layer, kv_head)``,
+    ``observe_intra(layer, kv_head, chunk, sums)`` and
+    ``observe_memory(layer, kv_head, chunk, positions, sums)``. The sums are column sums of the
+    weights, summed over the query heads of the group: "part" of weights normalised within the
+    chunk and within the memory, "joint" of the one softmax over both.
     ``max_memory`` bounds the positions of a scored KV head, ``max_synthetic`` the synthetic rows.
     """
 
@@ -134,10 +159,16 @@ class ChunkedAttention:
         """Forgets the prompt."""
 
 class Session:
-    position: int
-    pairs_computed: int
-    pairs_dense: int
-    memory_bytes: Mapping[str, int]
+    @property
+    def position(self) -> int: ...
+    @property
+    def pairs_computed(self) -> int: ...
+    @property
+    def pairs_dense(self) -> int: ...
+    @property
+    def memory_bytes(self) -> dict[str, int]: ...
+    @property
+    def last_call_allocations(self) -> int | None: ...
     def __init__(
         self,
         model: Model,
@@ -166,5 +197,5 @@ class Session:
         max_context: int,
         batch_size: int,
         chunk_size: int,
-        cache_type: str,
+        cache_type: str = "f16",
     ) -> dict[str, int]: ...

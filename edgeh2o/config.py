@@ -8,6 +8,7 @@ metadata (``flags`` and ``help``), so an option is described once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -42,7 +43,9 @@ def _check_int(owner: Any, name: str, low: int, high: int, cure: str = "") -> No
         )
 
 
-def _check_real(owner: Any, name: str, allowed: str, is_allowed: Any, cure: str) -> None:
+def _check_real(
+    owner: Any, name: str, allowed: str, is_allowed: Callable[[float], bool], cure: str
+) -> None:
     value = getattr(owner, name)
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real or not math.isfinite(value) or not is_allowed(value):

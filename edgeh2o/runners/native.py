@@ -171,6 +171,15 @@ class NativeRunner:
     ) -> NDArray[np.float32] | None:
         return self._session.prefill(tokens, is_last=is_last, on_layer=on_layer)
 
+    def prefill_all_logits(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Reads the next 1 to ``batch_size`` tokens [n]; returns the logits [n, vocab_size] of all.
+
+        For evaluation: the logits of every token take ``n * vocab_size`` floats.
+        """
+        logits = self._session.prefill(tokens, is_last=True, all_logits=True)
+        assert logits is not None, "a prefill that asks for logits returns them"
+        return logits
+
     def decode(self, token: int) -> NDArray[np.float32]:
         return self._session.decode(token)
 
@@ -190,4 +199,7 @@ def _decoder_config(config: ModelConfig) -> _core.DecoderConfig:
     fields = asdict(config)
     for name in _PYTHON_ONLY_FIELDS:
         del fields[name]
-    return _core.DecoderConfig(**fields)
+    try:
+        return _core.DecoderConfig(**fields)
+    except ValueError as error:
+        raise FormatError(f"the model cannot be run: {error}") from None
