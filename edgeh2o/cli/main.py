@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_line("error", "out of memory; use a smaller model, context (-c) or batch (-b, -ub)")
         return EdgeH2OError.exit_code
     except KeyboardInterrupt:
-        _print_line("error", "interrupted")
+        print("edgeh2o: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()

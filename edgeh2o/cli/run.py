@@ -64,9 +64,12 @@ def execute(args: argparse.Namespace) -> int:
     attention = _read_attention(args)
     prompt = read_prompt(args)
 
+    import logging
+
     from ..formats.pull import resolve_model
     from ..llm import LLM
 
+    logging.basicConfig(format="edgeh2o: warning: %(message)s")
     path = resolve_model(args.model, on_message=None if args.quiet else _print_note)
     bars = bars_for_terminal(quiet=args.quiet)
     try:

@@ -16,6 +16,9 @@ import pytest
 from edgeh2o import isa
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
+from edgeh2o.formats.gguf import open_gguf
+from edgeh2o.runners.native import NativeModelFile
+from edgeh2o.tokenizer import build_tokenizer
 from tests.tiny_models import TinyModelFactory
 
 PROMPT = "the thing is that the art is there"
@@ -172,6 +175,32 @@ def test_progress_bar_is_for_terminals_only(
     assert "Reading" not in captured.out
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt, 130, "edgeh2o: interrupted\n"),
+        (MemoryError, 1, "edgeh2o: error: out of memory; use a smaller model"),
+    ],
+)
+def test_load_that_is_cut_short(
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    code: int,
+    line: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(NativeModelFile, "load", fail)
+    assert _run(model) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(line)
+    assert captured.err.count("\n") == 1
+
+
 def _start(model: str, *options: str) -> subprocess.Popen[bytes]:
     """A run that goes on until it is stopped."""
     command = [sys.executable, "-m", "edgeh2o", "run", model, "-p", PROMPT]
@@ -224,9 +253,6 @@ def test_address_space_limit_is_met_with_numbers(model: str) -> None:
 
 def test_long_prompt_example_is_complete(smollm2_path: Path) -> None:
     """More than 4,096 tokens; after the one newline that -f drops, the answer's turn begins."""
-    from edgeh2o.formats.gguf import open_gguf
-    from edgeh2o.tokenizer import build_tokenizer
-
     text = (Path(__file__).parents[2] / "examples/long_prompt.txt").read_text(encoding="utf-8")
     assert text.startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
     assert text.endswith("<|im_end|>\n<|im_start|>assistant\n\n")
