@@ -70,7 +70,7 @@ def test_a_backend_without_a_counterpart_names_the_ways_out(tmp_path: Path) -> N
     assert "skylakex" not in ISA_OF_BACKEND
     line = BACKEND_LINE.replace("haswell", "skylakex")
     install(tmp_path, "llama-bench", f"echo '{line}' >&2")
-    with pytest.raises(LlamaCppError, match="skylakex, which has no counterpart.*--isa"):
+    with pytest.raises(LlamaCppError, match=r"skylakex, which has no counterpart.*--isa"):
         LlamaCpp(tmp_path, threads=1).isa()
 
 
