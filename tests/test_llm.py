@@ -201,7 +201,9 @@ def test_repeated_prompts_keep_the_memory_flat(model: Path) -> None:
 
 def test_the_default_model_knows_a_capital(smollm2_path: Path) -> None:
     with LLM(smollm2_path) as llm:
-        result = llm.generate("The capital of France is", SamplingParams(temperature=0, stop="."))
+        result = llm.generate(
+            "The capital of France is", SamplingParams(temperature=0, stop=(".",))
+        )
     assert "Paris" in result.text
     assert result.finish_reason == "stop"
 
