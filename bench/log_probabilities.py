@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Float = TypeVar("Float", bound=np.floating)
 
 _MAGIC = b"_logits_"
 CLAMP_NATS = 16.0
@@ -152,10 +155,10 @@ def join(parts: Sequence[Agreement]) -> Agreement:
     )
 
 
-def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[Float]) -> NDArray[Float]:
     """Natural logarithm of the softmax of every row."""
     shifted = logits - logits.max(axis=1, keepdims=True)
-    normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    normalised: NDArray[Float] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalised
 
 
