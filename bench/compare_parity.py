@@ -228,7 +228,7 @@ def _greedy_table(results: list[FileParity]) -> str:
     n_tokens = results[0].greedy[0].n_tokens
     explanation = (
         f"First equal greedy tokens of {n_tokens}; at a difference, by how many nats we prefer "
-        "our token; in brackets: llama.cpp with flash attention on against off."
+        "our token (in a new prefill, so it may be negative: a tie); in brackets: llama.cpp's own."
     )
     return explanation + "\n\n" + markdown_table(["file", *names], rows)
 
@@ -244,8 +244,8 @@ def _describe_limits(tolerances: Tolerances) -> str:
         f"(or {tolerances.least_kl:g} and {tolerances.least_difference:g} nats); top-1 agreement "
         f"at most {tolerances.top_agreement:g} below its own; perplexity within "
         f"{tolerances.perplexity:.0%}; where greedy answers part, we prefer our token by at most "
-        f'{tolerances.greedy_gap:g} nats. "Own" is llama.cpp with flash attention against '
-        "llama.cpp without."
+        f"{tolerances.spread:g} times its own largest difference (or {tolerances.least_gap:g} "
+        'nats). "Own" is llama.cpp with flash attention against llama.cpp without.'
     )
 
 
