@@ -5,23 +5,26 @@ namespace edgeh2o::EH2O_ISA {
 // Keys whose values stay in the level-1 cache while all rows of a tile pass: 128 x 32 floats are 16 KB.
 inline constexpr size_t kAttentionKeyBlock = 128;
 
-// How many keys of a piece each row of a tile sees.
+// How many keys of a piece each query of a tile sees.
 class CausalBound {
  public:
   CausalBound(const AttentionTile& tile, const AttentionPiece& piece)
-      : n_rows_(tile.n_rows), group_size_(tile.group_size), n_keys_(piece.n_keys), n_visible_(piece.n_visible) {}
+      : n_rows_(static_cast<uint32_t>(tile.n_rows)),
+        group_size_(static_cast<uint32_t>(tile.group_size)),
+        n_keys_(piece.n_keys),
+        n_visible_(piece.n_visible) {}
 
-  size_t keys_of_row(size_t row) const {
-    const ptrdiff_t n = n_visible_ + static_cast<ptrdiff_t>(row / group_size_);
+  size_t keys_of_query(size_t query) const {
+    const ptrdiff_t n = n_visible_ + static_cast<ptrdiff_t>(query);
     if (n <= 0) return 0;
     return static_cast<size_t>(n) < n_keys_ ? static_cast<size_t>(n) : n_keys_;
   }
-  size_t keys_of_last_row() const { return keys_of_row(n_rows_ - 1); }
-  // Of the block of kGemmF32Rows rows that holds `row`.
-  size_t keys_of_row_block(size_t row) const {
-    const size_t last = row / simd::kGemmF32Rows * simd::kGemmF32Rows + simd::kGemmF32Rows - 1;
-    return keys_of_row(last < n_rows_ ? last : n_rows_ - 1);
+  // Of the last row in the block of kGemmF32Rows rows that begins at first_row.
+  size_t keys_of_row_block(size_t first_row) const {
+    const uint32_t last = static_cast<uint32_t>(first_row + simd::kGemmF32Rows - 1);
+    return keys_of_query((last < n_rows_ ? last : n_rows_ - 1) / group_size_);
   }
+  size_t keys_of_last_row() const { return keys_of_query((n_rows_ - 1) / group_size_); }
   // First row, rounded down to a whole block, that sees `key`.
   size_t first_row_of_key(size_t key) const {
     const ptrdiff_t query = static_cast<ptrdiff_t>(key) + 1 - n_visible_;
@@ -29,7 +32,8 @@ class CausalBound {
   }
 
  private:
-  size_t n_rows_, group_size_, n_keys_;
+  uint32_t n_rows_, group_size_;  // 32 bits: long divisions are slow
+  size_t n_keys_;
   ptrdiff_t n_visible_;
 };
 
@@ -41,31 +45,47 @@ EH2O_INLINE void blend_row(float* out, const float* x, float a, float b, size_t 
   });
 }
 
+// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks. Fixed strides of B leave the registers for
+// the pointers to the rows of A.
+template <bool kAccumulate>
+__attribute__((noinline)) void multiply_panel(float* c, size_t c_stride, const float* a, size_t a_stride,
+                                              const float* b, size_t n_rows, size_t depth) {
+  for (size_t row = 0; row < n_rows; row += simd::kGemmF32Rows) {
+    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, kGemmF32Columns,
+                                      depth, kGemmF32Columns, kAccumulate);
+  }
+}
+
 inline void attention_scores(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound,
                              size_t n_padded) {
   const size_t n_keys = bound.keys_of_last_row();
   for (size_t key = 0; key < n_keys; key += kGemmF32Columns) {
     const size_t row = bound.first_row_of_key(key);
-    gemm_f32_f32_f32p(tile.weights + row * tile.weight_stride + key, tile.weight_stride, tile.q + row * tile.head_dim,
-                      tile.head_dim, piece.k + key * tile.head_dim, kGemmF32Columns, n_padded - row, kGemmF32Columns,
-                      tile.head_dim, false);
+    multiply_panel<false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
+                          tile.q + row * tile.head_dim, tile.head_dim, piece.k + key * tile.head_dim, n_padded - row,
+                          tile.head_dim);
   }
 }
 
 // Weights of keys that a row does not see become 0 up to where its row block is read, in whole panels.
 inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound) {
-  for (size_t row = 0; row < tile.n_rows; ++row) {
-    float* weights = tile.weights + row * tile.weight_stride;
-    const size_t n_keys = bound.keys_of_row(row);
-    if (piece.biases) blend_row(weights, piece.biases, 1.0f, kLog2E, n_keys);
-    if (n_keys > 0) {
-      softmax_row(weights, n_keys, tile.m + row, tile.l + row);
-    } else {
-      tile.m[row] = -__builtin_inff();
-      tile.l[row] = 0.0f;
+  size_t n_read = 0;
+  for (size_t row = 0, query = 0; row < tile.n_rows; ++query) {
+    const size_t n_keys = bound.keys_of_query(query);
+    for (size_t head = 0; head < tile.group_size; ++head, ++row) {
+      float* weights = tile.weights + row * tile.weight_stride;
+      if (row % simd::kGemmF32Rows == 0) {
+        n_read = (bound.keys_of_row_block(row) + kGemmF32Columns - 1) / kGemmF32Columns * kGemmF32Columns;
+      }
+      if (piece.biases) blend_row(weights, piece.biases, 1.0f, kLog2E, n_keys);
+      if (n_keys > 0) {
+        softmax_row(weights, n_keys, tile.m + row, tile.l + row);
+      } else {
+        tile.m[row] = -__builtin_inff();
+        tile.l[row] = 0.0f;
+      }
+      for (size_t key = n_keys; key < n_read; ++key) weights[key] = 0.0f;
     }
-    const size_t n_read = (bound.keys_of_row_block(row) + kGemmF32Columns - 1) / kGemmF32Columns * kGemmF32Columns;
-    for (size_t key = n_keys; key < n_read; ++key) weights[key] = 0.0f;
   }
 }
 
@@ -79,9 +99,8 @@ inline void attention_values(const AttentionTile& tile, const AttentionPiece& pi
     for (size_t col = 0; col < tile.o_stride; col += kGemmF32Columns) {
       const float* v = piece.v + col / kGemmF32Columns * piece.v_panel_stride + key * kGemmF32Columns;
       const auto multiply = [&](size_t row, size_t n_rows, size_t depth) {
-        gemm_f32_f32_f32p(tile.o + row * tile.o_stride + col, tile.o_stride,
-                          tile.weights + row * tile.weight_stride + key, tile.weight_stride, v, kGemmF32Columns, n_rows,
-                          kGemmF32Columns, depth, true);
+        multiply_panel<true>(tile.o + row * tile.o_stride + col, tile.o_stride,
+                             tile.weights + row * tile.weight_stride + key, tile.weight_stride, v, n_rows, depth);
       };
       size_t row = first_row;
       while (row < n_padded && bound.keys_of_row_block(row) < key + n_block) {  // on the diagonal
