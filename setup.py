@@ -14,11 +14,13 @@ target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpart
 target = {"amd64": "x86_64", "arm64": "aarch64"}.get(target.lower(), target) or platform.machine()
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+# 16 registers: without these, gcc gathers the multiplies of several steps and spills their products.
+FEW_REGISTERS = ["-fno-tree-reassoc", "-fschedule-insns", "-fsched-pressure"]
 AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "vnni"))]
 ISA_FLAGS = {
     "x86_64": {
-        "avx2": AVX2,
-        "avxvnni": [*AVX2, "-mavxvnni"],
+        "avx2": [*AVX2, *FEW_REGISTERS],
+        "avxvnni": [*AVX2, *FEW_REGISTERS, "-mavxvnni"],
         # gcc 12 warns of its own avx512 header.
         "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized", "-Wno-uninitialized"],
     },

@@ -67,7 +67,7 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
   constexpr size_t kXSteps = Dot::kXRows < kStepsAtOnce ? Dot::kXRows : kStepsAtOnce;
-  static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce % kXSteps == 0 && kXSteps % 2 == 0);
+  static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce % kXSteps == 0);
 
   F32 sum[kVectors];
   unroll<kVectors>([&](auto v) { sum[v] = zero(); });
@@ -102,7 +102,7 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
           const typename Dot::X values = Dot::load_x(x_quants + 4 * kFirst);
           unroll<kXSteps>([&](auto i) {
             unroll<kVectors>([&](auto v) {
-              auto& a = acc[i % 2][v];
+              auto& a = acc[(group * kXSteps + i) % 2][v];
               a = Dot::template add<i>(a, load_weights<kFormat>(w_quants, kFirst + i, v), values);
             });
           });

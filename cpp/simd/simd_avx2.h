@@ -17,7 +17,8 @@ inline constexpr size_t kLanes = 8;
 inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
 inline constexpr int32_t kDotBias = 0;
-inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
+// 3 x 2 accumulators and their f32 sums fit in 16 registers; 4 x 2 spill (85 against 105 GOP/s on Cascade Lake).
+inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm256_setzero_ps(); }
@@ -132,7 +133,7 @@ struct Dot4 {
   static constexpr bool kSigned = false;
   using Acc = __m256i;
   using X = const int8_t*;
-  static constexpr size_t kXRows = kGemmQ8Rows;
+  static constexpr size_t kXRows = 1;
   static EH2O_INLINE Acc start(I32 init) { return init; }
   static EH2O_INLINE X load_x(const int8_t* p) { return p; }
   template <size_t kRow>
@@ -153,7 +154,7 @@ struct Dot4 {
   static constexpr bool kSigned = false;
   using Acc = __m256i;
   using X = const int8_t*;
-  static constexpr size_t kXRows = kGemmQ8Rows;
+  static constexpr size_t kXRows = 1;
   static EH2O_INLINE Acc start(I32) { return _mm256_setzero_si256(); }
   static EH2O_INLINE X load_x(const int8_t* p) { return p; }
   template <size_t kRow>
@@ -173,7 +174,7 @@ struct Dot4<8> {
   static constexpr bool kSigned = true;
   using Acc = __m256i;
   using X = const int8_t*;
-  static constexpr size_t kXRows = kGemmQ8Rows;
+  static constexpr size_t kXRows = 1;
   static EH2O_INLINE Acc start(I32 init) { return init; }
   static EH2O_INLINE X load_x(const int8_t* p) { return p; }
   template <size_t kRow>
