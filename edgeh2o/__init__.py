@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from . import isa as isa
     from ._core import ChunkedAttention as ChunkedAttention
     from ._core import KvCache as KvCache
+    from ._core import dense_policy as dense_policy
+    from ._core import h2o_policy as h2o_policy
     from .attention.dense import DenseConfig as DenseConfig
     from .attention.h2o import H2OConfig as H2OConfig
     from .config import PrefillConfig as PrefillConfig
@@ -44,6 +46,8 @@ _HOMES = {
     "ResourceError": "errors",
     "SamplingParams": "config",
     "UsageError": "errors",
+    "dense_policy": "_core",
+    "h2o_policy": "_core",
 }
 
 __all__ = [*_HOMES, "__version__", "isa"]
