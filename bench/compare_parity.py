@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .llama_cpp import LlamaCpp
 from .log_probabilities import Agreement, WindowLogProbabilities, compare, join
 from .parity import GreedyComparison, Tolerances, count_equal, find_faults
-from .reporting import markdown_table, print_progress, run_script, write_report
+from .reporting import existing_file, markdown_table, print_progress, run_script, write_report
 
 if TYPE_CHECKING:
     from .own_model import DenseModel
@@ -51,11 +51,13 @@ class FileParity:
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.compare_parity", description=__doc__)
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "--llama-cpp", type=Path, required=True, metavar="DIR", help="folder of the programs"
     )
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT, help="at least two windows")
+    parser.add_argument(
+        "--text", type=existing_file, default=DEFAULT_TEXT, help="at least two windows"
+    )
     parser.add_argument("--ctx", type=int, default=512, help="tokens of one window")
     parser.add_argument("--windows", type=int, default=2, help="windows to score")
     parser.add_argument("-n", type=int, default=100, help="greedy tokens of each prompt")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .errors import LlamaCppError
 from .log_probabilities import WindowLogProbabilities, read_log_probabilities
 from .saved_session import read_saved_tokens
 
@@ -36,10 +37,6 @@ ISA_OF_BACKEND = {
     "armv8.6_2": "neon_i8mm",
 }
 _BACKEND_LINE = re.compile(r"libggml-cpu-([\w.]+?)\.(?:so|dylib|dll)")
-
-
-class LlamaCppError(Exception):
-    """A llama.cpp program is missing, failed, or printed something that was not understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +129,16 @@ class LlamaCpp:
     ) -> WindowLogProbabilities:
         """Log-probabilities of the whole vocabulary over the second half of each window.
 
-        Raises LlamaCppError when ``text`` has fewer than two windows of tokens.
+        Raises LlamaCppError when ``text`` is shorter than ``n_windows``, or than the two windows
+        that llama-perplexity asks for.
         """
+        n_tokens = len(self.tokenize(model, text, parse_special=False))
+        n_needed = context_size * max(2, n_windows)
+        if n_tokens < n_needed:
+            raise LlamaCppError(
+                f"the text has {n_tokens} tokens and {n_windows} windows of {context_size} need "
+                f"{n_needed}; give a longer text or smaller windows"
+            )
         with _prompt_file(text) as prompt:
             saved = prompt.with_name("log_probabilities.bin")
             size = str(context_size)

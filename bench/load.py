@@ -19,9 +19,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .llama_cpp import LlamaCpp, LlamaCppError
+from .errors import LlamaCppError
+from .llama_cpp import LlamaCpp
 from .prefill import DEFAULT_TEXT, parse_sizes
-from .reporting import format_samples, markdown_table, print_progress, run_script, write_report
+from .reporting import (
+    existing_file,
+    format_samples,
+    markdown_table,
+    print_progress,
+    run_script,
+    write_report,
+)
 
 MIB = 2**20
 # ru_maxrss is in KiB on Linux and in bytes on macOS.
@@ -54,7 +62,7 @@ class LoadMeasurement:
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "--llama-cpp",
         type=Path,
@@ -69,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-b", "--batch-size", type=int, default=4096)
     parser.add_argument("-ub", "--chunk-size", type=int, default=1024)
     parser.add_argument("--isa", help="ours (default: the match of each folder's backend)")
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT, help="prompts begin it")
+    parser.add_argument("--text", type=existing_file, default=DEFAULT_TEXT, help="prompts begin it")
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
 

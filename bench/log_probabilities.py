@@ -18,6 +18,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import LlamaCppError
+
 Float = TypeVar("Float", bound=np.floating)
 
 _MAGIC = b"_logits_"
@@ -57,11 +59,11 @@ class WindowLogProbabilities:
 def read_log_probabilities(path: Path) -> WindowLogProbabilities:
     """The whole file in memory, 2 bytes per scored position and vocabulary entry.
 
-    Raises ValueError for a file of another kind or length.
+    Raises LlamaCppError for a file of another kind or length.
     """
     data = path.read_bytes()
     if not data.startswith(_MAGIC) or len(data) < 20:
-        raise ValueError(f"{path} holds no log-probabilities of llama-perplexity")
+        raise LlamaCppError(f"{path} holds no log-probabilities of llama-perplexity")
     context, vocab_size, n_windows = np.frombuffer(data, "<i4", 3, len(_MAGIC)).tolist()
     n_scored = context - 1 - context // 2
     row = np.dtype(
@@ -76,7 +78,7 @@ def read_log_probabilities(path: Path) -> WindowLogProbabilities:
     rows_at = tokens_at + 4 * n_windows * context
     expected = rows_at + n_windows * n_scored * row.itemsize
     if len(data) != expected:
-        raise ValueError(f"{path} has {len(data)} bytes, its header asks for {expected}")
+        raise LlamaCppError(f"{path} has {len(data)} bytes, its header asks for {expected}")
     tokens = np.frombuffer(data, "<i4", n_windows * context, tokens_at)
     rows = np.frombuffer(data, row, n_windows * n_scored, rows_at)
     return WindowLogProbabilities(

@@ -22,16 +22,16 @@ from edgeh2o.runners.base import Runner
 from edgeh2o.tokenizer import Tokenizer
 
 from .own_model import load_model
-from .reporting import run_script
+from .reporting import existing_file, run_script
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.own_timing", description=__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("model", type=existing_file, metavar="MODEL", help="GGUF file")
     parser.add_argument("--attention", choices=("sparse", "dense"), default="sparse")
     parser.add_argument("--isa", help="instruction set (default: the best of this machine)")
-    parser.add_argument("--text", type=Path, required=True, help="repeated if too short")
+    parser.add_argument("--text", type=existing_file, required=True, help="repeated if too short")
     parser.add_argument("-p", type=int, default=0, help="tokens to prefill")
     parser.add_argument("-n", type=int, default=0, help="tokens to decode, if -p is 0")
     parser.add_argument("-d", type=int, default=0, help="tokens in the cache before decoding")

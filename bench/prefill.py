@@ -17,8 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .llama_cpp import LlamaCpp, LlamaCppError
-from .reporting import format_samples, markdown_table, print_progress, run_script, write_report
+from .errors import LlamaCppError
+from .llama_cpp import LlamaCpp
+from .reporting import (
+    existing_file,
+    format_samples,
+    markdown_table,
+    print_progress,
+    run_script,
+    write_report,
+)
 
 DEFAULT_TEXT = Path(__file__).parent.parent / "examples" / "long_prompt.txt"
 OWN = ("sparse", "dense")
@@ -67,7 +75,7 @@ class Measurement:
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.prefill", description=__doc__)
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="GGUF file")
+    parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "--llama-cpp",
         type=Path,
@@ -84,7 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-b", "--batch-size", type=int, default=4096)
     parser.add_argument("-ub", "--chunk-size", type=int, default=1024)
     parser.add_argument("--isa", help="ours (default: the match of each folder's backend)")
-    parser.add_argument("--text", type=Path, default=DEFAULT_TEXT, help="repeated if too short")
+    parser.add_argument(
+        "--text", type=existing_file, default=DEFAULT_TEXT, help="repeated if too short"
+    )
     parser.add_argument(
         "--contestants",
         default=",".join((*OWN, *THEIRS)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ from typing import Any
 from edgeh2o import __version__
 from edgeh2o.errors import EdgeH2OError
 
-from .llama_cpp import LlamaCppError
+from .errors import LlamaCppError
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -57,6 +58,14 @@ def write_report(output: str, tables: Sequence[str], records: Any) -> None:
     machine = describe_machine()
     print(f"{machine['cpu']}, {machine['cores']} cores, edgeh2o {machine['edgeh2o']}\n")
     print("\n\n".join(tables))
+
+
+def existing_file(text: str) -> Path:
+    """An argparse type: the path of a file that exists."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return path
 
 
 def print_progress(message: str) -> None:

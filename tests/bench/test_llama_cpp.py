@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.llama_cpp import ISA_OF_BACKEND, LlamaCpp, LlamaCppError, parse_bench, parse_token_ids
+from bench.errors import LlamaCppError
+from bench.llama_cpp import ISA_OF_BACKEND, LlamaCpp, parse_bench, parse_token_ids
 
 # Output of llama-bench -p 64 -n 0 -r 1 -o json, without the fields that nothing reads.
 BENCH_JSON = """[
@@ -102,6 +103,14 @@ def test_programs_get_the_bytes_of_the_prompt_and_the_folders_libraries(tmp_path
     assert n_bytes == len(text.encode())
     assert n_path == len(peer.environment()["LD_LIBRARY_PATH"])
     assert peer.environment()["LD_LIBRARY_PATH"].split(":")[0] == str(tmp_path.resolve())
+
+
+def test_a_text_shorter_than_the_windows_is_refused(tmp_path: Path) -> None:
+    """llama-perplexity itself would end with code 0 and half a file."""
+    install(tmp_path, "llama-tokenize", "echo '[1, 2, 3, 4, 5]'")
+    peer = LlamaCpp(tmp_path, threads=1)
+    with pytest.raises(LlamaCppError, match="5 tokens and 1 windows of 3 need 6"):
+        peer.log_probabilities(Path("m.gguf"), "text", context_size=3, n_windows=1)
 
 
 def test_a_bench_run_asks_for_one_repetition_of_one_test(tmp_path: Path) -> None:

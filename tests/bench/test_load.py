@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.llama_cpp import LlamaCpp, LlamaCppError
+from bench.errors import LlamaCppError
+from bench.llama_cpp import LlamaCpp
 from bench.load import (
     MIB,
     RSS_UNIT_BYTES,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bench.errors import LlamaCppError
 from bench.log_probabilities import compare, join, log_softmax, read_log_probabilities
 
 CONTEXT = 6
@@ -78,7 +79,7 @@ def test_a_file_of_the_wrong_length_is_refused(
     path = tmp_path / "saved.bin"
     save(path, logits)
     path.write_bytes(path.read_bytes()[:n_bytes])
-    with pytest.raises(ValueError, match=r"saved\.bin (holds no|has \d+ bytes)"):
+    with pytest.raises(LlamaCppError, match=r"saved\.bin (holds no|has \d+ bytes)"):
         read_log_probabilities(path)
 
 

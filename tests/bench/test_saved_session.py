@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.errors import LlamaCppError
 from bench.saved_session import read_saved_tokens
 
 # The first bytes of a session that llama-completion saved after a prompt of 8 tokens and -n 3.
@@ -35,5 +36,5 @@ def test_ids_end_where_the_state_begins(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "session.bin"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(LlamaCppError, match=message):
         read_saved_tokens(path)
