@@ -72,7 +72,7 @@ inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& p
   size_t n_read = 0;
   for (size_t row = 0, query = 0; row < tile.n_rows; ++query) {
     const size_t n_keys = bound.keys_of_query(query);
-    for (size_t head = 0; head < tile.group_size; ++head, ++row) {
+    for (size_t head = 0; head < tile.group_size && row < tile.n_rows; ++head, ++row) {
       float* weights = tile.weights + row * tile.weight_stride;
       if (row % simd::kGemmF32Rows == 0) {
         n_read = (bound.keys_of_row_block(row) + kGemmF32Columns - 1) / kGemmF32Columns * kGemmF32Columns;
