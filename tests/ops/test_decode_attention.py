@@ -1,0 +1,86 @@
+"""Decode: full attention of one token over the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeh2o import _core
+from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.reference.dense import causal_attention
+from tests.reference.qkv import random_qkv
+from tests.sparse.policies import POLICIES, PolicyCase
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+@pytest.mark.parametrize("n_prompt", [1, 5, 255, 256, 257, 700])
+@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+def test_equals_full_attention(n_prompt: int, cache_type: str) -> None:
+    shape = Shape()
+    qkv = random_qkv(1, n_tokens=n_prompt + 3, **shape.heads)
+    q, k, v = (array.astype(np.float32) for array in qkv)
+    if cache_type == "f16":
+        k, v = (array.astype(np.float16).astype(np.float64) for array in (k, v))
+    attention = make_attention(
+        _core.dense_policy(), shape, chunk_size=64, max_context=n_prompt + 3, cache_type=cache_type
+    )
+    prefill(attention, (q, k, v), ends=(n_prompt,))
+    for position in range(n_prompt, n_prompt + 3):
+        end = position + 1
+        expected = causal_attention(q[:, position:end], k[:, :end], v[:, :end])
+        np.testing.assert_allclose(decode(attention, (q, k, v), position), expected, atol=1e-5)
+    assert attention.position(0) == n_prompt + 3
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("head_dim", [8, 72, 80, 128, 256])
+@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
+    shape = Shape(n_kv_heads=2, group=group, head_dim=head_dim)
+    q, k, v = (
+        array.astype(np.float16).astype(np.float64)
+        for array in random_qkv(2, n_tokens=70, **shape.heads)
+    )
+    attention = make_attention(
+        _core.dense_policy(), shape, chunk_size=64, max_context=70, cache_type=cache_type
+    )
+    prefill(attention, (q, k, v), ends=(69,))
+    expected = causal_attention(q[:, 69:], k, v)
+    np.testing.assert_allclose(decode(attention, (q, k, v), 69), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", POLICIES, ids=str)
+def test_after_sparse_prefill_every_position_is_read(case: PolicyCase) -> None:
+    shape = Shape()
+    qkv = random_qkv(3, n_tokens=201, **shape.heads)
+    attention = make_attention(case.make_policy(), shape, chunk_size=64, max_context=201)
+    prefill(attention, qkv, ends=(200,))
+    oracle = case.make_oracle(64)
+    oracle.prefill(*(array[:, :200] for array in qkv))
+    expected = oracle.decode(*(array[:, 200:] for array in qkv))
+    np.testing.assert_allclose(decode(attention, qkv, 200), expected, atol=1e-5)
+
+
+def test_large_logits() -> None:
+    shape = Shape()
+    q, k, v = random_qkv(4, n_tokens=300, **shape.heads)
+    q *= 100.0 / np.abs(q.reshape(2, 3, 300, 64) @ k[:, None].swapaxes(2, 3) / 8.0).max()
+    attention = make_attention(_core.dense_policy(), shape, chunk_size=64, max_context=300)
+    prefill(attention, (q, k, v), ends=(299,))
+    expected = causal_attention(q[:, 299:], k, v)
+    np.testing.assert_allclose(decode(attention, (q, k, v), 299), expected, atol=2e-4)
+
+
+@pytest.mark.usefixtures("keep_threads")
+def test_threads_do_not_change_a_bit() -> None:
+    shape = Shape(group=2, head_dim=16)
+    qkv = random_qkv(5, n_tokens=900, **shape.heads)
+    outputs = []
+    for n_threads in (1, 2, 3):
+        _core.set_num_threads(n_threads)
+        attention = make_attention(_core.dense_policy(), shape, chunk_size=300, max_context=900)
+        prefill(attention, qkv, ends=(899,))
+        outputs.append(decode(attention, qkv, 899))
+    np.testing.assert_array_equal(outputs[1], outputs[0])
+    np.testing.assert_array_equal(outputs[2], outputs[0])

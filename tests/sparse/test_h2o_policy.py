@@ -1,0 +1,142 @@
+"""Heavy hitters: scores and positions against the oracle, chunk by chunk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeh2o import _core
+from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.reference.h2o import H2OLayer, select_memory
+from tests.reference.qkv import random_qkv, separated_qkv
+from tests.reference.softmax_state import attend
+
+S = 32
+SHAPE = Shape(head_dim=8)
+# Column sums of a chunk are at most 100; float32 sums of 300 terms keep six digits.
+CLOSE = {"rtol": 2e-6, "atol": 2e-5}
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def separated(n_tokens: int, local: int, heavy: int) -> tuple[np.ndarray, ...]:
+    return separated_qkv(
+        0,
+        n_tokens=n_tokens,
+        chunk_size=S,
+        local=local,
+        heavy=heavy,
+        min_margin=2e-4,
+        **SHAPE.heads,
+    )
+
+
+@pytest.mark.parametrize(("local", "heavy"), [(4, 6), (0, 8), (8, 0), (20, 40)])
+@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+def test_scores_and_positions_equal_the_oracle(local: int, heavy: int, cache_type: str) -> None:
+    n_tokens = 6 * S + 5
+    qkv = separated(n_tokens, local, heavy)
+    layer = H2OLayer(chunk_size=S, local=local, heavy=heavy)
+    layer.prefill(*qkv)
+    attention = make_attention(
+        _core.h2o_policy(local, heavy),
+        SHAPE,
+        chunk_size=S,
+        max_context=n_tokens,
+        cache_type=cache_type,
+    )
+    for chunk in layer.chunks:
+        attention.reset()
+        prefill(attention, qkv, ends=(chunk.stop,), is_last=False)
+        for head in range(SHAPE.n_kv_heads):
+            positions = attention.policy.memory_set(0, head)
+            np.testing.assert_array_equal(positions, chunk.memory[head])
+            scores = attention.policy.scores(0, head, chunk.stop)
+            np.testing.assert_allclose(scores, chunk.scores[head], **CLOSE)
+
+
+def test_ties_go_to_the_lower_position() -> None:
+    """All logits equal; every sum of weights is exact in binary, as in the oracle's own test."""
+    shape = Shape(n_kv_heads=1, group=1, head_dim=8)
+    zeros = np.zeros((1, 6, 8))
+    attention = make_attention(_core.h2o_policy(1, 2), shape, chunk_size=2, max_context=6)
+    prefill(attention, (zeros, zeros, zeros), is_last=False)
+    assert attention.policy.memory_set(0, 0).tolist() == [0, 1, 3]
+
+
+def test_scores_only_grow_and_sum_to_the_queries() -> None:
+    n_tokens = 5 * S
+    qkv = random_qkv(2, n_tokens=n_tokens, **SHAPE.heads)
+    attention = make_attention(_core.h2o_policy(6, 6), SHAPE, chunk_size=S, max_context=n_tokens)
+    before = np.zeros((SHAPE.n_kv_heads, n_tokens))
+    for begin in range(0, n_tokens, S):
+        attention.reset()
+        prefill(attention, qkv, ends=(begin + S,), is_last=False)
+        scores = np.stack([attention.policy.scores(0, head) for head in range(SHAPE.n_kv_heads)])
+        assert np.all(scores >= before) and np.isfinite(scores).all()
+        n_rows = S * SHAPE.group * (1 if begin == 0 else 2)  # a chunk's own part, and its memory
+        np.testing.assert_allclose((scores - before).sum(axis=1), n_rows, rtol=1e-5)
+        before = scores
+
+
+def test_kv_heads_choose_for_themselves() -> None:
+    qkv = separated(4 * S, 4, 6)
+    attention = make_attention(_core.h2o_policy(4, 6), SHAPE, chunk_size=S, max_context=4 * S)
+    prefill(attention, qkv, is_last=False)
+    first, second = (attention.policy.memory_set(0, head) for head in range(2))
+    assert not np.array_equal(first, second)
+
+
+def test_the_last_chunk_is_not_scored() -> None:
+    """Nothing reads its scores, so the prompt's last call skips them."""
+    qkv = random_qkv(3, n_tokens=3 * S, **SHAPE.heads)
+    attention = make_attention(_core.h2o_policy(4, 6), SHAPE, chunk_size=S, max_context=3 * S)
+    prefill(attention, qkv, ends=(2 * S,), is_last=False)
+    before = attention.policy.scores(0, 0)
+    attention.reset()
+    prefill(attention, qkv, is_last=True)
+    after = attention.policy.scores(0, 0)
+    np.testing.assert_array_equal(after, before)
+    assert (after[2 * S :] == 0.0).all()
+    prefill_decode = random_qkv(4, n_tokens=3 * S, **SHAPE.heads)
+    attention.reset()
+    prefill(attention, prefill_decode, ends=(3 * S - 1,))
+    before = attention.policy.scores(0, 0)
+    decode(attention, prefill_decode, 3 * S - 1)
+    np.testing.assert_array_equal(attention.policy.scores(0, 0), before)
+
+
+@pytest.mark.parametrize(("local", "heavy"), [(4, 12), (30, 4), (0, 80)])
+def test_prefill_goes_on_after_decode(local: int, heavy: int) -> None:
+    """A chat turn: generated tokens are candidates like those of the chunk before them."""
+    n_prompt, n_decoded, n_more = 3 * S, 11, S + 7
+    n_tokens = n_prompt + n_decoded + n_more
+    q, k, v = separated(n_tokens, 4, 12)
+    attention = make_attention(
+        _core.h2o_policy(local, heavy), SHAPE, chunk_size=S, max_context=n_tokens
+    )
+    prefill(attention, (q, k, v), ends=(n_prompt,))
+    for position in range(n_prompt, n_prompt + n_decoded):
+        decode(attention, (q, k, v), position)
+    policy = attention.policy
+    previous = [policy.memory_set(0, head) for head in range(SHAPE.n_kv_heads)]
+    scores = [policy.scores(0, head).astype(np.float64) for head in range(SHAPE.n_kv_heads)]
+    begin, end = n_prompt + n_decoded, n_prompt + n_decoded + S
+    rows = [np.ascontiguousarray(array[:, begin:end].swapaxes(0, 1)) for array in (q, k, v)]
+    output = attention.run(0, *rows, is_last=False)
+    for head in range(SHAPE.n_kv_heads):
+        expected, _ = select_memory(
+            scores[head], previous[head], (n_prompt - S, begin), local=local, heavy=heavy
+        )
+        positions = policy.memory_set(0, head)
+        np.testing.assert_array_equal(positions, expected)
+        keys = np.concatenate([positions, np.arange(begin, end)])
+        heads = slice(head * SHAPE.group, (head + 1) * SHAPE.group)
+        state, _ = attend(
+            q[heads, begin:end],
+            k[head, keys],
+            v[head, keys],
+            scale=8**-0.5,
+            visible=keys[None, :] <= np.arange(begin, end)[:, None],
+        )
+        np.testing.assert_allclose(output[:, heads].swapaxes(0, 1), state.o, atol=1e-5)
