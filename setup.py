@@ -1,4 +1,4 @@
-"""Extension modules and the table of instruction set targets; everything else is in pyproject.toml."""
+"""Extension modules and the table of instruction sets; everything else is in pyproject.toml."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpart
 target = {"amd64": "x86_64", "arm64": "aarch64"}.get(target.lower(), target) or platform.machine()
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-# 16 registers: without these, gcc gathers the multiplies of several steps and spills their products.
+# 16 registers: without these, gcc gathers the products of several steps and spills them.
 FEW_REGISTERS = ["-fno-tree-reassoc", "-fschedule-insns", "-fsched-pressure"]
 AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "vnni"))]
 ISA_FLAGS = {
@@ -33,7 +33,14 @@ ISA_FLAGS = {
 }.get(target, {})
 
 debug = os.environ.get("EDGEH2O_DEBUG") == "1"
-base_flags = ["-std=c++17", "-fvisibility=hidden", "-fopenmp", "-ffp-contract=off", "-Wall", "-Wextra"]
+base_flags = [
+    "-std=c++17",
+    "-fvisibility=hidden",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+]
 base_flags += ["-O1", "-g", "-UNDEBUG", "-DEH2O_DEBUG"] if debug else ["-O2", "-g0", "-DNDEBUG"]
 kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"] + (["-O2"] if debug else ["-O3"])
 

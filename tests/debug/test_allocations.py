@@ -1,4 +1,4 @@
-"""Prefill and decode allocate nothing. Needs a debug build (EDGEH2O_DEBUG=1), which counts allocations."""
+"""Prefill and decode allocate nothing. Needs a debug build (EDGEH2O_DEBUG=1), which counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ POLICIES = {"dense": _core.dense_policy, "h2o": lambda: _core.h2o_policy(12, 20)
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("tensor_type", ["Q4_0", "F16"])
-def test_calls_allocate_nothing(tiny_model: TinyModelFactory, policy: str, tensor_type: str) -> None:
+def test_calls_allocate_nothing(
+    tiny_model: TinyModelFactory, policy: str, tensor_type: str
+) -> None:
     session = _core.Session(
         load_pair(tiny_model, tensor_type=tensor_type).core,
         POLICIES[policy](),

@@ -1,7 +1,8 @@
 """Packed weights and matrix products of every ISA and tensor type.
 
-Weights are exact after packing: their float32 values equal those that the gguf package decodes. Products see
-activations rounded to 8 bits; with these the products agree with float64 to float32 rounding.
+Weights are exact after packing: their float32 values equal those that the gguf package decodes.
+Products see activations rounded to 8 bits; with these the products agree with float64 to float32
+rounding.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ def test_bias_and_sum(isa: str) -> None:
     weights = _kernels.Weights(isa, "Q8_0", data, 40, 64)
     plain = weights.matmul(x)
     np.testing.assert_array_equal(weights.matmul(x, bias), plain + bias)
-    np.testing.assert_allclose(weights.matmul(x, bias, residual), plain + residual + bias, 1e-5, 1e-5)
+    np.testing.assert_allclose(
+        weights.matmul(x, bias, residual), plain + residual + bias, 1e-5, 1e-5
+    )
     np.testing.assert_allclose(
         weights.matmul(x[:1], None, residual[:1]), weights.matmul(x[:1]) + residual[:1], 1e-6, 1e-6
     )
@@ -177,7 +180,9 @@ def test_quantised_activations(isa: str) -> None:
     np.testing.assert_allclose(sums, scales * totals, rtol=2 * EPS)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (12, 64, 32), (13, 65, 33), (6, 7, 100), (97, 64, 257)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (12, 64, 32), (13, 65, 33), (6, 7, 100), (97, 64, 257)]
+)
 def test_float_gemm(isa: str, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     rng = np.random.default_rng(8)

@@ -25,8 +25,8 @@ from tests.reference.pairs import pairs_chunked, pairs_dense
 from tests.tiny_models import TinyModelFactory
 
 ATTENTION = ["dense", "h2o"]
-# Another order of additions moves a few values over a rounding boundary: float16 keys and values, and with
-# quantised weights 8-bit activations (see test_decoder_oracle).
+# Another order of additions moves a few values over a rounding boundary: float16 keys and values,
+# and with quantised weights 8-bit activations (see test_decoder_oracle).
 ORDER_TOLERANCE = {"F32": 5e-4, "Q4_0": 2e-2}
 
 

@@ -4,7 +4,8 @@ The core rounds by design: activations to 8 bits, keys and values to float16. Th
 exact reference must be the error that these roundings cause in exact arithmetic, with a margin
 for chance. With the same roundings put into the reference, the two still differ, because a last
 bit of float32 moves some values over a rounding boundary and every layer multiplies them
-(measured: half of the rounding error), but they must be closer to each other than to the exact result.
+(measured: half of the rounding error), but they must be closer to each other than to the exact
+result.
 """
 
 from __future__ import annotations
