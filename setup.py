@@ -71,7 +71,8 @@ link = {
     "extra_compile_args": base_flags,
     "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL"],
     "language": "c++",
-    "depends": headers,
+    # The archives are relinked when any of their sources is newer.
+    "depends": headers + [source for _, info in libraries for source in info["sources"]],
 }
 extensions = [Extension("edgeh2o._core", sorted(glob("cpp/bindings/*.cc")), **link)]
 cython_extensions = [
