@@ -85,8 +85,10 @@ class AttentionSession {
             KvCache::Shape{shape.n_layers, shape.n_kv_heads, shape.head_dim, shape.max_context, cache_type})),
         positions_(shape.n_layers, 0) {}
 
-  // q, k, v: [n_tokens][heads][head_dim] of the next tokens of the prompt. If it throws, reset before going on.
-  py::array_t<float> run(size_t layer, const FloatArray& q, const FloatArray& k, const FloatArray& v, bool is_last) {
+  // q, k, v: [n_tokens][heads][head_dim] of the next tokens of the prompt. If it throws, reset before going
+  // on.
+  py::array_t<float> run(size_t layer, const FloatArray& q, const FloatArray& k, const FloatArray& v,
+                         bool is_last) {
     const size_t first = position(layer), n_tokens = append(layer, q, k, v);
     last_output_ = attend(q, [&](MatView<const float> queries, MatView<float> out) {
       attention_.run(layer, queries, cache_->view(layer), first, is_last, out);
@@ -130,11 +132,13 @@ class AttentionSession {
   uint64_t pairs_computed() const { return attention_.pairs_computed(); }
 
  private:
-  static void check_rows(const FloatArray& rows, const char* name, size_t n_tokens, size_t n_heads, size_t head_dim) {
-    EH2O_CHECK(rows.ndim() == 3, name, " must be [n_tokens][heads][head_dim], got ", rows.ndim(), " dimensions");
+  static void check_rows(const FloatArray& rows, const char* name, size_t n_tokens, size_t n_heads,
+                         size_t head_dim) {
+    EH2O_CHECK(rows.ndim() == 3, name, " must be [n_tokens][heads][head_dim], got ", rows.ndim(),
+               " dimensions");
     const auto dim = [&](int i) { return static_cast<size_t>(rows.shape(i)); };
-    EH2O_CHECK(dim(0) == n_tokens && dim(1) == n_heads && dim(2) == head_dim, name, " must be [", n_tokens, "][",
-               n_heads, "][", head_dim, "], got [", dim(0), "][", dim(1), "][", dim(2), "]");
+    EH2O_CHECK(dim(0) == n_tokens && dim(1) == n_heads && dim(2) == head_dim, name, " must be [", n_tokens,
+               "][", n_heads, "][", head_dim, "], got [", dim(0), "][", dim(1), "][", dim(2), "]");
   }
 
   // Writes the new rows to the cache; returns how many there are.
@@ -144,8 +148,8 @@ class AttentionSession {
     check_rows(q, "q", n_tokens, shape.n_heads, shape.head_dim);
     check_rows(k, "k", n_tokens, shape.n_kv_heads, shape.head_dim);
     check_rows(v, "v", n_tokens, shape.n_kv_heads, shape.head_dim);
-    EH2O_CHECK(n_tokens > 0 && n_tokens <= shape.batch_size, "a call takes 1 to batch_size = ", shape.batch_size,
-               " tokens, got ", n_tokens);
+    EH2O_CHECK(n_tokens > 0 && n_tokens <= shape.batch_size,
+               "a call takes 1 to batch_size = ", shape.batch_size, " tokens, got ", n_tokens);
     const size_t width = shape.n_kv_heads * shape.head_dim;
     cache_->write(layer, first, {k.data(), n_tokens, width, width}, {v.data(), n_tokens, width, width});
     return n_tokens;
@@ -173,10 +177,12 @@ class AttentionSession {
   py::array_t<float> last_output_;
 };
 
-AttentionShape make_shape(size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers, size_t chunk_size,
-                          size_t batch_size, size_t max_context, std::optional<float> scale) {
+AttentionShape make_shape(size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers,
+                          size_t chunk_size, size_t batch_size, size_t max_context,
+                          std::optional<float> scale) {
   const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  return {n_layers, n_heads, n_kv_heads, head_dim, max_context, batch_size, chunk_size, scale.value_or(default_scale)};
+  return {n_layers,    n_heads,    n_kv_heads, head_dim,
+          max_context, batch_size, chunk_size, scale.value_or(default_scale)};
 }
 
 }  // namespace
@@ -185,13 +191,15 @@ void bind_attention(py::module_& module) {
   py::class_<SparsePolicy, PolicyPtr>(module, "SparsePolicy")
       .def("memory_set", &memory_set, py::arg("layer"), py::arg("kv_head"))
       .def("scores", &scores, py::arg("layer"), py::arg("kv_head"), py::arg("n") = py::none())
-      .def("__repr__", [](const SparsePolicy& policy) { return "<SparsePolicy: " + policy.describe() + ">"; });
+      .def("__repr__",
+           [](const SparsePolicy& policy) { return "<SparsePolicy: " + policy.describe() + ">"; });
   module.def("dense_policy", []() -> PolicyPtr { return std::make_shared<DensePolicy>(); });
   module.def(
-      "h2o_policy", [](size_t local, size_t heavy) -> PolicyPtr { return std::make_shared<H2OPolicy>(local, heavy); },
+      "h2o_policy",
+      [](size_t local, size_t heavy) -> PolicyPtr { return std::make_shared<H2OPolicy>(local, heavy); },
       py::arg("local"), py::arg("heavy"));
-  module.def("python_policy", &make_python_policy, py::arg("rule"), py::kw_only(), py::arg("column_sums") = "none",
-             py::arg("max_memory") = 0, py::arg("max_synthetic") = 0);
+  module.def("python_policy", &make_python_policy, py::arg("rule"), py::kw_only(),
+             py::arg("column_sums") = "none", py::arg("max_memory") = 0, py::arg("max_synthetic") = 0);
 
   py::class_<KvCache, std::shared_ptr<KvCache>>(module, "KvCache")
       .def(py::init([](size_t n_layers, size_t n_kv_heads, size_t head_dim, size_t max_context,
@@ -202,27 +210,30 @@ void bind_attention(py::module_& module) {
            }),
            py::arg("n_layers"), py::arg("n_kv_heads"), py::arg("head_dim"), py::arg("max_context"),
            py::arg("cache_type") = "f16")
-      .def("keys", [](const std::shared_ptr<KvCache>& cache, size_t layer) { return cache_view(cache, layer, true); },
-           py::arg("layer"))
-      .def("values",
-           [](const std::shared_ptr<KvCache>& cache, size_t layer) { return cache_view(cache, layer, false); },
-           py::arg("layer"))
+      .def(
+          "keys",
+          [](const std::shared_ptr<KvCache>& cache, size_t layer) { return cache_view(cache, layer, true); },
+          py::arg("layer"))
+      .def(
+          "values",
+          [](const std::shared_ptr<KvCache>& cache, size_t layer) { return cache_view(cache, layer, false); },
+          py::arg("layer"))
       .def_property_readonly("n_bytes", &KvCache::n_bytes);
 
   py::class_<AttentionSession>(module, "ChunkedAttention")
-      .def(py::init([](const PolicyPtr& policy, size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers,
-                       size_t chunk_size, size_t batch_size, size_t max_context, std::optional<float> scale,
-                       const std::string& cache_type) {
+      .def(py::init([](const PolicyPtr& policy, size_t n_heads, size_t n_kv_heads, size_t head_dim,
+                       size_t n_layers, size_t chunk_size, size_t batch_size, size_t max_context,
+                       std::optional<float> scale, const std::string& cache_type) {
              return std::make_unique<AttentionSession>(policy,
-                                                       make_shape(n_heads, n_kv_heads, head_dim, n_layers, chunk_size,
-                                                                  batch_size, max_context, scale),
+                                                       make_shape(n_heads, n_kv_heads, head_dim, n_layers,
+                                                                  chunk_size, batch_size, max_context, scale),
                                                        parse_cache_type(cache_type));
            }),
            py::arg("policy"), py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
            py::arg("n_layers") = 1, py::arg("chunk_size"), py::arg("batch_size"), py::arg("max_context"),
            py::arg("scale") = py::none(), py::arg("cache_type") = "f16")
-      .def("run", &AttentionSession::run, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(),
-           py::arg("is_last"))
+      .def("run", &AttentionSession::run, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
+           py::kw_only(), py::arg("is_last"))
       .def("decode", &AttentionSession::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"))
       .def("reset", &AttentionSession::reset)
       .def("state", &AttentionSession::state)

@@ -77,11 +77,13 @@ MemorySet PythonPolicy::select_memory(size_t slot, const SelectionInput& input) 
   return memory(slot);
 }
 
-void PythonPolicy::store_selection(SlotState& state, const py::object& selection, const SelectionInput& input) const {
+void PythonPolicy::store_selection(SlotState& state, const py::object& selection,
+                                   const SelectionInput& input) const {
   if (py::isinstance<py::tuple>(selection)) {
     const auto parts = selection.cast<py::tuple>();
-    EH2O_CHECK(parts.size() == 4, "select_memory must return positions or (positions, keys, values, biases), got ",
-               parts.size(), " items");
+    EH2O_CHECK(parts.size() == 4,
+               "select_memory must return positions or (positions, keys, values, biases), got ", parts.size(),
+               " items");
     assign(state.positions, parts[0].cast<PositionArray>());
     assign(state.keys, parts[1].cast<FloatArray>());
     assign(state.values, parts[2].cast<FloatArray>());
@@ -91,18 +93,20 @@ void PythonPolicy::store_selection(SlotState& state, const py::object& selection
   }
   int64_t previous = -1;
   for (const int32_t position : state.positions) {
-    EH2O_CHECK(position > previous && static_cast<size_t>(position) < input.chunk.begin, "position ", position,
-               " after ", previous, ": positions must ascend and lie before the chunk at ", input.chunk.begin);
+    EH2O_CHECK(position > previous && static_cast<size_t>(position) < input.chunk.begin, "position ",
+               position, " after ", previous, ": positions must ascend and lie before the chunk at ",
+               input.chunk.begin);
     previous = position;
   }
   const bool is_scored = state.is_scored && needs_.column_sums != ColumnSums::kNone;
   EH2O_CHECK(!is_scored || state.positions.size() <= needs_.max_scored_memory, "a memory set of ",
              state.positions.size(), " positions exceeds max_memory = ", needs_.max_scored_memory);
   const size_t n_synthetic = state.biases.size(), n_floats = n_synthetic * shape().head_dim;
-  EH2O_CHECK(n_synthetic <= needs_.max_synthetic, n_synthetic, " synthetic rows exceed max_synthetic = ",
-             needs_.max_synthetic);
+  EH2O_CHECK(n_synthetic <= needs_.max_synthetic, n_synthetic,
+             " synthetic rows exceed max_synthetic = ", needs_.max_synthetic);
   EH2O_CHECK(state.keys.size() == n_floats && state.values.size() == n_floats,
-             "synthetic keys and values must be [", n_synthetic, "][", shape().head_dim, "] like their biases");
+             "synthetic keys and values must be [", n_synthetic, "][", shape().head_dim,
+             "] like their biases");
 }
 
 void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {
@@ -112,7 +116,8 @@ void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const fl
   });
 }
 
-void PythonPolicy::observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory, Span<const float> sums) {
+void PythonPolicy::observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
+                                  Span<const float> sums) {
   call_python("observe_memory", [&](const py::object& method) {
     method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(chunk),
            py::array_t<int32_t>(static_cast<py::ssize_t>(memory.n_listed), memory.positions),

@@ -13,9 +13,10 @@
 namespace edgeh2o {
 
 // Calls the methods of a Python object, with the GIL, from the threads of the op:
-//   select_memory(layer, kv_head, chunk, queries, past_keys, past_values) -> positions, or (positions, keys, values,
-//   biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer, kv_head),
-//   observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions, sums).
+//   select_memory(layer, kv_head, chunk, queries, past_keys, past_values) -> positions, or (positions, keys,
+//   values, biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer,
+//   kv_head), observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions,
+//   sums).
 // An exception ends up in end_layer; until then the memory sets are empty.
 class PythonPolicy final : public SparsePolicy {
  public:
@@ -28,7 +29,8 @@ class PythonPolicy final : public SparsePolicy {
   bool is_scored(size_t slot) const override { return slots_[slot].is_scored; }
   MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override;
-  void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory, Span<const float> sums) override;
+  void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
+                      Span<const float> sums) override;
   void end_layer() override;
   MemorySet memory(size_t slot) const override;
 
@@ -44,7 +46,8 @@ class PythonPolicy final : public SparsePolicy {
 
   template <typename F>
   void call_python(const char* method, const F& f);
-  void store_selection(SlotState& state, const pybind11::object& selection, const SelectionInput& input) const;
+  void store_selection(SlotState& state, const pybind11::object& selection,
+                       const SelectionInput& input) const;
 
   pybind11::object rule_;
   PolicyNeeds needs_;

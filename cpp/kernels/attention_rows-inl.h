@@ -7,7 +7,8 @@ inline constexpr size_t kAttentionRows = 4;
 inline constexpr size_t kAttentionKeys = simd::kGemmF32Rows * simd::kGemmF32Vectors >= 16 ? 4 : 2;
 
 template <size_t kRows, size_t kKeys, typename T>
-EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t q_stride, const T* k, size_t head_dim) {
+EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t q_stride, const T* k,
+                          size_t head_dim) {
   using namespace simd;
   F32 sum[kRows][kKeys];
   unroll<kRows>([&](auto r) { unroll<kKeys>([&](auto i) { sum[r][i] = zero(); }); });
@@ -19,7 +20,8 @@ EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t 
       unroll<kKeys>([&](auto i) { sum[r][i] = mul_add(query, keys[i], sum[r][i]); });
     });
   });
-  unroll<kRows>([&](auto r) { unroll<kKeys>([&](auto i) { out[r * out_stride + i] = reduce_add(sum[r][i]); }); });
+  unroll<kRows>(
+      [&](auto r) { unroll<kKeys>([&](auto i) { out[r * out_stride + i] = reduce_add(sum[r][i]); }); });
 }
 
 template <size_t kRows, size_t kVectors, typename T, typename Count>
@@ -49,7 +51,8 @@ void attention_row_block(const AttentionTile& tile, size_t row, const T* k, cons
   const float* q = tile.q + row * head_dim;
   size_t key = 0;
   for (; key + kAttentionKeys <= n_keys; key += kAttentionKeys) {
-    dot_rows<kRows, kAttentionKeys>(weights + key, tile.weight_stride, q, head_dim, k + key * head_dim, head_dim);
+    dot_rows<kRows, kAttentionKeys>(weights + key, tile.weight_stride, q, head_dim, k + key * head_dim,
+                                    head_dim);
   }
   for (; key < n_keys; ++key) {
     dot_rows<kRows, 1>(weights + key, tile.weight_stride, q, head_dim, k + key * head_dim, head_dim);
@@ -60,12 +63,12 @@ void attention_row_block(const AttentionTile& tile, size_t row, const T* k, cons
   float* o = tile.o + row * tile.o_stride;
   size_t dim = 0;
   for (; dim + kVectors * simd::kLanes <= head_dim; dim += kVectors * simd::kLanes) {
-    sum_values<kRows, kVectors>(o + dim, tile.o_stride, weights, tile.weight_stride, v + dim, n_keys, head_dim,
-                                simd::Index<simd::kLanes>{});
+    sum_values<kRows, kVectors>(o + dim, tile.o_stride, weights, tile.weight_stride, v + dim, n_keys,
+                                head_dim, simd::Index<simd::kLanes>{});
   }
   for_each_vector(head_dim - dim, [&](size_t i, auto count) {
-    sum_values<kRows, 1>(o + dim + i, tile.o_stride, weights, tile.weight_stride, v + dim + i, n_keys, head_dim,
-                         count);
+    sum_values<kRows, 1>(o + dim + i, tile.o_stride, weights, tile.weight_stride, v + dim + i, n_keys,
+                         head_dim, count);
   });
 }
 
@@ -76,15 +79,19 @@ void attention_all_rows(const AttentionTile& tile, const T* k, const T* v, size_
     attention_row_block<kAttentionRows>(tile, row, k, v, n_keys);
   }
   switch (tile.n_rows - row) {
-    case 3: return attention_row_block<3>(tile, row, k, v, n_keys);
-    case 2: return attention_row_block<2>(tile, row, k, v, n_keys);
-    case 1: return attention_row_block<1>(tile, row, k, v, n_keys);
-    default: return;
+    case 3:
+      return attention_row_block<3>(tile, row, k, v, n_keys);
+    case 2:
+      return attention_row_block<2>(tile, row, k, v, n_keys);
+    case 1:
+      return attention_row_block<1>(tile, row, k, v, n_keys);
+    default:
+      return;
   }
 }
 
-// Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1 rows of
-// k and v [n_keys][head_dim].
+// Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1
+// rows of k and v [n_keys][head_dim].
 inline void attention_rows_f32(CacheType type, const AttentionTile& tile, const void* k, const void* v,
                                size_t n_keys) {
   with_cache_type(type, [&](auto* element) {

@@ -28,7 +28,8 @@ class CausalBound {
   // First row, rounded down to a whole block, that sees `key`.
   size_t first_row_of_key(size_t key) const {
     const ptrdiff_t query = static_cast<ptrdiff_t>(key) + 1 - n_visible_;
-    return query <= 0 ? 0 : static_cast<size_t>(query) * group_size_ / simd::kGemmF32Rows * simd::kGemmF32Rows;
+    return query <= 0 ? 0
+                      : static_cast<size_t>(query) * group_size_ / simd::kGemmF32Rows * simd::kGemmF32Rows;
   }
 
  private:
@@ -45,14 +46,14 @@ EH2O_INLINE void blend_row(float* out, const float* x, float a, float b, size_t 
   });
 }
 
-// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks. Fixed strides of B leave the registers for
-// the pointers to the rows of A.
+// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks. Fixed strides of B leave the
+// registers for the pointers to the rows of A.
 template <bool kAccumulate>
 __attribute__((noinline)) void multiply_panel(float* c, size_t c_stride, const float* a, size_t a_stride,
                                               const float* b, size_t n_rows, size_t depth) {
   for (size_t row = 0; row < n_rows; row += simd::kGemmF32Rows) {
-    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, kGemmF32Columns,
-                                      depth, kGemmF32Columns, kAccumulate);
+    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b,
+                                      kGemmF32Columns, depth, kGemmF32Columns, kAccumulate);
   }
 }
 
@@ -62,13 +63,14 @@ inline void attention_scores(const AttentionTile& tile, const AttentionPiece& pi
   for (size_t key = 0; key < n_keys; key += kGemmF32Columns) {
     const size_t row = bound.first_row_of_key(key);
     multiply_panel<false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
-                          tile.q + row * tile.head_dim, tile.head_dim, piece.k + key * tile.head_dim, n_padded - row,
-                          tile.head_dim);
+                          tile.q + row * tile.head_dim, tile.head_dim, piece.k + key * tile.head_dim,
+                          n_padded - row, tile.head_dim);
   }
 }
 
 // Weights of keys that a row does not see become 0 up to where its row block is read, in whole panels.
-inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound) {
+inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece,
+                              const CausalBound& bound) {
   size_t n_read = 0;
   for (size_t row = 0, query = 0; row < tile.n_rows; ++query) {
     const size_t n_keys = bound.keys_of_query(query);
@@ -100,7 +102,8 @@ inline void attention_values(const AttentionTile& tile, const AttentionPiece& pi
       const float* v = piece.v + col / kGemmF32Columns * piece.v_panel_stride + key * kGemmF32Columns;
       const auto multiply = [&](size_t row, size_t n_rows, size_t depth) {
         multiply_panel<true>(tile.o + row * tile.o_stride + col, tile.o_stride,
-                             tile.weights + row * tile.weight_stride + key, tile.weight_stride, v, n_rows, depth);
+                             tile.weights + row * tile.weight_stride + key, tile.weight_stride, v, n_rows,
+                             depth);
       };
       size_t row = first_row;
       while (row < n_padded && bound.keys_of_row_block(row) < key + n_block) {  // on the diagonal
@@ -121,8 +124,8 @@ inline void attention_tile_f32(const AttentionTile& tile, const AttentionPiece& 
   attention_values(tile, piece, bound, n_padded);
 }
 
-// sums[key] += sum over rows of row_weights[row] * weights[row][key], for the keys that the tile sees, rounded up to
-// whole panels.
+// sums[key] += sum over rows of row_weights[row] * weights[row][key], for the keys that the tile sees,
+// rounded up to whole panels.
 inline void column_sums_f32(float* sums, const AttentionTile& tile, const AttentionPiece& piece,
                             const float* row_weights) {
   using namespace simd;
@@ -138,7 +141,8 @@ inline void column_sums_f32(float* sums, const AttentionTile& tile, const Attent
       unroll<kVectors>([&](auto v) { sum[c][v] = mul_add(factor, load(weights + v * kLanes), sum[c][v]); });
     };
     size_t row = bound.first_row_of_key(key);
-    for (; row + kChains <= tile.n_rows; row += kChains) unroll<kChains>([&](auto c) { add_row(row + c, c); });
+    for (; row + kChains <= tile.n_rows; row += kChains)
+      unroll<kChains>([&](auto c) { add_row(row + c, c); });
     for (; row < tile.n_rows; ++row) add_row(row, Index<0>{});
     unroll<kVectors>([&](auto v) {
       const F32 total = add(add(sum[0][v], sum[1][v]), add(sum[2][v], sum[3][v]));
@@ -147,17 +151,23 @@ inline void column_sums_f32(float* sums, const AttentionTile& tile, const Attent
   }
 }
 
-// out[row] = 2^(m_part[row] - m[row]) / l[row]: what turns a part's unnormalised weights into those of (m, l).
-inline void softmax_factors_f32(float* out, const float* m_part, const float* m, const float* l, size_t n_rows) {
+// out[row] = 2^(m_part[row] - m[row]) / l[row]: what turns a part's unnormalised weights into those of (m,
+// l).
+inline void softmax_factors_f32(float* out, const float* m_part, const float* m, const float* l,
+                                size_t n_rows) {
   using namespace simd;
   for_each_vector(n_rows, [&](size_t i, auto count) {
-    store_n(out + i, div(exp2_nonpositive(sub(load_n(m_part + i, count), load_n(m + i, count))), load_n(l + i, count)), count);
+    store_n(out + i,
+            div(exp2_nonpositive(sub(load_n(m_part + i, count), load_n(m + i, count))), load_n(l + i, count)),
+            count);
   });
 }
 
-// Merges the tile's latest piece into the state of its rows (online softmax: Milakov and Gimelshein 2018); is_first:
-// the state is empty. The first piece of every row must hold a key that it sees. scratch: [2][n_rows].
-inline void merge_softmax_f32(const SoftmaxRows& state, const AttentionTile& tile, float* scratch, bool is_first) {
+// Merges the tile's latest piece into the state of its rows (online softmax: Milakov and Gimelshein 2018);
+// is_first: the state is empty. The first piece of every row must hold a key that it sees. scratch:
+// [2][n_rows].
+inline void merge_softmax_f32(const SoftmaxRows& state, const AttentionTile& tile, float* scratch,
+                              bool is_first) {
   using namespace simd;
   float *old_factors = scratch, *new_factors = scratch + tile.n_rows;
   for_each_vector(tile.n_rows, [&](size_t i, auto count) {
@@ -169,7 +179,8 @@ inline void merge_softmax_f32(const SoftmaxRows& state, const AttentionTile& til
       return;
     }
     const F32 old_m = load_n(state.m + i, count), m = max(old_m, new_m);
-    const F32 old_sum = mul(exp2_nonpositive(sub(old_m, m)), load_n(state.l + i, count)), new_scale = exp2_nonpositive(sub(new_m, m));
+    const F32 old_sum = mul(exp2_nonpositive(sub(old_m, m)), load_n(state.l + i, count)),
+              new_scale = exp2_nonpositive(sub(new_m, m));
     const F32 l = mul_add(new_scale, new_l, old_sum);
     store_n(state.m + i, m, count);
     store_n(state.l + i, l, count);

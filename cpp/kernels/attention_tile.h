@@ -1,9 +1,11 @@
-// Arguments of the attention kernels. Types only: shared by the ops (baseline code) and the kernels (per ISA).
+// Arguments of the attention kernels. Types only: shared by the ops (baseline code) and the kernels (per
+// ISA).
 //
 // Logits are in base 2 (scaled by log2(e)), and so are row maxima m; a weight is 2^(logit - m).
 //
-// A tile is a block of query rows of one KV head, ordered (query, head of the group), so that row r belongs to query
-// r / group_size, a query's rows are contiguous, and causality cuts the rows of any key at one place.
+// A tile is a block of query rows of one KV head, ordered (query, head of the group), so that row r belongs
+// to query r / group_size, a query's rows are contiguous, and causality cuts the rows of any key at one
+// place.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +30,13 @@ struct AttentionTile {
   size_t group_size = 0;
   size_t head_dim = 0;
   const float* q = nullptr;  // [padded rows][head_dim], scaled in base 2; padded rows are 0
-  float* weights = nullptr;  // [padded rows][weight_stride]: unnormalised weights; room for n_keys rounded up to nr
+  float* weights =
+      nullptr;  // [padded rows][weight_stride]: unnormalised weights; room for n_keys rounded up to nr
   size_t weight_stride = 0;
   float* o = nullptr;   // [padded rows][o_stride]: sum of weights times values
   size_t o_stride = 0;  // head_dim rounded up to nr
-  float* m = nullptr;  // [n_rows] row maxima of the logits
-  float* l = nullptr;  // [n_rows] row sums of the weights
+  float* m = nullptr;   // [n_rows] row maxima of the logits
+  float* l = nullptr;   // [n_rows] row sums of the weights
 };
 
 // Softmax state of a tile's rows over all pieces so far. Row r of o: o + (r / group_size) * o_stride

@@ -26,7 +26,8 @@ EH2O_INLINE void with_cache_type(CacheType type, const F& f) {
   }
 }
 
-// Row i of the gathered rows: rows[positions[i]], or rows[i] if positions is null. rows: [position][head_dim].
+// Row i of the gathered rows: rows[positions[i]], or rows[i] if positions is null. rows:
+// [position][head_dim].
 template <typename T>
 EH2O_INLINE const T* gathered_row(const void* rows, const int32_t* positions, size_t i, size_t head_dim) {
   return static_cast<const T*>(rows) + (positions ? static_cast<size_t>(positions[i]) : i) * head_dim;
@@ -46,8 +47,9 @@ void pack_keys(float* out, const void* rows, const int32_t* positions, size_t n_
           });
         } else {
           for (size_t i = 0; i < kLanes; ++i) {
-            block[i] = i < n_left ? load_cached(gathered_row<T>(rows, positions, first + i, head_dim) + dim, count)
-                                  : zero();
+            block[i] = i < n_left
+                           ? load_cached(gathered_row<T>(rows, positions, first + i, head_dim) + dim, count)
+                           : zero();
           }
         }
         transpose(block);
@@ -58,10 +60,11 @@ void pack_keys(float* out, const void* rows, const int32_t* positions, size_t n_
 }
 
 // out: [ceil(n_keys / nr)][head_dim][nr], columns beyond n_keys are 0. positions: null for rows 0, 1, 2, ...
-inline void pack_keys_f32p(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_keys,
-                           size_t head_dim) {
+inline void pack_keys_f32p(CacheType type, float* out, const void* rows, const int32_t* positions,
+                           size_t n_keys, size_t head_dim) {
   with_cache_type(type, [&](auto* element) {
-    pack_keys<std::remove_const_t<std::remove_pointer_t<decltype(element)>>>(out, rows, positions, n_keys, head_dim);
+    pack_keys<std::remove_const_t<std::remove_pointer_t<decltype(element)>>>(out, rows, positions, n_keys,
+                                                                             head_dim);
   });
 }
 
@@ -81,8 +84,8 @@ void pack_values(float* out, size_t panel_stride, const void* rows, const int32_
 inline void pack_values_f32p(CacheType type, float* out, size_t panel_stride, const void* rows,
                              const int32_t* positions, size_t n_keys, size_t head_dim) {
   with_cache_type(type, [&](auto* element) {
-    pack_values<std::remove_const_t<std::remove_pointer_t<decltype(element)>>>(out, panel_stride, rows, positions,
-                                                                               n_keys, head_dim);
+    pack_values<std::remove_const_t<std::remove_pointer_t<decltype(element)>>>(out, panel_stride, rows,
+                                                                               positions, n_keys, head_dim);
   });
 }
 

@@ -1,10 +1,11 @@
-// Softmax of attention logits in base 2: logits are scaled by log2(e) beforehand, so that exp(x - max) is one power of
-// two and saves the range reduction's products.
+// Softmax of attention logits in base 2: logits are scaled by log2(e) beforehand, so that exp(x - max) is one
+// power of two and saves the range reduction's products.
 
 namespace edgeh2o::EH2O_ISA {
 
-// 2^x for x <= 0, relative error < 2e-7. The floor 2^-87 = 6e-27 is nothing beside the 1 of a row's maximum, and
-// keeps products with values free of denormals, which many processors multiply a hundred times slower. NaN stays NaN.
+// 2^x for x <= 0, relative error < 2e-7. The floor 2^-87 = 6e-27 is nothing beside the 1 of a row's maximum,
+// and keeps products with values free of denormals, which many processors multiply a hundred times slower.
+// NaN stays NaN.
 EH2O_INLINE simd::F32 exp2_nonpositive(simd::F32 x) {
   using namespace simd;
   x = max(set1(-87.0f), x);
@@ -48,7 +49,8 @@ EH2O_INLINE void softmax_row(float* x, size_t n, float* maximum, float* sum) {
   for_each_vector(n - n_steps, [&](size_t i, auto count) {
     const F32 weight = exp2_nonpositive(sub(load_n(x + n_steps + i, count), shift));
     store_n(x + n_steps + i, weight, count);
-    total[0] = add(total[0], std::is_same_v<decltype(count), size_t> ? keep_first(weight, count, zero()) : weight);
+    total[0] =
+        add(total[0], std::is_same_v<decltype(count), size_t> ? keep_first(weight, count, zero()) : weight);
   });
   *sum = reduce_add(add(add(total[0], total[1]), add(total[2], total[3])));
 }

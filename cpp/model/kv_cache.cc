@@ -33,7 +33,8 @@ KvCache::KvCache(const KernelTable& table, const Shape& shape)
 LayerKv KvCache::view(size_t layer) const {
   const size_t head = head_bytes(shape_);
   uint8_t* keys = buffer_.data() + layer * shape_.n_kv_heads * head;
-  return {{shape_.type, keys, shape_.head_dim}, {shape_.type, keys + buffer_.size() / 2, shape_.head_dim}, head};
+  return {
+      {shape_.type, keys, shape_.head_dim}, {shape_.type, keys + buffer_.size() / 2, shape_.head_dim}, head};
 }
 
 void KvCache::write(size_t layer, size_t first_position, MatView<const float> k, MatView<const float> v) {

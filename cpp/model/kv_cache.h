@@ -27,7 +27,8 @@ class KvCache {
   size_t n_bytes() const { return buffer_.size(); }
   LayerKv view(size_t layer) const;
 
-  // Stores k and v [n_tokens][n_kv_heads * head_dim] as the rows of positions first_position, first_position + 1, ...
+  // Stores k and v [n_tokens][n_kv_heads * head_dim] as the rows of positions first_position, first_position
+  // + 1, ...
   void write(size_t layer, size_t first_position, MatView<const float> k, MatView<const float> v);
 
  private:

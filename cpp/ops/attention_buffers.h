@@ -16,7 +16,8 @@ struct GatherJob {
   size_t dest_key = 0;
 };
 
-// The memory set of one KV head for the chunk at hand, and which part of it the tiles attend to in this round.
+// The memory set of one KV head for the chunk at hand, and which part of it the tiles attend to in this
+// round.
 struct HeadWork {
   static constexpr size_t kMaxPieces = 8;
 
@@ -42,14 +43,15 @@ struct AttentionBuffers {
   void take(Arena& arena, const AttentionShape& shape, const AttentionSizes& sizes, size_t n_threads);
   TileScratch tile_scratch(const AttentionSizes& sizes, const AttentionShape& shape, size_t thread) const;
 
-  float *batch_k = nullptr, *batch_v = nullptr;    // [n_kv_heads] panels of this call's tokens, chunk by chunk
+  float *batch_k = nullptr, *batch_v = nullptr;  // [n_kv_heads] panels of this call's tokens, chunk by chunk
   float *gather_k = nullptr, *gather_v = nullptr;  // [n_kv_heads] panels of gathered memory
-  float *m = nullptr, *l = nullptr;                // [n_kv_heads][batch_size * group_size] softmax state of this call's rows
-  float* intra_sums = nullptr;           // [n_chunks][n_kv_heads][n_tasks][chunk_keys] partial column sums
-  float* memory_sums = nullptr;          // [n_kv_heads][n_tasks][memory_keys]
-  float* reduced_sums = nullptr;         // [n_kv_heads][max(chunk_keys, memory_keys)]
-  HeadWork* heads = nullptr;             // [n_kv_heads]
-  float* tiles = nullptr;                // [n_threads]: see tile_scratch
+  float *m = nullptr,
+        *l = nullptr;             // [n_kv_heads][batch_size * group_size] softmax state of this call's rows
+  float* intra_sums = nullptr;    // [n_chunks][n_kv_heads][n_tasks][chunk_keys] partial column sums
+  float* memory_sums = nullptr;   // [n_kv_heads][n_tasks][memory_keys]
+  float* reduced_sums = nullptr;  // [n_kv_heads][max(chunk_keys, memory_keys)]
+  HeadWork* heads = nullptr;      // [n_kv_heads]
+  float* tiles = nullptr;         // [n_threads]: see tile_scratch
 };
 
 }  // namespace edgeh2o

@@ -36,7 +36,8 @@ void AttentionShape::check() const {
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
 }
 
-AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs) {
+AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& shape,
+                               const PolicyNeeds& needs) {
   is_scoring = needs.column_sums != ColumnSums::kNone;
   panel_cols = table.layout.panel_cols;
   o_stride = round_up(shape.head_dim, panel_cols);

@@ -16,7 +16,8 @@ AttentionShape checked(const AttentionShape& shape) {
 
 #ifdef EH2O_DEBUG
 bool is_valid_memory(const MemorySet& memory, size_t chunk_begin) {
-  if (memory.positions == nullptr) return memory.range.begin <= memory.range.end && memory.range.end <= chunk_begin;
+  if (memory.positions == nullptr)
+    return memory.range.begin <= memory.range.end && memory.range.end <= chunk_begin;
   for (size_t i = 0; i < memory.n_listed; ++i) {
     const int32_t position = memory.positions[i];
     if (position < 0 || static_cast<size_t>(position) >= chunk_begin) return false;
@@ -68,14 +69,16 @@ void ChunkedAttention::begin_prompt() {
 
 void ChunkedAttention::check_call(const Call& call) const {
   const size_t n_tokens = call.plan.n_tokens, width = shape_.n_heads * shape_.head_dim;
-  EH2O_CHECK(call.layer < shape_.n_layers, "layer ", call.layer, " does not exist; there are ", shape_.n_layers);
-  EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size, "a call takes 1 to batch_size = ", shape_.batch_size,
-             " tokens, got ", n_tokens);
-  EH2O_CHECK(call.plan.first_position + n_tokens <= shape_.max_context, "positions ", call.plan.first_position, " to ",
-             call.plan.first_position + n_tokens, " exceed the context of ", shape_.max_context);
+  EH2O_CHECK(call.layer < shape_.n_layers, "layer ", call.layer, " does not exist; there are ",
+             shape_.n_layers);
+  EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size,
+             "a call takes 1 to batch_size = ", shape_.batch_size, " tokens, got ", n_tokens);
+  EH2O_CHECK(call.plan.first_position + n_tokens <= shape_.max_context, "positions ",
+             call.plan.first_position, " to ", call.plan.first_position + n_tokens, " exceed the context of ",
+             shape_.max_context);
   EH2O_CHECK(call.q.cols == width && call.out.cols == width && call.out.rows == n_tokens,
-             "queries and outputs must have n_heads * head_dim = ", width, " columns, got ", call.q.cols, " and ",
-             call.out.cols);
+             "queries and outputs must have n_heads * head_dim = ", width, " columns, got ", call.q.cols,
+             " and ", call.out.cols);
   EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
              num_threads(), " are set now; set the threads before the session is made");
 }
@@ -93,13 +96,16 @@ void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& 
     if (i >= n_without_past) run_phase_2(call, i);
   }
   if (!is_last) {
-    parallel_for(shape_.n_kv_heads, [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
+    parallel_for(shape_.n_kv_heads,
+                 [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
   }
   policy_->end_layer();
 }
 
-void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position, MatView<float> out) {
-  EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ", shape_.max_context);
+void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position,
+                              MatView<float> out) {
+  EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ",
+             shape_.max_context);
   EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
              num_threads(), " are set now; set the threads before the session is made");
   decode_.run(table_, q.data, kv, position + 1, out.data);
@@ -127,7 +133,8 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   const HeadWork* heads = buffers_.heads;
   const size_t n_heads = shape_.n_kv_heads;
   parallel_for(n_heads, [&](size_t kv_head, size_t) { advance_head(call, chunk_idx, kv_head); });
-  for (size_t i = 0; i < n_heads; ++i) n_pairs_ += call.plan.chunk(chunk_idx).size() * heads[i].memory.n_rows();
+  for (size_t i = 0; i < n_heads; ++i)
+    n_pairs_ += call.plan.chunk(chunk_idx).size() * heads[i].memory.n_rows();
 
   for (bool is_first = true;; is_first = false) {
     rounds_.gather();
@@ -173,11 +180,12 @@ bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
 
 // Runs f(task, thread) for all tasks of some chunks; those with the most visible keys of a chunk come first.
 template <typename F>
-void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks, const F& f) const {
+void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks,
+                                     const F& f) const {
   parallel_for(n_chunks * shape_.n_kv_heads * sizes_.n_tasks, [&](size_t i, size_t thread) {
     const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / shape_.n_kv_heads;
-    const Task task{chunk_idx, i / sizes_.n_tasks % shape_.n_kv_heads, sizes_.n_tasks - 1 - i % sizes_.n_tasks,
-                    call.plan.chunk(chunk_idx)};
+    const Task task{chunk_idx, i / sizes_.n_tasks % shape_.n_kv_heads,
+                    sizes_.n_tasks - 1 - i % sizes_.n_tasks, call.plan.chunk(chunk_idx)};
     if (task.task_idx * task_queries() < task.chunk.size()) f(task, thread);
   });
 }
@@ -201,14 +209,16 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     std::memset(q + n_rows * shape_.head_dim, 0, n_padding * shape_.head_dim * sizeof(float));
     tile.scratch.tile.n_rows = n_rows;
     const size_t row = task.kv_head * rows_per_head() + token * group_size;
-    tile.state = {buffers_.m + row, buffers_.l + row, call.out.row(token) + task.kv_head * width, call.out.stride};
+    tile.state = {buffers_.m + row, buffers_.l + row, call.out.row(token) + task.kv_head * width,
+                  call.out.stride};
     tile.first_query = first;
     f(tile);
   }
 }
 
 // Attends to the chunk's own keys: in one piece if they get column sums.
-void ChunkedAttention::attend_intra(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const {
+void ChunkedAttention::attend_intra(const Call& call, const Task& task, const LoadedTile& tile,
+                                    bool is_first) const {
   AttentionTile part = tile.scratch.tile;
   const bool is_whole = is_scored(call, task.kv_head);
   const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
@@ -226,7 +236,8 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
   }
 }
 
-void ChunkedAttention::attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const {
+void ChunkedAttention::attend_memory(const Call& call, const Task& task, const LoadedTile& tile,
+                                     bool is_first) const {
   const HeadWork& work = buffers_.heads[task.kv_head];
   for (size_t i = 0; i < work.n_pieces; ++i) {
     AttentionTile part = tile.scratch.tile;
@@ -244,15 +255,17 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
 }
 
 // Once a row's state is final: the sums of the memory part, whose weights were kept.
-void ChunkedAttention::add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const {
+void ChunkedAttention::add_joint_memory_sums(const Call& call, const Task& task,
+                                             const LoadedTile& tile) const {
   const HeadWork& work = buffers_.heads[task.kv_head];
   if (work.memory.n_positions() == 0 || !wants_sums(call, task)) return;
-  add_sums(tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m, memory_sums(task.kv_head, task.task_idx));
+  add_sums(tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m,
+           memory_sums(task.kv_head, task.task_idx));
 }
 
 // Adds the column sums of a part's weights, normalised by the part's own or by the joint state.
-void ChunkedAttention::add_sums(const LoadedTile& tile, const AttentionTile& part, const AttentionPiece& piece,
-                                const float* m_part, float* sums) const {
+void ChunkedAttention::add_sums(const LoadedTile& tile, const AttentionTile& part,
+                                const AttentionPiece& piece, const float* m_part, float* sums) const {
   float* factors = tile.scratch.factors;
   const float* m = is_joint() ? tile.state.m : part.m;
   const float* l = is_joint() ? tile.state.l : part.l;
@@ -270,7 +283,8 @@ float* ChunkedAttention::memory_sums(size_t kv_head, size_t task_idx) const {
 }
 
 // The sums of a task's tiles reach as far as its last query sees, in whole panels.
-void ChunkedAttention::clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const {
+void ChunkedAttention::clear_sums(const Call& call, const Task& task, bool with_intra,
+                                  bool with_memory) const {
   if (!wants_sums(call, task)) return;
   const auto clear = [&](float* sums, size_t n_keys) {
     std::memset(sums, 0, round_up(n_keys, sizes_.panel_cols) * sizeof(float));

@@ -1,9 +1,10 @@
-// Attention of a logical batch of prompt tokens: every query sees its own chunk causally, and the memory set that the
-// sparse policy names for its chunk and KV head. Both parts are fused exactly by online softmax.
+// Attention of a logical batch of prompt tokens: every query sees its own chunk causally, and the memory set
+// that the sparse policy names for its chunk and KV head. Both parts are fused exactly by online softmax.
 //
-// Phase 1 computes the chunks' own (intra) parts, all in parallel. Phase 2 goes chunk after chunk: the policy selects
-// a memory set per KV head, its rows are gathered, and the inter part is merged into the output. For a policy that
-// asks for joint column sums, phase 2 computes both parts, because a row's weights are known only when both are.
+// Phase 1 computes the chunks' own (intra) parts, all in parallel. Phase 2 goes chunk after chunk: the policy
+// selects a memory set per KV head, its rows are gathered, and the inter part is merged into the output. For
+// a policy that asks for joint column sums, phase 2 computes both parts, because a row's weights are known
+// only when both are.
 #pragma once
 
 #include <cstdint>
@@ -24,22 +25,24 @@ namespace edgeh2o {
 
 class ChunkedAttention {
  public:
-  // Allocates; run and decode do not. Serves up to num_threads() threads as set now. Throws std::invalid_argument for
-  // sizes that do not fit together and for a policy that serves another session.
-  ChunkedAttention(const KernelTable& table, const AttentionShape& shape, std::shared_ptr<SparsePolicy> policy);
+  // Allocates; run and decode do not. Serves up to num_threads() threads as set now. Throws
+  // std::invalid_argument for sizes that do not fit together and for a policy that serves another session.
+  ChunkedAttention(const KernelTable& table, const AttentionShape& shape,
+                   std::shared_ptr<SparsePolicy> policy);
   ~ChunkedAttention();
   ChunkedAttention(const ChunkedAttention&) = delete;
   ChunkedAttention& operator=(const ChunkedAttention&) = delete;
 
   // Bytes that the constructor allocates, the policy's own state not included.
-  static size_t estimate_bytes(const KernelTable& table, const AttentionShape& shape, const SparsePolicy& policy);
+  static size_t estimate_bytes(const KernelTable& table, const AttentionShape& shape,
+                               const SparsePolicy& policy);
 
   // Forgets the prompt.
   void begin_prompt();
 
-  // Attention of tokens [first_position, first_position + q.rows) of the prompt. kv: the layer's cache, their rows
-  // written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. is_last: no further call belongs to
-  // this prompt, so that nothing is scored for one.
+  // Attention of tokens [first_position, first_position + q.rows) of the prompt. kv: the layer's cache, their
+  // rows written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. is_last: no further call
+  // belongs to this prompt, so that nothing is scored for one.
   void run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position, bool is_last,
            MatView<float> out);
 
@@ -52,8 +55,8 @@ class ChunkedAttention {
   const AttentionShape& shape() const { return shape_; }
   const SparsePolicy& policy() const { return *policy_; }
 
-  // Softmax state of the first n_tokens rows of the latest run: maxima of the logits and sums of exp(logit - maximum),
-  // both [n_tokens][n_heads]. The third part of the state is the output.
+  // Softmax state of the first n_tokens rows of the latest run: maxima of the logits and sums of exp(logit -
+  // maximum), both [n_tokens][n_heads]. The third part of the state is the output.
   void read_state(size_t n_tokens, float* m, float* l) const;
 
  private:
@@ -67,7 +70,8 @@ class ChunkedAttention {
     MatView<float> out;
   };
 
-  // Consecutive tiles of one chunk and KV head. They share partial column sums, which are added up in task order.
+  // Consecutive tiles of one chunk and KV head. They share partial column sums, which are added up in task
+  // order.
   struct Task {
     size_t chunk_idx, kv_head, task_idx;
     PositionRange chunk;
@@ -102,8 +106,8 @@ class ChunkedAttention {
   void attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
 
   void clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const;
-  void add_sums(const LoadedTile& tile, const AttentionTile& part, const AttentionPiece& piece, const float* m_part,
-                float* sums) const;
+  void add_sums(const LoadedTile& tile, const AttentionTile& part, const AttentionPiece& piece,
+                const float* m_part, float* sums) const;
   void add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const;
   float* intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const;
   float* memory_sums(size_t kv_head, size_t task_idx) const;

@@ -1,6 +1,6 @@
-// Full attention of one query per head to all cached positions. Every KV head's rows are read once for all query
-// heads of its group, in ranges of fixed length whose results are merged in order: the result does not depend on the
-// number of threads.
+// Full attention of one query per head to all cached positions. Every KV head's rows are read once for all
+// query heads of its group, in ranges of fixed length whose results are merged in order: the result does not
+// depend on the number of threads.
 #pragma once
 
 #include "base/arena.h"

@@ -47,7 +47,8 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
   while (work.next < n_positions && work.n_pieces + 1 < HeadWork::kMaxPieces) {
     const size_t first = memory.positions ? 0 : memory.range.begin;
     const size_t boundary = round_up(first + work.next + 1, sizes_.piece_keys) - first;
-    const size_t end = work.is_scored ? n_positions : std::min(boundary, n_positions), n_keys = end - work.next;
+    const size_t end = work.is_scored ? n_positions : std::min(boundary, n_positions),
+                 n_keys = end - work.next;
     AttentionPiece& piece = work.pieces[work.n_pieces];
     const PositionRange range{first + work.next, first + end};
     if (memory.positions != nullptr || !find_in_batch(kv_head, plan, range, &piece)) {
@@ -84,13 +85,14 @@ void MemoryRounds::gather() const {
     const HeadWork& work = buffers_.heads[kv_head];
     for (size_t i = 0; i < work.n_jobs; ++i) {
       const GatherJob& job = work.jobs[i];
-      const size_t begin = std::max(block, job.dest_key), end = std::min(block + kPackKeys, job.dest_key + job.n_keys);
+      const size_t begin = std::max(block, job.dest_key),
+                   end = std::min(block + kPackKeys, job.dest_key + job.n_keys);
       if (begin >= end) continue;
       const size_t first = begin - job.dest_key, n_keys = end - begin;
       const size_t row_bytes = job.positions ? 0 : first * shape_.head_dim * cache_type_bytes(job.type);
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
-      table_.pack_keys_f32p(job.type, gather_k(kv_head) + begin * shape_.head_dim, job.k + row_bytes, positions, n_keys,
-                            shape_.head_dim);
+      table_.pack_keys_f32p(job.type, gather_k(kv_head) + begin * shape_.head_dim, job.k + row_bytes,
+                            positions, n_keys, shape_.head_dim);
       table_.pack_values_f32p(job.type, gather_v(kv_head) + begin * sizes_.panel_cols,
                               sizes_.gather_keys * sizes_.panel_cols, job.v + row_bytes, positions, n_keys,
                               shape_.head_dim);
@@ -98,7 +100,8 @@ void MemoryRounds::gather() const {
   });
 }
 
-AttentionPiece MemoryRounds::batch_piece(size_t kv_head, size_t chunk_idx, size_t begin, size_t n_keys) const {
+AttentionPiece MemoryRounds::batch_piece(size_t kv_head, size_t chunk_idx, size_t begin,
+                                         size_t n_keys) const {
   const size_t key = chunk_idx * sizes_.chunk_keys + begin;
   AttentionPiece piece;
   piece.k = buffers_.batch_k + (kv_head * sizes_.batch_keys + key) * shape_.head_dim;
@@ -122,12 +125,13 @@ void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
     // The batch buffers are this object's own; a piece only reads them.
     table_.pack_keys_f32p(k.type, const_cast<float*>(piece.k), k.row(chunk.begin + first), nullptr, n_keys,
                           shape_.head_dim);
-    table_.pack_values_f32p(v.type, const_cast<float*>(piece.v), piece.v_panel_stride, v.row(chunk.begin + first),
-                            nullptr, n_keys, shape_.head_dim);
+    table_.pack_values_f32p(v.type, const_cast<float*>(piece.v), piece.v_panel_stride,
+                            v.row(chunk.begin + first), nullptr, n_keys, shape_.head_dim);
   });
 }
 
-// A range of positions that this call has packed already, if its panels are adjacent and begin at a whole panel.
+// A range of positions that this call has packed already, if its panels are adjacent and begin at a whole
+// panel.
 bool MemoryRounds::find_in_batch(size_t kv_head, const ChunkPlan& plan, PositionRange range,
                                  AttentionPiece* piece) const {
   if (range.begin < plan.first_position) return false;

@@ -1,6 +1,6 @@
-// Turns the memory set of a KV head into pieces of key and value panels. A set may be longer than the gather buffer:
-// it is then attended to in several rounds. Pieces of a range begin at fixed absolute positions, so that results do
-// not depend on where a call began.
+// Turns the memory set of a KV head into pieces of key and value panels. A set may be longer than the gather
+// buffer: it is then attended to in several rounds. Pieces of a range begin at fixed absolute positions, so
+// that results do not depend on where a call began.
 #pragma once
 
 #include "base/kv_rows.h"

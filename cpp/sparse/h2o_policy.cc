@@ -17,7 +17,8 @@ std::string H2OPolicy::describe() const {
 }
 
 size_t H2OPolicy::memory_capacity(const PolicyShape& shape) const {
-  return std::min(std::min(n_local_, shape.max_context) + std::min(n_heavy_, shape.max_context), shape.max_context);
+  return std::min(std::min(n_local_, shape.max_context) + std::min(n_heavy_, shape.max_context),
+                  shape.max_context);
 }
 
 PolicyNeeds H2OPolicy::needs(const PolicyShape& shape) const {
@@ -55,8 +56,8 @@ void H2OPolicy::begin_prompt() {
   }
 }
 
-// Orders by score, then by lower position. Scores are sums of weights, never negative, so that their bits order like
-// their values; NaN from a broken model keeps the order total.
+// Orders by score, then by lower position. Scores are sums of weights, never negative, so that their bits
+// order like their values; NaN from a broken model keeps the order total.
 uint64_t H2OPolicy::rank(size_t slot, size_t position) const {
   uint32_t score_bits;
   std::memcpy(&score_bits, scores_ + slot * shape().max_context + position, sizeof(score_bits));
@@ -87,9 +88,11 @@ MemorySet H2OPolicy::select_memory(size_t slot, const SelectionInput& input) {
 
   size_t n_memory = 0;
   const auto keep_if_heavy = [&](size_t position) {
-    if (n_heavy > 0 && rank(slot, position) >= lowest_rank) memory[n_memory++] = static_cast<int32_t>(position);
+    if (n_heavy > 0 && rank(slot, position) >= lowest_rank)
+      memory[n_memory++] = static_cast<int32_t>(position);
   };
-  for (size_t i = 0; i < n_old; ++i) keep_if_heavy(static_cast<size_t>(memory[i]));  // n_memory <= i: in place
+  for (size_t i = 0; i < n_old; ++i)
+    keep_if_heavy(static_cast<size_t>(memory[i]));  // n_memory <= i: in place
   for (size_t i = 0; i < n_recent; ++i) keep_if_heavy(state.chunk_begin + i);
   for (size_t position = local_begin; position < chunk_begin; ++position) {
     memory[n_memory++] = static_cast<int32_t>(position);

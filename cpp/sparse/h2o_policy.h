@@ -1,9 +1,11 @@
 // Heavy-hitter oracle (Zhang et al. 2023) at chunk granularity. The memory set of a chunk is
 //   local: the last `n_local` positions before it, and
-//   heavy: the `n_heavy` best scored of (the memory set before, and the chunk before) without the local ones; ties go
+//   heavy: the `n_heavy` best scored of (the memory set before, and the chunk before) without the local ones;
+//   ties go
 //          to the lower position.
-// A token's score is the sum of its column sums, of its own chunk and of every later chunk whose memory held it, each
-// normalised within its part. Positions written by decode belong to the chunk before them, with score 0.
+// A token's score is the sum of its column sums, of its own chunk and of every later chunk whose memory held
+// it, each normalised within its part. Positions written by decode belong to the chunk before them, with
+// score 0.
 #pragma once
 
 #include "base/arena.h"
@@ -22,7 +24,8 @@ class H2OPolicy final : public SparsePolicy {
   void begin_prompt() override;
   MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override;
-  void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory, Span<const float> sums) override;
+  void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
+                      Span<const float> sums) override;
   MemorySet memory(size_t slot) const override;
   Span<const float> scores(size_t slot) const override;
 

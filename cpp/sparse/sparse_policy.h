@@ -1,11 +1,11 @@
-// What a sparse prefill algorithm is to the attention op: per layer and KV head (a "slot"), a rule that names the
-// past positions that the next chunk may read. A chunk always reads itself, causally.
+// What a sparse prefill algorithm is to the attention op: per layer and KV head (a "slot"), a rule that names
+// the past positions that the next chunk may read. A chunk always reads itself, causally.
 //
 // For every chunk that begins after position 0, in this order and per slot:
-//   observe_intra and observe_memory of the chunk before, if scored and if that chunk was not the prompt's last;
-//   select_memory of the chunk.
-// The slots of one layer are served in parallel, so all mutable state is per slot. Hooks must not throw and must not
-// allocate; begin_session allocates.
+//   observe_intra and observe_memory of the chunk before, if scored and if that chunk was not the prompt's
+//   last; select_memory of the chunk.
+// The slots of one layer are served in parallel, so all mutable state is per slot. Hooks must not throw and
+// must not allocate; begin_session allocates.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +43,8 @@ struct SyntheticRows {
 
 // What a chunk reads besides itself. Pointers stay valid until the slot's next select_memory.
 struct MemorySet {
-  PositionRange range;                // used if `positions` is null
-  const int32_t* positions = nullptr; // ascending, unique, before the chunk
+  PositionRange range;                 // used if `positions` is null
+  const int32_t* positions = nullptr;  // ascending, unique, before the chunk
   size_t n_listed = 0;
   SyntheticRows synthetic;
 
@@ -79,8 +79,9 @@ struct PolicyNeeds {
 // What select_memory may look at.
 struct SelectionInput {
   PositionRange chunk;
-  MatView<const float> queries;  // [chunk.size()][group_size * head_dim], rotary embedding applied, not scaled
-  KvRows past_keys, past_values; // positions before the chunk are written
+  MatView<const float>
+      queries;  // [chunk.size()][group_size * head_dim], rotary embedding applied, not scaled
+  KvRows past_keys, past_values;  // positions before the chunk are written
 };
 
 class SparsePolicy {
@@ -96,8 +97,8 @@ class SparsePolicy {
   virtual PolicyNeeds needs(const PolicyShape& shape) const = 0;
   virtual size_t state_bytes(const PolicyShape& shape) const = 0;
 
-  // Takes the policy for one session, whose prompts follow one another. Throws std::invalid_argument if another
-  // session holds it: a policy has one state.
+  // Takes the policy for one session, whose prompts follow one another. Throws std::invalid_argument if
+  // another session holds it: a policy has one state.
   void begin_session(const PolicyShape& shape);
   void end_session() { is_taken_ = false; }
   const PolicyShape& shape() const { return shape_; }
@@ -117,8 +118,8 @@ class SparsePolicy {
   // Called once after every layer of a call, by the calling thread; the one place where a policy may throw.
   virtual void end_layer() {}
 
-  // For inspection: the memory set that the slot's latest chunk read, and its accumulated scores by position (empty
-  // if the algorithm keeps none).
+  // For inspection: the memory set that the slot's latest chunk read, and its accumulated scores by position
+  // (empty if the algorithm keeps none).
   virtual MemorySet memory(size_t slot) const = 0;
   virtual Span<const float> scores(size_t /*slot*/) const { return {}; }
 
