@@ -85,6 +85,8 @@ cython_extensions = [
 ]
 
 setup(
+    # Objects of the two kinds of build must not be taken for each other.
+    options={"build": {"build_base": "build/debug_base" if debug else "build"}},
     libraries=libraries,
     ext_modules=extensions + cythonize(cython_extensions, language_level=3),
 )
