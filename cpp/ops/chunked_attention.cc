@@ -67,6 +67,11 @@ void ChunkedAttention::begin_prompt() {
   n_pairs_ = 0;
 }
 
+void ChunkedAttention::check_threads() const {
+  EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
+             num_threads(), " are set now; set the threads before the session is made");
+}
+
 void ChunkedAttention::check_call(const Call& call) const {
   const size_t n_tokens = call.plan.n_tokens, width = shape_.n_heads * shape_.head_dim;
   EH2O_CHECK(call.layer < shape_.n_layers, "layer ", call.layer, " does not exist; there are ",
@@ -79,8 +84,7 @@ void ChunkedAttention::check_call(const Call& call) const {
   EH2O_CHECK(call.q.cols == width && call.out.cols == width && call.out.rows == n_tokens,
              "queries and outputs must have n_heads * head_dim = ", width, " columns, got ", call.q.cols,
              " and ", call.out.cols);
-  EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
-             num_threads(), " are set now; set the threads before the session is made");
+  check_threads();
 }
 
 void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position,
@@ -106,8 +110,7 @@ void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t 
                               MatView<float> out) {
   EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ",
              shape_.max_context);
-  EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
-             num_threads(), " are set now; set the threads before the session is made");
+  check_threads();
   decode_.run(table_, q.data, kv, position + 1, out.data);
 }
 

@@ -84,6 +84,7 @@ class ChunkedAttention {
     size_t first_query;  // of the chunk
   };
 
+  void check_threads() const;
   void check_call(const Call& call) const;
   size_t slot(const Call& call, size_t kv_head) const { return call.layer * shape_.n_kv_heads + kv_head; }
   size_t rows_per_head() const { return shape_.batch_size * shape_.group_size(); }
