@@ -1,5 +1,5 @@
-// Counts calls of operator new and of AlignedBuffer in debug builds, so that tests can show that the prefill and
-// decode loops allocate nothing.
+// Counts calls of operator new and of AlignedBuffer in debug builds, so that tests can show that the prefill
+// and decode loops allocate nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Aligned memory. AlignedBuffer owns one block; Arena hands out pieces of one block that was sized beforehand,
-// so that nothing is allocated after construction. Memory comes zeroed from the kernel and untouched pages
-// cost no RSS.
+// Aligned memory. AlignedBuffer owns one block; Arena hands out pieces of one block that was sized
+// beforehand, so that nothing is allocated after construction. Memory comes zeroed from the kernel and
+// untouched pages cost no RSS.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,8 @@ class AlignedBuffer {
   size_t n_bytes_ = 0;
 };
 
-// Two passes over the same take() calls: the first, on an empty arena, only counts; the second hands out memory.
+// Two passes over the same take() calls: the first, on an empty arena, only counts; the second hands out
+// memory.
 class Arena {
  public:
   Arena() = default;

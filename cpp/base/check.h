@@ -17,10 +17,10 @@ template <typename... Args>
 
 }  // namespace edgeh2o
 
-#define EH2O_CHECK(condition, ...)                              \
-  do {                                                          \
-    if (!(condition)) [[unlikely]]                              \
-      ::edgeh2o::throw_invalid(__VA_ARGS__);                    \
+#define EH2O_CHECK(condition, ...)           \
+  do {                                       \
+    if (!(condition)) [[unlikely]]           \
+      ::edgeh2o::throw_invalid(__VA_ARGS__); \
   } while (0)
 
 #ifdef EH2O_DEBUG

@@ -48,7 +48,7 @@ CpuFeatures detect_cpu_features() {
   const unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
   const bool has_fp16 = (hwcap >> 9 & 1) && (hwcap >> 10 & 1);  // FPHP, ASIMDHP
   CpuFeatures features;
-  features.neon = hwcap >> 1 & 1;  // ASIMD
+  features.neon = hwcap >> 1 & 1;                                          // ASIMD
   features.neon_dotprod = features.neon && has_fp16 && (hwcap >> 20 & 1);  // ASIMDDP
   features.neon_i8mm = features.neon_dotprod && (hwcap2 >> 13 & 1);        // I8MM
   return features;

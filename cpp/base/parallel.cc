@@ -10,8 +10,8 @@ std::atomic<int> g_num_threads{0};  // 0: not set, OpenMP's own default
 }
 
 void set_num_threads(int n_threads) {
-  EH2O_CHECK(n_threads >= 1 && n_threads <= kMaxThreads, "threads must be between 1 and ", kMaxThreads, ", got ",
-             n_threads);
+  EH2O_CHECK(n_threads >= 1 && n_threads <= kMaxThreads, "threads must be between 1 and ", kMaxThreads,
+             ", got ", n_threads);
   g_num_threads.store(n_threads, std::memory_order_relaxed);
 }
 

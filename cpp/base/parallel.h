@@ -1,5 +1,5 @@
-// The only home of OpenMP. Tasks are handed out dynamically: which thread runs a task never changes its result,
-// because a task writes only its own outputs and every reduction has a fixed order.
+// The only home of OpenMP. Tasks are handed out dynamically: which thread runs a task never changes its
+// result, because a task writes only its own outputs and every reduction has a fixed order.
 #pragma once
 
 #include <omp.h>

@@ -1,3 +1,5 @@
+#include "model/session.h"
+
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -7,7 +9,6 @@
 #include "base/check.h"
 #include "bindings/register.h"
 #include "isa/select.h"
-#include "model/session.h"
 
 namespace py = pybind11;
 
@@ -71,25 +72,21 @@ py::dict to_dict(const SessionBytes& bytes) {
   return result;
 }
 
-CacheType find_cache_type(const std::string& name) {
-  if (name == "f16") return CacheType::kF16;
-  EH2O_CHECK(name == "f32", "cache type '", name, "' is not supported; supported: f16, f32");
-  return CacheType::kF32;
-}
-
 }  // namespace
 
 void bind_session(py::module_& module) {
   py::class_<Session>(module, "Session")
-      .def(py::init([](std::shared_ptr<Decoder> model, std::shared_ptr<SparsePolicy> policy, size_t max_context,
-                       size_t batch_size, size_t chunk_size, const std::string& cache_type) {
-             return std::make_unique<Session>(std::move(model), std::move(policy),
-                                              SessionShape{max_context, batch_size, chunk_size, find_cache_type(cache_type)});
+      .def(py::init([](std::shared_ptr<Decoder> model, std::shared_ptr<SparsePolicy> policy,
+                       size_t max_context, size_t batch_size, size_t chunk_size,
+                       const std::string& cache_type) {
+             return std::make_unique<Session>(
+                 std::move(model), std::move(policy),
+                 SessionShape{max_context, batch_size, chunk_size, parse_cache_type(cache_type)});
            }),
            py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
            py::arg("chunk_size"), py::arg("cache_type") = "f16")
-      .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"), py::arg("all_logits") = false,
-           py::arg("on_layer") = py::none())
+      .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
+           py::arg("all_logits") = false, py::arg("on_layer") = py::none())
       .def("decode", &decode, py::arg("token"))
       .def("reset", &Session::reset)
       .def_property_readonly("position", &Session::position)
@@ -105,8 +102,9 @@ void bind_session(py::module_& module) {
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
              size_t batch_size, size_t chunk_size, const std::string& cache_type) {
-            return to_dict(Session::estimate_bytes(active_kernel_table(), config, *policy,
-                                                   {max_context, batch_size, chunk_size, find_cache_type(cache_type)}));
+            return to_dict(
+                Session::estimate_bytes(active_kernel_table(), config, *policy,
+                                        {max_context, batch_size, chunk_size, parse_cache_type(cache_type)}));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16");

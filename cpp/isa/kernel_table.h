@@ -28,7 +28,8 @@ struct KernelTable {
   void (*unpack_q_qp)(PackedFormat, uint8_t* out, const uint8_t* w, size_t n_records);
   void (*gemm_f32_q8_qp)(PackedFormat, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
                          const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);
-  void (*gemv_f32_q8_qp)(PackedFormat, float* y, const uint8_t* x, const uint8_t* w, size_t n_records, size_t n_cols);
+  void (*gemv_f32_q8_qp)(PackedFormat, float* y, const uint8_t* x, const uint8_t* w, size_t n_records,
+                         size_t n_cols);
   void (*unpack_f32_fp)(PackedFormat, float* out, const void* w, size_t depth);
   void (*gemm_f32_f32_f32p)(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
                             size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate);
@@ -44,8 +45,8 @@ struct KernelTable {
 
   void (*pack_keys_f32p)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
                          size_t head_dim);
-  void (*pack_values_f32p)(CacheType, float* out, size_t panel_stride, const void* rows, const int32_t* positions,
-                           size_t n_keys, size_t head_dim);
+  void (*pack_values_f32p)(CacheType, float* out, size_t panel_stride, const void* rows,
+                           const int32_t* positions, size_t n_keys, size_t head_dim);
   void (*attention_tile_f32)(const AttentionTile&, const AttentionPiece&);
   void (*column_sums_f32)(float* sums, const AttentionTile&, const AttentionPiece&, const float* row_weights);
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);

@@ -1,4 +1,5 @@
-// exp(x) by range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial (Cephes expf); relative error < 2e-7.
+// exp(x) by range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial (Cephes expf); relative error <
+// 2e-7.
 
 namespace edgeh2o::EH2O_ISA {
 

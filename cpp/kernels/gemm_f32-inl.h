@@ -1,5 +1,6 @@
-// Float matrix products: C[rows][cols] (+)= A[rows][depth] * B[depth][cols], B in panels [depth][kGemmF32Columns].
-// Serves float weights, attention scores (B = K transposed) and the weighted sum of V.
+// Float matrix products: C[rows][cols] (+)= A[rows][depth] * B[depth][cols], B in panels
+// [depth][kGemmF32Columns]. Serves float weights, attention scores (B = K transposed) and the weighted sum of
+// V.
 
 namespace edgeh2o::EH2O_ISA {
 
@@ -50,14 +51,14 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
   });
 }
 
-// c: [n_rows][c_stride]; a: [n_rows][a_stride]; b: [depth][b_stride], of which kGemmF32Columns values are read and
-// n_cols <= kGemmF32Columns count. Rows beyond the last full tile are computed one by one.
+// c: [n_rows][c_stride]; a: [n_rows][a_stride]; b: [depth][b_stride], of which kGemmF32Columns values are
+// read and n_cols <= kGemmF32Columns count. Rows beyond the last full tile are computed one by one.
 inline void gemm_f32_f32_f32p(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
                               size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate) {
   size_t row = 0;
   for (; row + simd::kGemmF32Rows <= n_rows; row += simd::kGemmF32Rows) {
-    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, depth,
-                                      n_cols, accumulate);
+    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride,
+                                      depth, n_cols, accumulate);
   }
   for (; row < n_rows; ++row) {
     gemm_f32_tile<1>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, depth, n_cols,
@@ -87,7 +88,8 @@ void gemv_float(float* y, const float* x, const void* w, size_t depth, size_t n_
     unroll<kChains>([&](auto c) {
       const F32 value = set1(x[k + c]);
       unroll<kVectors>([&](auto v) {
-        sum[c][v] = mul_add(value, load_float_weights<kFormat>(w, (k + c) * kGemmF32Columns + v * kLanes), sum[c][v]);
+        sum[c][v] =
+            mul_add(value, load_float_weights<kFormat>(w, (k + c) * kGemmF32Columns + v * kLanes), sum[c][v]);
       });
     });
   }
@@ -108,10 +110,14 @@ void gemv_float(float* y, const float* x, const void* w, size_t depth, size_t n_
 inline void gemv_f32_f32_fp(PackedFormat format, float* y, const float* x, const void* w, size_t depth,
                             size_t n_cols) {
   switch (format) {
-    case PackedFormat::kF32: return gemv_float<PackedFormat::kF32>(y, x, w, depth, n_cols);
-    case PackedFormat::kF16: return gemv_float<PackedFormat::kF16>(y, x, w, depth, n_cols);
-    case PackedFormat::kBF16: return gemv_float<PackedFormat::kBF16>(y, x, w, depth, n_cols);
-    default: return;
+    case PackedFormat::kF32:
+      return gemv_float<PackedFormat::kF32>(y, x, w, depth, n_cols);
+    case PackedFormat::kF16:
+      return gemv_float<PackedFormat::kF16>(y, x, w, depth, n_cols);
+    case PackedFormat::kBF16:
+      return gemv_float<PackedFormat::kBF16>(y, x, w, depth, n_cols);
+    default:
+      return;
   }
 }
 
@@ -124,10 +130,14 @@ void unpack_float(float* out, const void* w, size_t n_values) {
 inline void unpack_f32_fp(PackedFormat format, float* out, const void* w, size_t depth) {
   const size_t n_values = depth * kGemmF32Columns;
   switch (format) {
-    case PackedFormat::kF32: return unpack_float<PackedFormat::kF32>(out, w, n_values);
-    case PackedFormat::kF16: return unpack_float<PackedFormat::kF16>(out, w, n_values);
-    case PackedFormat::kBF16: return unpack_float<PackedFormat::kBF16>(out, w, n_values);
-    default: return;
+    case PackedFormat::kF32:
+      return unpack_float<PackedFormat::kF32>(out, w, n_values);
+    case PackedFormat::kF16:
+      return unpack_float<PackedFormat::kF16>(out, w, n_values);
+    case PackedFormat::kBF16:
+      return unpack_float<PackedFormat::kBF16>(out, w, n_values);
+    default:
+      return;
   }
 }
 

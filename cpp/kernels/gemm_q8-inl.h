@@ -1,6 +1,6 @@
-// Quantised matrix products: C[rows][cols] (+)= X[rows][depth] * W[cols][depth]^T with packed 8-bit activations X
-// and packed 4- to 8-bit weights W (layouts: quant/packed_format.h). Products accumulate in int32 over a record of
-// 32, then one conversion and one multiply-add per record bring them to f32.
+// Quantised matrix products: C[rows][cols] (+)= X[rows][depth] * W[cols][depth]^T with packed 8-bit
+// activations X and packed 4- to 8-bit weights W (layouts: quant/packed_format.h). Products accumulate in
+// int32 over a record of 32, then one conversion and one multiply-add per record bring them to f32.
 #include "quant/packed_format.h"
 
 namespace edgeh2o::EH2O_ISA {
@@ -23,8 +23,8 @@ struct Correction {
   }
 };
 
-// The dot products of one sub-block by matrix multiply instructions: pairs of rows times pairs of columns, 8 values of
-// depth at a time.
+// The dot products of one sub-block by matrix multiply instructions: pairs of rows times pairs of columns, 8
+// values of depth at a time.
 template <typename Dot, size_t kSteps>
 EH2O_INLINE void matrix_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vectors],
                             const int8_t* x,     // [kSteps][kGemmQ8Rows][4]
@@ -56,10 +56,10 @@ EH2O_INLINE void matrix_dot(simd::I32 (&dot)[simd::kGemmQ8Rows][simd::kGemmQ8Vec
 
 // One register tile: kGemmQ8Rows x kGemmQ8Columns, n_records of depth.
 template <PackedFormat kFormat>
-EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
-                              size_t c_stride,     //
-                              const uint8_t* x,    // one packed tile of activations
-                              const uint8_t* w,    // one unpacked panel
+EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
+                              size_t c_stride,   //
+                              const uint8_t* x,  // one packed tile of activations
+                              const uint8_t* w,  // one unpacked panel
                               size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
@@ -99,7 +99,8 @@ EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
       } else {
         for (size_t step = 0; step < kSteps; step += kStepsAtOnce) {
           typename Dot::Acc acc[kRows][kVectors];
-          unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { acc[r][v] = Dot::start(dot[r][v]); }); });
+          unroll<kRows>(
+              [&](auto r) { unroll<kVectors>([&](auto v) { acc[r][v] = Dot::start(dot[r][v]); }); });
           unroll<kStepsAtOnce>([&](auto) {
             I8 weights[kVectors];
             unroll<kVectors>([&](auto v) { weights[v] = load_i8(w_quants + v * 4 * kLanes); });
@@ -115,8 +116,9 @@ EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
             w_quants += 4 * kCols;
             x_quants += 4 * kRows;
           });
-          unroll<kRows>(
-              [&](auto r) { unroll<kVectors>([&](auto v) { dot[r][v] = Dot::finish(acc[r][v], dot[r][v]); }); });
+          unroll<kRows>([&](auto r) {
+            unroll<kVectors>([&](auto v) { dot[r][v] = Dot::finish(acc[r][v], dot[r][v]); });
+          });
         }
       }
       unroll<kRows>([&](auto r) {
@@ -161,8 +163,8 @@ EH2O_INLINE void gemm_q8_tile(float* c,            // [n_rows][c_stride]
 }
 
 template <PackedFormat kFormat>
-void gemm_q8(float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes, const uint8_t* w, size_t n_records,
-             size_t n_rows, size_t n_cols, bool accumulate) {
+void gemm_q8(float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes, const uint8_t* w,
+             size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
   for (size_t row = 0; row < n_rows; row += simd::kGemmQ8Rows) {
     const size_t rows = n_rows - row < simd::kGemmQ8Rows ? n_rows - row : simd::kGemmQ8Rows;
     gemm_q8_tile<kFormat>(c + row * c_stride, c_stride, x, w, n_records, rows, n_cols, accumulate);
@@ -172,15 +174,18 @@ void gemm_q8(float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes, c
 
 // c: [n_rows][c_stride]. x: packed tiles of activations, x_tile_bytes from one tile to the next (>= n_records
 // records). w: one unpacked panel of n_records. n_cols <= kGemmQ8Columns outputs are written.
-inline void gemm_f32_q8_qp(PackedFormat format, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
-                           const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+inline void gemm_f32_q8_qp(PackedFormat format, float* c, size_t c_stride, const uint8_t* x,
+                           size_t x_tile_bytes, const uint8_t* w, size_t n_records, size_t n_rows,
+                           size_t n_cols, bool accumulate) {
   switch (format) {
-#define EH2O_CASE(name)                                                                                       \
-  case PackedFormat::name:                                                                                    \
-    return gemm_q8<PackedFormat::name>(c, c_stride, x, x_tile_bytes, w, n_records, n_rows, n_cols, accumulate);
+#define EH2O_CASE(name)                                                                            \
+  case PackedFormat::name:                                                                         \
+    return gemm_q8<PackedFormat::name>(c, c_stride, x, x_tile_bytes, w, n_records, n_rows, n_cols, \
+                                       accumulate);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
-    default: return;
+    default:
+      return;
   }
 }
 

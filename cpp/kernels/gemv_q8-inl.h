@@ -1,5 +1,5 @@
-// One row of activations times packed weights, read in the order in which they lie in memory: the decode path is
-// bound by memory bandwidth, so weights are unpacked in registers.
+// One row of activations times packed weights, read in the order in which they lie in memory: the decode path
+// is bound by memory bandwidth, so weights are unpacked in registers.
 #include "quant/packed_format.h"
 
 namespace edgeh2o::EH2O_ISA {
@@ -87,7 +87,8 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
     const F32 x_scale = set1(x_header[0]);
     unroll<kSubBlocks>([&](auto sub) {
       int32_t negated_sum8 = x_negated_sum8[0];
-      if constexpr (kSubBlocks == 2) negated_sum8 = sub == 0 ? x_negated_sum8[1] : negated_sum8 - x_negated_sum8[1];
+      if constexpr (kSubBlocks == 2)
+        negated_sum8 = sub == 0 ? x_negated_sum8[1] : negated_sum8 - x_negated_sum8[1];
       I32 dot[kVectors];
       unroll<kVectors>([&](auto v) { dot[v] = Correction<kFormat>::start(negated_sum8); });
       unroll<kSteps / kStepsAtOnce>([&](auto part) {
@@ -111,9 +112,8 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
           dot[v] = add_i32(Dot::finish(acc[0][v], dot[v]), Dot::finish(acc[1][v], set1_i32(0)));
         });
       });
-      unroll<kVectors>([&](auto v) {
-        sum[v] = mul_add(mul(dot_to_f32(dot[v]), x_scale), scales.scale(sub, v), sum[v]);
-      });
+      unroll<kVectors>(
+          [&](auto v) { sum[v] = mul_add(mul(dot_to_f32(dot[v]), x_scale), scales.scale(sub, v), sum[v]); });
     });
     if constexpr (Traits::kHasMin) {
       const F32 x_total = set1(x_header[1]);
@@ -129,14 +129,16 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
 }
 
 // y: n_cols <= kGemmQ8Columns outputs of one panel. x: activations packed with mr = 1. w: one packed panel.
-inline void gemv_f32_q8_qp(PackedFormat format, float* y, const uint8_t* x, const uint8_t* w, size_t n_records,
-                           size_t n_cols) {
+inline void gemv_f32_q8_qp(PackedFormat format, float* y, const uint8_t* x, const uint8_t* w,
+                           size_t n_records, size_t n_cols) {
   switch (format) {
-#define EH2O_CASE(name) \
-  case PackedFormat::name: return gemv_q8<PackedFormat::name>(y, x, w, n_records, n_cols);
+#define EH2O_CASE(name)    \
+  case PackedFormat::name: \
+    return gemv_q8<PackedFormat::name>(y, x, w, n_records, n_cols);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -191,11 +193,13 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
 
 inline void unpack_q_qp(PackedFormat format, uint8_t* out, const uint8_t* w, size_t n_records) {
   switch (format) {
-#define EH2O_CASE(name) \
-  case PackedFormat::name: return unpack_panel_q<PackedFormat::name>(out, w, n_records);
+#define EH2O_CASE(name)    \
+  case PackedFormat::name: \
+    return unpack_panel_q<PackedFormat::name>(out, w, n_records);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
-    default: return;
+    default:
+      return;
   }
 }
 

@@ -1,11 +1,11 @@
-// Activations to 8 bits: per row and 32 values, d = max|x| / 127 and q = rint(x / d), in the packed layout that the
-// quantised matrix kernels read (quant/packed_format.h).
+// Activations to 8 bits: per row and 32 values, d = max|x| / 127 and q = rint(x / d), in the packed layout
+// that the quantised matrix kernels read (quant/packed_format.h).
 #include "quant/packed_format.h"
 
 namespace edgeh2o::EH2O_ISA {
 
-// out: one tile of tile_rows rows, depth / 32 records. x: [n_rows][x_stride], n_rows <= tile_rows; missing rows
-// become zeros. depth is a multiple of 32.
+// out: one tile of tile_rows rows, depth / 32 records. x: [n_rows][x_stride], n_rows <= tile_rows; missing
+// rows become zeros. depth is a multiple of 32.
 inline void quantize_q8p_f32(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
                              size_t depth) {
   using namespace simd;

@@ -1,4 +1,5 @@
-// Row-wise kernels: RMS norm, rotary embedding, gated activation, additions, f16 storage. `n` may be any length.
+// Row-wise kernels: RMS norm, rotary embedding, gated activation, additions, f16 storage. `n` may be any
+// length.
 
 namespace edgeh2o::EH2O_ISA {
 

@@ -25,7 +25,8 @@ MatmulOutput to(const Linear& linear, float* out, size_t stride, bool accumulate
 
 }  // namespace
 
-Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena)
+Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size,
+                         Arena& arena)
     : ffn_rows(std::min(kFfnRows, batch_size)), batch_size(batch_size), n_threads(num_threads()) {
   const size_t n = batch_size, widest = std::max({config.model_dim, config.q_dim(), config.ffn_dim});
   x = arena.take<float>(n * config.model_dim);
@@ -34,8 +35,9 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   attended = arena.take<float>(n * config.q_dim());
   gate = arena.take<float>(ffn_rows * config.ffn_dim);
   up = arena.take<float>(ffn_rows * config.ffn_dim);
-  packed = arena.take<uint8_t>(std::max(Activations8::bytes(table, n, std::max(config.model_dim, config.q_dim())),
-                                        Activations8::bytes(table, ffn_rows, config.ffn_dim)));
+  packed =
+      arena.take<uint8_t>(std::max(Activations8::bytes(table, n, std::max(config.model_dim, config.q_dim())),
+                                   Activations8::bytes(table, ffn_rows, config.ffn_dim)));
   rope_cos = arena.take<float>(n * config.rope_inv_freq.size());
   rope_sin = arena.take<float>(n * config.rope_inv_freq.size());
   logits = arena.take<float>(config.vocab_size);
@@ -55,7 +57,8 @@ void Decoder::embed(Activations& a, const int32_t* tokens, size_t n_tokens) cons
 void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
                          const OnLayer& on_layer) const {
   fill_rope_table(a.rope_cos, a.rope_sin, step.first_position, step.n_tokens,
-                  {config_.rope_inv_freq.data(), config_.rope_inv_freq.size()}, config_.rope_attention_factor);
+                  {config_.rope_inv_freq.data(), config_.rope_inv_freq.size()},
+                  config_.rope_attention_factor);
   for (size_t layer = 0; layer < config_.n_layers; ++layer) {
     attend(layer, step, a, cache, attention);
     feed_forward(weights_.layer(layer), step.n_tokens, a);
@@ -75,8 +78,8 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
   const auto inputs = {&w.attn_q, &w.attn_k, &w.attn_v};
   const ActivationsOut norm{{any_float(inputs) ? a.norm : nullptr, n, dim, dim},
                             any_quantised(inputs) ? a.packed : nullptr};
-  const MatmulInput normed = rms_norm_rows(table, {a.x, n, dim, dim}, w.attn_norm.data(), config_.norm_eps, norm,
-                                           a.scratch);
+  const MatmulInput normed =
+      rms_norm_rows(table, {a.x, n, dim, dim}, w.attn_norm.data(), config_.norm_eps, norm, a.scratch);
   const MatmulOutput qkv[] = {to(w.attn_q, q, qkv_dim), to(w.attn_k, k, qkv_dim), to(w.attn_v, v, qkv_dim)};
   matmul(table, normed, {qkv, 3}, a.scratch);
 
@@ -106,16 +109,16 @@ void Decoder::feed_forward(const LayerWeights& w, size_t n_tokens, Activations& 
     float* x = a.x + first * dim;
     const ActivationsOut norm{{any_float(inputs) ? a.norm : nullptr, n, dim, dim},
                               any_quantised(inputs) ? a.packed : nullptr};
-    const MatmulInput normed = rms_norm_rows(table, {x, n, dim, dim}, w.ffn_norm.data(), config_.norm_eps, norm,
-                                             a.scratch);
+    const MatmulInput normed =
+        rms_norm_rows(table, {x, n, dim, dim}, w.ffn_norm.data(), config_.norm_eps, norm, a.scratch);
     const MatmulOutput gate_up[] = {to(w.ffn_gate, a.gate, ffn_dim), to(w.ffn_up, a.up, ffn_dim)};
     matmul(table, normed, {gate_up, 2}, a.scratch);
 
     const bool is_quantised = w.ffn_down.weight.is_quantised();
     const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
                                  is_quantised ? a.packed : nullptr};
-    const MatmulInput activated = swiglu_rows(table, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim},
-                                              product, a.scratch);
+    const MatmulInput activated =
+        swiglu_rows(table, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
     const MatmulOutput residual = to(w.ffn_down, x, dim, true);
     matmul(table, activated, {&residual, 1}, a.scratch);
   }
@@ -127,8 +130,8 @@ void Decoder::compute_logits(Activations& a, size_t first, size_t n_rows, float*
   const size_t dim = config_.model_dim;
   const MatView<float> norm{a.norm, n_rows, dim, dim};
   const MatmulInput normed =
-      rms_norm_rows(table, {a.x + first * dim, n_rows, dim, dim}, weights_.output_norm().data(), config_.norm_eps,
-                    {norm, head.is_quantised() ? a.packed : nullptr}, a.scratch);
+      rms_norm_rows(table, {a.x + first * dim, n_rows, dim, dim}, weights_.output_norm().data(),
+                    config_.norm_eps, {norm, head.is_quantised() ? a.packed : nullptr}, a.scratch);
   const MatmulOutput logits{&head, nullptr, out, config_.vocab_size, false};
   matmul(table, normed, {&logits, 1}, a.scratch);
   if (config_.logit_scale != 1.0f) {

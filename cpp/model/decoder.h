@@ -1,5 +1,5 @@
-// A decoder-only transformer (Llama family): its weights and the layer loop. Immutable once the weights are set; the
-// mutable state of a prompt is a Session.
+// A decoder-only transformer (Llama family): its weights and the layer loop. Immutable once the weights are
+// set; the mutable state of a prompt is a Session.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ class Decoder {
   struct Step {
     size_t first_position;
     size_t n_tokens;
-    bool is_last;    // no further prefill call follows: the attention may skip what only such a call would read
+    bool is_last;  // no further prefill call follows: the attention may skip what only such a call would read
     bool is_decode;  // one generated token: full attention over the cache
   };
 
@@ -63,7 +63,8 @@ class Decoder {
   void compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const;
 
  private:
-  void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention) const;
+  void attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
+              ChunkedAttention& attention) const;
   void feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const;
 
   DecoderConfig config_;

@@ -9,12 +9,12 @@
 namespace edgeh2o {
 
 void SessionShape::check() const {
-  EH2O_CHECK(max_context > 0 && max_context <= std::numeric_limits<int32_t>::max(), "max_context = ", max_context,
-             " is not between 1 and 2^31 - 1");
+  EH2O_CHECK(max_context > 0 && max_context <= std::numeric_limits<int32_t>::max(),
+             "max_context = ", max_context, " is not between 1 and 2^31 - 1");
   EH2O_CHECK(chunk_size > 0 && chunk_size <= batch_size, "chunk_size = ", chunk_size,
              " is not between 1 and batch_size = ", batch_size);
-  EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size, " is not a multiple of chunk_size = ",
-             chunk_size);
+  EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size,
+             " is not a multiple of chunk_size = ", chunk_size);
 }
 
 namespace {
@@ -38,7 +38,8 @@ KvCache::Shape cache_shape(const DecoderConfig& config, const SessionShape& shap
 }
 
 // Sizes the arena by a first, empty pass.
-Activations make_activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena) {
+Activations make_activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size,
+                             Arena& arena) {
   Activations(config, table, batch_size, arena);
   arena.allocate();
   return Activations(config, table, batch_size, arena);
@@ -58,8 +59,8 @@ Session::Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparseP
   attention_.begin_prompt();
 }
 
-SessionBytes Session::estimate_bytes(const KernelTable& table, const DecoderConfig& config, const SparsePolicy& policy,
-                                     const SessionShape& shape) {
+SessionBytes Session::estimate_bytes(const KernelTable& table, const DecoderConfig& config,
+                                     const SparsePolicy& policy, const SessionShape& shape) {
   const AttentionShape attention = attention_shape(config, shape);
   Arena arena;
   Activations(config, table, shape.batch_size, arena);

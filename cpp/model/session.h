@@ -1,4 +1,5 @@
-// The mutable state of one prompt: KV cache, sparse policy, activations. Everything is allocated by the constructor.
+// The mutable state of one prompt: KV cache, sparse policy, activations. Everything is allocated by the
+// constructor.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +29,13 @@ struct SessionBytes {
 class Session {
  public:
   // Throws std::invalid_argument for sizes that do not fit together, std::bad_alloc when memory runs out.
-  Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy, const SessionShape& shape);
+  Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy,
+          const SessionShape& shape);
 
-  // Appends tokens to the prompt. is_last: the next call is decode or a new prompt. Writes [n_tokens][vocab_size]
-  // logits to `all_logits` unless it is null. Returns the logits of the last token [vocab_size] if is_last, else null.
-  // If on_layer throws, the session must be reset before it is used again.
+  // Appends tokens to the prompt. is_last: the next call is decode or a new prompt. Writes
+  // [n_tokens][vocab_size] logits to `all_logits` unless it is null. Returns the logits of the last token
+  // [vocab_size] if is_last, else null. If on_layer throws, the session must be reset before it is used
+  // again.
   const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last, float* all_logits,
                        const Decoder::OnLayer& on_layer);
 
@@ -52,8 +55,8 @@ class Session {
   uint64_t last_call_allocations() const { return last_call_allocations_; }
 
   const SessionBytes& bytes() const { return bytes_; }
-  static SessionBytes estimate_bytes(const KernelTable& table, const DecoderConfig& config, const SparsePolicy& policy,
-                                     const SessionShape& shape);
+  static SessionBytes estimate_bytes(const KernelTable& table, const DecoderConfig& config,
+                                     const SparsePolicy& policy, const SessionShape& shape);
 
  private:
   void check_call(const int32_t* tokens, size_t n_tokens) const;

@@ -10,9 +10,11 @@ namespace edgeh2o {
 void DecoderConfig::check() const {
   EH2O_CHECK(n_layers > 0 && model_dim > 0 && n_heads > 0 && n_kv_heads > 0 && head_dim > 0 && ffn_dim > 0 &&
                  vocab_size > 0,
-             "decoder sizes must be positive: n_layers=", n_layers, ", model_dim=", model_dim, ", n_heads=", n_heads,
-             ", n_kv_heads=", n_kv_heads, ", head_dim=", head_dim, ", ffn_dim=", ffn_dim, ", vocab_size=", vocab_size);
-  EH2O_CHECK(n_heads % n_kv_heads == 0, "n_heads = ", n_heads, " is not a multiple of n_kv_heads = ", n_kv_heads);
+             "decoder sizes must be positive: n_layers=", n_layers, ", model_dim=", model_dim,
+             ", n_heads=", n_heads, ", n_kv_heads=", n_kv_heads, ", head_dim=", head_dim,
+             ", ffn_dim=", ffn_dim, ", vocab_size=", vocab_size);
+  EH2O_CHECK(n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
+             " is not a multiple of n_kv_heads = ", n_kv_heads);
   EH2O_CHECK(head_dim % 8 == 0, "head_dim = ", head_dim, " is not a multiple of 8");
   EH2O_CHECK(2 * rope_inv_freq.size() <= head_dim, "rope_inv_freq has ", rope_inv_freq.size(),
              " entries, more than half of head_dim = ", head_dim);
@@ -27,9 +29,8 @@ Weights::Weights(const DecoderConfig& config, const KernelTable& table)
 template <typename F>
 void Weights::for_each_tensor(const F& f) {
   const size_t model_dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
-  const auto matrix = [&](const std::string& name, PackedMatrix& slot, size_t rows, size_t cols, bool required) {
-    f(name, Slot{&slot, nullptr, rows, cols, required});
-  };
+  const auto matrix = [&](const std::string& name, PackedMatrix& slot, size_t rows, size_t cols,
+                          bool required) { f(name, Slot{&slot, nullptr, rows, cols, required}); };
   const auto vector = [&](const std::string& name, std::vector<float>& slot, size_t size, bool required) {
     f(name, Slot{nullptr, &slot, 1, size, required});
   };
@@ -55,18 +56,18 @@ void Weights::for_each_tensor(const F& f) {
   }
 }
 
-void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
-                         size_t rows, size_t cols, const int32_t* row_order) {
+void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data,
+                         size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
   const auto found = slots_.find(name);
   EH2O_CHECK(found != slots_.end(), "tensor '", name, "' is not part of this model");
   const Slot& slot = found->second;
-  EH2O_CHECK(rows == slot.rows && cols == slot.cols, "tensor '", name, "' is ", rows, " x ", cols, ", expected ",
-             slot.rows, " x ", slot.cols);
+  EH2O_CHECK(rows == slot.rows && cols == slot.cols, "tensor '", name, "' is ", rows, " x ", cols,
+             ", expected ", slot.rows, " x ", slot.cols);
   const FormatInfo& info = find_format(type_name);
   if (slot.matrix) {
     n_bytes_ -= slot.matrix->n_bytes();
-    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data, n_bytes,
-                                rows, cols, row_order);
+    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data,
+                                n_bytes, rows, cols, row_order);
     n_bytes_ += slot.matrix->n_bytes();
     return;
   }

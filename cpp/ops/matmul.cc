@@ -8,11 +8,12 @@
 namespace edgeh2o {
 namespace {
 
-// Depth of a weight panel that is unpacked at a time: 768 x 32 outputs of unpacked 4-bit weights are 28 KB and stay
-// in a 32 KB L1 cache; a float panel of 256 x 32 is 32 KB. Multiples of 256 (two-level headers).
+// Depth of a weight panel that is unpacked at a time: 768 x 32 outputs of unpacked 4-bit weights are 28 KB
+// and stay in a 32 KB L1 cache; a float panel of 256 x 32 is 32 KB. Multiples of 256 (two-level headers).
 constexpr size_t kDepthQ = 768, kDepthF32 = 256;
 constexpr size_t kMaxUnpackedPerColumn = 44;
-// Rows that share an unpacked panel: the more, the cheaper the unpacking; 192 x 1,536 8-bit activations are 0.4 MB.
+// Rows that share an unpacked panel: the more, the cheaper the unpacking; 192 x 1,536 8-bit activations are
+// 0.4 MB.
 constexpr size_t kRowBlock = 192;
 
 struct Task {
@@ -41,21 +42,23 @@ class TaskGrid {
   size_t n_rows_, row_block_, panels_ = 0;
 };
 
-void run_vector(const KernelTable& table, const MatmulInput& input, const Task& task, float* out, size_t n_cols) {
+void run_vector(const KernelTable& table, const MatmulInput& input, const Task& task, float* out,
+                size_t n_cols) {
   const PackedMatrix& weight = *task.output->weight;
   float result[64];
   float* y = task.output->accumulate ? result : out;
   if (weight.is_quantised()) {
-    table.gemv_f32_q8_qp(weight.format(), y, input.packed.packed, weight.panel(task.panel), weight.cols() / kBlock,
-                         n_cols);
+    table.gemv_f32_q8_qp(weight.format(), y, input.packed.packed, weight.panel(task.panel),
+                         weight.cols() / kBlock, n_cols);
   } else {
-    table.gemv_f32_f32_fp(weight.format(), y, input.rows.row(0), weight.panel(task.panel), weight.cols(), n_cols);
+    table.gemv_f32_f32_fp(weight.format(), y, input.rows.row(0), weight.panel(task.panel), weight.cols(),
+                          n_cols);
   }
   if (task.output->accumulate) table.add_f32(out, result, n_cols);
 }
 
-void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& task, float* out, size_t n_cols,
-                uint8_t* scratch) {
+void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& task, float* out,
+                size_t n_cols, uint8_t* scratch) {
   const PackedMatrix& weight = *task.output->weight;
   const size_t depth = weight.cols(), step = weight.is_quantised() ? kDepthQ : kDepthF32;
   for (size_t k = 0; k < depth; k += step) {
@@ -72,8 +75,9 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
     } else {
       float* unpacked = reinterpret_cast<float*>(scratch);
       table.unpack_f32_fp(weight.format(), unpacked, panel, count);
-      table.gemm_f32_f32_f32p(out, task.output->out_stride, input.rows.row(task.first_row) + k, input.rows.stride,
-                              unpacked, table.layout.panel_cols, task.n_rows, n_cols, count, accumulate);
+      table.gemm_f32_f32_f32p(out, task.output->out_stride, input.rows.row(task.first_row) + k,
+                              input.rows.stride, unpacked, table.layout.panel_cols, task.n_rows, n_cols,
+                              count, accumulate);
     }
   }
 }
@@ -89,7 +93,8 @@ size_t matmul_scratch_bytes(const KernelTable& table) {
   return round_up(per_column * table.layout.panel_cols, kAlignment);
 }
 
-void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs, uint8_t* scratch) {
+void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
+            uint8_t* scratch) {
   for (const MatmulOutput& output : outputs) {
     EH2O_CHECK(output.weight->cols() == input.rows.cols, "matmul: activations have ", input.rows.cols,
                " columns, the weight has ", output.weight->cols());
@@ -98,7 +103,8 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   const size_t nr = table.layout.panel_cols;
   const TaskGrid grid(outputs, n_rows, round_up(kRowBlock, table.layout.tile_rows));
   // A single row makes panels too short for a task each.
-  const size_t group = n_rows == 1 ? std::max<size_t>(1, grid.size() / (static_cast<size_t>(num_threads()) * 4)) : 1;
+  const size_t group =
+      n_rows == 1 ? std::max<size_t>(1, grid.size() / (static_cast<size_t>(num_threads()) * 4)) : 1;
   parallel_for(ceil_div(grid.size(), group), [&](size_t first, size_t thread) {
     for (size_t i = first * group; i < std::min(grid.size(), (first + 1) * group); ++i) {
       const Task task = grid[i];

@@ -10,8 +10,8 @@
 
 namespace edgeh2o {
 
-// Rows of activations as the matrix kernels want them: packed to 8 bits for quantised weights, plain f32 for float
-// weights. Whoever fills it decides which of the two is there.
+// Rows of activations as the matrix kernels want them: packed to 8 bits for quantised weights, plain f32 for
+// float weights. Whoever fills it decides which of the two is there.
 struct Activations8 {
   uint8_t* packed = nullptr;  // tiles of tile_rows rows, see quant/packed_format.h
   size_t tile_rows = 0;
@@ -36,13 +36,15 @@ struct MatmulOutput {
 // Bytes of scratch that matmul needs per thread.
 size_t matmul_scratch_bytes(const KernelTable& table);
 
-// Tile height of packed activations for n_rows rows: 1 for a single row, which takes the matrix-vector kernels.
+// Tile height of packed activations for n_rows rows: 1 for a single row, which takes the matrix-vector
+// kernels.
 inline size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
   return n_rows == 1 ? 1 : table.layout.tile_rows;
 }
 
 // scratch: num_threads() x matmul_scratch_bytes, aligned.
-void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs, uint8_t* scratch);
+void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
+            uint8_t* scratch);
 
 // Fills packed from f32 rows, in parallel.
 Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed);

@@ -17,14 +17,14 @@ MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols,
   const size_t scratch_bytes = row_scratch_bytes(table, n_cols);
   parallel_for(ceil_div(n_rows, tile_rows), [&](size_t tile, size_t thread) {
     const size_t first = tile * tile_rows, count = std::min(tile_rows, n_rows - first);
-    const MatView<float> rows = out.rows.data
-                                    ? out.rows.rows_from(first, count)
-                                    : MatView<float>{reinterpret_cast<float*>(scratch + thread * scratch_bytes),
-                                                     count, n_cols, n_cols};
+    const MatView<float> rows =
+        out.rows.data ? out.rows.rows_from(first, count)
+                      : MatView<float>{reinterpret_cast<float*>(scratch + thread * scratch_bytes), count,
+                                       n_cols, n_cols};
     for (size_t i = 0; i < count; ++i) compute_row(rows.row(i), first + i);
     if (out.packed) {
-      table.quantize_q8p_f32(out.packed + tile * packed.tile_bytes(), rows.data, rows.stride, count, tile_rows,
-                             n_cols);
+      table.quantize_q8p_f32(out.packed + tile * packed.tile_bytes(), rows.data, rows.stride, count,
+                             tile_rows, n_cols);
     }
   });
   return {packed, {out.rows.data, n_rows, n_cols, out.rows.stride}};
@@ -38,9 +38,8 @@ size_t row_scratch_bytes(const KernelTable& table, size_t max_cols) {
 
 MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, const float* weight, float eps,
                           const ActivationsOut& out, uint8_t* scratch) {
-  return for_each_row(table, x.rows, x.cols, out, scratch, [&](float* row, size_t i) {
-    table.rms_norm_f32(row, x.row(i), weight, x.cols, eps);
-  });
+  return for_each_row(table, x.rows, x.cols, out, scratch,
+                      [&](float* row, size_t i) { table.rms_norm_f32(row, x.row(i), weight, x.cols, eps); });
 }
 
 MatmulInput swiglu_rows(const KernelTable& table, MatView<const float> gate, MatView<const float> up,
@@ -57,8 +56,8 @@ MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, uint8
   return input;
 }
 
-void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_positions, Span<const float> inv_freq,
-                     float factor) {
+void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_positions,
+                     Span<const float> inv_freq, float factor) {
   parallel_for(n_positions, [&](size_t i, size_t) {
     const double position = static_cast<double>(first_position + i);
     for (size_t k = 0; k < inv_freq.size; ++k) {
@@ -69,8 +68,8 @@ void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_pos
   });
 }
 
-void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin, size_t head_dim,
-               size_t n_pairs) {
+void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
+               size_t head_dim, size_t n_pairs) {
   parallel_for(rows.rows, [&](size_t i, size_t) {
     for (size_t column = 0; column < rows.cols; column += head_dim) {
       table.rope_f32(rows.row(i) + column, cos + i * n_pairs, sin + i * n_pairs, n_pairs);

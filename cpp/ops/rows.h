@@ -31,11 +31,11 @@ MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, uint8
 size_t row_scratch_bytes(const KernelTable& table, size_t max_cols);
 
 // cos and sin of position * inv_freq[i], times `factor`: both [n_positions][n_freqs].
-void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_positions, Span<const float> inv_freq,
-                     float factor);
+void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_positions,
+                     Span<const float> inv_freq, float factor);
 
 // Rotates every head of every row: rows [n][n_heads * head_dim], the first 2 * n_pairs values of each head.
-void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin, size_t head_dim,
-               size_t n_pairs);
+void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
+               size_t head_dim, size_t n_pairs);
 
 }  // namespace edgeh2o

@@ -1,19 +1,19 @@
-// How weights lie in memory after packing. Shared by the packer (baseline code) and the kernels (per ISA), hence
-// types and constants only.
+// How weights lie in memory after packing. Shared by the packer (baseline code) and the kernels (per ISA),
+// hence types and constants only.
 //
-// A matrix [n_out][depth] is cut into panels of nr outputs. A float panel is [depth][nr]. A quantised panel is a
-// sequence of records, one per 32 weights of depth:
+// A matrix [n_out][depth] is cut into panels of nr outputs. A float panel is [depth][nr]. A quantised panel
+// is a sequence of records, one per 32 weights of depth:
 //   two-level formats, in front of every 8th record:  f16 d[nr], f16 dmin[nr] if kHasMin
 //   scale:  f16 d[nr], f16 m[nr] if kHasMin           (one level), or
 //           u8 (s8 if not kHasMin) scale[32 / kSubBlock][nr], u8 min[nr] if kHasMin    (two levels)
 //   quants: u8[4][nr][4], low nibble: depth 4 j + i, high nibble: depth 4 j + i + 16   (kNibbles), or
 //           [8][nr][4], depth 4 j + i
-// A weight is scale * (q - 2^kOffsetLog2) + min. 8-bit quants are stored with the offset removed (signed) where
-// the ISA multiplies signed weights (PackLayout::signed_formats).
+// A weight is scale * (q - 2^kOffsetLog2) + min. 8-bit quants are stored with the offset removed (signed)
+// where the ISA multiplies signed weights (PackLayout::signed_formats).
 //
 // Activations are packed in tiles of mr rows, one record per 32 values of depth:
-//   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 negated_sum8[2][mr] (-8 times the sum of all quants,
-//   and of the first 16), s8[8][mr][4]
+//   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 negated_sum8[2][mr] (-8 times the sum of all
+//   quants, and of the first 16), s8[8][mr][4]
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,23 @@
 
 namespace edgeh2o {
 
-enum class PackedFormat : uint8_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ4_K, kQ5_0, kQ5_1, kQ5_K, kQ6_K, kQ8_0 };
+enum class PackedFormat : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,
+  kQ4_1,
+  kQ4_K,
+  kQ5_0,
+  kQ5_1,
+  kQ5_K,
+  kQ6_K,
+  kQ8_0
+};
 inline constexpr size_t kPackedFormats = 11;
 
-inline constexpr size_t kBlock = 32;         // depth of one record
-inline constexpr size_t kSuperRecords = 8;   // records that share a two-level header
+inline constexpr size_t kBlock = 32;        // depth of one record
+inline constexpr size_t kSuperRecords = 8;  // records that share a two-level header
 
 template <PackedFormat>
 struct PackedTraits;

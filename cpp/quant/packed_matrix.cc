@@ -34,7 +34,9 @@ const FormatInfo& find_format(const std::string& type_name) {
   throw_invalid("tensor type ", type_name, " is not supported; supported: ", names);
 }
 
-const FormatInfo& format_info(PackedFormat format) { return supported_formats()[static_cast<size_t>(format)]; }
+const FormatInfo& format_info(PackedFormat format) {
+  return supported_formats()[static_cast<size_t>(format)];
+}
 
 float f32_from_f16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
@@ -66,7 +68,8 @@ T get(const uint8_t* p, size_t index) {
   return value;
 }
 
-// Byte offset of a record's start inside a panel of nr columns, past a two-level header that stands before it.
+// Byte offset of a record's start inside a panel of nr columns, past a two-level header that stands before
+// it.
 template <PackedFormat kFormat>
 size_t record_offset(size_t record, size_t nr) {
   using Sizes = PackedSizes<kFormat>;
@@ -95,7 +98,8 @@ void put_quants(uint8_t* out, const uint8_t* quants, size_t column, size_t nr, b
 
 // Packs one row into column `column` of a panel.
 template <PackedFormat kFormat>
-void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t n_records, bool is_signed) {
+void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t n_records,
+                 bool is_signed) {
   using Traits = PackedTraits<kFormat>;
   using Sizes = PackedSizes<kFormat>;
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
@@ -119,11 +123,13 @@ void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, s
 }
 
 template <PackedFormat kFormat>
-void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t nr, size_t n_records, bool is_signed) {
+void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t nr, size_t n_records,
+                   bool is_signed) {
   using Traits = PackedTraits<kFormat>;
   using Sizes = PackedSizes<kFormat>;
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
-  constexpr int kOffset = Traits::kOffsetLog2 >= 0 ? 1 << (Traits::kOffsetLog2 < 0 ? 0 : Traits::kOffsetLog2) : 0;
+  constexpr int kOffset =
+      Traits::kOffsetLog2 >= 0 ? 1 << (Traits::kOffsetLog2 < 0 ? 0 : Traits::kOffsetLog2) : 0;
   float d = 0.0f, m = 0.0f;
   for (size_t record = 0; record < n_records; ++record, weights += kBlock) {
     const uint8_t* in = panel + record_offset<kFormat>(record, nr);
@@ -160,26 +166,32 @@ void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t n
 
 size_t quantised_panel_bytes(PackedFormat format, size_t nr, size_t n_records) {
   switch (format) {
-#define EH2O_CASE(name) \
-  case PackedFormat::name: return record_offset<PackedFormat::name>(n_records - 1, nr) + PackedSizes<PackedFormat::name>::kRecordPerColumn * nr;
+#define EH2O_CASE(name)                                           \
+  case PackedFormat::name:                                        \
+    return record_offset<PackedFormat::name>(n_records - 1, nr) + \
+           PackedSizes<PackedFormat::name>::kRecordPerColumn * nr;
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
-    default: return 0;
+    default:
+      return 0;
   }
 }
 
 void pack_quantised_column(PackedFormat format, uint8_t* panel, const uint8_t* row, size_t column, size_t nr,
                            size_t n_records, bool is_signed) {
   switch (format) {
-#define EH2O_CASE(name) \
-  case PackedFormat::name: return pack_column<PackedFormat::name>(panel, row, column, nr, n_records, is_signed);
+#define EH2O_CASE(name)    \
+  case PackedFormat::name: \
+    return pack_column<PackedFormat::name>(panel, row, column, nr, n_records, is_signed);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
-    default: return;
+    default:
+      return;
   }
 }
 
-void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t depth, size_t size) {
+void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t depth,
+                       size_t size) {
   for (size_t k = 0; k < depth; ++k) std::memcpy(panel + (k * nr + column) * size, row + k * size, size);
 }
 
@@ -194,14 +206,14 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
       cols_(cols),
       panel_cols_(panel_cols) {
   EH2O_CHECK(rows > 0 && cols > 0, "a matrix of ", rows, " x ", cols, " has no weights");
-  EH2O_CHECK(cols % info.block_values == 0, "rows of ", cols, " weights are not whole ", info.type_name, " blocks of ",
-             info.block_values);
+  EH2O_CHECK(cols % info.block_values == 0, "rows of ", cols, " weights are not whole ", info.type_name,
+             " blocks of ", info.block_values);
   const size_t row_bytes = cols / info.block_values * info.block_bytes;
   EH2O_CHECK(n_bytes / row_bytes == rows && n_bytes % row_bytes == 0, rows, " x ", cols, " weights of type ",
              info.type_name, " take ", rows * row_bytes, " bytes, got ", n_bytes);
   for (size_t i = 0; row_order && i < rows; ++i) {
-    EH2O_CHECK(row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < rows, "row_order[", i, "] = ", row_order[i],
-               " is outside the ", rows, " rows");
+    EH2O_CHECK(row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < rows, "row_order[", i,
+               "] = ", row_order[i], " is outside the ", rows, " rows");
   }
   const size_t n_records = cols / kBlock;
   panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, n_records)
@@ -227,12 +239,14 @@ const uint8_t* PackedMatrix::panel_at(size_t i, size_t k) const {
   if (k == 0) return panel(i);
   if (!is_quantised_) return panel(i) + k * panel_cols_ * format_info(format_).block_bytes;
   switch (format_) {
-#define EH2O_CASE(name)                                                                      \
-  case PackedFormat::name:                                                                   \
-    return panel(i) + k / (kBlock * kSuperRecords) * PackedSizes<PackedFormat::name>::kSuperPerColumn * panel_cols_;
+#define EH2O_CASE(name)    \
+  case PackedFormat::name: \
+    return panel(i) +      \
+           k / (kBlock * kSuperRecords) * PackedSizes<PackedFormat::name>::kSuperPerColumn * panel_cols_;
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 
@@ -240,20 +254,23 @@ void PackedMatrix::dequantize_row(float* out, size_t row) const {
   const uint8_t* panel_data = panel(row / panel_cols_);
   const size_t column = row % panel_cols_;
   switch (format_) {
-#define EH2O_CASE(name)                                                                                           \
-  case PackedFormat::name:                                                                                        \
-    return unpack_column<PackedFormat::name>(out, panel_data, column, panel_cols_, cols_ / kBlock, is_signed_);
+#define EH2O_CASE(name)                                                                            \
+  case PackedFormat::name:                                                                         \
+    return unpack_column<PackedFormat::name>(out, panel_data, column, panel_cols_, cols_ / kBlock, \
+                                             is_signed_);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     case PackedFormat::kF32:
       for (size_t k = 0; k < cols_; ++k) out[k] = get<float>(panel_data, k * panel_cols_ + column);
       return;
     case PackedFormat::kF16:
-      for (size_t k = 0; k < cols_; ++k) out[k] = f32_from_f16(get<uint16_t>(panel_data, k * panel_cols_ + column));
+      for (size_t k = 0; k < cols_; ++k)
+        out[k] = f32_from_f16(get<uint16_t>(panel_data, k * panel_cols_ + column));
       return;
     case PackedFormat::kBF16:
       for (size_t k = 0; k < cols_; ++k) {
-        const uint32_t bits = static_cast<uint32_t>(get<uint16_t>(panel_data, k * panel_cols_ + column)) << 16;
+        const uint32_t bits = static_cast<uint32_t>(get<uint16_t>(panel_data, k * panel_cols_ + column))
+                              << 16;
         std::memcpy(out + k, &bits, sizeof(bits));
       }
       return;

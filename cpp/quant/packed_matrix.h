@@ -27,9 +27,9 @@ class PackedMatrix {
  public:
   PackedMatrix() = default;
 
-  // Packs `rows` rows of `cols` weights each, in parallel over panels. data: n_bytes of GGUF tensor data, row after
-  // row. Row i of the result is source row row_order[i] (row i where row_order is null).
-  // Throws std::invalid_argument where sizes do not fit.
+  // Packs `rows` rows of `cols` weights each, in parallel over panels. data: n_bytes of GGUF tensor data, row
+  // after row. Row i of the result is source row row_order[i] (row i where row_order is null). Throws
+  // std::invalid_argument where sizes do not fit.
   PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data, size_t n_bytes,
                size_t rows, size_t cols, const int32_t* row_order);
 

@@ -9,10 +9,10 @@
 namespace edgeh2o {
 
 struct Record {
-  uint16_t d, m;        // one level: scale and min; two levels: the scale and min of the super-block, as f16 bits
-  uint8_t fine[2];      // two levels: scale of each sub-block (s8 bits for Q6_K)
-  uint8_t fine_min;     // two levels with a min
-  uint8_t quants[32];   // unsigned, offset not removed
+  uint16_t d, m;    // one level: scale and min; two levels: the scale and min of the super-block, as f16 bits
+  uint8_t fine[2];  // two levels: scale of each sub-block (s8 bits for Q6_K)
+  uint8_t fine_min;    // two levels with a min
+  uint8_t quants[32];  // unsigned, offset not removed
 };
 
 template <typename Block>
@@ -94,7 +94,8 @@ Record read_record(const uint8_t* row, size_t record) {
       for (int i = 0; i < 32; ++i) r.quants[i] |= static_cast<uint8_t>((block.qh[i] >> s & 1) << 4);
     } else {
       static_assert(kFormat == PackedFormat::kQ6_K);
-      // Each half of 128 weights: 64 bytes of low nibbles and 32 bytes with two high bits for each of 4 groups.
+      // Each half of 128 weights: 64 bytes of low nibbles and 32 bytes with two high bits for each of 4
+      // groups.
       const auto block = read_block<BlockQ6_K>(row, record / kSuperRecords);
       const size_t half = s / 4, group = s % 4;
       const uint8_t* ql = block.ql + half * 64 + (group % 2) * 32;

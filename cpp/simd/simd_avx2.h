@@ -1,4 +1,5 @@
-// AVX2 + FMA + F16C: 8 float lanes. int8 dot products by vpmaddubsw, or by vpdpbusd where AVX-VNNI is compiled in.
+// AVX2 + FMA + F16C: 8 float lanes. int8 dot products by vpmaddubsw, or by vpdpbusd where AVX-VNNI is
+// compiled in.
 #pragma once
 
 #include <immintrin.h>
@@ -17,7 +18,8 @@ inline constexpr size_t kLanes = 8;
 inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
 inline constexpr int32_t kDotBias = 0;
-// 3 x 2 accumulators and their f32 sums fit in 16 registers; 4 x 2 spill (85 against 105 GOP/s on Cascade Lake).
+// 3 x 2 accumulators and their f32 sums fit in 16 registers; 4 x 2 spill (85 against 105 GOP/s on Cascade
+// Lake).
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
@@ -26,7 +28,8 @@ EH2O_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
 EH2O_INLINE F32 load(const float* p) { return _mm256_loadu_ps(p); }
 EH2O_INLINE void store(float* p, F32 v) { _mm256_storeu_ps(p, v); }
 EH2O_INLINE __m256i first_lanes(size_t n) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 EH2O_INLINE F32 load_partial(const float* p, size_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 EH2O_INLINE void store_partial(float* p, F32 v, size_t n) { _mm256_maskstore_ps(p, first_lanes(n), v); }
@@ -42,7 +45,9 @@ EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); 
 EH2O_INLINE F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 EH2O_INLINE F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 EH2O_INLINE F32 abs(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-EH2O_INLINE F32 round_nearest(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+EH2O_INLINE F32 round_nearest(F32 a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) {
   // Two factors, so that n down to -252 and up to 254 stays inside the exponent field.
   const __m256i exponent = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(exponent, 1);
@@ -73,7 +78,8 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
   unroll<2>([&](auto i) {  // within 128-bit lanes
     constexpr size_t k = 4 * i;
     const F32 a = _mm256_unpacklo_ps(rows[k], rows[k + 1]), b = _mm256_unpackhi_ps(rows[k], rows[k + 1]);
-    const F32 c = _mm256_unpacklo_ps(rows[k + 2], rows[k + 3]), d = _mm256_unpackhi_ps(rows[k + 2], rows[k + 3]);
+    const F32 c = _mm256_unpacklo_ps(rows[k + 2], rows[k + 3]),
+              d = _mm256_unpackhi_ps(rows[k + 2], rows[k + 3]);
     t[k] = _mm256_shuffle_ps(a, c, 0x44);
     t[k + 1] = _mm256_shuffle_ps(a, c, 0xee);
     t[k + 2] = _mm256_shuffle_ps(b, d, 0x44);
@@ -89,7 +95,8 @@ EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 EH2O_INLINE F32 load_bf16(const uint16_t* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -167,8 +174,8 @@ struct Dot4 {
   }
 };
 
-// Signed 8-bit weights: |w| * (x with w's sign). |-128| is 128 as unsigned and x is within +-127, so that a pair
-// sum is at most 2 * 128 * 127 < 2^15.
+// Signed 8-bit weights: |w| * (x with w's sign). |-128| is 128 as unsigned and x is within +-127, so that a
+// pair sum is at most 2 * 128 * 127 < 2^15.
 template <>
 struct Dot4<8> {
   static constexpr bool kSigned = true;

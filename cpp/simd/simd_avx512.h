@@ -39,7 +39,9 @@ EH2O_INLINE F32 mul_add(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); 
 EH2O_INLINE F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 EH2O_INLINE F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 EH2O_INLINE F32 abs(F32 a) { return _mm512_abs_ps(a); }
-EH2O_INLINE F32 round_nearest(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+EH2O_INLINE F32 round_nearest(F32 a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 // v * 2^n for integral n; n may be below -126 (the result becomes 0 or denormal).
 EH2O_INLINE F32 scale_by_pow2(F32 v, F32 n) { return _mm512_scalef_ps(v, n); }
 // The same where v, 2^n and the result are normal numbers.
@@ -54,7 +56,8 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
   unroll<4>([&](auto i) {
     constexpr size_t k = 4 * i;
     const F32 a = _mm512_unpacklo_ps(rows[k], rows[k + 1]), b = _mm512_unpackhi_ps(rows[k], rows[k + 1]);
-    const F32 c = _mm512_unpacklo_ps(rows[k + 2], rows[k + 3]), d = _mm512_unpackhi_ps(rows[k + 2], rows[k + 3]);
+    const F32 c = _mm512_unpacklo_ps(rows[k + 2], rows[k + 3]),
+              d = _mm512_unpackhi_ps(rows[k + 2], rows[k + 3]);
     t[k] = _mm512_shuffle_ps(a, c, 0x44);
     t[k + 1] = _mm512_shuffle_ps(a, c, 0xee);
     t[k + 2] = _mm512_shuffle_ps(b, d, 0x44);
@@ -63,7 +66,8 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
   // t[4 q + i] holds, in lane block b, column 4 b + i of rows 4 q to 4 q + 3.
   unroll<4>([&](auto i) {
     const F32 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xee);
-    const F32 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x44), d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xee);
+    const F32 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x44),
+              d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xee);
     rows[i] = _mm512_shuffle_f32x4(a, c, 0x88);
     rows[4 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
     rows[8 + i] = _mm512_shuffle_f32x4(b, d, 0x88);
@@ -107,14 +111,14 @@ EH2O_INLINE I8 low_nibbles(I8 v) { return _mm512_and_si512(v, _mm512_set1_epi8(0
 EH2O_INLINE I8 high_nibbles(I8 v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0xf)); }
 
 // Sum over 4 neighbouring bytes of w * x into int32 lanes. kBits: bits of the weights' values.
-// kSigned: the weights are signed; otherwise they are unsigned and carry an offset that the caller corrects by
-// the initial value, which start() or finish() adds.
+// kSigned: the weights are signed; otherwise they are unsigned and carry an offset that the caller corrects
+// by the initial value, which start() or finish() adds.
 template <int kBits>
 struct Dot4 {
   static constexpr bool kSigned = false;
   using Acc = __m512i;
-  // The 4 bytes of kXRows rows, one row after another; kXRows divides kGemmQ8Rows and the 4 or 8 steps of a sub-block,
-  // which the vector product takes for rows.
+  // The 4 bytes of kXRows rows, one row after another; kXRows divides kGemmQ8Rows and the 4 or 8 steps of a
+  // sub-block, which the vector product takes for rows.
   using X = const int8_t*;
   static constexpr size_t kXRows = 2;
   static EH2O_INLINE Acc start(I32 init) { return init; }

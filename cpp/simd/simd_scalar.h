@@ -1,4 +1,5 @@
-// Plain C++ with 4 lanes: the reference that every other ISA is compared with. Compiled without vectorisation.
+// Plain C++ with 4 lanes: the reference that every other ISA is compared with. Compiled without
+// vectorisation.
 #pragma once
 
 #include <cmath>
