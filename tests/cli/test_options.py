@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass, field
 
 import pytest
-from edgeh2o.attention.h2o import H2OConfig
 
+from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.cli.options import add_config_options, read_config
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams, option
 
