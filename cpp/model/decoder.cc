@@ -27,7 +27,7 @@ MatmulOutput to(const Linear& linear, float* out, size_t stride, bool accumulate
 
 Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size,
                          Arena& arena)
-    : ffn_rows(std::min(kFfnRows, batch_size)), batch_size(batch_size), n_threads(num_threads()) {
+    : ffn_rows(std::min(kFfnRows, batch_size)), n_threads(num_threads()) {
   const size_t n = batch_size, widest = std::max({config.model_dim, config.q_dim(), config.ffn_dim});
   x = arena.take<float>(n * config.model_dim);
   norm = arena.take<float>(n * config.model_dim);

@@ -32,7 +32,6 @@ struct Activations {
   float* logits;     // [vocab_size]
   uint8_t* scratch;  // num_threads() x the largest scratch of an op
   size_t ffn_rows;   // rows that pass the feed-forward network at a time
-  size_t batch_size;
   int n_threads;  // threads that `scratch` serves
 };
 

@@ -81,12 +81,6 @@ struct PackedSizes {
 inline constexpr size_t kActivationHeaderPerRow = 16;
 inline constexpr size_t kActivationRecordPerRow = kActivationHeaderPerRow + kBlock;
 
-// Calls f(PackedTraits tag) for a quantised format chosen at run time.
-template <PackedFormat kFormat>
-struct FormatTag {
-  static constexpr PackedFormat value = kFormat;
-};
-
 #define EH2O_QUANTISED_FORMATS(X) X(kQ4_0) X(kQ4_1) X(kQ4_K) X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0)
 
 }  // namespace edgeh2o
