@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
-from .prefill import DEFAULT_TEXT, parse_sizes
+from .prefill import DEFAULT_TEXT, contest_parser, parse_sizes
 from .reporting import (
     existing_file,
     format_samples,
@@ -61,24 +61,9 @@ class LoadMeasurement:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
-    parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
-    parser.add_argument(
-        "--llama-cpp",
-        type=Path,
-        required=True,
-        action="append",
-        metavar="DIR",
-        help="folder of the programs with the backend to compare; may be given several times",
-    )
+    parser = contest_parser("python -m bench.load", __doc__)
     parser.add_argument("-p", type=parse_sizes, default=(16,), help="prompt lengths in tokens")
-    parser.add_argument("-r", type=int, default=5, help="rounds")
-    parser.add_argument("-t", "--threads", type=int, default=2, help="threads of both sides")
-    parser.add_argument("-b", "--batch-size", type=int, default=4096)
-    parser.add_argument("-ub", "--chunk-size", type=int, default=1024)
-    parser.add_argument("--isa", help="ours (default: the match of each folder's backend)")
     parser.add_argument("--text", type=existing_file, default=DEFAULT_TEXT, help="prompts begin it")
-    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
 
 

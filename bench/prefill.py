@@ -72,9 +72,9 @@ class Measurement:
         return ours / max(theirs) if ours is not None and theirs else None
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.prefill", description=__doc__)
+def contest_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """The options of every script that lets both sides take turns."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "--llama-cpp",
@@ -84,14 +84,21 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of the programs with the backend to compare; may be given several times",
     )
-    parser.add_argument("-p", type=parse_sizes, default=(512, 4096, 8192), help="prompt lengths")
-    parser.add_argument("-n", type=int, default=0, help="tokens to decode (default: no decoding)")
-    parser.add_argument("-d", type=parse_sizes, default=(0,), help="depths of the decoding")
     parser.add_argument("-r", type=int, default=5, help="rounds")
     parser.add_argument("-t", "--threads", type=int, default=2, help="threads of both sides")
     parser.add_argument("-b", "--batch-size", type=int, default=4096)
     parser.add_argument("-ub", "--chunk-size", type=int, default=1024)
     parser.add_argument("--isa", help="ours (default: the match of each folder's backend)")
+    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
+    return parser
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = contest_parser("python -m bench.prefill", __doc__)
+    parser.add_argument("-p", type=parse_sizes, default=(512, 4096, 8192), help="prompt lengths")
+    parser.add_argument("-n", type=int, default=0, help="tokens to decode (default: no decoding)")
+    parser.add_argument("-d", type=parse_sizes, default=(0,), help="depths of the decoding")
     parser.add_argument(
         "--text", type=existing_file, default=DEFAULT_TEXT, help="repeated if too short"
     )
@@ -101,7 +108,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="which to run (default: %(default)s)",
     )
     parser.add_argument("--no-warmup", action="store_true", help="no warm-up run on either side")
-    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
 
 
