@@ -7,31 +7,34 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..config import PrefillConfig, RuntimeConfig, SamplingParams
+from ..config import SamplingParams
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    print_note,
+    read_model_options,
+)
 from .options import add_config_options, read_config
-from .progress import ProgressBars, bars_for_terminal
+from .progress import ProgressBars
 from .prompt import add_prompt_options, read_prompt
 
 if TYPE_CHECKING:
-    from ..attention.base import SparseAttentionConfig
-    from ..llm import LLM, GenerationResult, GenerationStream
+    from ..llm import GenerationResult, GenerationStream
 
 EXIT_INTERRUPTED = 130
 
 
 def add_parser(verbs: Any) -> None:
     """Adds the verb to the subparsers of the main parser."""
-    from ..attention.h2o import H2OConfig
-
     parser = verbs.add_parser(
         "run",
         help="answer a prompt",
         description="Answer a prompt. The answer streams to stdout, statistics go to stderr.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "model", metavar="MODEL", help="GGUF file, or a known model such as smollm2-135m"
-    )
+    add_model_argument(parser)
     add_prompt_options(parser)
     parser.add_argument(
         "--no-special",
@@ -40,65 +43,21 @@ def add_parser(verbs: Any) -> None:
         help="take the text of control tokens such as <|im_start|> literally",
     )
     add_config_options(parser, SamplingParams, title="sampling")
-    add_config_options(parser, RuntimeConfig, title="machine")
-    add_config_options(parser, PrefillConfig, title="prefill")
-    add_config_options(
-        parser,
-        H2OConfig,
-        title="sparse attention (both 0: dense attention)",
-        prefix="h2o",
-    )
+    add_model_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object to stdout")
-    level = output.add_mutually_exclusive_group()
-    level.add_argument("--quiet", action="store_true", help="print the answer only")
-    level.add_argument("--verbose", action="store_true", help="say what is loaded and how")
+    add_verbosity_options(output)
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Loads the model, streams the answer; returns the exit code."""
     sampling = read_config(args, SamplingParams)
-    runtime = read_config(args, RuntimeConfig)
-    prefill = read_config(args, PrefillConfig)
-    attention = _read_attention(args)
+    options = read_model_options(args)
     prompt = read_prompt(args)
-
-    import logging
-
-    from ..formats.pull import resolve_model
-    from ..llm import LLM
-
-    logging.basicConfig(format="edgeh2o: warning: %(message)s")
-    path = resolve_model(args.model, on_message=None if args.quiet else _print_note)
-    bars = bars_for_terminal(quiet=args.quiet)
-    try:
-        with LLM(
-            path,
-            context_size=runtime.context_size,
-            threads=runtime.threads,
-            isa=runtime.isa,
-            cache_type=runtime.cache_type,
-            prefill=prefill,
-            attention=attention,
-            on_progress=bars,
-        ) as llm:
-            if args.verbose:
-                bars.close()
-                _print_note(_describe(llm))
-            stream = llm.stream(prompt, sampling, parse_special=args.parse_special)
-            return _answer(stream, bars, args)
-    finally:
-        bars.close()
-
-
-def _read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
-    from ..attention.dense import DenseConfig
-    from ..attention.h2o import H2OConfig
-
-    if args.h2o_local == 0 and args.h2o_heavy == 0:
-        return DenseConfig()
-    return read_config(args, H2OConfig, prefix="h2o")
+    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        stream = llm.stream(prompt, sampling, parse_special=args.parse_special)
+        return _answer(stream, bars, args)
 
 
 def _answer(stream: GenerationStream, bars: ProgressBars, args: argparse.Namespace) -> int:
@@ -129,18 +88,4 @@ def _answer(stream: GenerationStream, bars: ProgressBars, args: argparse.Namespa
 
 def _print_statistics(result: GenerationResult, *, is_interrupted: bool) -> None:
     title = "interrupted; so far:" if is_interrupted else ""
-    _print_note(f"{title}\n{result.stats.format_table()}")
-
-
-def _describe(llm: LLM) -> str:
-    config = llm.config
-    return (
-        f"{llm.model_path}: {config.architecture}, {config.n_layers} layers, "
-        f"{config.n_heads} query heads, {config.n_kv_heads} KV heads of {config.head_dim}, "
-        f"vocabulary {config.vocab_size}, trained on {config.context_length} positions\n"
-        f"kernels: {llm.isa}, threads: {llm.threads}"
-    )
-
-
-def _print_note(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print_note(f"{title}\n{result.stats.format_table()}")

@@ -164,7 +164,8 @@ def test_progress_bar_is_for_terminals_only(
     assert _run(model) == 0
     assert "Reading the prompt" not in capsys.readouterr().err
     monkeypatch.setattr(
-        "edgeh2o.cli.run.bars_for_terminal", lambda *, quiet: progress.ProgressBars(is_shown=True)
+        "edgeh2o.cli.model_options.bars_for_terminal",
+        lambda *, quiet: progress.ProgressBars(is_shown=True),
     )
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")

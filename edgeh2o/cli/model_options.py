@@ -1,0 +1,126 @@
+"""What every verb that runs a model shares: its options, and opening it with progress bars."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..config import PrefillConfig, RuntimeConfig
+from .options import add_config_options, read_config
+from .progress import ProgressBars, bars_for_terminal
+
+if TYPE_CHECKING:
+    from ..attention.base import SparseAttentionConfig
+    from ..llm import LLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """A model and how it is to be run; every value was found good."""
+
+    model: str
+    runtime: RuntimeConfig
+    prefill: PrefillConfig
+    attention: SparseAttentionConfig
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the positional MODEL."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="GGUF file, or a known model such as smollm2-135m"
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the machine, the prefill and its attention."""
+    from ..attention.h2o import H2OConfig
+
+    add_config_options(parser, RuntimeConfig, title="machine")
+    add_config_options(parser, PrefillConfig, title="prefill")
+    add_config_options(
+        parser,
+        H2OConfig,
+        title="sparse attention (both 0: dense attention)",
+        prefix="h2o",
+    )
+
+
+def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
+    """Adds ``--quiet`` and ``--verbose``, of which one may be given."""
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--quiet", action="store_true", help="print the answer only")
+    level.add_argument("--verbose", action="store_true", help="say what is loaded and how")
+
+
+def read_model_options(args: argparse.Namespace) -> ModelOptions:
+    """The parsed flags. Raises UsageError for a value out of range."""
+    return ModelOptions(
+        model=args.model,
+        runtime=read_config(args, RuntimeConfig),
+        prefill=read_config(args, PrefillConfig),
+        attention=_read_attention(args),
+    )
+
+
+def _read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
+    from ..attention.dense import DenseConfig
+    from ..attention.h2o import H2OConfig
+
+    if args.h2o_local == 0 and args.h2o_heavy == 0:
+        return DenseConfig()
+    return read_config(args, H2OConfig, prefix="h2o")
+
+
+@contextmanager
+def open_model(
+    options: ModelOptions, *, quiet: bool = False, verbose: bool = False
+) -> Iterator[tuple[LLM, ProgressBars]]:
+    """Loads the model, with bars on a terminal; closes both at the end.
+
+    A known model that is missing is fetched first. ``verbose`` tells stderr what was loaded.
+    """
+    import logging
+
+    from ..formats.pull import resolve_model
+    from ..llm import LLM
+
+    logging.basicConfig(format="edgeh2o: warning: %(message)s")
+    path = resolve_model(options.model, on_message=None if quiet else print_note)
+    bars = bars_for_terminal(quiet=quiet)
+    runtime = options.runtime
+    try:
+        with LLM(
+            path,
+            context_size=runtime.context_size,
+            threads=runtime.threads,
+            isa=runtime.isa,
+            cache_type=runtime.cache_type,
+            prefill=options.prefill,
+            attention=options.attention,
+            on_progress=bars,
+        ) as llm:
+            if verbose:
+                bars.close()
+                print_note(_describe(llm))
+            yield llm, bars
+    finally:
+        bars.close()
+
+
+def _describe(llm: LLM) -> str:
+    config = llm.config
+    return (
+        f"{llm.model_path}: {config.architecture}, {config.n_layers} layers, "
+        f"{config.n_heads} query heads, {config.n_kv_heads} KV heads of {config.head_dim}, "
+        f"vocabulary {config.vocab_size}, trained on {config.context_length} positions\n"
+        f"kernels: {llm.isa}, threads: {llm.threads}"
+    )
+
+
+def print_note(message: str) -> None:
+    """Prints to stderr: stdout is for the answer."""
+    print(message, file=sys.stderr, flush=True)
