@@ -52,7 +52,8 @@ class DenseModel:
         if bos_id is not None and beginning[:1] == [bos_id]:
             tokens = np.concatenate([np.array([bos_id], np.int32), tokens[1:]])
         self._runner.reset()
-        return self._runner.prefill_all_logits(tokens)
+        self._runner.prefill(tokens, is_last=True)
+        return self._runner.row_logits(0, len(tokens))
 
     def generate_greedily(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
         """The most likely tokens after ``prompt``, end-of-generation tokens excluded."""

@@ -73,10 +73,10 @@ def compare_window(
     for first in range(0, len(tokens), chunk):
         piece = tokens[first : first + chunk]
         is_last = first + chunk >= len(tokens)
-        rows = [
-            log_softmax(runner.prefill_all_logits(piece, is_last=is_last))
-            for runner in (dense, sparse)
-        ]
+        rows = []
+        for runner in (dense, sparse):
+            runner.prefill(piece, is_last=is_last)
+            rows.append(log_softmax(runner.row_logits(0, len(piece))))
         if first == 0:
             continue
         targets = tokens[first + 1 : first + chunk + 1]

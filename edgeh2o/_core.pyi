@@ -184,9 +184,11 @@ class Session:
         tokens: NDArray[np.int32],
         *,
         is_last: bool,
-        all_logits: bool = False,
         on_layer: Callable[[int, int], None] | None = None,
     ) -> NDArray[np.float32] | None: ...
+    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        """Logits [n_rows, vocab_size] of tokens from ``first`` on of the latest prefill call."""
+
     def decode(self, token: int) -> NDArray[np.float32]: ...
     def reset(self) -> None: ...
     @staticmethod

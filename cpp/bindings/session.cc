@@ -30,28 +30,30 @@ Decoder::OnLayer make_on_layer(const py::object& callback) {
   };
 }
 
-py::object prefill(Session& session, const TokenArray& tokens, bool is_last, bool all_logits,
-                   const py::object& on_layer) {
+py::object prefill(Session& session, const TokenArray& tokens, bool is_last, const py::object& on_layer) {
   EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
-  const size_t n_tokens = static_cast<size_t>(tokens.size()), vocab_size = session.config().vocab_size;
+  const size_t n_tokens = static_cast<size_t>(tokens.size());
   const Decoder::OnLayer report = make_on_layer(on_layer);
-  py::array_t<float> all;
-  float* all_data = nullptr;
-  if (all_logits) {
-    EH2O_CHECK(n_tokens <= session.shape().batch_size, "a call takes 1 to ", session.shape().batch_size,
-               " tokens, got ", n_tokens);
-    all = py::array_t<float>({static_cast<py::ssize_t>(n_tokens), static_cast<py::ssize_t>(vocab_size)});
-    all_data = all.mutable_data();
-  }
   const int32_t* token_data = tokens.data();
   const float* last = nullptr;
   {
     const py::gil_scoped_release release;
-    last = session.prefill(token_data, n_tokens, is_last, all_data, report);
+    last = session.prefill(token_data, n_tokens, is_last, report);
   }
-  if (all_logits) return std::move(all);
-  if (last) return copy_logits(last, vocab_size);
+  if (last) return copy_logits(last, session.config().vocab_size);
   return py::none();
+}
+
+py::array_t<float> row_logits(Session& session, size_t first, size_t n_rows) {
+  EH2O_CHECK(n_rows <= session.shape().batch_size, "a prefill call has at most ", session.shape().batch_size,
+             " rows, asked for ", n_rows);
+  py::array_t<float> logits({n_rows, session.config().vocab_size});
+  float* data = logits.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    session.row_logits(first, n_rows, data);
+  }
+  return logits;
 }
 
 py::array_t<float> decode(Session& session, int32_t token) {
@@ -86,7 +88,8 @@ void bind_session(py::module_& module) {
            py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
            py::arg("chunk_size"), py::arg("cache_type") = "f16")
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
-           py::arg("all_logits") = false, py::arg("on_layer") = py::none())
+           py::arg("on_layer") = py::none())
+      .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
       .def("reset", &Session::reset)
       .def_property_readonly("position", &Session::position)

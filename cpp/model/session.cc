@@ -71,15 +71,20 @@ SessionBytes Session::estimate_bytes(const KernelTable& table, const DecoderConf
 
 void Session::reset() {
   position_ = 0;
+  n_rows_ = 0;
   pairs_dense_ = 0;
   is_broken_ = false;
   attention_.begin_prompt();
 }
 
-void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
+void Session::check_ready() const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: reset() the session first");
   EH2O_CHECK(num_threads() <= activations_.n_threads, "the session was made for ", activations_.n_threads,
              " threads, now there are ", num_threads());
+}
+
+void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
+  check_ready();
   EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size, "a call takes 1 to ", shape_.batch_size,
              " tokens, got ", n_tokens);
   EH2O_CHECK(n_tokens <= shape_.max_context - position_, "position ", position_, " plus ", n_tokens,
@@ -92,23 +97,31 @@ void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
 
 void Session::advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer) {
   is_broken_ = true;
+  n_rows_ = 0;
   decoder_->embed(activations_, tokens, step.n_tokens);
   decoder_->run_layers(step, activations_, cache_, attention_, on_layer);
   is_broken_ = false;
   position_ += step.n_tokens;
 }
 
-const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_last, float* all_logits,
+const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
                               const Decoder::OnLayer& on_layer) {
   check_call(tokens, n_tokens);
   const uint64_t allocations_before = allocation_count();
   const uint64_t first = position_, n = n_tokens;
   advance({position_, n_tokens, is_last, false}, tokens, on_layer);
   pairs_dense_ += n * first + n * (n + 1) / 2;
-  if (all_logits) decoder_->compute_logits(activations_, 0, n_tokens, all_logits);
+  n_rows_ = n_tokens;
   if (is_last) decoder_->compute_logits(activations_, n_tokens - 1, 1, activations_.logits);
   last_call_allocations_ = allocation_count() - allocations_before;
   return is_last ? activations_.logits : nullptr;
+}
+
+void Session::row_logits(size_t first, size_t n_rows, float* out) {
+  check_ready();
+  EH2O_CHECK(n_rows > 0 && first <= n_rows_ && n_rows <= n_rows_ - first, "rows ", first, " to ", first,
+             " + ", n_rows, " are not among the ", n_rows_, " of the latest prefill call");
+  decoder_->compute_logits(activations_, first, n_rows, out);
 }
 
 const float* Session::decode(int32_t token) {

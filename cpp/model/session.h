@@ -32,12 +32,15 @@ class Session {
   Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy,
           const SessionShape& shape);
 
-  // Appends tokens to the prompt. is_last: the next call is decode or a new prompt. Writes
-  // [n_tokens][vocab_size] logits to `all_logits` unless it is null. Returns the logits of the last token
-  // [vocab_size] if is_last, else null. If on_layer throws, the session must be reset before it is used
-  // again.
-  const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last, float* all_logits,
+  // Appends tokens to the prompt. is_last: the next call is decode or a new prompt. Returns the logits of the
+  // last token [vocab_size] if is_last, else null. If on_layer throws, the session must be reset before it is
+  // used again.
+  const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
                        const Decoder::OnLayer& on_layer);
+
+  // Writes to out [n_rows][vocab_size] the logits of tokens [first, first + n_rows) of the latest prefill
+  // call; decode and reset end their life. For evaluation, which wants them in blocks.
+  void row_logits(size_t first, size_t n_rows, float* out);
 
   // Appends one generated token; its logits [vocab_size] stay valid until the next call.
   const float* decode(int32_t token);
@@ -59,6 +62,7 @@ class Session {
                                      const SparsePolicy& policy, const SessionShape& shape);
 
  private:
+  void check_ready() const;
   void check_call(const int32_t* tokens, size_t n_tokens) const;
   void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer);
 
@@ -70,6 +74,7 @@ class Session {
   Activations activations_;
   SessionBytes bytes_;
   size_t position_ = 0;
+  size_t n_rows_ = 0;  // of the latest prefill call, while the activations still hold them
   uint64_t pairs_dense_ = 0;
   uint64_t last_call_allocations_ = 0;
   bool is_broken_ = false;  // a call was interrupted

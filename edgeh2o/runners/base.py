@@ -89,6 +89,12 @@ class Runner(Protocol):
         KeyboardInterrupt too, leaves a state that needs ``reset``.
         """
 
+    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        """Logits [n_rows, vocab_size] of tokens of the latest ``prefill`` call, from ``first`` on.
+
+        For evaluation, which reads them in blocks: those of a whole batch may not fit in memory.
+        """
+
     def decode(self, token: int) -> NDArray[np.float32]:
         """Appends one token; returns the logits [vocab_size], valid until the next call."""
 

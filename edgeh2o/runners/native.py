@@ -171,16 +171,8 @@ class NativeRunner:
     ) -> NDArray[np.float32] | None:
         return self._session.prefill(tokens, is_last=is_last, on_layer=on_layer)
 
-    def prefill_all_logits(
-        self, tokens: NDArray[np.int32], *, is_last: bool = True
-    ) -> NDArray[np.float32]:
-        """Reads the next 1 to ``batch_size`` tokens [n]; returns the logits [n, vocab_size] of all.
-
-        For evaluation: the logits of every token take ``n * vocab_size`` floats.
-        """
-        logits = self._session.prefill(tokens, is_last=is_last, all_logits=True)
-        assert logits is not None, "a prefill that asks for logits returns them"
-        return logits
+    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        return self._session.row_logits(first, n_rows)
 
     def decode(self, token: int) -> NDArray[np.float32]:
         return self._session.decode(token)

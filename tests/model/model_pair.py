@@ -82,10 +82,10 @@ def _load(path: Path) -> ModelPair:
 def prefill(session: _core.Session, *batches: Tokens) -> Logits:
     """Logits [n_tokens, vocab_size] of a prompt given as logical batches, after a reset."""
     session.reset()
-    parts = [
-        session.prefill(batch, is_last=batch_idx == len(batches) - 1, all_logits=True)
-        for batch_idx, batch in enumerate(batches)
-    ]
+    parts = []
+    for batch_idx, batch in enumerate(batches):
+        session.prefill(batch, is_last=batch_idx == len(batches) - 1)
+        parts.append(session.row_logits(0, len(batch)))
     return np.concatenate(parts)
 
 

@@ -74,7 +74,7 @@ def test_several_calls_equal_one(pair: ModelPair, attention: str, lengths: list[
 
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("n_tokens", [CHUNK_SIZE, 2 * CHUNK_SIZE + 128, 2 * CHUNK_SIZE - 1])
-def test_last_logits_are_those_of_all_logits(
+def test_last_logits_are_those_of_the_last_row(
     pair: ModelPair, attention: str, n_tokens: int, order_tolerance: float
 ) -> None:
     _, make_policy = layers_of(attention)
@@ -87,6 +87,24 @@ def test_last_logits_are_those_of_all_logits(
     assert relative_error(logits, expected) < order_tolerance
     session.reset()
     assert session.prefill(tokens, is_last=False) is None
+
+
+def test_row_logits_come_in_any_blocks_until_the_next_call(pair: ModelPair) -> None:
+    session = pair.session(h2o())
+    tokens = random_tokens(2 * CHUNK_SIZE + 9)
+    expected = prefill(session, tokens)
+    for first, n_rows in [(0, 1), (CHUNK_SIZE - 3, 7), (len(tokens) - 1, 1), (0, len(tokens))]:
+        rows = session.row_logits(first, n_rows)
+        assert relative_error(rows, expected[first : first + n_rows]) < 1e-6
+    for first, n_rows in [(0, len(tokens) + 1), (len(tokens), 1), (5, 0), (2**63, 2**63)]:
+        with pytest.raises(ValueError, match=r"not among the \d+ of the latest prefill|at most"):
+            session.row_logits(first, n_rows)
+    session.decode(7)
+    with pytest.raises(ValueError, match="not among the 0 of the latest prefill call"):
+        session.row_logits(0, 1)
+    session.reset()
+    with pytest.raises(ValueError, match="not among the 0 of the latest prefill call"):
+        session.row_logits(0, 1)
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
