@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "ops/chunked_attention.h"
 #include "sparse/dense_policy.h"
 #include "sparse/h2o_policy.h"
+#include "sparse/headwise_policy.h"
 
 namespace py = pybind11;
 
@@ -51,6 +53,37 @@ py::array_t<float> scores(const SparsePolicy& policy, size_t layer, size_t kv_he
   return py::array_t<float>(static_cast<py::ssize_t>(count), all.data);
 }
 
+PolicyPtr make_h2o_policy(size_t local, size_t heavy, size_t sinks, const std::string& score, size_t window,
+                          float decay, bool by_values) {
+  static constexpr std::pair<const char*, H2OScore> kScores[] = {{"sum", H2OScore::kSum},
+                                                                 {"mean", H2OScore::kMean},
+                                                                 {"lift", H2OScore::kLift},
+                                                                 {"window", H2OScore::kWindow}};
+  const auto found =
+      std::find_if(std::begin(kScores), std::end(kScores), [&](auto& item) { return score == item.first; });
+  EH2O_CHECK(found != std::end(kScores), "score = '", score, "'; it is one of sum, mean, lift, window");
+  H2OOptions options;
+  options.n_local = local;
+  options.n_heavy = heavy;
+  options.n_sinks = sinks;
+  options.score = found->second;
+  options.n_window = window;
+  options.decay = decay;
+  options.by_values = by_values;
+  return std::make_shared<H2OPolicy>(options);
+}
+
+PolicyPtr make_headwise_policy(const std::vector<std::optional<size_t>>& budgets, size_t local, size_t sinks,
+                               float decay, size_t page_size) {
+  HeadwiseOptions options;
+  for (const auto& budget : budgets) options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
+  options.n_local = local;
+  options.n_sinks = sinks;
+  options.decay = decay;
+  options.page_size = page_size;
+  return std::make_shared<HeadwisePolicy>(options);
+}
+
 PolicyPtr make_python_policy(py::object rule, const std::string& column_sums, size_t max_memory,
                              size_t max_synthetic) {
   EH2O_CHECK(column_sums == "none" || column_sums == "part" || column_sums == "joint", "column_sums = '",
@@ -58,7 +91,11 @@ PolicyPtr make_python_policy(py::object rule, const std::string& column_sums, si
   const ColumnSums sums = column_sums == "part"    ? ColumnSums::kPerPart
                           : column_sums == "joint" ? ColumnSums::kJoint
                                                    : ColumnSums::kNone;
-  return std::make_shared<PythonPolicy>(std::move(rule), PolicyNeeds{sums, max_memory, max_synthetic});
+  PolicyNeeds needs;
+  needs.column_sums = sums;
+  needs.max_scored_memory = max_memory;
+  needs.max_synthetic = max_synthetic;
+  return std::make_shared<PythonPolicy>(std::move(rule), needs);
 }
 
 // A view of [kv_head][position][head_dim] that keeps the cache alive.
@@ -194,10 +231,12 @@ void bind_attention(py::module_& module) {
       .def("__repr__",
            [](const SparsePolicy& policy) { return "<SparsePolicy: " + policy.describe() + ">"; });
   module.def("dense_policy", []() -> PolicyPtr { return std::make_shared<DensePolicy>(); });
-  module.def(
-      "h2o_policy",
-      [](size_t local, size_t heavy) -> PolicyPtr { return std::make_shared<H2OPolicy>(local, heavy); },
-      py::arg("local"), py::arg("heavy"));
+  module.def("h2o_policy", &make_h2o_policy, py::arg("local"), py::arg("heavy"), py::kw_only(),
+             py::arg("sinks") = 0, py::arg("score") = "sum", py::arg("window") = 64, py::arg("decay") = 1.0f,
+             py::arg("by_values") = false);
+  module.def("headwise_policy", &make_headwise_policy, py::arg("budgets"), py::kw_only(),
+             py::arg("local") = 256, py::arg("sinks") = 4, py::arg("decay") = 0.9f,
+             py::arg("page_size") = 64);
   module.def("python_policy", &make_python_policy, py::arg("rule"), py::kw_only(),
              py::arg("column_sums") = "none", py::arg("max_memory") = 0, py::arg("max_synthetic") = 0);
 

@@ -51,6 +51,7 @@ const KernelTable kTable = {
     load_f32_f16,
     pack_keys_f32p,
     pack_values_f32p,
+    add_kv_rows_f32,
     attention_tile_f32,
     column_sums_f32,
     softmax_factors_f32,

@@ -47,6 +47,8 @@ struct KernelTable {
                          size_t head_dim);
   void (*pack_values_f32p)(CacheType, float* out, size_t panel_stride, const void* rows,
                            const int32_t* positions, size_t n_keys, size_t head_dim);
+  void (*add_kv_rows_f32)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_rows,
+                          size_t head_dim);
   void (*attention_tile_f32)(const AttentionTile&, const AttentionPiece&);
   void (*column_sums_f32)(float* sums, const AttentionTile&, const AttentionPiece&, const float* row_weights);
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);

@@ -1,4 +1,4 @@
-// Cached key and value rows (f16 or f32) to the f32 panels that attention_tile_f32 reads.
+// Cached key and value rows (f16 or f32) to the f32 panels that attention_tile_f32 reads; sums of rows.
 
 namespace edgeh2o::EH2O_ISA {
 
@@ -86,6 +86,27 @@ inline void pack_values_f32p(CacheType type, float* out, size_t panel_stride, co
   with_cache_type(type, [&](auto* element) {
     pack_values<std::remove_const_t<std::remove_pointer_t<decltype(element)>>>(out, panel_stride, rows,
                                                                                positions, n_keys, head_dim);
+  });
+}
+
+template <typename T>
+void add_rows(float* out, const void* rows, const int32_t* positions, size_t n_rows, size_t head_dim) {
+  using namespace simd;
+  for_each_vector(head_dim, [&](size_t dim, auto count) {
+    F32 sum = load_n(out + dim, count);
+    for (size_t i = 0; i < n_rows; ++i) {
+      sum = add(sum, load_cached(gathered_row<T>(rows, positions, i, head_dim) + dim, count));
+    }
+    store_n(out + dim, sum, count);
+  });
+}
+
+// out[head_dim] += the gathered rows.
+inline void add_kv_rows_f32(CacheType type, float* out, const void* rows, const int32_t* positions,
+                            size_t n_rows, size_t head_dim) {
+  with_cache_type(type, [&](auto* element) {
+    add_rows<std::remove_const_t<std::remove_pointer_t<decltype(element)>>>(out, rows, positions, n_rows,
+                                                                            head_dim);
   });
 }
 

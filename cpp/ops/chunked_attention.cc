@@ -164,9 +164,12 @@ void ChunkedAttention::advance_head(const Call& call, size_t chunk_idx, size_t k
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   const size_t width = shape_.group_size() * shape_.head_dim;
   const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
-  const MemorySet memory = policy_->select_memory(
-      slot(call, kv_head),
-      {chunk, {queries, chunk.size(), width, call.q.stride}, call.kv.k(kv_head), call.kv.v(kv_head)});
+  const MemorySet memory =
+      policy_->select_memory(slot(call, kv_head), {chunk,
+                                                   {queries, chunk.size(), width, call.q.stride},
+                                                   call.kv.k(kv_head),
+                                                   call.kv.v(kv_head),
+                                                   table_.add_kv_rows_f32});
   EH2O_DASSERT(is_valid_memory(memory, chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
   EH2O_DASSERT(!is_scored(call, kv_head) || memory.n_positions() <= needs_.max_scored_memory);
   rounds_.begin(kv_head, memory, is_scored(call, kv_head));
@@ -234,7 +237,7 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
     table_.attention_tile_f32(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == 0);
     if (wants_sums(call, task)) {
-      add_sums(tile, part, piece, part.m, intra_sums(task.chunk_idx, task.kv_head, task.task_idx));
+      add_sums(task, tile, part, piece, part.m, intra_sums(task.chunk_idx, task.kv_head, task.task_idx));
     }
   }
 }
@@ -252,7 +255,7 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
     if (is_joint()) {
       std::memcpy(tile.scratch.memory_m, part.m, part.n_rows * sizeof(float));
     } else if (wants_sums(call, task)) {
-      add_sums(tile, part, work.pieces[i], part.m, memory_sums(task.kv_head, task.task_idx));
+      add_sums(task, tile, part, work.pieces[i], part.m, memory_sums(task.kv_head, task.task_idx));
     }
   }
 }
@@ -262,18 +265,30 @@ void ChunkedAttention::add_joint_memory_sums(const Call& call, const Task& task,
                                              const LoadedTile& tile) const {
   const HeadWork& work = buffers_.heads[task.kv_head];
   if (work.memory.n_positions() == 0 || !wants_sums(call, task)) return;
-  add_sums(tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m,
+  add_sums(task, tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m,
            memory_sums(task.kv_head, task.task_idx));
 }
 
 // Adds the column sums of a part's weights, normalised by the part's own or by the joint state.
-void ChunkedAttention::add_sums(const LoadedTile& tile, const AttentionTile& part,
+void ChunkedAttention::add_sums(const Task& task, const LoadedTile& tile, const AttentionTile& part,
                                 const AttentionPiece& piece, const float* m_part, float* sums) const {
   float* factors = tile.scratch.factors;
   const float* m = is_joint() ? tile.state.m : part.m;
   const float* l = is_joint() ? tile.state.l : part.l;
   table_.softmax_factors_f32(factors, m_part, m, l, part.n_rows);
+  for (size_t row = 0; needs_.query_weights != QueryWeights::kOne && row < part.n_rows; ++row) {
+    factors[row] *= query_weight(task, tile.first_query, row / part.group_size, piece);
+  }
   table_.column_sums_f32(sums, part, piece, factors);
+}
+
+// Of the tile's `query`; the tile begins at the chunk's first_query.
+float ChunkedAttention::query_weight(const Task& task, size_t first_query, size_t query,
+                                     const AttentionPiece& piece) const {
+  if (needs_.query_weights == QueryWeights::kLastQueries) {
+    return first_query + query + needs_.n_last_queries >= task.chunk.size() ? 1.0f : 0.0f;
+  }
+  return static_cast<float>(std::min(static_cast<size_t>(piece.n_visible) + query, piece.n_keys));
 }
 
 float* ChunkedAttention::intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const {

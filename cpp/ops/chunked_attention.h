@@ -107,8 +107,9 @@ class ChunkedAttention {
   void attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
 
   void clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const;
-  void add_sums(const LoadedTile& tile, const AttentionTile& part, const AttentionPiece& piece,
-                const float* m_part, float* sums) const;
+  void add_sums(const Task& task, const LoadedTile& tile, const AttentionTile& part,
+                const AttentionPiece& piece, const float* m_part, float* sums) const;
+  float query_weight(const Task& task, size_t first_query, size_t query, const AttentionPiece& piece) const;
   void add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const;
   float* intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const;
   float* memory_sums(size_t kv_head, size_t task_idx) const;

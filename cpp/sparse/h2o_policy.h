@@ -1,54 +1,62 @@
 // Heavy-hitter oracle (Zhang et al. 2023) at chunk granularity. The memory set of a chunk is
-//   local: the last `n_local` positions before it, and
-//   heavy: the `n_heavy` best scored of (the memory set before, and the chunk before) without the local ones;
-//   ties go
-//          to the lower position.
-// A token's score is the sum of its column sums, of its own chunk and of every later chunk whose memory held
-// it, each normalised within its part. Positions written by decode belong to the chunk before them, with
-// score 0.
+//   sinks: the first n_sinks positions of the prompt (none by default),
+//   local: the last n_local positions before it, and
+//   heavy: the n_heavy best scored of (the memory set before, and the chunk before) without the others;
+//   ties go to the lower position.
+// By default a token's score is the sum of its column sums, of its own chunk and of every later chunk whose
+// memory held it, each normalised within its part.
 #pragma once
 
 #include "base/arena.h"
+#include "sparse/heavy_hitters.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
 
+enum class H2OScore : uint8_t {
+  kSum,
+  kMean,    // per query that saw the token
+  kLift,    // mean, every query's weights times the keys it saw: 1 under uniform attention
+  kWindow,  // sum over the last n_window queries of the chunk before; nothing accumulates (SnapKV)
+};
+
+struct H2OOptions {
+  size_t n_local = 0, n_heavy = 0, n_sinks = 0;
+  H2OScore score = H2OScore::kSum;
+  size_t n_window = 64;    // of kWindow
+  float decay = 1.0f;      // factor of the old score at every chunk
+  bool by_values = false;  // score times the norm of the value row
+};
+
 class H2OPolicy final : public SparsePolicy {
  public:
-  // Throws std::invalid_argument if both are 0.
-  H2OPolicy(size_t n_local, size_t n_heavy);
+  // Throws std::invalid_argument if no position can be kept or decay is not in [0, 1].
+  explicit H2OPolicy(const H2OOptions& options);
 
   std::string describe() const override;
   PolicyNeeds needs(const PolicyShape& shape) const override;
   size_t state_bytes(const PolicyShape& shape) const override;
-  void begin_prompt() override;
+  void begin_prompt() override { hitters_.begin_prompt(); }
   MemorySet select_memory(size_t slot, const SelectionInput& input) override;
-  void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override;
-  void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
-                      Span<const float> sums) override;
-  MemorySet memory(size_t slot) const override;
-  Span<const float> scores(size_t slot) const override;
+  void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {
+    hitters_.observe_intra(slot, chunk, sums);
+  }
+  void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
+    hitters_.observe_memory(slot, chunk, sums);
+  }
+  MemorySet memory(size_t slot) const override { return hitters_.memory(slot); }
+  Span<const float> scores(size_t slot) const override { return hitters_.sums(slot); }
 
  protected:
   void allocate(const PolicyShape& shape) override;
 
  private:
-  struct SlotState {
-    size_t n_memory = 0;     // positions in the memory set
-    size_t chunk_begin = 0;  // where the latest chunk began
-    size_t n_scored = 0;     // positions [0, n_scored) may have scores other than 0
-  };
-
-  size_t memory_capacity(const PolicyShape& shape) const;
+  size_t capacity(const PolicyShape& shape) const;
   void take_buffers(Arena& arena, const PolicyShape& shape);
-  uint64_t rank(size_t slot, size_t position) const;
 
-  size_t n_local_, n_heavy_;
+  H2OOptions options_;
+  HeavyHitters hitters_;
   Arena arena_;
-  SlotState* slots_ = nullptr;      // [n_slots]
-  float* scores_ = nullptr;         // [n_slots][max_context]
-  int32_t* memory_ = nullptr;       // [n_slots][memory_capacity]
-  uint64_t* candidates_ = nullptr;  // [n_kv_heads][max_context]: the slots of one layer run in parallel
 };
 
 }  // namespace edgeh2o

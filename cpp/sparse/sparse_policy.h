@@ -41,7 +41,8 @@ struct SyntheticRows {
   size_t count = 0;
 };
 
-// What a chunk reads besides itself. Pointers stay valid until the slot's next select_memory.
+// What a chunk reads besides itself. Positions stay valid until the slot's next select_memory, synthetic rows
+// until the next layer's.
 struct MemorySet {
   PositionRange range;                 // used if `positions` is null
   const int32_t* positions = nullptr;  // ascending, unique, before the chunk
@@ -70,8 +71,17 @@ enum class ColumnSums : uint8_t {
   kJoint,    // of the weights of the one softmax over everything that is read
 };
 
+// What a query's weights count in the column sums.
+enum class QueryWeights : uint8_t {
+  kOne,
+  kVisibleKeys,  // as often as the number of keys that share the query's softmax (not with kJoint)
+  kLastQueries,  // 1 for the last n_last_queries of a chunk, 0 for the others
+};
+
 struct PolicyNeeds {
   ColumnSums column_sums = ColumnSums::kNone;
+  QueryWeights query_weights = QueryWeights::kOne;
+  size_t n_last_queries = 0;
   size_t max_scored_memory = 0;  // most positions of a memory set in a scored slot
   size_t max_synthetic = 0;      // most synthetic rows of a memory set
 };
@@ -82,6 +92,9 @@ struct SelectionInput {
   MatView<const float>
       queries;  // [chunk.size()][group_size * head_dim], rotary embedding applied, not scaled
   KvRows past_keys, past_values;  // positions before the chunk are written
+  // out[head_dim] += the rows at `positions`, or rows 0 to n_rows - 1 if that is null.
+  void (*add_kv_rows)(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_rows,
+                      size_t head_dim) = nullptr;
 };
 
 class SparsePolicy {

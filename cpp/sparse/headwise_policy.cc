@@ -1,0 +1,91 @@
+#include "sparse/headwise_policy.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace edgeh2o {
+
+HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
+    : options_(options), hitters_({/*is_mean=*/true, options.decay}), landmarks_(options.page_size) {
+  EH2O_CHECK(!options.budgets.empty(), "headwise needs a budget for every layer and KV head, got none");
+  for (const size_t budget : options.budgets) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
+  EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
+}
+
+std::string HeadwisePolicy::describe() const {
+  const auto n_full = std::count(options_.budgets.begin(), options_.budgets.end(), HeadwiseOptions::kFull);
+  return "headwise, " + std::to_string(options_.budgets.size()) + " budgets, " + std::to_string(n_full) +
+         " of them the whole past, local " + std::to_string(options_.n_local) + ", sinks " +
+         std::to_string(options_.n_sinks) + ", landmarks of " + std::to_string(options_.page_size);
+}
+
+std::vector<size_t> HeadwisePolicy::capacities(const PolicyShape& shape) const {
+  EH2O_CHECK(options_.budgets.size() == shape.n_slots(), options_.budgets.size(), " budgets do not fit ",
+             shape.n_layers, " layers of ", shape.n_kv_heads, " KV heads");
+  std::vector<size_t> result = options_.budgets;
+  for (size_t& capacity : result) {
+    capacity = capacity == HeadwiseOptions::kFull ? 0 : std::min(capacity, shape.max_context);
+  }
+  return result;
+}
+
+PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
+  const std::vector<size_t> all = capacities(shape);
+  PolicyNeeds needs;
+  needs.max_scored_memory = *std::max_element(all.begin(), all.end());
+  if (needs.max_scored_memory > 0) {
+    needs.column_sums = ColumnSums::kJoint;
+    needs.max_synthetic = landmarks_.max_rows(shape);
+  }
+  return needs;
+}
+
+void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
+  const std::vector<size_t> all = capacities(shape);
+  n_read_ = arena.take<size_t>(shape.n_slots());
+  hitters_.take_buffers(arena, shape, all);
+  landmarks_.take_buffers(arena, shape, all);
+}
+
+size_t HeadwisePolicy::state_bytes(const PolicyShape& shape) const {
+  Arena arena;
+  HeadwisePolicy(options_).take_buffers(arena, shape);
+  return arena.used();
+}
+
+void HeadwisePolicy::allocate(const PolicyShape& shape) {
+  Arena arena;
+  take_buffers(arena, shape);
+  arena.allocate();
+  take_buffers(arena, shape);
+  arena_ = std::move(arena);
+}
+
+void HeadwisePolicy::begin_prompt() {
+  std::fill_n(n_read_, shape().n_slots(), 0);
+  hitters_.begin_prompt();
+  landmarks_.begin_prompt();
+}
+
+MemorySet HeadwisePolicy::select_memory(size_t slot, const SelectionInput& input) {
+  if (!is_scored(slot)) {
+    n_read_[slot] = input.chunk.begin;
+    return memory(slot);
+  }
+  const size_t budget = std::min(options_.budgets[slot], shape().max_context);
+  MemorySet set = hitters_.select(
+      slot, input, {std::min(options_.n_sinks, budget / 4), std::min(options_.n_local, budget / 2)});
+  set.synthetic = landmarks_.summarise(slot, input, set);
+  return set;
+}
+
+MemorySet HeadwisePolicy::memory(size_t slot) const {
+  return is_scored(slot) ? hitters_.memory(slot) : MemorySet::all_of({0, n_read_[slot]});
+}
+
+Span<const float> HeadwisePolicy::scores(size_t slot) const {
+  return is_scored(slot) ? hitters_.sums(slot) : Span<const float>{};
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,60 @@
+// Heavy hitters with a budget of its own for every layer and KV head: few heads carry most of the error that
+// sparsity makes, and get large or unbounded budgets. A score is the decayed mean of the joint weights per
+// query that saw the key; positions outside the memory are stood for by landmarks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/arena.h"
+#include "sparse/heavy_hitters.h"
+#include "sparse/landmarks.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+struct HeadwiseOptions {
+  static constexpr size_t kFull = SIZE_MAX;  // budget of a head that reads its whole past
+
+  std::vector<size_t> budgets;  // [n_layers * n_kv_heads] positions of a full memory set
+  size_t n_local = 256;         // at most half of the budget
+  size_t n_sinks = 4;           // at most a quarter of it
+  float decay = 0.9f;           // factor of the old score at every chunk
+  size_t page_size = 64;        // positions per landmark, 0: none
+};
+
+class HeadwisePolicy final : public SparsePolicy {
+ public:
+  // Throws std::invalid_argument if a budget is 0 or decay is not in [0, 1].
+  explicit HeadwisePolicy(const HeadwiseOptions& options);
+
+  std::string describe() const override;
+  PolicyNeeds needs(const PolicyShape& shape) const override;
+  size_t state_bytes(const PolicyShape& shape) const override;
+  void begin_prompt() override;
+  bool is_scored(size_t slot) const override { return options_.budgets[slot] != HeadwiseOptions::kFull; }
+  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
+  void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {
+    hitters_.observe_intra(slot, chunk, sums);
+  }
+  void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
+    hitters_.observe_memory(slot, chunk, sums);
+  }
+  MemorySet memory(size_t slot) const override;
+  Span<const float> scores(size_t slot) const override;
+
+ protected:
+  void allocate(const PolicyShape& shape) override;
+
+ private:
+  std::vector<size_t> capacities(const PolicyShape& shape) const;  // 0: the whole past
+  void take_buffers(Arena& arena, const PolicyShape& shape);
+
+  HeadwiseOptions options_;
+  HeavyHitters hitters_;
+  Landmarks landmarks_;
+  Arena arena_;
+  size_t* n_read_ = nullptr;  // [n_slots] positions that the latest chunk of a full head read
+};
+
+}  // namespace edgeh2o

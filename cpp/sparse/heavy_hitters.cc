@@ -1,0 +1,132 @@
+#include "sparse/heavy_hitters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "base/check.h"
+
+namespace edgeh2o {
+
+void HeavyHitters::take_buffers(Arena& arena, const PolicyShape& shape,
+                                const std::vector<size_t>& capacities) {
+  EH2O_DASSERT(capacities.size() == shape.n_slots());
+  shape_ = shape;
+  slots_ = arena.take<Slot>(shape.n_slots());
+  ranks_ = arena.take<uint64_t>(shape.n_kv_heads * 2 * shape.max_context);
+  value_rows_ = arena.take<float>(shape.n_kv_heads * shape.head_dim);
+  for (size_t i = 0; i < capacities.size(); ++i) {
+    Slot slot;
+    if (capacities[i] > 0) {
+      slot.capacity = capacities[i];
+      slot.sums = arena.take<float>(shape.max_context);
+      slot.ages = rule_.is_mean ? arena.take<float>(shape.max_context) : nullptr;
+      slot.memory = arena.take<int32_t>(capacities[i]);
+    }
+    if (slots_) slots_[i] = slot;
+  }
+}
+
+void HeavyHitters::begin_prompt() {
+  for (size_t i = 0; i < shape_.n_slots(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.n_scored > 0) {
+      std::memset(slot.sums, 0, slot.n_scored * sizeof(float));
+      if (slot.ages) std::memset(slot.ages, 0, slot.n_scored * sizeof(float));
+    }
+    slot.n_memory = slot.chunk_begin = slot.n_scored = 0;
+  }
+}
+
+// Orders by score, then by lower position, and holds the position. Scores are sums of weights, never
+// negative, so that their bits order like their values; NaN from a broken model keeps the order total.
+uint64_t HeavyHitters::rank(size_t slot, size_t position, const SelectionInput& input) const {
+  const Slot& state = slots_[slot];
+  float score = state.sums[position];
+  if (state.ages) score /= std::max(state.ages[position], kMinAge);
+  if (rule_.by_values) {
+    const size_t head_dim = shape_.head_dim;
+    float* row = value_rows_ + slot % shape_.n_kv_heads * head_dim;
+    std::fill_n(row, head_dim, 0.0f);
+    input.add_kv_rows(input.past_values.type, row, input.past_values.row(position), nullptr, 1, head_dim);
+    float norm = 0.0f;
+    for (size_t i = 0; i < head_dim; ++i) norm += row[i] * row[i];
+    score *= std::sqrt(norm);
+  }
+  uint32_t score_bits;
+  std::memcpy(&score_bits, &score, sizeof(score_bits));
+  return uint64_t{score_bits} << 32 | ~static_cast<uint32_t>(position);
+}
+
+MemorySet HeavyHitters::select(size_t slot, const SelectionInput& input, const Forced& forced) {
+  Slot& state = slots_[slot];
+  EH2O_DASSERT(forced.n_sinks + forced.n_local <= state.capacity);
+  const size_t chunk_begin = input.chunk.begin;
+  const size_t local_begin = chunk_begin - std::min(forced.n_local, chunk_begin);
+  const size_t sinks_end = std::min(forced.n_sinks, local_begin);
+  const size_t n_room = state.capacity - sinks_end - (chunk_begin - local_begin);
+
+  // In ascending order: the old memory lies before the chunk that read it.
+  uint64_t* ranks = ranks_ + slot % shape_.n_kv_heads * 2 * shape_.max_context;
+  size_t n_candidates = 0;
+  for (size_t i = 0; i < state.n_memory; ++i) {
+    const auto position = static_cast<size_t>(state.memory[i]);
+    if (position >= sinks_end && position < local_begin) ranks[n_candidates++] = rank(slot, position, input);
+  }
+  for (size_t position = std::max(state.chunk_begin, sinks_end); position < local_begin; ++position) {
+    ranks[n_candidates++] = rank(slot, position, input);
+  }
+  uint64_t lowest = 0;  // rank that is kept
+  if (n_room > 0 && n_room < n_candidates) {
+    uint64_t* by_rank = ranks + shape_.max_context;
+    std::copy_n(ranks, n_candidates, by_rank);
+    std::nth_element(by_rank, by_rank + n_room - 1, by_rank + n_candidates, std::greater<>());
+    lowest = by_rank[n_room - 1];
+  }
+
+  int32_t* next = state.memory;
+  const auto keep_range = [&next](size_t begin, size_t end) {
+    for (size_t position = begin; position < end; ++position) *next++ = static_cast<int32_t>(position);
+  };
+  keep_range(0, sinks_end);
+  for (size_t i = 0; n_room > 0 && i < n_candidates; ++i) {
+    if (ranks[i] >= lowest) *next++ = static_cast<int32_t>(~static_cast<uint32_t>(ranks[i]));
+  }
+  keep_range(local_begin, chunk_begin);
+  state.n_memory = static_cast<size_t>(next - state.memory);
+  EH2O_DASSERT(state.n_memory <= state.capacity);
+  state.chunk_begin = chunk_begin;
+  return memory(slot);
+}
+
+void HeavyHitters::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {
+  EH2O_DASSERT(sums.size == chunk.size());
+  Slot& state = slots_[slot];
+  std::copy_n(sums.data, sums.size, state.sums + chunk.begin);
+  for (size_t i = 0; state.ages && i < sums.size; ++i) {
+    state.ages[chunk.begin + i] = static_cast<float>(chunk.size() - i);
+  }
+  state.n_scored = chunk.end;
+}
+
+void HeavyHitters::observe_memory(size_t slot, PositionRange chunk, Span<const float> sums) {
+  Slot& state = slots_[slot];
+  EH2O_DASSERT(sums.size == state.n_memory);
+  for (size_t i = 0; i < sums.size; ++i) {
+    float& sum = state.sums[state.memory[i]];
+    sum = rule_.decay * sum + sums[i];
+    if (state.ages) {
+      float& age = state.ages[state.memory[i]];
+      age = rule_.decay * age + static_cast<float>(chunk.size());
+    }
+  }
+}
+
+MemorySet HeavyHitters::memory(size_t slot) const {
+  return MemorySet::list(slots_[slot].memory, slots_[slot].n_memory);
+}
+
+Span<const float> HeavyHitters::sums(size_t slot) const { return {slots_[slot].sums, shape_.max_context}; }
+
+}  // namespace edgeh2o

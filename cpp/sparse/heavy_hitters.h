@@ -1,0 +1,67 @@
+// Accumulated scores of past positions, and the choice of a memory set by them: what the policies with heavy
+// hitters share. Candidates of a chunk are the memory set before and the chunk before; a position that is
+// dropped never comes back. Positions written by decode belong to the chunk before them, with score 0.
+#pragma once
+
+#include <vector>
+
+#include "base/arena.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+// How column sums become scores.
+struct ScoreRule {
+  bool is_mean = false;    // divided by the number of queries that saw the key, at least kMinAge
+  float decay = 1.0f;      // factor of the older sums and numbers of queries, at every chunk
+  bool by_values = false;  // times the norm of the value row
+};
+
+class HeavyHitters {
+ public:
+  // A mean over fewer queries would let a few of them decide.
+  static constexpr float kMinAge = 32.0f;
+
+  // Positions that a memory set holds whatever their score.
+  struct Forced {
+    size_t n_sinks = 0;  // the first of the prompt
+    size_t n_local = 0;  // those just before the chunk
+  };
+
+  explicit HeavyHitters(const ScoreRule& rule) : rule_(rule) {}
+
+  // capacities[slot]: positions of a full memory set; 0: the slot has none.
+  void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<size_t>& capacities);
+  void begin_prompt();
+
+  // The memory set of the chunk: the forced positions, and up to the capacity those candidates that have the
+  // highest scores; ties go to the lower position. n_sinks + n_local must not exceed the capacity.
+  MemorySet select(size_t slot, const SelectionInput& input, const Forced& forced);
+  void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums);
+  void observe_memory(size_t slot, PositionRange chunk, Span<const float> sums);
+
+  MemorySet memory(size_t slot) const;
+  Span<const float> sums(size_t slot) const;  // decayed column sums by position
+
+ private:
+  struct Slot {
+    float* sums = nullptr;      // [max_context]
+    float* ages = nullptr;      // [max_context] decayed numbers of queries; null unless scores are means
+    int32_t* memory = nullptr;  // [capacity] ascending
+    size_t capacity = 0;
+    size_t n_memory = 0;
+    size_t chunk_begin = 0;  // where the latest chunk began
+    size_t n_scored = 0;     // positions [0, n_scored) may have sums other than 0
+  };
+
+  uint64_t rank(size_t slot, size_t position, const SelectionInput& input) const;
+
+  ScoreRule rule_;
+  PolicyShape shape_;
+  Slot* slots_ = nullptr;  // [n_slots]
+  // Scratch: the slots of one layer run in parallel.
+  uint64_t* ranks_ = nullptr;    // [n_kv_heads][2][max_context]
+  float* value_rows_ = nullptr;  // [n_kv_heads][head_dim]
+};
+
+}  // namespace edgeh2o
