@@ -1,12 +1,11 @@
-"""Memory-mapped GGUF file: bounded header parsing, zero-copy tensor views.
+"""GGUF file: bounded header parsing, tensor data by positioned reads.
 
-The header is parsed once, by ``gguf_header``; tensor data is paged in only when it is read and
-can be dropped again tensor by tensor, so that loading a model does not hold it twice.
+The file is read and never mapped: a map of a file that another process cuts short kills the
+reader with SIGBUS, while a read that comes back short is an error like any other.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from pathlib import Path
@@ -25,12 +24,11 @@ __all__ = ["GgufFile", "Metadata", "MetadataValue", "TensorInfo", "open_gguf"]
 class GgufFile:
     """An open GGUF file. Use ``open_gguf`` to make one; usable as a context manager."""
 
-    __slots__ = ("_descriptor", "_header", "_map", "path")
+    __slots__ = ("_descriptor", "_header", "path")
 
-    def __init__(self, path: Path, descriptor: int, mapping: mmap.mmap, header: GgufHeader) -> None:
+    def __init__(self, path: Path, descriptor: int, header: GgufHeader) -> None:
         self.path = path
         self._descriptor: int | None = descriptor
-        self._map: mmap.mmap | None = mapping
         self._header = header
 
     @property
@@ -59,39 +57,20 @@ class GgufFile:
         return self._header.tensors
 
     def tensor_bytes(self, info: TensorInfo) -> memoryview:
-        """The stored bytes of a tensor as a read-only view of the mapping, ``info.n_bytes`` long.
+        """The stored bytes of a tensor: a read-only copy, ``info.n_bytes`` long.
 
-        The view stays valid after ``close``. Raises ``FormatError`` if the file has become
-        shorter since it was opened: touching the lost pages would kill the process.
+        Raises ``FormatError`` if the file has become shorter since it was opened and
+        ``ResourceError`` if it cannot be read.
         """
-        mapping, descriptor = self._open_mapping()
-        stop = info.offset + info.n_bytes
-        if os.fstat(descriptor).st_size < stop:
-            raise FormatError(
-                f"{self.path}: the file became shorter while it was open; "
-                "do not overwrite a model in place while it is in use"
-            )
-        return memoryview(mapping)[info.offset : stop]
-
-    def release(self, info: TensorInfo) -> None:
-        """Drop the whole pages of a tensor from memory; a later read brings them back."""
-        mapping, _ = self._open_mapping()
-        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (info.offset + info.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        return _read_at(self.path, self._descriptor, info.offset, info.n_bytes)
 
     def close(self) -> None:
-        """Close the file. Views handed out keep the mapping alive until they are gone."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None
-        self._map = None
-
-    def _open_mapping(self) -> tuple[mmap.mmap, int]:
-        if self._map is None or self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._map, self._descriptor
 
     def __enter__(self) -> GgufFile:
         return self
@@ -109,20 +88,25 @@ class GgufFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Map a GGUF file and read its header.
+    """Open a GGUF file and read its header.
 
     Raises ``ResourceError`` if the file cannot be read and ``FormatError`` if it is not a GGUF
     file or is malformed; the message names the file, the key or tensor, and the cure.
     """
     file_path = Path(path)
     descriptor = _open_regular_file(file_path)
+
+    def read(offset: int, n_bytes: int) -> bytes:
+        return bytes(_read_at(file_path, descriptor, offset, n_bytes))
+
     try:
-        mapping = _map_file(file_path, descriptor)
+        n_bytes = os.fstat(descriptor).st_size
+        _check_magic(file_path, read(0, min(n_bytes, PROBE_BYTES)))
         try:
-            header = read_header(mapping)
+            header = read_header(read, n_bytes)
         except FormatError as error:
             raise FormatError(f"{file_path}: {error}") from None
-        return GgufFile(file_path, descriptor, mapping, header)
+        return GgufFile(file_path, descriptor, header)
     except BaseException:
         os.close(descriptor)
         raise
@@ -147,19 +131,29 @@ def _open_regular_file(path: Path) -> int:
     raise FormatError(f"{path}: is not a regular file (a pipe or a device); give a .gguf file")
 
 
-def _map_file(path: Path, descriptor: int) -> mmap.mmap:
-    if os.fstat(descriptor).st_size == 0:
+def _check_magic(path: Path, start: bytes) -> None:
+    if not start:
         raise FormatError(f"{path}: the file is empty; fetch it again")
-    try:
-        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    except (OSError, OverflowError, ValueError) as error:
-        raise ResourceError(
-            f"{path}: cannot be mapped into memory: {error}; "
-            "a 32-bit system or an address space limit may be too small for it"
-        ) from None
-    start = mapping[:PROBE_BYTES]
     if not start.startswith(MAGIC):
         foreign = describe_foreign_file(start)
         hint = f"it looks like {foreign}" if foreign else "check that it is the right file"
         raise FormatError(f"{path}: not a GGUF file; {hint}")
-    return mapping
+
+
+def _read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> memoryview:
+    import numpy as np
+
+    content = np.empty(n_bytes, dtype=np.uint8).data
+    n_read = 0
+    while n_read < n_bytes:  # one call reads at most 2 GiB
+        try:
+            n_more = os.preadv(descriptor, [content[n_read:]], offset + n_read)
+        except OSError as error:
+            raise ResourceError(f"{path}: cannot be read: {error.strerror}") from None
+        if n_more == 0:
+            raise FormatError(
+                f"{path}: the file became shorter while it was open; "
+                "do not overwrite a model in place while it is in use"
+            )
+        n_read += n_more
+    return content.toreadonly()

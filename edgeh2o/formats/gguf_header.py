@@ -7,8 +7,8 @@ read. Memory and time are bounded by the header's real size, and that by ``MAX_H
 
 from __future__ import annotations
 
-import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import FormatError
@@ -33,6 +33,10 @@ MAX_KEY_BYTES = 2**16 - 1
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMS = 4
 MAX_TENSOR_VALUES = 2**62
+FIRST_READ_BYTES = 2**20
+
+# Gives ``n_bytes`` of the file from ``offset`` on, never fewer: (offset, n_bytes) -> bytes.
+ReadBytes = Callable[[int, int], bytes]
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -82,12 +86,12 @@ class GgufHeader:
     tensors: dict[str, TensorInfo]
 
 
-def read_header(data: mmap.mmap) -> GgufHeader:
-    """Parse the header of a mapped GGUF file whose magic was checked already.
+def read_header(read: ReadBytes, file_bytes: int) -> GgufHeader:
+    """Parse the header of a GGUF file of ``file_bytes`` bytes whose magic was checked already.
 
     Raises ``FormatError`` that names the key or the tensor and the byte offset.
     """
-    cursor = _Cursor(data)
+    cursor = _Cursor(read, file_bytes)
     version = _read_version(cursor)
     n_tensors = cursor.count("the number of tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
     n_keys = cursor.count("the number of metadata keys", _MIN_KEY_BYTES, MAX_KEYS)
@@ -117,18 +121,23 @@ def read_header(data: mmap.mmap) -> GgufHeader:
         entries[name] = _read_tensor_entry(cursor)
 
     data_offset = _align_up(cursor.position, alignment)
-    tensors = _place_tensors(entries, data_offset, alignment, len(data))
+    tensors = _place_tensors(entries, data_offset, alignment, file_bytes)
     return GgufHeader(version, alignment, data_offset, Metadata(values), tensors)
 
 
 class _Cursor:
-    """Bounded reads of a mapped file. ``place`` is what is being read, for the messages."""
+    """Bounded reads of a file. ``place`` is what is being read, for the messages.
 
-    __slots__ = ("data", "end", "place", "position")
+    ``data`` is the file's start so far; ``require`` reads on, so that a small header costs little.
+    """
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data = data
-        self.end = min(len(data), MAX_HEADER_BYTES)
+    __slots__ = ("data", "end", "file_bytes", "place", "position", "read")
+
+    def __init__(self, read: ReadBytes, file_bytes: int) -> None:
+        self.read = read
+        self.file_bytes = file_bytes
+        self.data = b""
+        self.end = min(file_bytes, MAX_HEADER_BYTES)
         self.position = len(MAGIC)
         self.place = "header"
 
@@ -136,10 +145,13 @@ class _Cursor:
         return FormatError(f"{self.place} (at byte {self.position}): {what}")
 
     def require(self, n_bytes: int, what: str) -> None:
-        """Check that ``n_bytes`` are left."""
-        if n_bytes <= self.end - self.position:
+        """Check that ``n_bytes`` are left and make ``data`` hold them."""
+        if n_bytes <= len(self.data) - self.position:
             return
-        if self.end < len(self.data):
+        if n_bytes <= self.end - self.position:
+            self.load(self.position + n_bytes)
+            return
+        if self.end < self.file_bytes:
             raise self.error(
                 f"{what} takes {n_bytes} bytes and the header would pass "
                 f"{MAX_HEADER_BYTES} bytes; the file is damaged"
@@ -148,6 +160,11 @@ class _Cursor:
             f"{what} takes {n_bytes} bytes, but the file has {self.end - self.position} left; "
             "it is truncated or damaged, fetch it again"
         )
+
+    def load(self, stop: int) -> None:
+        """Make ``data`` reach ``stop`` at least; doubling keeps the copies few."""
+        stop = min(max(stop, 2 * len(self.data), FIRST_READ_BYTES), self.end)
+        self.data += self.read(len(self.data), stop - len(self.data))
 
     def scalar(self, code: struct.Struct, what: str) -> int | float:
         self.require(code.size, what)
@@ -191,32 +208,44 @@ class _Cursor:
         return text
 
     def strings(self, count: int) -> tuple[str, ...]:
-        """An array of strings in one loop: this is nearly all of the time of opening a file."""
-        data, position, end = self.data, self.position, self.end
-        read_length = _U64.unpack_from
+        """An array of strings, each a length and its bytes."""
         texts: list[str] = []
+        while (stop := self._append_strings(texts, count)) > len(self.data):
+            if stop > self.end:
+                is_whole_file = self.end == self.file_bytes
+                limit = "end of the file" if is_whole_file else "largest header that is read"
+                raise self.error(
+                    f"item {len(texts)} of {count} strings reaches beyond the {limit}; "
+                    "the file is truncated or damaged, fetch it again"
+                )
+            self.load(stop)
+        return tuple(texts)
+
+    def _append_strings(self, texts: list[str], count: int) -> int:
+        """Append the strings that ``data`` holds; return where the next one, or the array, ends.
+
+        One loop without calls: this is nearly all of the time of opening a file.
+        """
+        data, position, end = self.data, self.position, len(self.data)
+        read_length = _U64.unpack_from
         append = texts.append
         try:
-            for _ in range(count):
+            for _ in range(count - len(texts)):
                 start = position + 8
-                position = start + read_length(data, position)[0]
-                if position > end:
-                    position = start
+                stop = start + int(read_length(data, position)[0])
+                if stop > end:
                     break
-                append(data[start:position].decode("utf-8"))
-        except struct.error:
-            pass  # the length itself lies beyond the end of the file
+                append(data[start:stop].decode("utf-8"))
+                position = stop
+            else:
+                stop = position
+        except struct.error:  # the length itself is not there yet
+            stop = start
         except UnicodeDecodeError as problem:
             self.position = start
             raise self.error(f"item {len(texts)} is not UTF-8 text: {problem.reason}") from None
         self.position = position
-        if len(texts) < count:
-            raise self.error(
-                f"item {len(texts)} of {count} strings reaches beyond the "
-                + ("largest header that is read" if end < len(data) else "end of the file")
-                + "; the file is truncated or damaged, fetch it again"
-            )
-        return tuple(texts)
+        return stop
 
 
 def _read_version(cursor: _Cursor) -> int:

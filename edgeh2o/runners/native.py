@@ -61,8 +61,8 @@ class NativeModelFile:
     def load(self, *, on_bytes: OnBytes | None = None) -> NativeModel:
         """Packs every tensor for the active instruction set.
 
-        The file's pages of a tensor are dropped once it is packed, so that the peak stays near
-        the packed size. ``on_bytes(done, total)`` counts bytes of the file.
+        One tensor at a time is held as it is stored, so that the peak stays near the packed
+        size. ``on_bytes(done, total)`` counts bytes of the file.
         """
         core_model = _core.Model(_decoder_config(self.config))
         done = 0
@@ -77,7 +77,6 @@ class NativeModelFile:
                     info.cols,
                     binding.row_order,
                 )
-                self._gguf.release(info)
                 done += info.n_bytes
                 if on_bytes is not None:
                     on_bytes(done, self.n_weight_bytes)

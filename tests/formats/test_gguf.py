@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import re
 import struct
-import sys
 import time
 from pathlib import Path
 
@@ -228,13 +225,12 @@ def small_file(tmp_path: Path) -> Path:
     )
 
 
-def test_views_are_read_only_and_outlive_the_file(small_file: Path) -> None:
+def test_tensor_bytes_are_read_only_and_outlive_the_file(small_file: Path) -> None:
     file = open_gguf(small_file)
     view = file.tensor_bytes(file.tensors["a"])
     assert view.readonly
     file.close()
     file.close()
-    gc.collect()
     assert struct.unpack("<8f", view) == tuple(range(8))
     with pytest.raises(ValueError, match="is closed"):
         file.tensor_bytes(file.tensors["a"])
@@ -249,29 +245,50 @@ def test_refuses_a_file_that_shrinks_while_open(small_file: Path) -> None:
         assert len(file.tensor_bytes(file.tensors["a"])) == 32
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
-def test_release_drops_the_pages_of_one_tensor(tmp_path: Path) -> None:
-    n_values = 2**20
-    tensors = {
-        "kept": raw.RawTensor((n_values,), raw.F32, b"\1" * (4 * n_values)),
-        "dropped": raw.RawTensor((n_values,), raw.F32, b"\2" * (4 * n_values)),
-    }
-    path = write(tmp_path / "pages.gguf", raw.gguf_of([], tensors))
+def test_a_read_error_is_a_resource_error(
+    small_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
 
-    def resident_kib() -> int:
-        pattern = rf"{re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB"
-        return int(re.search(pattern, Path("/proc/self/smaps").read_text())[1])
+    with open_gguf(small_file) as file:
+        monkeypatch.setattr(os, "preadv", fail)
+        with pytest.raises(ResourceError, match=r"small\.gguf: cannot be read: Input/output error"):
+            file.tensor_bytes(file.tensors["a"])
+    with pytest.raises(ResourceError, match="cannot be read"):
+        open_gguf(small_file)
 
+
+def test_short_reads_are_continued(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.preadv
+    with open_gguf(small_file) as file:
+        monkeypatch.setattr(
+            os, "preadv", lambda descriptor, views, at: whole(descriptor, [views[0][:7]], at)
+        )
+        view = file.tensor_bytes(file.tensors["a"])
+    assert struct.unpack("<8f", view) == tuple(range(8))
+
+
+@pytest.mark.parametrize("first_read_bytes", [1, 7, 64])
+def test_a_header_read_in_pieces_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_read_bytes: int
+) -> None:
+    strings = [("x" * n) for n in range(40)]
+    path = write(
+        tmp_path / "pieces.gguf",
+        raw.gguf_of(
+            [
+                raw.key("strings", raw.ARRAY, raw.array(raw.STRING, strings)),
+                raw.key("numbers", raw.ARRAY, raw.array(raw.UINT32, list(range(200)))),
+            ],
+            {"a": raw.f32_tensor(8)},
+        ),
+    )
+    monkeypatch.setattr("edgeh2o.formats.gguf_header.FIRST_READ_BYTES", first_read_bytes)
     with open_gguf(path) as file:
-        views = {name: file.tensor_bytes(info) for name, info in file.tensors.items()}
-        assert {name: set(view[::64]) for name, view in views.items()} == {
-            "kept": {1},
-            "dropped": {2},
-        }
-        before = resident_kib()
-        file.release(file.tensors["dropped"])
-        assert before - resident_kib() > 0.9 * 4 * n_values / 1024
-        assert set(views["dropped"][::64]) == {2}
+        assert file.metadata["strings"] == tuple(strings)
+        assert file.metadata["numbers"].tolist() == list(range(200))
+        assert file.tensors["a"].n_bytes == 32
 
 
 def test_missing_path(tmp_path: Path) -> None:
