@@ -191,6 +191,17 @@ class Session:
 
     def decode(self, token: int) -> NDArray[np.float32]: ...
     def reset(self) -> None: ...
+    def save_state(self) -> bytes:
+        """What later calls depend on, but the cached rows."""
+
+    def load_state(self, state: Buffer) -> None:
+        """Takes up a saved prompt, but its rows; ValueError, and an empty session, if it is bad."""
+
+    def cached_rows(self, layer: int) -> list[NDArray[np.uint8]]:
+        """Writable views of the tokens' rows: keys and values of the first KV head, and so on.
+
+        Valid until the position changes.
+        """
     @staticmethod
     def estimate_bytes(
         config: DecoderConfig,

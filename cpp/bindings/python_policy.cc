@@ -91,13 +91,7 @@ void PythonPolicy::store_selection(SlotState& state, const py::object& selection
   } else {
     assign(state.positions, selection.cast<PositionArray>());
   }
-  int64_t previous = -1;
-  for (const int32_t position : state.positions) {
-    EH2O_CHECK(position > previous && static_cast<size_t>(position) < input.chunk.begin, "position ",
-               position, " after ", previous, ": positions must ascend and lie before the chunk at ",
-               input.chunk.begin);
-    previous = position;
-  }
+  check_positions({state.positions.data(), state.positions.size()}, input.chunk.begin);
   const bool is_scored = state.is_scored && needs_.column_sums != ColumnSums::kNone;
   EH2O_CHECK(!is_scored || state.positions.size() <= needs_.max_scored_memory, "a memory set of ",
              state.positions.size(), " positions exceeds max_memory = ", needs_.max_scored_memory);

@@ -65,6 +65,30 @@ py::array_t<float> decode(Session& session, int32_t token) {
   return copy_logits(logits, session.config().vocab_size);
 }
 
+py::bytes save_state(const Session& session) {
+  const std::vector<uint8_t> state = session.save_state();
+  return {reinterpret_cast<const char*>(state.data()), state.size()};
+}
+
+void load_state(Session& session, const py::buffer& buffer) {
+  const py::buffer_info info = buffer.request();
+  EH2O_CHECK(info.itemsize == 1 && info.ndim == 1, "the state must be a flat buffer of bytes");
+  session.load_state({static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size)});
+}
+
+// A list of one writable view per KV head: its keys, then its values.
+py::list cached_rows(Session& session, size_t layer) {
+  EH2O_CHECK(layer < session.config().n_layers, "layer ", layer, " does not exist; there are ",
+             session.config().n_layers);
+  py::list views;
+  for (size_t head = 0; head < session.config().n_kv_heads; ++head) {
+    for (const Span<uint8_t>& rows : {session.key_rows(layer, head), session.value_rows(layer, head)}) {
+      views.append(py::array_t<uint8_t>(static_cast<py::ssize_t>(rows.size), rows.data, py::cast(session)));
+    }
+  }
+  return views;
+}
+
 py::dict to_dict(const SessionBytes& bytes) {
   py::dict result;
   result["kv_cache"] = bytes.kv_cache;
@@ -92,6 +116,9 @@ void bind_session(py::module_& module) {
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
       .def("reset", &Session::reset)
+      .def("save_state", &save_state)
+      .def("load_state", &load_state, py::arg("state"))
+      .def("cached_rows", &cached_rows, py::arg("layer"))
       .def_property_readonly("position", &Session::position)
       .def_property_readonly("pairs_computed", &Session::pairs_computed)
       .def_property_readonly("pairs_dense", &Session::pairs_dense)

@@ -133,4 +133,30 @@ const float* Session::decode(int32_t token) {
   return activations_.logits;
 }
 
+std::vector<uint8_t> Session::save_state() const {
+  EH2O_CHECK(!is_broken_, "the last call was interrupted: there is no state to save");
+  ByteWriter out;
+  out.put<uint64_t>(position_);
+  out.put<uint64_t>(pairs_dense_);
+  out.put<uint64_t>(attention_.pairs_of_all_heads());
+  attention_.policy().save(position_, out);
+  return out.bytes();
+}
+
+void Session::load_state(Span<const uint8_t> state) {
+  reset();
+  ByteReader in(state);
+  try {
+    const size_t position = in.take_at_most<uint64_t>(shape_.max_context, "the number of tokens");
+    pairs_dense_ = in.take<uint64_t>();
+    const uint64_t n_pairs = in.take<uint64_t>();
+    attention_.load(position, n_pairs, in);
+    in.check_end();
+    position_ = position;
+  } catch (...) {
+    reset();
+    throw;
+  }
+}
+
 }  // namespace edgeh2o

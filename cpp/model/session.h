@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/kv_rows.h"
@@ -32,9 +33,9 @@ class Session {
   Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy,
           const SessionShape& shape);
 
-  // Appends tokens to the prompt. is_last: the next call is decode or a new prompt. Returns the logits of the
-  // last token [vocab_size] if is_last, else null. If on_layer throws, the session must be reset before it is
-  // used again.
+  // Appends tokens to the prompt. is_last: no further prefill call belongs to this prompt. Returns the logits
+  // of the last token [vocab_size] if is_last, else null. If on_layer throws, the session must be reset
+  // before it is used again.
   const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
                        const Decoder::OnLayer& on_layer);
 
@@ -46,6 +47,16 @@ class Session {
   const float* decode(int32_t token);
 
   void reset();
+
+  // Session files. The state is all that later calls depend on but the cached rows, which are read and
+  // written in place: the rows of the tokens so far, of one KV head's keys or values. load_state forgets the
+  // prompt and takes bytes from anywhere; it throws std::invalid_argument, and leaves an empty session, for a
+  // state that a session like this could not have saved. The caller then writes the rows.
+  std::vector<uint8_t> save_state() const;
+  void load_state(Span<const uint8_t> state);
+  Span<uint8_t> key_rows(size_t layer, size_t kv_head) { return rows(cache_.view(layer).k(kv_head)); }
+  Span<uint8_t> value_rows(size_t layer, size_t kv_head) { return rows(cache_.view(layer).v(kv_head)); }
+
   size_t position() const { return position_; }
   const DecoderConfig& config() const { return decoder_->config(); }
   const SessionShape& shape() const { return shape_; }
@@ -62,6 +73,9 @@ class Session {
                                      const SparsePolicy& policy, const SessionShape& shape);
 
  private:
+  Span<uint8_t> rows(const KvRows& rows) const {
+    return {rows.row(0), static_cast<size_t>(rows.row(position_) - rows.row(0))};
+  }
   void check_ready() const;
   void check_call(const int32_t* tokens, size_t n_tokens) const;
   void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer);

@@ -52,6 +52,13 @@ class ChunkedAttention {
   // Query-key pairs of this prompt's calls of run, averaged over layers and heads.
   uint64_t pairs_computed() const { return n_pairs_ / (shape_.n_layers * shape_.n_kv_heads); }
 
+  // Session files: takes up a prompt of n_tokens tokens whose policy state comes next in `in`.
+  uint64_t pairs_of_all_heads() const { return n_pairs_; }
+  void load(size_t n_tokens, uint64_t pairs_of_all_heads, ByteReader& in) {
+    policy_->load(n_tokens, in);
+    n_pairs_ = pairs_of_all_heads;
+  }
+
   const AttentionShape& shape() const { return shape_; }
   const SparsePolicy& policy() const { return *policy_; }
 

@@ -15,6 +15,8 @@ class DensePolicy final : public SparsePolicy {
   void begin_prompt() override;
   bool is_scored(size_t) const override { return false; }
   MemorySet select_memory(size_t slot, const SelectionInput& input) override;
+  void save(size_t, ByteWriter&) const override {}
+  void load(size_t, ByteReader&) override {}
   MemorySet memory(size_t slot) const override { return MemorySet::all_of({0, n_past_[slot]}); }
 
  protected:

@@ -44,6 +44,8 @@ class H2OPolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
+  void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }
   MemorySet memory(size_t slot) const override { return hitters_.memory(slot); }
   Span<const float> scores(size_t slot) const override { return hitters_.sums(slot); }
 

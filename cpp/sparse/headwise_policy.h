@@ -40,6 +40,9 @@ class HeadwisePolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  // Landmarks are made again from the cached rows.
+  void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
+  void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }
   MemorySet memory(size_t slot) const override;
   Span<const float> scores(size_t slot) const override;
 

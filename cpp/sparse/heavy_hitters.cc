@@ -123,6 +123,37 @@ void HeavyHitters::observe_memory(size_t slot, PositionRange chunk, Span<const f
   }
 }
 
+void HeavyHitters::save(ByteWriter& out) const {
+  for (size_t i = 0; i < shape_.n_slots(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.capacity == 0) continue;
+    for (const size_t count : {slot.n_memory, slot.chunk_begin, slot.n_scored}) out.put<uint64_t>(count);
+    out.put_array(slot.memory, slot.n_memory);
+    out.put_array(slot.sums, slot.n_scored);
+    if (slot.ages) out.put_array(slot.ages, slot.n_scored);
+  }
+}
+
+void HeavyHitters::load(size_t n_tokens, ByteReader& in) {
+  for (size_t i = 0; i < shape_.n_slots(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.capacity == 0) continue;
+    const size_t n_memory = in.take_at_most<uint64_t>(slot.capacity, "the size of a memory set");
+    slot.chunk_begin = in.take_at_most<uint64_t>(n_tokens, "the begin of a chunk");
+    slot.n_scored = in.take_at_most<uint64_t>(n_tokens, "the number of scores");
+    in.take_array(slot.memory, n_memory);
+    check_positions({slot.memory, n_memory}, slot.chunk_begin);
+    slot.n_memory = n_memory;
+    for (float* values : {slot.sums, slot.ages}) {
+      if (values == nullptr) continue;
+      in.take_array(values, slot.n_scored);
+      const bool are_sums = std::all_of(values, values + slot.n_scored,
+                                        [](float value) { return std::isfinite(value) && value >= 0.0f; });
+      EH2O_CHECK(are_sums, "a score is not a finite number >= 0");
+    }
+  }
+}
+
 MemorySet HeavyHitters::memory(size_t slot) const {
   return MemorySet::list(slots_[slot].memory, slots_[slot].n_memory);
 }

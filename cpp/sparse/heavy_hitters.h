@@ -40,6 +40,10 @@ class HeavyHitters {
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums);
   void observe_memory(size_t slot, PositionRange chunk, Span<const float> sums);
 
+  // As SparsePolicy's.
+  void save(ByteWriter& out) const;
+  void load(size_t n_tokens, ByteReader& in);
+
   MemorySet memory(size_t slot) const;
   Span<const float> sums(size_t slot) const;  // decayed column sums by position
 

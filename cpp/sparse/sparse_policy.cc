@@ -4,12 +4,29 @@
 
 namespace edgeh2o {
 
+void check_positions(Span<const int32_t> positions, size_t end) {
+  int64_t previous = -1;
+  for (const int32_t position : positions) {
+    EH2O_CHECK(position > previous && static_cast<size_t>(position) < end, "position ", position, " after ",
+               previous, ": positions must ascend and lie before the chunk at ", end);
+    previous = position;
+  }
+}
+
 void SparsePolicy::begin_session(const PolicyShape& shape) {
   EH2O_CHECK(!is_taken_, "this policy (", describe(), ") already serves another session; make one for each");
   allocate(shape);
   shape_ = shape;
   is_taken_ = true;
   begin_prompt();
+}
+
+void SparsePolicy::save(size_t, ByteWriter&) const {
+  throw_invalid("this policy (", describe(), ") cannot be saved");
+}
+
+void SparsePolicy::load(size_t, ByteReader&) {
+  throw_invalid("this policy (", describe(), ") cannot be loaded");
 }
 
 }  // namespace edgeh2o

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/byte_stream.h"
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
 
@@ -63,6 +64,9 @@ struct MemorySet {
   size_t n_positions() const { return positions ? n_listed : range.size(); }
   size_t n_rows() const { return n_positions() + synthetic.count; }
 };
+
+// Throws std::invalid_argument unless the positions ascend from 0 or more and lie before `end`.
+void check_positions(Span<const int32_t> positions, size_t end);
 
 // Column sums: what every key received from the chunk's queries, summed over the query heads of the group.
 enum class ColumnSums : uint8_t {
@@ -130,6 +134,13 @@ class SparsePolicy {
 
   // Called once after every layer of a call, by the calling thread; the one place where a policy may throw.
   virtual void end_layer() {}
+
+  // Session files: what later chunks of this prompt depend on, once all layers have read n_tokens tokens.
+  // `load` finds the policy as begin_prompt leaves it, and bytes from anywhere: it throws
+  // std::invalid_argument for what this policy could not have saved, after which begin_prompt is called
+  // again. A policy without them refuses both.
+  virtual void save(size_t n_tokens, ByteWriter& out) const;
+  virtual void load(size_t n_tokens, ByteReader& in);
 
   // For inspection: the memory set that the slot's latest chunk read, and its accumulated scores by position
   // (empty if the algorithm keeps none).
