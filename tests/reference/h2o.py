@@ -108,9 +108,9 @@ class H2OLayer:
     def prefill(self, q: Array, k: Array, v: Array) -> Array:
         """Output [n_heads, n, d] of q [n_heads, n, d] with new rows k, v [n_kv_heads, n, d]."""
         first = self._append(k, v)
-        self.scores = np.pad(
-            self.scores if first else np.zeros((k.shape[0], 0)), ((0, 0), (0, k.shape[1]))
-        )
+        scores = self.scores if self.scores.size else np.zeros((k.shape[0], 0))
+        n_new = first + k.shape[1] - scores.shape[1]  # positions of decoded tokens too
+        self.scores = np.pad(scores, ((0, 0), (0, n_new)))
         parts = [
             self._run_chunk(q[:, start:stop], first + start, first + stop)
             for start, stop in chunk_bounds(q.shape[1], chunk_size=self._chunk_size)
@@ -129,7 +129,8 @@ class H2OLayer:
         self._v = v if first == 0 else np.concatenate([self._v, v], axis=1)
         return first
 
-    def _select(self, n_kv_heads: int) -> tuple[tuple[Positions, ...], Array]:
+    def _select(self, n_kv_heads: int, start: int) -> tuple[tuple[Positions, ...], Array]:
+        """Memory set of the chunk at `start`; tokens decoded since belong to the chunk before."""
         if not self.chunks:
             empty = np.zeros(0, dtype=np.int64)
             return (empty,) * n_kv_heads, np.full(n_kv_heads, np.inf)
@@ -138,7 +139,7 @@ class H2OLayer:
             select_memory(
                 self.scores[head],
                 last.memory[head],
-                (last.start, last.stop),
+                (last.start, start),
                 local=self._local,
                 heavy=self._heavy,
             )
@@ -160,7 +161,7 @@ class H2OLayer:
             scale=scale,
             visible=np.tri(n, dtype=bool),
         )
-        memory, margins = self._select(n_kv_heads)
+        memory, margins = self._select(n_kv_heads, start)
         inter_parts = [
             attend(
                 grouped[head],
