@@ -17,10 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from edgeh2o.evaluation.reporting import markdown_table
+
 from .llama_cpp import LlamaCpp
 from .log_probabilities import Agreement, WindowLogProbabilities, compare, join
 from .parity import GreedyComparison, Tolerances, count_equal, find_faults
-from .reporting import existing_file, markdown_table, print_progress, run_script, write_report
+from .reporting import existing_file, print_progress, run_script, write_report
 
 if TYPE_CHECKING:
     from .own_model import DenseModel

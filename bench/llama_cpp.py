@@ -132,28 +132,40 @@ class LlamaCpp:
         Raises LlamaCppError when ``text`` is shorter than ``n_windows``, or than the two windows
         that llama-perplexity asks for.
         """
-        n_tokens = len(self.tokenize(model, text, parse_special=False))
-        n_needed = context_size * max(2, n_windows)
-        if n_tokens < n_needed:
-            raise LlamaCppError(
-                f"the text has {n_tokens} tokens and {n_windows} windows of {context_size} need "
-                f"{n_needed}; give a longer text or smaller windows"
-            )
         with _prompt_file(text) as prompt:
             saved = prompt.with_name("log_probabilities.bin")
-            size = str(context_size)
-            result = self._run(
-                "llama-perplexity",
-                [
-                    *("-m", str(model), "-bf", str(prompt), "--no-escape"),
-                    *("-c", size, "-b", size, "-ub", size, "--chunks", str(n_windows)),
-                    *("-t", str(self.threads), "-fa", "on" if flash_attention else "off"),
-                    *("--save-all-logits", str(saved), "--no-warmup"),
-                ],
+            result = self._run_perplexity(
+                model,
+                prompt,
+                ["--save-all-logits", str(saved)],
+                context_size=context_size,
+                n_windows=n_windows,
+                flash_attention=flash_attention,
             )
             if not saved.is_file() or not saved.stat().st_size:
                 raise LlamaCppError(f"llama-perplexity saved nothing\n{_tail(result.stderr)}")
             return read_log_probabilities(saved)
+
+    def perplexity(
+        self,
+        model: Path,
+        text: str,
+        *,
+        context_size: int,
+        n_windows: int,
+        flash_attention: bool = False,
+    ) -> float:
+        """Perplexity over the second half of each window. Errors as ``log_probabilities``."""
+        with _prompt_file(text) as prompt:
+            result = self._run_perplexity(
+                model,
+                prompt,
+                [],
+                context_size=context_size,
+                n_windows=n_windows,
+                flash_attention=flash_attention,
+            )
+        return parse_perplexity(result.stdout + result.stderr)
 
     def dequantize(self, model: Path, output: Path) -> None:
         """Writes ``model`` with every weight as F32, 4 bytes per parameter, to ``output``."""
@@ -203,6 +215,33 @@ class LlamaCpp:
         paths = [libraries, os.environ.get("LD_LIBRARY_PATH", "")]
         return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
 
+    def _run_perplexity(
+        self,
+        model: Path,
+        prompt: Path,
+        options: Sequence[str],
+        *,
+        context_size: int,
+        n_windows: int,
+        flash_attention: bool,
+    ) -> subprocess.CompletedProcess[str]:
+        text = prompt.read_bytes().decode()
+        n_tokens = len(self.tokenize(model, text, parse_special=False))
+        n_needed = context_size * max(2, n_windows)
+        if n_tokens < n_needed:
+            raise LlamaCppError(
+                f"the text has {n_tokens} tokens and {n_windows} windows of {context_size} need "
+                f"{n_needed}; give a longer text or smaller windows"
+            )
+        size = str(context_size)
+        arguments = [
+            *("-m", str(model), "-bf", str(prompt), "--no-escape"),
+            *("-c", size, "-b", size, "-ub", size, "--chunks", str(n_windows)),
+            *("-t", str(self.threads), "-fa", "on" if flash_attention else "off"),
+            *("--no-warmup", *options),
+        ]
+        return self._run("llama-perplexity", arguments)
+
     def _bench(
         self, model: Path, options: Sequence[str], *, flash_attention: bool, warm_up: bool
     ) -> float:
@@ -247,6 +286,14 @@ def parse_bench(stdout: str) -> float:
         raise LlamaCppError(
             f"llama-bench printed no single test: {error}\n{_tail(stdout)}"
         ) from None
+
+
+def parse_perplexity(output: str) -> float:
+    """The estimate over all windows that llama-perplexity prints at its end."""
+    match = re.search(r"Final estimate: PPL = ([\d.]+)", output)
+    if match is None:
+        raise LlamaCppError(f"llama-perplexity printed no estimate\n{_tail(output)}")
+    return float(match.group(1))
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edgeh2o.evaluation.reporting import format_samples, markdown_table
+
 from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
 from .prefill import DEFAULT_TEXT, contest_parser, parse_sizes
 from .reporting import (
     existing_file,
-    format_samples,
-    markdown_table,
     print_progress,
     run_script,
     write_report,

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeh2o.evaluation.reporting import format_samples, markdown_table
+
 from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
 from .reporting import (
     existing_file,
-    format_samples,
-    markdown_table,
     print_progress,
     run_script,
     write_report,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import FormatError as FormatError
     from .errors import ResourceError as ResourceError
     from .errors import UsageError as UsageError
+    from .evaluation.perplexity import evaluate_perplexity as evaluate_perplexity
     from .llm import LLM as LLM
     from .llm import GenerationChunk as GenerationChunk
     from .llm import GenerationResult as GenerationResult
@@ -47,6 +48,7 @@ _HOMES = {
     "SamplingParams": "config",
     "UsageError": "errors",
     "dense_policy": "_core",
+    "evaluate_perplexity": "evaluation.perplexity",
     "h2o_policy": "_core",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +31,7 @@ from .errors import UsageError
 from .formats.pull import resolve_model
 
 if TYPE_CHECKING:
+    from .runners.base import Runner
     from .runners.native import NativeModel
 
 OnProgress = Callable[[str, int, int], None]
@@ -151,7 +152,8 @@ class LLM:
         attention = (attention or H2OConfig()).clamped(prefill.chunk_size)
         self._seed = SamplingParams(seed=seed).seed
         self.threads = runtime.threads or default_thread_count()
-        self._attention = attention
+        self.prefill = prefill
+        self.attention = attention
         self._on_progress = on_progress
         self._current: GenerationStream | None = None
         if runtime.isa is not None:
@@ -271,6 +273,29 @@ class LLM:
         self._current = GenerationStream(self, generation)
         return self._current
 
+    def start_runner(
+        self,
+        n_positions: int,
+        *,
+        attention: SparseAttentionConfig | None = None,
+        prefill: PrefillConfig | None = None,
+    ) -> Runner:
+        """A runner of its own over the same weights, with room for ``n_positions`` tokens.
+
+        For evaluation and benchmarks, which drive it themselves. ``attention`` and ``prefill``
+        default to those of this ``LLM``. Raises UsageError for settings that do not fit together
+        and ResourceError for a context that does not fit in memory.
+        """
+        self._use_threads()
+        prefill = prefill or self.prefill
+        session = Session(
+            self._require_open(),
+            attention=(attention or self.attention).clamped(prefill.chunk_size),
+            prefill=prefill,
+            runtime=replace(self._runtime, context_size=n_positions),
+        )
+        return session.prepare(n_positions, 0)
+
     def close(self) -> None:
         """Frees the weights and the session; streams not yet finished end with an error."""
         self._current = None
@@ -335,7 +360,7 @@ class LLM:
             model=str(self.model_path),
             isa=self.isa,
             threads=self.threads,
-            attention={"algorithm": self._attention.algorithm, **asdict(self._attention)},
+            attention=self.attention.to_dict(),
             batch_size=generation.runner.batch_size,
             chunk_size=generation.runner.chunk_size,
             context_size=generation.runner.max_context,

@@ -23,8 +23,8 @@ from pathlib import Path
 PYTHON_LAYERS = (
     ("__main__",),
     ("cli",),
-    ("evaluation",),
     ("__init__",),
+    ("evaluation",),
     ("llm",),
     ("engine",),
     ("runners",),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,3 +40,18 @@ class SparseAttentionConfig(ABC):
     def clamped(self, chunk_size: int) -> Self:
         """These settings, reduced with a warning where they do not fit the chunk size."""
         return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The algorithm's name and its settings as plain values, fit for JSON."""
+        return {"algorithm": self.algorithm, **asdict(self)}
+
+    def describe(self) -> str:
+        """The same in one line: ``h2o local 256 heavy 256``."""
+        return describe_settings(self.to_dict())
+
+
+def describe_settings(settings: Mapping[str, Any]) -> str:
+    """The settings that ``to_dict`` gives, in one line."""
+    return " ".join(
+        str(value) if name == "algorithm" else f"{name} {value}" for name, value in settings.items()
+    )

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_TITLES = {"load": "Loading the model", "prefill": "Reading the prompt"}
+_TITLES = {
+    "load": "Loading the model",
+    "prefill": "Reading the prompt",
+    "evaluate": "Evaluating",
+}
 
 
 class ProgressBars:

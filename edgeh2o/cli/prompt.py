@@ -30,11 +30,20 @@ def read_prompt(args: argparse.Namespace) -> str:
     """The prompt's text. Raises UsageError when there is none or it cannot be read as UTF-8."""
     if args.prompt is not None:
         return _require_unicode(args.prompt)
-    if args.prompt_file is not None and args.prompt_file != STDIN:
-        return _decode(_read_file(Path(args.prompt_file)), args.prompt_file)
-    if args.stdin is not None or args.prompt_file == STDIN:
+    source = args.prompt_file or args.stdin
+    if source is None:
+        raise UsageError("no prompt given: use -p TEXT, -f FILE, or - for standard input")
+    return read_text(source)
+
+
+def read_text(source: str) -> str:
+    """The text of the file that was given to -f, of standard input for ``-``.
+
+    One newline at its end is dropped. Raises UsageError when it cannot be read as UTF-8.
+    """
+    if source == STDIN:
         return _decode(sys.stdin.buffer.read(), "standard input")
-    raise UsageError("no prompt given: use -p TEXT, -f FILE, or - for standard input")
+    return _decode(_read_file(Path(source)), source)
 
 
 def _require_unicode(text: str) -> str:
@@ -56,7 +65,7 @@ def _read_file(path: Path) -> bytes:
         raise UsageError(f"{path} is a directory; give a text file to -f") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot read the prompt file {path}: {reason}; check -f") from None
+        raise UsageError(f"cannot read the text file {path}: {reason}; check -f") from None
 
 
 def _decode(data: bytes, source: str) -> str:

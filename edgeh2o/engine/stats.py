@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..attention.base import describe_settings
 from .memory import format_bytes
 
 
@@ -46,10 +47,7 @@ class GenerationStats:
 
     def format_table(self) -> str:
         """A few aligned lines for a terminal, without a final newline."""
-        attention = " ".join(
-            str(value) if name == "algorithm" else f"{name} {value}"
-            for name, value in self.attention.items()
-        )
+        attention = describe_settings(self.attention)
         rows = [
             ("load", f"{self.load_s:.2f} s"),
             ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),

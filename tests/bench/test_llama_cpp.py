@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import LlamaCppError
-from bench.llama_cpp import ISA_OF_BACKEND, LlamaCpp, parse_bench, parse_token_ids
+from bench.llama_cpp import ISA_OF_BACKEND, LlamaCpp, parse_bench, parse_perplexity, parse_token_ids
 
 # Output of llama-bench -p 64 -n 0 -r 1 -o json, without the fields that nothing reads.
 BENCH_JSON = """[
@@ -41,6 +41,13 @@ def test_reads_the_ids_after_other_lines() -> None:
 def test_says_what_was_printed_instead_of_ids() -> None:
     with pytest.raises(LlamaCppError, match="no list of ids\nfailed to load"):
         parse_token_ids("failed to load\n")
+
+
+def test_reads_the_final_perplexity() -> None:
+    output = "[1]20.1421,[2]19.0,\nFinal estimate: PPL = 19.5021 +/- 1.25341\n"
+    assert parse_perplexity(output) == 19.5021
+    with pytest.raises(LlamaCppError, match="no estimate\nout of memory"):
+        parse_perplexity("out of memory\n")
 
 
 def test_reads_the_sample_of_a_bench_run() -> None:

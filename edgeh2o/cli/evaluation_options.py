@@ -1,0 +1,50 @@
+"""What the evaluating verbs share: the text, windows, output formats, pictures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+OUTPUTS = ("text", "csv", "json")
+
+
+def add_text_option(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
+    """Adds ``-f FILE``, which ``read_text`` reads."""
+    note = "" if required else " (default: a text made by edgeh2o)"
+    parser.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        required=required,
+        help=f"UTF-8 text to read, - for standard input{note}",
+    )
+
+
+def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) -> None:
+    """Adds ``--ctx N``, which is another name of ``-c``, and ``--windows K``."""
+    group = parser.add_argument_group("windows")
+    group.add_argument(
+        "--ctx",
+        dest="context_size",
+        type=int,
+        metavar="N",
+        help="tokens of a window, the same as -c (default: 4096)",
+    )
+    group.add_argument(
+        "--windows",
+        type=int,
+        metavar="K",
+        default=windows,
+        help=f"windows to read (default: {'all' if windows is None else windows})",
+    )
+
+
+def add_output_option(parser: argparse._ActionsContainer, formats: Sequence[str] = OUTPUTS) -> None:
+    """Adds ``-o FORMAT`` for what goes to stdout; the first format is the default."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=formats,
+        default=formats[0],
+        help=f"format of the results on stdout (default: {formats[0]})",
+    )

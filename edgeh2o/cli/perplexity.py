@@ -1,0 +1,74 @@
+"""``edgeh2o perplexity``: what the sparse prefill costs on a text."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .evaluation_options import (
+    add_output_option,
+    add_text_option,
+    add_window_options,
+)
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    read_model_options,
+)
+from .prompt import read_text
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "perplexity",
+        help="compare the predictions of sparse and dense prefill on a text",
+        description="Read windows of a text densely and sparsely in one run and compare the "
+        "predictions of every token: perplexity, loss, KL divergence, top-1 agreement, each with "
+        "its standard error.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    add_text_option(parser)
+    add_window_options(parser, windows=None)
+    parser.add_argument(
+        "--skip",
+        type=int,
+        metavar="N",
+        default=1024,
+        help="report also the tokens after the first N of a window (default: 1024)",
+    )
+    add_model_options(parser)
+    output = parser.add_argument_group("output")
+    add_output_option(output)
+    add_verbosity_options(output)
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Reads the windows, prints the report; returns the exit code."""
+    options = read_model_options(args)
+    text = read_text(args.file)
+
+    from ..evaluation.perplexity import evaluate_perplexity
+    from ..evaluation.reporting import format_csv, format_json
+    from ..evaluation.windows import choose_context
+
+    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        report = evaluate_perplexity(
+            llm,
+            text,
+            context_size=choose_context(llm, options.runtime.context_size),
+            windows=args.windows,
+            skip=args.skip,
+            on_progress=bars,
+        )
+    if args.output == "json":
+        print(format_json(report.to_dict()))
+    elif args.output == "csv":
+        print(format_csv(report.to_records()))
+    else:
+        print(report.format_text())
+    return 0

@@ -1,0 +1,127 @@
+"""Token scores against float64 NumPy, and that a window is read densely no more than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgeh2o import LLM, DenseConfig, H2OConfig, PrefillConfig
+from edgeh2o.evaluation import comparison
+from edgeh2o.evaluation.comparison import TokenScores, WindowComparer, compare_logits
+from tests.evaluation.loaded import TEXT, WINDOW, load
+from tests.tiny_models import TinyModelFactory
+
+Float = NDArray[np.float64]
+
+
+def reference_scores(
+    dense: NDArray[np.floating], sparse: NDArray[np.floating], targets: NDArray[np.int32]
+) -> TokenScores:
+    """The definitions in float64."""
+
+    def log_softmax(logits: NDArray[np.floating]) -> Float:
+        shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+        normalised: Float = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        return normalised
+
+    p, q = log_softmax(dense), log_softmax(sparse)
+    index = np.arange(len(targets))
+    return TokenScores(
+        dense_nll=-p[index, targets],
+        sparse_nll=-q[index, targets],
+        kl=(np.exp(p) * (p - q)).sum(axis=1),
+        agrees=(p.argmax(axis=1) == q.argmax(axis=1)).astype(np.float64),
+    )
+
+
+def assert_close(scores: TokenScores, expected: TokenScores, tolerance: float) -> None:
+    for name in ("dense_nll", "sparse_nll", "kl", "agrees"):
+        values, wanted = getattr(scores, name), getattr(expected, name)
+        assert values.dtype == np.float64
+        np.testing.assert_allclose(values, wanted, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 4, 9])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_scores_equal_the_definitions(n_rows: int, scale: float) -> None:
+    rng = np.random.default_rng(n_rows)
+    dense = (50 + scale * rng.normal(size=(n_rows, 1000))).astype(np.float32)
+    sparse = (dense + scale * 0.1 * rng.normal(size=dense.shape)).astype(np.float32)
+    targets = rng.integers(0, 1000, n_rows).astype(np.int32)
+    originals = dense.copy(), sparse.copy()
+    scores = compare_logits(dense, sparse, targets)
+    assert_close(scores, reference_scores(dense, sparse, targets), 2e-6)
+    np.testing.assert_array_equal((dense, sparse), originals)
+
+
+def test_equal_logits_have_no_divergence_at_all() -> None:
+    logits = np.random.default_rng(0).normal(size=(5, 333)).astype(np.float32)
+    scores = compare_logits(logits, logits.copy(), np.arange(5, dtype=np.int32))
+    assert not scores.kl.any()
+    assert scores.agrees.all()
+    np.testing.assert_array_equal(scores.dense_nll, scores.sparse_nll)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: TinyModelFactory) -> Iterator[LLM]:
+    with load(tiny_model(tensor_type="F32")) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("n_tokens", [WINDOW, WINDOW - 7, 33])
+@pytest.mark.parametrize("block_rows", [128, 5])
+def test_a_window_in_blocks_equals_one_in_one_piece(
+    llm: LLM, n_tokens: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "BLOCK_ROWS", block_rows)
+    window = np.array(llm.tokenize(TEXT)[:n_tokens], np.int32)
+    whole = PrefillConfig(batch_size=WINDOW, chunk_size=16)
+    logits = []
+    for attention in (DenseConfig(), H2OConfig(local=4, heavy=4)):
+        runner = llm.start_runner(WINDOW, attention=attention, prefill=whole)
+        runner.prefill(window, is_last=True)
+        logits.append(runner.row_logits(0, n_tokens)[:-1])
+    expected = reference_scores(logits[0], logits[1], window[1:])
+
+    counted: list[int] = []
+    comparer = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig()))
+    scores = comparer.compare(llm.start_runner(WINDOW), window, on_tokens=counted.append)
+    assert len(scores) == n_tokens - 1
+    assert_close(scores, expected, 1e-4)
+    assert expected.kl[16:].max() > 1e-2, "the case must tell sparse from dense"
+    assert sum(counted) == n_tokens
+
+
+def test_a_window_of_one_batch_is_read_densely_once(llm: LLM) -> None:
+    whole = PrefillConfig(batch_size=WINDOW, chunk_size=16)
+    dense = llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole)
+    others = [
+        llm.start_runner(WINDOW, attention=H2OConfig(local=n, heavy=n), prefill=whole)
+        for n in (2, 4)
+    ]
+    tokens = np.array(llm.tokenize(TEXT), np.int32)
+    reads: list[int] = []
+    comparer = WindowComparer(CountingRunner(dense, reads))
+    windows = [tokens[:WINDOW], tokens[5 : WINDOW + 5]]
+    scores = [comparer.compare(other, window) for window in windows for other in others]
+    assert reads == [WINDOW, WINDOW]
+    fresh = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole))
+    assert_close(fresh.compare(others[1], windows[1]), scores[3], 1e-12)
+
+
+class CountingRunner:
+    """A runner that notes the length of every prefill call."""
+
+    def __init__(self, runner: object, reads: list[int]) -> None:
+        self._runner = runner
+        self._reads = reads
+
+    def prefill(self, tokens: NDArray[np.int32], *, is_last: bool) -> object:
+        self._reads.append(len(tokens))
+        return self._runner.prefill(tokens, is_last=is_last)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
