@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 OUTPUTS = ("text", "csv", "json")
+Value = TypeVar("Value")
+
+
+class Report(Protocol):
+    """Results that can be printed in every format."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def to_records(self) -> list[dict[str, Any]]: ...
+
+    def format_text(self) -> str: ...
 
 
 def add_text_option(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
@@ -48,3 +60,29 @@ def add_output_option(parser: argparse._ActionsContainer, formats: Sequence[str]
         default=formats[0],
         help=f"format of the results on stdout (default: {formats[0]})",
     )
+
+
+def list_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
+    """An argparse type: values between commas."""
+
+    def parse_list(text: str) -> tuple[Value, ...]:
+        try:
+            return tuple(parse(field.strip()) for field in text.split(",") if field.strip())
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"expected values between commas such as 1,2, got {text!r}"
+            ) from None
+
+    return parse_list
+
+
+def print_results(output: str, report: Report) -> None:
+    """Prints a report in one of ``OUTPUTS`` to stdout."""
+    from ..evaluation.reporting import format_csv, format_json
+
+    if output == "json":
+        print(format_json(report.to_dict()))
+    elif output == "csv":
+        print(format_csv(report.to_records()))
+    else:
+        print(report.format_text())

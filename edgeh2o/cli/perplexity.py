@@ -9,6 +9,7 @@ from .evaluation_options import (
     add_output_option,
     add_text_option,
     add_window_options,
+    print_results,
 )
 from .model_options import (
     add_model_argument,
@@ -53,7 +54,6 @@ def execute(args: argparse.Namespace) -> int:
     text = read_text(args.file)
 
     from ..evaluation.perplexity import evaluate_perplexity
-    from ..evaluation.reporting import format_csv, format_json
     from ..evaluation.windows import choose_context
 
     with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
@@ -65,10 +65,5 @@ def execute(args: argparse.Namespace) -> int:
             skip=args.skip,
             on_progress=bars,
         )
-    if args.output == "json":
-        print(format_json(report.to_dict()))
-    elif args.output == "csv":
-        print(format_csv(report.to_records()))
-    else:
-        print(report.format_text())
+    print_results(args.output, report)
     return 0

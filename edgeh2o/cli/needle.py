@@ -1,0 +1,90 @@
+"""``edgeh2o needle``: does the sparse prefill still find a passkey in a long text?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .evaluation_options import (
+    add_output_option,
+    add_text_option,
+    list_of,
+    print_results,
+)
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    read_model_options,
+)
+from .prompt import read_text
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "needle",
+        help="hide a passkey in long prompts and ask for it",
+        description="Hide a passkey in prompts of several lengths, at several depths and places "
+        "inside a chunk. The prompts are read densely and sparsely, the answers decoded with full "
+        "attention.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    add_text_option(parser, required=False)
+    grid = parser.add_argument_group("grid")
+    grid.add_argument(
+        "--lengths",
+        type=list_of(int),
+        metavar="N,...",
+        default=(2048, 4096),
+        help="tokens of whole prompts (default: 2048,4096)",
+    )
+    grid.add_argument(
+        "--depths",
+        type=list_of(float),
+        metavar="X,...",
+        default=(0.1, 0.5, 0.9),
+        help="depths of the passkey, 0 = beginning, 1 = end (default: 0.1,0.5,0.9)",
+    )
+    grid.add_argument(
+        "--places",
+        type=list_of(str),
+        metavar="PLACE,...",
+        default=("start", "middle", "end"),
+        help="places inside the chunk that holds the passkey (default: start,middle,end)",
+    )
+    grid.add_argument(
+        "--passkey-seed", type=int, metavar="N", default=0, help="seed of the passkeys (default: 0)"
+    )
+    add_model_options(parser)
+    output = parser.add_argument_group("output")
+    add_output_option(output)
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw a heat map (needs edgeh2o[plot])"
+    )
+    add_verbosity_options(output)
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Asks for every passkey, prints the report; returns the exit code."""
+    options = read_model_options(args)
+    filler = None if args.file is None else read_text(args.file)
+
+    from ..evaluation import figures
+    from ..evaluation.needle import NeedleGrid, evaluate_needle
+
+    grid = NeedleGrid(
+        lengths=args.lengths, depths=args.depths, places=args.places, seed=args.passkey_seed
+    )
+    if args.plot is not None:
+        figures.check_picture(args.plot)
+    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        report = evaluate_needle(llm, grid, filler=filler, on_progress=bars)
+    if args.plot is not None:
+        figures.draw_needle(report, args.plot)
+    print_results(args.output, report)
+    return 0

@@ -1,0 +1,300 @@
+"""Passkey retrieval: a number is hidden in a long text and asked for at the end.
+
+The prompt is read with the attention under test and the answer decoded with full attention, as
+``edgeh2o run`` does; the same prompts are read densely for comparison.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..attention.base import describe_settings
+from ..attention.dense import DenseConfig
+from ..engine.generate import log_probability
+from ..errors import UsageError
+from .filler import filler_tokens
+from .reading import read_prompt
+from .reporting import markdown_table
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..runners.base import Runner
+
+OnProgress = Callable[[str, int, int], None]
+Place = Literal["start", "middle", "end"]
+PLACES: tuple[Place, ...] = get_args(Place)
+
+_INTRODUCTION = "There is a pass key hidden in the text below. Find it and remember it.\n\n"
+_NEEDLE = "\nThe pass key is {key}. Remember it. {key} is the pass key.\n"
+_ENDING = "\n\nWhat is the pass key?\nThe pass key is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedleGrid:
+    """Which prompts to make: every length x depth x place.
+
+    ``lengths`` are tokens of whole prompts. ``depths``, from 0 (the beginning) to 1, choose the
+    chunk that holds the needle, ``places`` where in that chunk it stands. Raises UsageError for
+    values out of range.
+    """
+
+    lengths: tuple[int, ...] = (2048, 4096)
+    depths: tuple[float, ...] = (0.1, 0.5, 0.9)
+    places: tuple[Place, ...] = PLACES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.lengths and self.depths and self.places):
+            raise UsageError("a needle grid needs at least one length, one depth and one place")
+        if min(self.lengths) < 1:
+            raise UsageError(f"lengths must be at least 1 token, got {min(self.lengths)}")
+        for depth in self.depths:
+            if not 0 <= depth <= 1:
+                raise UsageError(f"depths must lie between 0 and 1, got {depth}")
+        unknown = [place for place in self.places if place not in PLACES]
+        if unknown:
+            raise UsageError(f"places are {', '.join(PLACES)}, got {unknown[0]!r}")
+
+    def cells(self) -> Iterator[tuple[int, float, Place]]:
+        """Length, depth and place of every prompt."""
+        return product(self.lengths, self.depths, self.places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedleResult:
+    """One prompt. ``position`` is that of the needle's first token.
+
+    ``_exact`` tells whether greedy decoding gives the whole passkey, ``_logprob`` is the mean
+    natural log-probability of the answer's tokens, each after the right ones before it.
+    """
+
+    length: int
+    depth: float
+    place: Place
+    position: int
+    passkey: str
+    dense_exact: bool
+    sparse_exact: bool
+    dense_logprob: float
+    sparse_logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedleReport:
+    """All prompts of a grid."""
+
+    model: str
+    attention: dict[str, Any]
+    chunk_size: int
+    grid: NeedleGrid
+    results: tuple[NeedleResult, ...]
+
+    def select(self, *, length: int | None = None, depth: float | None = None) -> NeedleReport:
+        """The report of the prompts with this length and this depth."""
+        kept = tuple(
+            result
+            for result in self.results
+            if length in (None, result.length) and depth in (None, result.depth)
+        )
+        return NeedleReport(
+            model=self.model,
+            attention=self.attention,
+            chunk_size=self.chunk_size,
+            grid=self.grid,
+            results=kept,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Shares of exact answers and mean log-probabilities of the answers' tokens.
+
+        ``kept_fraction`` is the share of the prompts that dense attention solves which the
+        attention under test solves too, None if it solves none.
+        """
+        results = self.results
+        solved = [result.sparse_exact for result in results if result.dense_exact]
+        return {
+            "prompts": len(results),
+            "dense_exact": float(np.mean([result.dense_exact for result in results])),
+            "sparse_exact": float(np.mean([result.sparse_exact for result in results])),
+            "kept_fraction": float(np.mean(solved)) if solved else None,
+            "dense_logprob": float(np.mean([result.dense_logprob for result in results])),
+            "sparse_logprob": float(np.mean([result.sparse_logprob for result in results])),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON: the summary and every prompt."""
+        return {
+            "model": self.model,
+            "attention": self.attention,
+            "chunk_size": self.chunk_size,
+            "grid": asdict(self.grid),
+            "summary": self.summary(),
+            "results": self.to_records(),
+        }
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """One flat record per prompt, fit for CSV."""
+        return [asdict(result) for result in self.results]
+
+    def format_text(self) -> str:
+        """A heading, a row per length and depth and one for all; without a final newline."""
+        header = ["length", "depth", "prompts", "dense right", "sparse right"]
+        header += ["dense log-prob.", "sparse log-prob."]
+        rows = [
+            [f"{length:,}", f"{depth:g}", *_summary_cells(self.select(length=length, depth=depth))]
+            for length, depth in product(self.grid.lengths, self.grid.depths)
+        ]
+        rows.append(["all", "", *_summary_cells(self)])
+        heading = f"{self.model}: {describe_settings(self.attention)}, chunks of {self.chunk_size}"
+        return f"{heading}\n\n{markdown_table(header, rows)}"
+
+
+def _summary_cells(report: NeedleReport) -> list[str]:
+    summary = report.summary()
+    return [
+        str(summary["prompts"]),
+        f"{100 * summary['dense_exact']:.0f} %",
+        f"{100 * summary['sparse_exact']:.0f} %",
+        f"{summary['dense_logprob']:.2f}",
+        f"{summary['sparse_logprob']:.2f}",
+    ]
+
+
+def evaluate_needle(
+    llm: LLM,
+    grid: NeedleGrid,
+    *,
+    filler: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> NeedleReport:
+    """Asks for the passkey of every prompt of ``grid``, read densely and by ``llm``'s attention.
+
+    ``filler`` is the text around the needle, by default one that edgeh2o makes.
+    ``on_progress("evaluate", done, total)`` counts tokens. Raises UsageError when a length has no
+    room for needle and question.
+    """
+    maker = _PromptMaker(llm, max(grid.lengths), filler=filler)
+    prompts = [maker.make(length, depth, place, grid.seed) for length, depth, place in grid.cells()]
+    n_positions = max(len(prompt.tokens) + len(prompt.answer) for prompt in prompts)
+    dense = llm.start_runner(n_positions, attention=DenseConfig())
+    sparse = llm.start_runner(n_positions)
+    total, done = sum(len(prompt.tokens) for prompt in prompts), 0
+    results = []
+    for (length, depth, place), prompt in zip(grid.cells(), prompts, strict=True):
+        dense_exact, dense_logprob = _ask(dense, prompt)
+        sparse_exact, sparse_logprob = _ask(sparse, prompt)
+        done += len(prompt.tokens)
+        if on_progress is not None:
+            on_progress("evaluate", done, total)
+        results.append(
+            NeedleResult(
+                length=length,
+                depth=depth,
+                place=place,
+                position=prompt.position,
+                passkey=prompt.passkey,
+                dense_exact=dense_exact,
+                sparse_exact=sparse_exact,
+                dense_logprob=dense_logprob,
+                sparse_logprob=sparse_logprob,
+            )
+        )
+    return NeedleReport(
+        model=llm.model_path.name,
+        attention=llm.attention.to_dict(),
+        chunk_size=sparse.chunk_size,
+        grid=grid,
+        results=tuple(results),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prompt:
+    tokens: NDArray[np.int32]
+    answer: Sequence[int]
+    position: int
+    passkey: str
+
+
+class _PromptMaker:
+    """Prompts of exact length over one filler."""
+
+    def __init__(self, llm: LLM, longest: int, *, filler: str | None) -> None:
+        self._llm = llm
+        self._chunk_size = llm.prefill.chunk_size
+        self._before = self._tokenize(_INTRODUCTION, is_start=True)
+        self._filler = filler_tokens(llm, longest, filler)
+
+    def make(self, length: int, depth: float, place: Place, seed: int) -> _Prompt:
+        """The prompt of ``length`` tokens with a passkey that belongs to this cell."""
+        rng = random.Random(f"{seed} {length} {depth} {place}")
+        passkey = str(10000 + int(rng.random() * 90000))
+        needle = self._tokenize(_NEEDLE.format(key=passkey))
+        ending, answer = self._split_answer(f" {passkey}")
+        first, last = len(self._before), length - len(ending) - len(needle)
+        if last < first:
+            raise UsageError(
+                f"a prompt of {length} tokens has no room for the needle and the question, which "
+                f"take {len(self._before) + len(needle) + len(ending)}; use a larger length"
+            )
+        position = place_needle(
+            depth, place, first=first, last=last, size=len(needle), chunk_size=self._chunk_size
+        )
+        n_before = position - first
+        n_filler = last - first
+        tokens = np.concatenate(
+            [
+                self._before,
+                self._filler[:n_before],
+                needle,
+                self._filler[n_before:n_filler],
+                ending,
+            ]
+        )
+        return _Prompt(tokens, answer, position, passkey)
+
+    def _tokenize(self, text: str, *, is_start: bool = False) -> NDArray[np.int32]:
+        return np.array(self._llm.tokenize(text, add_special=is_start), dtype=np.int32)
+
+    def _split_answer(self, answer: str) -> tuple[NDArray[np.int32], list[int]]:
+        """Tokens of the prompt's ending, and of the answer as they follow it."""
+        alone = self._llm.tokenize(_ENDING, add_special=False)
+        joined = self._llm.tokenize(_ENDING + answer, add_special=False)
+        n_shared = 0
+        while n_shared < len(alone) and alone[n_shared] == joined[n_shared]:
+            n_shared += 1
+        return np.array(joined[:n_shared], dtype=np.int32), joined[n_shared:]
+
+
+def place_needle(
+    depth: float, place: Place, *, first: int, last: int, size: int, chunk_size: int
+) -> int:
+    """Position of a needle of ``size`` tokens that may stand between ``first`` and ``last``.
+
+    ``depth`` of that range names the chunk; the place inside the chunk is kept unless the chunk
+    reaches beyond the range.
+    """
+    chunk = math.floor(first + depth * (last - first)) // chunk_size
+    room = max(0, chunk_size - size)
+    offset = {"start": 0, "middle": room // 2, "end": room}[place]
+    return min(max(chunk * chunk_size + offset, first), last)
+
+
+def _ask(runner: Runner, prompt: _Prompt) -> tuple[bool, float]:
+    """Whether the most likely tokens are the answer's, and the mean log-probability of those."""
+    logits = read_prompt(runner, prompt.tokens)
+    logprobs, is_exact = [], True
+    for index, token in enumerate(prompt.answer):
+        if index:
+            logits = runner.decode(prompt.answer[index - 1])
+        logprobs.append(log_probability(logits, token))
+        is_exact &= int(logits.argmax()) == token
+    return is_exact, float(np.mean(logprobs))

@@ -1,0 +1,141 @@
+"""Passkey prompts have the length and the place asked for; answers are scored by definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgeh2o import LLM, DenseConfig, UsageError
+from edgeh2o.engine.generate import log_probability
+from edgeh2o.evaluation import needle
+from edgeh2o.evaluation.filler import filler_tokens, write_filler
+from edgeh2o.evaluation.needle import NeedleGrid, evaluate_needle, place_needle
+from tests.evaluation.loaded import TEXT, load
+from tests.tiny_models import TinyModelFactory
+
+GRID = NeedleGrid(lengths=(300, 400), depths=(0.0, 0.5, 1.0), places=("start", "end"))
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: TinyModelFactory) -> Iterator[LLM]:
+    with load(tiny_model(tensor_type="Q8_0")) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize(
+    ("depth", "place", "position"),
+    [
+        (0.0, "start", 10),  # the introduction takes the chunk's first 10 positions
+        (0.0, "middle", 44),
+        (0.0, "end", 88),
+        (0.5, "start", 500),
+        (0.5, "middle", 544),
+        (0.5, "end", 588),
+        (1.0, "start", 1000),
+        (1.0, "end", 1010),  # the question follows
+    ],
+)
+def test_depth_names_the_chunk_and_place_the_spot_in_it(
+    depth: float, place: needle.Place, position: int
+) -> None:
+    placed = place_needle(depth, place, first=10, last=1010, size=12, chunk_size=100)
+    assert placed == position
+
+
+def test_prompts_have_the_asked_length_and_hold_the_passkey_once_asked(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = []
+    ask = needle._ask
+
+    def record(runner: object, prompt: needle._Prompt) -> tuple[bool, float]:
+        prompts.append(prompt)
+        return ask(runner, prompt)
+
+    monkeypatch.setattr(needle, "_ask", record)
+    report = evaluate_needle(llm, GRID)
+    assert len(prompts) == 2 * len(report.results) == 2 * 12
+    assert len({result.passkey for result in report.results}) == 12
+    for prompt, result in zip(prompts[::2], report.results, strict=True):
+        assert len(prompt.tokens) == result.length
+        text = llm.detokenize(prompt.tokens.tolist())
+        assert text.startswith("There is a pass key")
+        assert text.endswith("What is the pass key?\nThe pass key is")
+        assert llm.detokenize(prompt.answer) == f" {result.passkey}"
+        needle_text = llm.detokenize(prompt.tokens[result.position :].tolist())
+        assert needle_text.startswith(f"\nThe pass key is {result.passkey}. Remember it.")
+        if result.place == "start" and result.depth == 0.5:
+            assert result.position % llm.prefill.chunk_size == 0
+
+
+def test_scores_equal_a_decode_by_hand(llm: LLM) -> None:
+    grid = NeedleGrid(lengths=(320,), depths=(0.3,), places=("middle",), seed=7)
+    (result,) = evaluate_needle(llm, grid, filler=TEXT).results
+    prompt = needle._PromptMaker(llm, 320, filler=TEXT).make(320, 0.3, "middle", 7)
+    for attention, logprob, exact in (
+        (DenseConfig(), result.dense_logprob, result.dense_exact),
+        (None, result.sparse_logprob, result.sparse_exact),
+    ):
+        runner = llm.start_runner(400, attention=attention)
+        for first in range(0, 320, 32):
+            logits = runner.prefill(prompt.tokens[first : first + 32], is_last=first == 288)
+        expected, likely = [], []
+        for token in prompt.answer:
+            expected.append(log_probability(logits, token))
+            likely.append(int(logits.argmax()))
+            logits = runner.decode(token)
+        assert logprob == pytest.approx(np.mean(expected), rel=1e-12)
+        assert exact == (likely == prompt.answer)
+    assert result.dense_logprob != result.sparse_logprob
+
+
+def test_summary_counts_what_dense_solves(llm: LLM) -> None:
+    report = evaluate_needle(llm, NeedleGrid(lengths=(300,), depths=(0.2, 0.8), places=("end",)))
+    summary = report.summary()
+    assert (summary["prompts"], summary["dense_exact"], summary["kept_fraction"]) == (2, 0, None)
+    first = report.select(depth=0.2)
+    assert first.summary()["dense_logprob"] == report.results[0].dense_logprob
+    assert report.to_records()[1]["depth"] == 0.8
+    assert report.format_text().count("\n| ") == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": ()}, "at least one length"),
+        ({"lengths": (0,)}, "at least 1 token"),
+        ({"depths": (0.5, 1.5)}, "between 0 and 1, got 1.5"),
+        ({"places": ("top",)}, "places are start, middle, end, got 'top'"),
+    ],
+)
+def test_grids_out_of_range_are_refused(options: dict[str, tuple], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        NeedleGrid(**options)
+
+
+def test_a_length_without_room_says_how_much_is_needed(llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"a prompt of 50 tokens has no room .* take 1?[0-9]+;"):
+        evaluate_needle(llm, NeedleGrid(lengths=(50,)))
+
+
+def test_an_empty_filler_is_refused(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="the text is empty"):
+        evaluate_needle(llm, GRID, filler="")
+
+
+def test_filler_is_stable_and_grows_at_its_end() -> None:
+    text = write_filler(20)
+    assert write_filler(40).startswith(text)
+    assert not any(character.isdigit() for character in text)
+    assert text.startswith("As usual the station master measured a basket of pears")
+    assert len(set(text.split("."))) > 19
+
+
+def test_filler_has_the_number_of_tokens_asked_for(llm: LLM) -> None:
+    tokens = filler_tokens(llm, 1000)
+    np.testing.assert_array_equal(filler_tokens(llm, 10), tokens[:10])
+    assert (len(tokens), tokens.dtype) == (1000, np.int32)
+    own = llm.tokenize("a b c", add_special=False)
+    np.testing.assert_array_equal(filler_tokens(llm, 2 * len(own), "a b c"), own * 2)
