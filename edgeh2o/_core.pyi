@@ -162,6 +162,10 @@ class Session:
     @property
     def position(self) -> int: ...
     @property
+    def prefill_end(self) -> int:
+        """Position after the last prefill call."""
+
+    @property
     def pairs_computed(self) -> int: ...
     @property
     def pairs_dense(self) -> int: ...
@@ -191,6 +195,9 @@ class Session:
 
     def decode(self, token: int) -> NDArray[np.float32]: ...
     def reset(self) -> None: ...
+    def rewind(self, position: int) -> None:
+        """Forgets tokens from ``position`` on that ``decode`` appended since the last prefill."""
+
     def save_state(self) -> bytes:
         """What later calls depend on, but the cached rows."""
 

@@ -116,10 +116,12 @@ void bind_session(py::module_& module) {
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
       .def("reset", &Session::reset)
+      .def("rewind", &Session::rewind, py::arg("position"))
       .def("save_state", &save_state)
       .def("load_state", &load_state, py::arg("state"))
       .def("cached_rows", &cached_rows, py::arg("layer"))
       .def_property_readonly("position", &Session::position)
+      .def_property_readonly("prefill_end", &Session::prefill_end)
       .def_property_readonly("pairs_computed", &Session::pairs_computed)
       .def_property_readonly("pairs_dense", &Session::pairs_dense)
       .def_property_readonly("last_call_allocations",

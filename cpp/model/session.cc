@@ -70,11 +70,18 @@ SessionBytes Session::estimate_bytes(const KernelTable& table, const DecoderConf
 }
 
 void Session::reset() {
-  position_ = 0;
+  position_ = prefill_end_ = 0;
   n_rows_ = 0;
   pairs_dense_ = 0;
   is_broken_ = false;
   attention_.begin_prompt();
+}
+
+void Session::rewind(size_t position) {
+  check_ready();
+  EH2O_CHECK(prefill_end_ <= position && position <= position_, "cannot go back to position ", position,
+             ": the prompt ends at ", prefill_end_, " and the tokens at ", position_);
+  position_ = position;
 }
 
 void Session::check_ready() const {
@@ -112,6 +119,7 @@ const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_la
   advance({position_, n_tokens, is_last, false}, tokens, on_layer);
   pairs_dense_ += n * first + n * (n + 1) / 2;
   n_rows_ = n_tokens;
+  prefill_end_ = position_;
   if (is_last) decoder_->compute_logits(activations_, n_tokens - 1, 1, activations_.logits);
   last_call_allocations_ = allocation_count() - allocations_before;
   return is_last ? activations_.logits : nullptr;
@@ -137,6 +145,7 @@ std::vector<uint8_t> Session::save_state() const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: there is no state to save");
   ByteWriter out;
   out.put<uint64_t>(position_);
+  out.put<uint64_t>(prefill_end_);
   out.put<uint64_t>(pairs_dense_);
   out.put<uint64_t>(attention_.pairs_of_all_heads());
   attention_.policy().save(position_, out);
@@ -148,6 +157,7 @@ void Session::load_state(Span<const uint8_t> state) {
   ByteReader in(state);
   try {
     const size_t position = in.take_at_most<uint64_t>(shape_.max_context, "the number of tokens");
+    prefill_end_ = in.take_at_most<uint64_t>(position, "the end of the prompt");
     pairs_dense_ = in.take<uint64_t>();
     const uint64_t n_pairs = in.take<uint64_t>();
     attention_.load(position, n_pairs, in);

@@ -48,6 +48,11 @@ class Session {
 
   void reset();
 
+  // Forgets the tokens from `position` on. Only tokens that decode appended since the last prefill can go:
+  // the policy has seen the others. Throws std::invalid_argument.
+  void rewind(size_t position);
+  size_t prefill_end() const { return prefill_end_; }  // position after the last prefill call
+
   // Session files. The state is all that later calls depend on but the cached rows, which are read and
   // written in place: the rows of the tokens so far, of one KV head's keys or values. load_state forgets the
   // prompt and takes bytes from anywhere; it throws std::invalid_argument, and leaves an empty session, for a
@@ -88,6 +93,7 @@ class Session {
   Activations activations_;
   SessionBytes bytes_;
   size_t position_ = 0;
+  size_t prefill_end_ = 0;
   size_t n_rows_ = 0;  // of the latest prefill call, while the activations still hold them
   uint64_t pairs_dense_ = 0;
   uint64_t last_call_allocations_ = 0;

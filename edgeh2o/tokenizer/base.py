@@ -54,15 +54,38 @@ class Tokenizer(ABC):
         """Number of token ids."""
         return len(self._vocabulary)
 
+    @property
+    def control_texts(self) -> list[str]:
+        """Texts that ``encode`` takes for tokens only if ``parse_special`` is set."""
+        always = {text for text, _ in self._always_matched}
+        return [text for text, _ in self._special if text not in always]
+
+    @property
+    def bos_text(self) -> str:
+        """Text of the token that begins a text, "" if there is none."""
+        return "" if self.bos_id is None else self.token_text(self.bos_id)
+
+    @property
+    def eos_text(self) -> str:
+        """Text of the token that ends a text, "" if there is none."""
+        return "" if self.eos_id is None else self.token_text(self.eos_id)
+
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        stand_ins: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Return the token ids of ``text``.
 
         ``add_special`` adds BOS and EOS where the model wants them. ``parse_special`` lets
         control tokens written in ``text`` (``<|im_end|>``) become their ids; without it they are
-        plain text. User-defined tokens are always matched. Raises ``UsageError`` if the text has
-        lone surrogates or a run without a word boundary that is too long to tokenize.
+        plain text. User-defined tokens are always matched. ``stand_ins`` maps characters of
+        ``text`` to those that take their places once special tokens are found. Raises
+        ``UsageError`` if the text has lone surrogates or a run without a word boundary that is
+        too long to tokenize.
         """
         try:
             text.encode("utf-8")
@@ -72,7 +95,13 @@ class Tokenizer(ABC):
                 f"{error.start}; give valid Unicode text"
             ) from None
         special = self._special if parse_special else self._always_matched
-        ids = self._encode_fragments(_match_special_tokens(text, special))
+        fragments = _match_special_tokens(text, special)
+        if stand_ins:
+            table = {ord(mark): character for mark, character in stand_ins.items()}
+            fragments = [
+                part if isinstance(part, int) else part.translate(table) for part in fragments
+            ]
+        ids = self._encode_fragments(fragments)
         if not add_special:
             return ids
         if self.add_bos and self.bos_id is not None:

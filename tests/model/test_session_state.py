@@ -25,8 +25,8 @@ from tests.tiny_models import TinyModelFactory
 MakePolicy = Callable[[], _core.SparsePolicy]
 N_PROMPT, N_ANSWER, N_MORE = 3 * CHUNK_SIZE + 20, 5, 2 * CHUNK_SIZE + 9
 N_LAYERS, N_KV_HEADS = 2, 2
-# u64 position, pairs_dense, pairs; then per slot of H2O: u64 n_memory, chunk_begin, n_scored.
-SESSION_HEADER, SLOT_HEADER = struct.Struct("<3Q"), struct.Struct("<3Q")
+# u64 position, prefill_end, pairs_dense, pairs; per slot of H2O: n_memory, chunk_begin, n_scored.
+SESSION_HEADER, SLOT_HEADER = struct.Struct("<4Q"), struct.Struct("<3Q")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,24 @@ def test_turns_agree_with_the_definition(tiny_model: TinyModelFactory) -> None:
     assert relative_error(last, run.decode(int(tokens[-1]))) < 1e-4
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_decoded_tokens_can_be_taken_back(pair: ModelPair, policy: str) -> None:
+    tokens = random_tokens(N_PROMPT + N_ANSWER + N_MORE)
+    session = pair.session(POLICIES[policy]())
+    _start(session, tokens)
+    expected = _go_on(session, tokens)
+    session.reset()
+    _start(session, tokens)
+    for token in random_tokens(7, seed=3):
+        session.decode(int(token))
+    session.rewind(N_PROMPT + N_ANSWER)
+    for logits, value in zip(_go_on(session, tokens), expected, strict=True):
+        np.testing.assert_array_equal(logits, value)
+    for position in (session.position + 1, session.prefill_end - 1):
+        with pytest.raises(ValueError, match="cannot go back"):
+            session.rewind(position)
+
+
 def test_logits_at_the_end_of_a_turn_do_not_depend_on_what_follows(pair: ModelPair) -> None:
     tokens = random_tokens(N_PROMPT)
     session = pair.session(_core.h2o_policy(12, 4))
@@ -160,7 +178,11 @@ def _first_score(score: float) -> Callable[[bytes], bytes]:
         (lambda state: _replaced(state, 0, struct.pack("<Q", 2**63)), "the number of tokens is"),
         (lambda state: _replaced(state, 0, struct.pack("<q", -1)), "the number of tokens is"),
         (lambda state: _replaced(state, 0, struct.pack("<Q", MAX_CONTEXT + 1)), "at most 640"),
-        (lambda state: _replaced(state, 0, struct.pack("<Q", 10)), "the begin of a chunk is 192"),
+        (lambda state: _replaced(state, 0, struct.pack("<Q", 10)), "the end of the prompt is 212"),
+        (
+            lambda state: _replaced(state, 0, struct.pack("<QQ", 100, 100)),
+            "the begin of a chunk is 192",
+        ),
         (_slot_fields(n_memory=17), "the size of a memory set is 17, at most 16"),
         (_slot_fields(n_memory=2**64 - 1), "the size of a memory set"),
         (_slot_fields(chunk_begin=1000), "the begin of a chunk is 1000"),

@@ -1,0 +1,232 @@
+"""Chat templates: messages to token ids by the jinja2 template that a model file carries.
+
+Templates are untrusted programs, rendered in ``template_sandbox``. Messages are untrusted text: a
+control token written in a message must not end its turn. Templates trim, test and join messages,
+so the two are not kept apart by position. Instead, before rendering, the first character of every
+control token's text in a message is replaced by a private stand-in. In the rendered text, then, all
+that reads as a control token is the template's own; the stand-ins are put back in what is left.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ..errors import EdgeH2OError, FormatError, UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from .base import Tokenizer
+    from .template_sandbox import LimitedEnvironment
+
+Message: TypeAlias = Mapping[str, Any]
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+MAX_TEMPLATE_CHARACTERS = 2**18
+MAX_CPU_S = 5.0
+# Values and output may be this large, and this many times larger than the messages.
+MIN_OUTPUT_CHARACTERS = 2**20
+MAX_GROWTH = 4
+MAX_NESTING = 32
+
+# Supplementary Private Use Area A: no font, tokenizer or template gives them a meaning.
+_STAND_INS = range(0xF0000, 0xFFFFE)
+_ROLE = re.compile(r"[\w-]+", re.ASCII)
+_CURE = "give another one with --chat-template FILE"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A rendered conversation. ``stand_ins`` maps each private character to the one it stands for.
+
+    ``text`` holds the stand-ins; ``encode`` of the tokenizer takes both.
+    """
+
+    text: str
+    stand_ins: Mapping[str, str]
+
+    @property
+    def plain_text(self) -> str:
+        """The text as a reader would have it."""
+        return self.text.translate({ord(mark): text for mark, text in self.stand_ins.items()})
+
+
+class ChatTemplate:
+    """One compiled template. Raises FormatError if it is too large or not a template."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise FormatError(
+                f"the chat template has {len(source)} characters, more than "
+                f"{MAX_TEMPLATE_CHARACTERS}; {_CURE}"
+            )
+        self._source = source
+        self._tokenizer = tokenizer
+        self._environment, self._template = _guarded(lambda: _compile(source))
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> RenderedChat:
+        """The conversation as the model was taught to read it, ready for its next answer.
+
+        A message has a ``role`` of letters, digits, "_" and "-", and a ``content``; both are
+        strings. Further keys hold plain values. Raises UsageError for other messages and
+        FormatError for whatever the template does wrong, its own refusals included.
+        """
+        marker = _Marker(self._tokenizer.control_texts, (self._source, messages))
+        marked = [marker.mark_message(message) for message in messages]
+        tokenizer = self._tokenizer
+        self._environment.begin(
+            max_size=MIN_OUTPUT_CHARACTERS + MAX_GROWTH * marker.n_characters,
+            max_cpu_s=MAX_CPU_S,
+        )
+        text = _guarded(
+            lambda: self._template.render(
+                messages=marked,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=tokenizer.bos_text,
+                eos_token=tokenizer.eos_text,
+            )
+        )
+        if tokenizer.add_bos:
+            text = text.removeprefix(tokenizer.bos_text)  # the tokenizer adds it
+        return RenderedChat(text, marker.stand_ins)
+
+    def encode(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of the rendered conversation, with BOS where the model wants it."""
+        return self.encode_rendered(
+            self.render(messages, add_generation_prompt=add_generation_prompt)
+        )
+
+    def encode_rendered(self, chat: RenderedChat, start: int = 0) -> list[int]:
+        """Token ids of ``chat`` from character ``start`` on; BOS belongs to the beginning."""
+        tokenizer = self._tokenizer
+        ids = tokenizer.encode(
+            chat.text[start:], add_special=False, parse_special=True, stand_ins=chat.stand_ins
+        )
+        if tokenizer.add_bos and tokenizer.bos_id is not None and start == 0:
+            ids.insert(0, tokenizer.bos_id)
+        return ids
+
+
+def read_chat_template(metadata: Mapping[str, object]) -> str | None:
+    """The template of a model file, None if it has none. Raises FormatError if it is no text."""
+    source = metadata.get(TEMPLATE_KEY)
+    if source is not None and not isinstance(source, str):
+        raise FormatError(f"{TEMPLATE_KEY} is not a string but {type(source).__name__}; {_CURE}")
+    return source
+
+
+class _Marker:
+    """Puts stand-ins into messages; they are characters that occur nowhere in ``texts``."""
+
+    def __init__(self, control_texts: Sequence[str], texts: object) -> None:
+        self._controls = [text for text in control_texts if text]
+        firsts = sorted({text[0] for text in self._controls})
+        used: set[str] = set()
+        self.n_characters = _collect(texts, used)
+        free = (chr(code) for code in _STAND_INS if chr(code) not in used)
+        pairs = list(zip(firsts, free, strict=False))
+        self._marks = dict(pairs)
+        self.stand_ins: Mapping[str, str] = {mark: first for first, mark in pairs}
+
+    def mark_message(self, message: Message) -> dict[str, Any]:
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not _ROLE.fullmatch(role):
+            raise UsageError(
+                f"a message needs a role such as 'user' or 'assistant', got {role!r:.80}"
+            )
+        if not isinstance(content, str):
+            raise UsageError(f"the content of a message must be text, got {content!r:.80}")
+        return {str(key): self._mark(value) for key, value in message.items()}
+
+    def _mark(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._mark_text(value)
+        if isinstance(value, Mapping):
+            return {self._mark(key): self._mark(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._mark(item) for item in value]
+        return value
+
+    def _mark_text(self, text: str) -> str:
+        starts = set()
+        ends = {len(text), len(text.rstrip())}  # templates trim
+        for control in self._controls:
+            start = text.find(control)
+            while start >= 0:
+                starts.add(start)
+                start = text.find(control, start + 1)
+            # What follows in the prompt may complete the token.
+            for end in ends:
+                for start in range(max(0, end - len(control) + 1), end):
+                    if control.startswith(text[start:end]):
+                        starts.add(start)
+        if not starts:
+            return text
+        characters = list(text)
+        for start in starts:
+            characters[start] = self._marks[characters[start]]
+        return "".join(characters)
+
+
+def _collect(value: object, used: set[str], depth: int = 0) -> int:
+    """Adds the private characters of all strings to ``used``; returns how long they are."""
+    if depth > MAX_NESTING:
+        raise UsageError(f"a message is nested more than {MAX_NESTING} deep")
+    if isinstance(value, str):
+        used.update(re.findall("[\U000f0000-\U000ffffd]", value))
+        return len(value)
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple)):
+        return sum(_collect(item, used, depth + 1) for item in value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return 1
+    raise UsageError(f"a message holds a {type(value).__name__}; give text and plain values")
+
+
+def _compile(source: str) -> tuple[LimitedEnvironment, Template]:
+    from .template_sandbox import LimitedEnvironment
+
+    environment = LimitedEnvironment({"raise_exception": _refuse, "strftime_now": _format_now})
+    environment.begin(max_size=MIN_OUTPUT_CHARACTERS, max_cpu_s=MAX_CPU_S)
+    return environment, environment.from_string(source)
+
+
+class _RefusalError(Exception):
+    """The template's own ``raise_exception``."""
+
+
+def _refuse(message: object) -> None:
+    raise _RefusalError(str(message))
+
+
+def _format_now(pattern: str) -> str:
+    """The local time; widths, which can be huge, are left out."""
+    return time.strftime(re.sub(r"(?<=%)[-_0^#]*\d+", "", str(pattern)[:100]))
+
+
+def _guarded(run: Callable[[], _T]) -> _T:
+    """Makes one FormatError of whatever a template raises."""
+    try:
+        return run()
+    except EdgeH2OError:
+        raise
+    except ImportError as error:
+        raise EdgeH2OError(f"chat templates need jinja2 >= 3.1.6: {error}") from None
+    except _RefusalError as error:
+        raise FormatError(f"the chat template refuses these messages: {error}") from None
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        line = getattr(error, "lineno", None)
+        place = f" (line {line})" if line else ""
+        raise FormatError(f"the chat template fails{place}: {reason:.300}; {_CURE}") from None
