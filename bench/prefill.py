@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeh2o.errors import EdgeH2OError
 from edgeh2o.evaluation.reporting import format_samples, markdown_table
+from edgeh2o.evaluation.throughput import Workload
 
-from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
 from .reporting import (
     existing_file,
@@ -31,22 +32,6 @@ from .reporting import (
 DEFAULT_TEXT = Path(__file__).parent.parent / "examples" / "long_prompt.txt"
 OWN = ("sparse", "dense")
 THEIRS = ("fa off", "fa on")
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """``n_prompt`` tokens of prefill, or ``n_decode`` of decoding after ``depth`` tokens."""
-
-    n_prompt: int = 0
-    n_decode: int = 0
-    depth: int = 0
-
-    @property
-    def name(self) -> str:
-        """As llama-bench names it: pp512, tg64, tg64 @ d8000."""
-        if self.n_prompt:
-            return f"pp{self.n_prompt}"
-        return f"tg{self.n_decode}" + (f" @ d{self.depth}" if self.depth else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,16 +187,17 @@ def _run_own(
 ) -> float:
     """Tokens/s of one run of ours in a process of its own."""
     command = [
-        *(sys.executable, "-m", "bench.own_timing", str(model), "--attention", contestant),
-        *("--isa", isa, "-t", str(args.threads), "--text", str(args.text)),
+        *(sys.executable, "-m", "edgeh2o", "bench", str(model), "--modes", contestant),
+        *("--isa", isa, "-t", str(args.threads), "-f", str(args.text), "-o", "json", "-r", "1"),
         *("-b", str(args.batch_size), "-ub", str(args.chunk_size)),
         *("-p", str(workload.n_prompt), "-n", str(workload.n_decode), "-d", str(workload.depth)),
         *(["--no-warmup"] if args.no_warmup else []),
     ]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
-        raise LlamaCppError(f"bench.own_timing failed\n{result.stderr.rstrip()}")
-    return float(json.loads(result.stdout)["tokens_per_s"])
+        raise EdgeH2OError(f"edgeh2o bench failed\n{result.stderr.rstrip()}")
+    (record,) = json.loads(result.stdout)["results"]
+    return float(record["median_tps"])
 
 
 def format_table(measurements: list[Measurement]) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .errors import ResourceError as ResourceError
     from .errors import UsageError as UsageError
     from .evaluation.perplexity import evaluate_perplexity as evaluate_perplexity
+    from .evaluation.throughput import Workload as Workload
+    from .evaluation.throughput import benchmark_throughput as benchmark_throughput
     from .llm import LLM as LLM
     from .llm import GenerationChunk as GenerationChunk
     from .llm import GenerationResult as GenerationResult
@@ -47,6 +49,8 @@ _HOMES = {
     "ResourceError": "errors",
     "SamplingParams": "config",
     "UsageError": "errors",
+    "Workload": "evaluation.throughput",
+    "benchmark_throughput": "evaluation.throughput",
     "dense_policy": "_core",
     "evaluate_perplexity": "evaluation.perplexity",
     "h2o_policy": "_core",

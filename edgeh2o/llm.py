@@ -195,6 +195,16 @@ class LLM:
         self.close()
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self._weight_bytes
+
+    @property
+    def cache_type(self) -> str:
+        """Number type of the key-value cache."""
+        return self._runtime.cache_type
+
+    @property
     def config(self) -> ModelConfig:
         """Shape and constants of the model."""
         return self._require_open().config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,11 +35,14 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the machine, the prefill and its attention."""
+def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
+    """Adds the flags of the machine, the prefill and its attention.
+
+    ``skip`` names fields of ``RuntimeConfig`` that the verb sets itself.
+    """
     from ..attention.h2o import H2OConfig
 
-    add_config_options(parser, RuntimeConfig, title="machine")
+    add_config_options(parser, RuntimeConfig, title="machine", skip=skip)
     add_config_options(parser, PrefillConfig, title="prefill")
     add_config_options(
         parser,

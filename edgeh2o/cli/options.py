@@ -7,7 +7,7 @@ A field's flags and help come from its metadata (see ``config.option``). A field
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
@@ -23,11 +23,18 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def add_config_options(
-    parser: argparse.ArgumentParser, config: type[Any], *, title: str, prefix: str = ""
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    *,
+    title: str,
+    prefix: str = "",
+    skip: Collection[str] = (),
 ) -> None:
-    """Adds a group of flags for the fields of ``config``, with its defaults."""
+    """Adds a group of flags for the fields of ``config`` but those in ``skip``."""
     group = parser.add_argument_group(title)
     for item, flags in _flagged_fields(config, prefix):
+        if item.name in skip:
+            continue
         settings: dict[str, Any] = {
             "dest": _destination(item, prefix),
             "default": item.default,
@@ -45,10 +52,13 @@ def add_config_options(
 
 
 def read_config(args: argparse.Namespace, config: type[Config], *, prefix: str = "") -> Config:
-    """Makes ``config`` from parsed flags. Raises UsageError for a value out of range."""
+    """Makes ``config`` from parsed flags; a field without a flag gets its default.
+
+    Raises UsageError for a value out of range.
+    """
     values = {}
     for item, _ in _flagged_fields(config, prefix):
-        value = getattr(args, _destination(item, prefix))
+        value = getattr(args, _destination(item, prefix), None)
         if isinstance(value, list):
             value = tuple(value)
         values[item.name] = item.default if value is None else value

@@ -5,10 +5,11 @@ Every function writes one PNG. Call ``check_picture`` before the work whose resu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .needle import NeedleReport
+    from .throughput import Throughput
 
 # Text stays readable when the picture is shown at half its size.
 _FONT_POINTS = 15
@@ -81,6 +83,81 @@ def draw_needle(report: NeedleReport, path: Path) -> None:
         bar = figure.colorbar(image, ax=panels, label="exact answers")
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         figure.suptitle("Passkey retrieval: exact answers, mean log-probability of a token")
+
+
+def draw_throughput(
+    results: Sequence[Throughput],
+    path: Path,
+    *,
+    peer: Mapping[str, Sequence[tuple[int, float]]] = MappingProxyType({}),
+) -> None:
+    """Tokens per second of the prefill tests over the prompt length, with the range of samples.
+
+    ``peer`` adds lines of (prompt length, tokens/s) under their names.
+    """
+    lines: dict[str, list[Throughput]] = {}
+    for result in results:
+        if result.workload.n_prompt:
+            lines.setdefault(_line_name(result), []).append(result)
+    with _picture(path, 10, 6) as figure:
+        axes = figure.subplots()
+        for name, line in lines.items():
+            line = sorted(line, key=lambda result: result.workload.n_prompt)
+            medians = [result.median_tps for result in line]
+            low = [result.median_tps - min(result.samples_tps) for result in line]
+            high = [max(result.samples_tps) - result.median_tps for result in line]
+            lengths = [result.workload.n_prompt for result in line]
+            style = "o-" if line[0].mode == "sparse" else "s--"
+            axes.errorbar(lengths, medians, yerr=[low, high], fmt=style, capsize=4, label=name)
+        for name, points in peer.items():
+            axes.plot(*zip(*points, strict=True), "^:", label=name)
+        lengths = sorted(
+            {result.workload.n_prompt for line in lines.values() for result in line}
+            | {length for points in peer.values() for length, _ in points}
+        )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("prompt length (tokens)")
+        axes.set_ylabel("prefill (tokens/s)")
+        axes.set_title(f"{results[0].model}, {results[0].isa}: median and range")
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
+def _line_name(result: Throughput) -> str:
+    return f"{result.attention}, {result.threads} thread{'s' * (result.threads > 1)}"
+
+
+def draw_memory(results: Sequence[Throughput], path: Path) -> None:
+    """Allocated bytes by purpose over the prompt length: a bar per mode, of the first threads."""
+    bars = [r for r in results if r.workload.n_prompt and r.threads == results[0].threads]
+    bars.sort(key=lambda result: (result.workload.n_prompt, result.mode))
+    lengths = sorted({result.workload.n_prompt for result in bars})
+    modes = sorted({result.mode for result in bars})
+    width = 0.8 / len(modes)
+    centres = [
+        lengths.index(result.workload.n_prompt)
+        + width * (modes.index(result.mode) - (len(modes) - 1) / 2)
+        for result in bars
+    ]
+    with _picture(path, 4.5 + 1.6 * len(lengths), 6) as figure:
+        axes = figure.subplots()
+        bottoms = np.zeros(len(bars))
+        for purpose in bars[0].memory_bytes:
+            heights = np.array([result.memory_bytes[purpose] for result in bars]) / 2**20
+            label = purpose.replace("_", " ")
+            axes.bar(centres, heights, 0.92 * width, bottom=bottoms, label=label)
+            bottoms += heights
+        for centre, top, result in zip(centres, bottoms, bars, strict=True):
+            axes.text(centre, top, f"{result.mode}\n{top:,.0f}", ha="center", va="bottom")
+        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+        axes.set_xlabel("prompt length (tokens)")
+        axes.set_ylabel("allocated memory (MiB)")
+        axes.set_ylim(top=1.18 * bottoms.max())
+        axes.set_title(f"{bars[0].model}, batches of up to {max(r.batch_size for r in bars):,}")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", reverse=True)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from bench.prefill import Measurement, Workload, alternate, format_table, parse_sizes
+from bench.prefill import Measurement, alternate, format_table, parse_sizes
+from edgeh2o.evaluation.throughput import Workload
 
 
 def make_measurement(samples: dict[str, list[float]]) -> Measurement:
@@ -18,11 +19,6 @@ def make_measurement(samples: dict[str, list[float]]) -> Measurement:
         workload=Workload(n_prompt=4096),
         samples=samples,
     )
-
-
-def test_tests_are_named_as_llama_bench_names_them() -> None:
-    workloads = [Workload(n_prompt=512), Workload(n_decode=64), Workload(n_decode=64, depth=8000)]
-    assert [workload.name for workload in workloads] == ["pp512", "tg64", "tg64 @ d8000"]
 
 
 def test_contestants_take_turns() -> None:
