@@ -260,6 +260,7 @@ class LLM:
         sampling = sampling or SamplingParams()
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._seed)
+        self._refuse_hopeless_length(prompt)
         if isinstance(prompt, str):
             prompt = self.tokenize(prompt, parse_special=parse_special)
         token_ids = self._check_token_ids(prompt)
@@ -330,6 +331,18 @@ class LLM:
                 "read a stream to its end first, or load a second LLM"
             )
         self._use_threads()
+
+    def _refuse_hopeless_length(self, prompt: str | TokenIds) -> None:
+        """Raises UsageError for what no context holds, before it is tokenised or copied."""
+        if isinstance(prompt, str):
+            least = self._require_open().tokenizer.count_at_least(prompt)
+        else:
+            least = len(prompt)
+        limit = self._runtime.context_size or self.config.context_length
+        if least > limit:
+            raise UsageError(
+                f"the prompt has at least {least} tokens and the context holds {limit}; shorten it"
+            )
 
     def _check_token_ids(self, token_ids: TokenIds) -> NDArray[np.int32]:
         """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""

@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from .._version import __version__
@@ -47,8 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line ``argv`` (default: the process's own); returns the exit code."""
-    _use_utf8()
     try:
+        _require_streams()
+        _use_utf8()
         with _one_line_warnings():
             args = build_parser().parse_args(argv)
             code: int = args.execute(args)
@@ -66,10 +67,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # a full disk under stdout, mostly
+        _discard_stdout()
+        place = error.filename or "standard output"
+        _print_line("error", f"{place}: {error.strerror}; free some space or write elsewhere")
+        return EdgeH2OError.exit_code
 
 
 def _print_line(kind: str, message: str) -> None:
-    print(f"edgeh2o: {kind}: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # stderr may be as full as stdout
+        print(f"edgeh2o: {kind}: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _require_streams() -> None:
+    """Gives closed streams a place to go: the model's file must not get their numbers.
+
+    Raises UsageError when stdout, where the answer goes, is closed.
+    """
+    streams = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+    closed = [(name, mode) for name, mode in streams if getattr(sys, name) is None]
+    for name, mode in closed:
+        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    if ("stdout", "w") in closed:
+        raise UsageError("standard output is closed; let it go to a file, a pipe or /dev/null")
 
 
 def _use_utf8() -> None:
@@ -92,5 +112,5 @@ def _one_line_warnings() -> Iterator[None]:
 
 
 def _discard_stdout() -> None:
-    """Nobody reads stdout any more; the interpreter's last flush must not fail again."""
+    """Nothing can be written any more; the interpreter's last flush must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import UsageError
 
 STDIN = "-"
+# Several times the text that the longest contexts hold, a million tokens.
+MAX_PROMPT_BYTES = 32 * 2**20
+_READ_BYTES = 2**20
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +46,7 @@ def read_text(source: str) -> str:
     One newline at its end is dropped. Raises UsageError when it cannot be read as UTF-8.
     """
     if source == STDIN:
-        return _decode(sys.stdin.buffer.read(), "standard input")
+        return _decode(_read_stream(sys.stdin.buffer, "standard input"), "standard input")
     return _decode(_read_file(Path(source)), source)
 
 
@@ -60,12 +64,26 @@ def _require_unicode(text: str) -> str:
 
 def _read_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            return _read_stream(stream, str(path))
     except IsADirectoryError:
         raise UsageError(f"{path} is a directory; give a text file to -f") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read the text file {path}: {reason}; check -f") from None
+
+
+def _read_stream(stream: BinaryIO, source: str) -> bytes:
+    """All of a stream, which may be a pipe or a device that never ends."""
+    data = bytearray()
+    while block := stream.read(_READ_BYTES):
+        data += block
+        if len(data) > MAX_PROMPT_BYTES:
+            raise UsageError(
+                f"{source} has more than {MAX_PROMPT_BYTES // 2**20} MiB of text, "
+                "which no context holds; shorten it"
+            )
+    return bytes(data)
 
 
 def _decode(data: bytes, source: str) -> str:

@@ -44,6 +44,8 @@ class Tokenizer(ABC):
         self.add_bos = _read_adding(metadata, "bos", self.bos_id, default=default_add_bos)
         self.add_eos = _read_adding(metadata, "eos", self.eos_id, default=False)
         self._vocabulary = vocabulary
+        # In characters of the vocabulary; each stands for one byte of the text at least.
+        self._max_token_length = max(map(len, vocabulary.tokens))
         self._special = _order_for_matching(vocabulary)
         self._always_matched = [
             (text, i) for text, i in self._special if vocabulary.types[i] == TokenType.USER_DEFINED
@@ -111,6 +113,10 @@ class Tokenizer(ABC):
         if self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
+
+    def count_at_least(self, text: str) -> int:
+        """A lower bound of the number of tokens of ``text``, found without tokenizing it."""
+        return -(-len(text) // self._max_token_length)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.

@@ -1,0 +1,155 @@
+"""Row 29: memory, disks, interrupts, closed streams and small machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeh2o.cli.main import main
+from edgeh2o.cli.progress import ProgressBars
+from edgeh2o.engine import memory
+from edgeh2o.engine.session import RESERVE_BYTES
+from tests.bad_input.refusal import Refusal, require_one_line
+from tests.tiny_models import TinyModelFactory
+
+TIMEOUT_S = 120
+OPTIONS = ["-p", "the thing is", "-n", "4", "--temp", "0", "--ignore-eos"]
+
+
+@pytest.fixture
+def model(tiny_model: TinyModelFactory) -> str:
+    return str(tiny_model(tensor_type="Q4_0"))
+
+
+def _run(model: str, redirection: str = "", *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs the program under a shell, which can close streams."""
+    command = [sys.executable, "-m", "edgeh2o", "run", model, *OPTIONS, *options]
+    return subprocess.run(
+        ["sh", "-c", f"{shlex.join(command)} {redirection}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_free_bytes", "problem"),
+    [
+        (100_000, r"needs .*weights .*KiB.* and 98 KiB are available; no context fits: free mem"),
+        (16 * 2**20, r"needs .*kv cache .* 16.0 MiB are available; the largest .* is -c \d+"),
+    ],
+)
+def test_memory_below_weights_or_cache(
+    model: str,
+    refusal: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
+    n_free_bytes: int,
+    problem: str,
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + n_free_bytes)
+    sizes = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16", "-c", "100000"]
+    refusal(["run", model, *OPTIONS, *sizes], code=1, problem=problem, max_python_bytes=16 * 2**20)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("options", [["--quiet"], ["--json"]])
+def test_a_full_disk_under_stdout(model: str, options: list[str]) -> None:
+    result = _run(model, "> /dev/full", *options)
+    assert result.returncode == 1
+    require_one_line(result.stderr)
+    assert "standard output: No space left on device; free some space" in result.stderr
+
+
+def test_a_full_disk_under_both_streams_ends_with_the_code(model: str) -> None:
+    assert _run(model, "> /dev/full 2> /dev/full", "--quiet").returncode == 1
+
+
+def test_closed_stdout_is_refused(model: str) -> None:
+    result = _run(model, ">&-")
+    assert result.returncode == 2
+    require_one_line(result.stderr)
+    assert "standard output is closed" in result.stderr
+
+
+def test_closed_stdin_is_an_empty_prompt(model: str) -> None:
+    command = [sys.executable, "-m", "edgeh2o", "run", model, "-"]
+    result = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command)} <&-"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert result.returncode == 2
+    require_one_line(result.stderr)
+    assert "the prompt is empty" in result.stderr
+
+
+def test_closed_stderr_does_not_mix_into_the_answer(model: str) -> None:
+    expected = _run(model)
+    assert expected.returncode == 0
+    assert _run(model, "2>&-").stdout == expected.stdout
+
+
+# Ctrl-C while decoding is in tests/cli/test_run.py.
+@pytest.mark.parametrize("stage", ["load", "prefill"])
+def test_ctrl_c_ends_a_stage_and_a_second_run_works(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
+    """A real signal, raised from inside the stage's own progress report."""
+
+    def interrupt(bars: ProgressBars, name: str, done: int, total: int) -> None:
+        if name == stage and 0 < done < total:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressBars, "__call__", interrupt)
+        assert main(["run", model, *OPTIONS]) == 130
+    captured = capsys.readouterr()
+    assert captured.out.strip() == ""
+    assert "interrupted" in captured.err
+    assert "Traceback" not in captured.err
+    assert main(["run", model, *OPTIONS, "--quiet"]) == 0
+
+
+def test_one_cpu(model: str) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    command = [sys.executable, "-m", "edgeh2o", "run", model, *OPTIONS, "--json"]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=lambda: os.sched_setaffinity(0, {cpu}),
+    )
+    values = json.loads(result.stdout)
+    assert values["threads"] == 1
+    assert values["generated_tokens"] == 4
+
+
+def test_without_proc(model: str) -> None:
+    """In a mount namespace of its own, /proc is covered by an empty file system."""
+    expected = _run(model)
+    namespace = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    command = [sys.executable, "-m", "edgeh2o", "run", model, *OPTIONS]
+    try:
+        probe = subprocess.run([*namespace, "true"], capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if probe.returncode:
+        pytest.skip("needs the right to mount")
+    result = subprocess.run(
+        [*namespace, *command], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == expected.stdout
+    assert "first token" in result.stderr
