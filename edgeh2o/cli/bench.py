@@ -97,6 +97,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..errors import UsageError
     from ..evaluation import figures
     from ..evaluation.llama_bench import read_llama_bench
+    from ..evaluation.reporting import make_folder
     from ..evaluation.throughput import benchmark_throughput, plan_workloads
 
     workloads = plan_workloads(args.n_prompt, args.n_gen, args.n_depth)
@@ -105,7 +106,7 @@ def execute(args: argparse.Namespace) -> int:
         figures.check_matplotlib()
         if not any(workload.n_prompt for workload in workloads):
             raise UsageError("--plot draws the prefill over its length: give prompt lengths (-p)")
-        figures.make_folder(args.plot)
+        make_folder(args.plot)
     elif peer:
         raise UsageError("--llama-bench is drawn beside our results: give --plot FOLDER")
 

@@ -51,6 +51,17 @@ def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) 
     )
 
 
+def add_skip_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--skip N``."""
+    parser.add_argument(
+        "--skip",
+        type=int,
+        metavar="N",
+        default=1024,
+        help="report also the tokens after the first N of a window (default: 1024)",
+    )
+
+
 def add_output_option(parser: argparse._ActionsContainer, formats: Sequence[str] = OUTPUTS) -> None:
     """Adds ``-o FORMAT`` for what goes to stdout; the first format is the default."""
     parser.add_argument(

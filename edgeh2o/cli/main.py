@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from .._version import __version__
 from ..errors import EdgeH2OError, UsageError
-from . import bench, needle, perplexity, pull, run
+from . import ablate, bench, needle, perplexity, pull, run
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgeh2o {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run.add_parser(verbs)
+    ablate.add_parser(verbs)
     bench.add_parser(verbs)
     needle.add_parser(verbs)
     perplexity.add_parser(verbs)

@@ -65,6 +65,18 @@ def read_config(args: argparse.Namespace, config: type[Config], *, prefix: str =
     return config(**values)
 
 
+def parse_value(type_name: str, text: str) -> Any:
+    """A value of a field of this type. Raises ValueError for any other text."""
+    if type_name == "bool":
+        if text not in ("true", "false"):
+            raise ValueError(f"{text!r} is neither true nor false")
+        return text == "true"
+    if type_name not in _PARSERS:
+        raise ValueError(f"a {type_name} cannot be given as one word")
+    parse, _ = _PARSERS[type_name]
+    return parse(text)
+
+
 def _flagged_fields(config: type[Any], prefix: str) -> Iterator[tuple[Field[Any], list[str]]]:
     for item in fields(config):
         flags = list(item.metadata.get("flags", ()))

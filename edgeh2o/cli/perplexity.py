@@ -7,6 +7,7 @@ from typing import Any
 
 from .evaluation_options import (
     add_output_option,
+    add_skip_option,
     add_text_option,
     add_window_options,
     print_results,
@@ -34,13 +35,7 @@ def add_parser(verbs: Any) -> None:
     add_model_argument(parser)
     add_text_option(parser)
     add_window_options(parser, windows=None)
-    parser.add_argument(
-        "--skip",
-        type=int,
-        metavar="N",
-        default=1024,
-        help="report also the tokens after the first N of a window (default: 1024)",
-    )
+    add_skip_option(parser)
     add_model_options(parser)
     output = parser.add_argument_group("output")
     add_output_option(output)

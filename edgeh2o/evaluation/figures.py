@@ -19,6 +19,7 @@ from ..errors import ResourceError, UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .ablation import AblationReport, AblationResult
     from .needle import NeedleReport
     from .throughput import Throughput
 
@@ -40,15 +41,6 @@ def check_matplotlib() -> None:
     """Raises ResourceError that names the extra if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise ResourceError("pictures need matplotlib: pip install 'edgeh2o[plot]'")
-
-
-def make_folder(path: Path) -> Path:
-    """The folder for pictures, made if it is missing. Raises UsageError if it cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
-    return path
 
 
 def draw_needle(report: NeedleReport, path: Path) -> None:
@@ -158,6 +150,47 @@ def draw_memory(results: Sequence[Throughput], path: Path) -> None:
         axes.set_ylim(top=1.18 * bottoms.max())
         axes.set_title(f"{bars[0].model}, batches of up to {max(r.batch_size for r in bars):,}")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", reverse=True)
+
+
+def draw_ablation(report: AblationReport, path: Path) -> None:
+    """Loss with its standard error over keys per query.
+
+    A line joins the settings that differ in the last field of the grid alone; its values stand at
+    the points.
+    """
+    *_, last = report.results[0].setting.values
+    lines: dict[str, list[AblationResult]] = {}
+    for result in report.results:
+        others = [f"{n} {v}" for n, v in result.setting.values.items() if n != last]
+        lines.setdefault(", ".join(others), []).append(result)
+    with _picture(path, 10, 6.5) as figure:
+        axes = figure.subplots()
+        for name, line in lines.items():
+            line = sorted(line, key=lambda result: result.keys_per_query)
+            qualities = [report.quality(result) for result in line]
+            costs = [result.keys_per_query for result in line]
+            losses = [quality.loss_percent for quality in qualities]
+            errors = [quality.loss_percent_error for quality in qualities]
+            axes.errorbar(costs, losses, yerr=errors, fmt="o-", capsize=4, label=name)
+            for cost, loss, result in zip(costs, losses, line, strict=True):
+                axes.annotate(
+                    str(result.setting.values[last]),
+                    (cost, loss),
+                    xytext=(7, 5),
+                    textcoords="offset points",
+                    fontsize="small",
+                )
+        axes.axhline(0, color="black", linewidth=1)
+        axes.margins(x=0.08)
+        axes.set_xlabel(f"keys per query (dense: {report.dense_keys_per_query:,.0f})")
+        axes.set_ylabel("perplexity loss (%)")
+        axes.set_title(
+            f"{report.model}, {report.n_windows} x {report.context} tokens, range "
+            f"'{report.range_name}'\nvalues at the points: {last}"
+        )
+        axes.grid(alpha=0.3)
+        if len(lines) > 1:
+            axes.legend()
 
 
 @contextmanager

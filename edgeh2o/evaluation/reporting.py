@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..errors import UsageError
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -59,6 +60,23 @@ def format_csv(records: Sequence[Mapping[str, Any]]) -> str:
 def format_json(report: Mapping[str, Any]) -> str:
     """One JSON object: the report and the machine."""
     return json.dumps({"machine": describe_machine(), **report}, indent=1, ensure_ascii=False)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes UTF-8. Raises UsageError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def make_folder(path: Path) -> Path:
+    """The folder for results, made if it is missing. Raises UsageError if it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
+    return path
 
 
 def format_estimate(value: float, error: float, digits: int = 2, sign: str = "") -> str:

@@ -1,0 +1,136 @@
+"""``edgeh2o ablate``: loss against cost over a grid of attention settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import PrefillConfig
+from ..errors import UsageError
+from .evaluation_options import (
+    add_output_option,
+    add_skip_option,
+    add_text_option,
+    add_window_options,
+    print_results,
+)
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    read_model_options,
+)
+from .options import parse_value
+from .prompt import read_text
+
+if TYPE_CHECKING:
+    from ..attention.base import SparseAttentionConfig
+
+TABLE_NAME = "perplexity_ablation.csv"
+PICTURE_NAME = "perplexity_ablation.png"
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "ablate",
+        help="measure loss and cost over a grid of attention settings",
+        description="Measure the loss of every combination of attention settings on the same "
+        f"windows of a text. Writes {TABLE_NAME} and {PICTURE_NAME}.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    add_text_option(parser)
+    parser.add_argument(
+        "--grid",
+        action="append",
+        metavar="FIELD=V1,V2,...",
+        required=True,
+        help="values of a setting of the attention, or of chunk_size; may be given several times",
+    )
+    add_window_options(parser, windows=1)
+    add_skip_option(parser)
+    add_model_options(parser)
+    output = parser.add_argument_group("output")
+    add_output_option(output)
+    output.add_argument(
+        "--folder", type=Path, default=Path(), help="where the files go (default: here)"
+    )
+    output.add_argument(
+        "--no-plot",
+        dest="plot",
+        action="store_false",
+        help=f"do not draw {PICTURE_NAME}, which needs edgeh2o[plot]",
+    )
+    add_verbosity_options(output)
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Measures the grid, writes the files, prints the report; returns the exit code."""
+    options = read_model_options(args)
+    grid = parse_grid(args.grid, options.attention)
+    text = read_text(args.file)
+
+    from ..evaluation import figures
+    from ..evaluation.ablation import evaluate_ablation, expand_grid
+    from ..evaluation.reporting import format_csv, make_folder, write_file
+    from ..evaluation.windows import choose_context
+
+    expand_grid(options.attention, options.prefill.chunk_size, grid)
+    if args.plot:
+        figures.check_matplotlib()
+    make_folder(args.folder)
+    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        report = evaluate_ablation(
+            llm,
+            text,
+            grid,
+            context_size=choose_context(llm, options.runtime.context_size),
+            windows=args.windows,
+            skip=args.skip,
+            on_progress=bars,
+        )
+    write_file(args.folder / TABLE_NAME, format_csv(report.to_records()) + "\n")
+    if args.plot:
+        figures.draw_ablation(report, args.folder / PICTURE_NAME)
+    print_results(args.output, report)
+    return 0
+
+
+def parse_grid(
+    arguments: Sequence[str], attention: SparseAttentionConfig
+) -> dict[str, tuple[Any, ...]]:
+    """``local=128,256`` as values of the field's type, in the order given.
+
+    Raises UsageError for an argument of another form or a value of another type. Fields that the
+    attention does not have are left to ``expand_grid``.
+    """
+    types = {
+        item.name: str(item.type)
+        for config in (PrefillConfig, attention)
+        for item in fields(config)
+    }
+    grid: dict[str, tuple[Any, ...]] = {}
+    for argument in arguments:
+        name, found, values = argument.partition("=")
+        name = name.strip().replace("-", "_")
+        if not found or not name:
+            raise UsageError(f"--grid takes FIELD=V1,V2,..., got {argument!r}")
+        if name in grid:
+            raise UsageError(f"--grid gives {name} twice; put its values into one list")
+        try:
+            grid[name] = tuple(
+                parse_value(types.get(name, "str"), value.strip())
+                for value in values.split(",")
+                if value.strip()
+            )
+        except ValueError:
+            raise UsageError(
+                f"--grid {argument}: {name} takes values of type {types[name]}"
+            ) from None
+    return grid
