@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from .runners.base import Runner
     from .runners.native import NativeModel
 
+# Prompts up to this length are counted exactly before they are refused: that takes a moment.
+CHEAP_PROMPT_TOKENS = 2**17
+
 OnProgress = Callable[[str, int, int], None]
 TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -334,12 +337,11 @@ class LLM:
 
     def _refuse_hopeless_length(self, prompt: str | TokenIds) -> None:
         """Raises UsageError for what no context holds, before it is tokenised or copied."""
+        limit = self._runtime.context_size or self.config.context_length
+        least = len(prompt)
         if isinstance(prompt, str):
             least = self._require_open().tokenizer.count_at_least(prompt)
-        else:
-            least = len(prompt)
-        limit = self._runtime.context_size or self.config.context_length
-        if least > limit:
+        if least > max(limit, CHEAP_PROMPT_TOKENS):
             raise UsageError(
                 f"the prompt has at least {least} tokens and the context holds {limit}; shorten it"
             )

@@ -29,7 +29,7 @@ def model(tiny_model: TinyModelFactory) -> str:
         (b"\n", "the prompt is empty"),
         (b"caf\xe9 au lait", "prompt.txt is not UTF-8 text: .* at byte 3; convert it"),
         (b"\xed\xa0\x80", "prompt.txt is not UTF-8 text: .* at byte 0"),  # a surrogate
-        (b"the " * 3000, "the prompt has .* tokens and the context holds 2048; shorten it"),
+        (b"the " * 3000, "the prompt has [0-9]+ tokens and the context holds 2048; shorten it"),
     ],
     ids=["empty", "newline only", "Latin-1", "surrogate", "longer than the context"],
 )
@@ -78,14 +78,14 @@ def test_refuses_prompts_without_end(
 def test_refuses_a_long_text_before_it_is_tokenised(
     model: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = b"hello world, " * 200_000
+    text = b"hello world, " * 500_000
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
     monkeypatch.setattr(LLM, "tokenize", None)
     refusal(
         ["run", model, "-"],
         code=2,
         problem="the prompt has at least .* tokens and the context holds 2048; shorten it",
-        max_python_bytes=16 * 2**20,
+        max_python_bytes=32 * 2**20,
     )
 
 
