@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_SIZE = 256
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
 def quantize_k(weights: Floats, type_name: str) -> Bytes:
-    """Encodes weights [rows, cols], cols a multiple of 256, as Q4_K, Q5_K or Q6_K.
+    """Encodes weights [rows, cols], cols a multiple of 256, as one of K_TYPES.
 
     Returns:
         [rows, bytes per row] blocks.
@@ -29,10 +30,11 @@ def quantize_k(weights: Floats, type_name: str) -> Bytes:
     blocks = weights.astype(np.float32).reshape(-1, BLOCK_SIZE)
     if type_name in ("Q4_K", "Q5_K"):
         encoded = _encode_with_minimum(blocks, n_bits=int(type_name[1]))
-    elif type_name == "Q6_K":
-        encoded = _encode_q6(blocks)
+    elif type_name in K_TYPES:
+        encode = {"Q2_K": _encode_q2, "Q3_K": _encode_q3, "Q6_K": _encode_q6}[type_name]
+        encoded = encode(blocks)
     else:
-        raise ValueError(f"{type_name} is not one of Q4_K, Q5_K, Q6_K")
+        raise ValueError(f"{type_name} is not one of {', '.join(K_TYPES)}")
     return encoded.reshape(*weights.shape[:-1], -1)
 
 
@@ -93,3 +95,42 @@ def _encode_q6(blocks: Floats) -> Bytes:
     high_bytes = np.bitwise_or.reduce(high, axis=2)
     parts = [low_bytes.reshape(n_blocks, 128), high_bytes.reshape(n_blocks, 64)]
     return np.concatenate([*parts, scale.astype(np.uint8), _half_bytes(d)], axis=1)
+
+
+def _encode_q2(blocks: Floats) -> Bytes:
+    """16 sub-blocks of 16: weight = d * scale * q - dmin * minimum, 4-bit scale and minimum."""
+    n_blocks = len(blocks)
+    subs = blocks.reshape(n_blocks, 16, 16)
+    low = np.maximum(-subs.min(axis=2), 0.0)
+    step = (subs.max(axis=2) + low) / np.float32(3.0)
+    d, d_min = _unit(step, 15), _unit(low, 15)
+    scale, minimum = _levels(step, d[:, None], 15), _levels(low, d_min[:, None], 15)
+    shifted = subs + (d_min[:, None] * minimum)[..., None]
+    q = _levels(shifted, (d[:, None] * scale)[..., None], 3).astype(np.uint8)
+    scales = (scale | minimum << 4).astype(np.uint8)
+    return np.concatenate([scales, _pack_crumbs(q), _half_bytes(d), _half_bytes(d_min)], axis=1)
+
+
+def _encode_q3(blocks: Floats) -> Bytes:
+    """16 sub-blocks of 16: weight = d * (scale - 32) * (q - 4), 6-bit scale."""
+    n_blocks = len(blocks)
+    subs = blocks.reshape(n_blocks, 16, 16)
+    step = np.abs(subs).max(axis=2) / np.float32(3.5)
+    d = _unit(step, 31)
+    scale = _levels(step, d[:, None], 31)
+    sub_step = np.where(scale > 0, d[:, None] * scale, 1.0)[..., None]
+    q = (np.clip(np.rint(subs / sub_step), -4, 3).astype(np.int32) + 4).astype(np.uint8)
+    high = (q.reshape(n_blocks, 8, 32) >> 2) << np.arange(8, dtype=np.uint8)[:, None]
+    stored = (scale + 32).astype(np.uint8)
+    packed = np.zeros((n_blocks, 12), np.uint8)
+    packed[:, :8] = (stored[:, :8] & 15) | (stored[:, 8:] & 15) << 4
+    for group in range(4):
+        packed[:, 8:] |= (stored[:, 4 * group : 4 * group + 4] >> 4) << (2 * group)
+    masks = np.bitwise_or.reduce(high, axis=1)
+    return np.concatenate([masks, _pack_crumbs(q & 3), packed, _half_bytes(d)], axis=1)
+
+
+def _pack_crumbs(q: Bytes) -> Bytes:
+    """The low two bits of 256 weights: four groups of 32 of each half share 32 bytes."""
+    groups = q.reshape(-1, 2, 4, 32) << np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
+    return np.bitwise_or.reduce(groups, axis=2).reshape(-1, 64)

@@ -20,10 +20,11 @@ from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from tools.k_quants import quantize_k
+from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
+from tools.k_quants import K_TYPES, quantize_k
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)
 TENSOR_TYPES = FLOAT_TYPES + BLOCK_TYPES
 INTEGER_OPTIONS = (
     "seed",
@@ -232,8 +233,10 @@ def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
 
 
 def _add_tensor(writer: GGUFWriter, name: str, values: NDArray[np.float32], type_name: str) -> None:
-    if type_name.endswith("_K"):
+    if type_name in K_TYPES:
         data = quantize_k(values, type_name)
+    elif type_name in CODEBOOK_TYPES:
+        data = quantize_codebook(values, type_name)
     else:
         data = quantize(values, GGMLQuantizationType[type_name])
     writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[type_name])

@@ -23,6 +23,11 @@ struct Correction {
   }
 };
 
+// What the sum of activations is that -8 * (sum of quants) stands for.
+EH2O_INLINE float scaled_sum(float scale, int32_t negated_sum8) {
+  return scale * (-0.125f * static_cast<float>(negated_sum8));
+}
+
 // The dot products of one sub-block by matrix multiply instructions: pairs of rows times pairs of columns, 8
 // values of depth at a time.
 template <typename Dot, size_t kSteps>
@@ -79,17 +84,18 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
     const int8_t* x_quants = reinterpret_cast<const int8_t*>(x_negated_sum8 + 2 * kRows);
     const float* w_scale = reinterpret_cast<const float*>(w);
     const float* w_min = w_scale + kSubBlocks * kCols;
-    const uint8_t* w_quants = reinterpret_cast<const uint8_t*>(w_min + (Traits::kHasMin ? kCols : 0));
+    const uint8_t* w_quants =
+        reinterpret_cast<const uint8_t*>(w_min + (Traits::kHasMin ? kSubBlocks * kCols : 0));
 
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
+      const auto negated_sum8 = [&](size_t r) {
+        if constexpr (kSubBlocks == 1) return x_negated_sum8[r];
+        const int32_t first_half = x_negated_sum8[kRows + r];
+        return sub == 0 ? first_half : x_negated_sum8[r] - first_half;
+      };
       I32 dot[kRows][kVectors];
       unroll<kRows>([&](auto r) {
-        int32_t negated_sum8 = x_negated_sum8[r];
-        if constexpr (kSubBlocks == 2) {
-          const int32_t first_half = x_negated_sum8[kRows + r];
-          negated_sum8 = sub == 0 ? first_half : negated_sum8 - first_half;
-        }
-        const I32 start = Correction<kFormat>::start(negated_sum8);
+        const I32 start = Correction<kFormat>::start(negated_sum8(r));
         unroll<kVectors>([&](auto v) { dot[r][v] = start; });
       });
       if constexpr (kHasMmla) {
@@ -128,12 +134,13 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
           sum[r][v] = mul_add(part, load(w_scale + sub * kCols + v * kLanes), sum[r][v]);
         });
       });
-    }
-    if constexpr (Traits::kHasMin) {
-      unroll<kRows>([&](auto r) {
-        const F32 x_total = set1(x_sum[r]);
-        unroll<kVectors>([&](auto v) { sum[r][v] = mul_add(x_total, load(w_min + v * kLanes), sum[r][v]); });
-      });
+      if constexpr (Traits::kHasMin) {
+        unroll<kRows>([&](auto r) {
+          const F32 total = set1(kSubBlocks == 1 ? x_sum[r] : scaled_sum(x_scale[r], negated_sum8(r)));
+          unroll<kVectors>(
+              [&](auto v) { sum[r][v] = mul_add(total, load(w_min + sub * kCols + v * kLanes), sum[r][v]); });
+        });
+      }
     }
     x += kActivationRecordPerRow * kRows;
     w += PackedSizes<kFormat>::kUnpackedPerColumn * kCols;

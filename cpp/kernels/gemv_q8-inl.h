@@ -4,36 +4,69 @@
 
 namespace edgeh2o::EH2O_ISA {
 
-// f32 scale (and min) of kGemmQ8Columns columns for one record.
+// Walks over the records of a packed panel: f32 scales and mins of kGemmQ8Columns columns, and the quants.
 template <PackedFormat kFormat>
-struct ScaleReader {
+class RecordReader {
   using Traits = PackedTraits<kFormat>;
-  static constexpr size_t kCols = simd::kGemmQ8Vectors * simd::kLanes;
-  static constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
-  const uint16_t* header;  // two-level formats: d[nr], dmin[nr]
-  const uint8_t* record;
+  using Sizes = PackedSizes<kFormat>;
+  static constexpr size_t kCols = kGemmQ8Columns;
+
+ public:
+  EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {}
+
+  // Enters record number `record`; call it for 0, 1, 2, ...
+  EH2O_INLINE void enter(size_t record) {
+    if (record > 0) record_ += Sizes::kRecordPerColumn * kCols;
+    if constexpr (Traits::kTwoLevel) {
+      if (record % kSuperRecords == 0) {
+        header_ = reinterpret_cast<const uint16_t*>(record_);
+        record_ += Sizes::kHeaderPerColumn * kCols;
+      }
+    }
+  }
 
   EH2O_INLINE simd::F32 scale(size_t sub, size_t v) const {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
-      const simd::F32 d = simd::load_f16(header + column);
-      const uint8_t* fine = record + sub * kCols + column;
+      const simd::F32 d = simd::load_f16(header_ + column);
+      const uint8_t* fine = record_ + sub * kCols + column;
       if constexpr (Traits::kHasMin) {
         return simd::mul(d, simd::load_u8(fine));
       } else {
         return simd::mul(d, simd::load_s8(reinterpret_cast<const int8_t*>(fine)));
       }
+    } else if constexpr (Traits::kBf16Scale) {
+      return simd::load_bf16(reinterpret_cast<const uint16_t*>(record_) + column);
     } else {
-      return simd::load_f16(reinterpret_cast<const uint16_t*>(record) + column);
+      return simd::load_f16(reinterpret_cast<const uint16_t*>(record_) + column);
     }
   }
-  EH2O_INLINE simd::F32 min(size_t v) const {
+  EH2O_INLINE simd::F32 min(size_t sub, size_t v) const {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
-      const simd::F32 dmin = simd::load_f16(header + kCols + column);
-      return simd::mul(simd::sub(simd::zero(), dmin), simd::load_u8(record + kSubBlocks * kCols + column));
+      const simd::F32 dmin = simd::load_f16(header_ + kCols + column);
+      const uint8_t* fine = record_ + (Sizes::kSubBlocks + sub) * kCols + column;
+      return simd::mul(simd::sub(simd::zero(), dmin), simd::load_u8(fine));
     } else {
-      return simd::load_f16(reinterpret_cast<const uint16_t*>(record) + kCols + column);
+      return simd::load_f16(reinterpret_cast<const uint16_t*>(record_) + kCols + column);
+    }
+  }
+  EH2O_INLINE const uint8_t* quants() const { return record_ + Sizes::kScalesPerColumn * kCols; }
+
+ private:
+  const uint16_t* header_ = nullptr;  // two-level formats: d[nr], dmin[nr]
+  const uint8_t* record_;
+};
+
+// The bytes that a kernel multiplies in place of 4 stored bits.
+template <PackedFormat kFormat>
+struct CodebookBytes {
+  alignas(kCodebookSize) uint8_t byte[kCodebookSize];
+  constexpr CodebookBytes() : byte{} {
+    using Traits = PackedTraits<kFormat>;
+    const int offset = simd::Dot4<Traits::kBits>::kSigned ? 0 : 1 << Traits::kOffsetLog2;
+    for (size_t i = 0; i < kCodebookSize; ++i) {
+      byte[i] = static_cast<uint8_t>(codebook_value(Traits::kCodebook, i) + offset);
     }
   }
 };
@@ -49,7 +82,10 @@ EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t step, size_t v) 
   } else {
     const I8 pairs = load_i8(quants + ((step & 3) * kCols + v * kLanes) * 4);
     const I8 values = step < 4 ? low_nibbles(pairs) : high_nibbles(pairs);
-    if constexpr (Dot4<4>::kSigned && Traits::kOffsetLog2 >= 0) {
+    if constexpr (Traits::kCodebook != Codebook::kNone) {
+      static constexpr CodebookBytes<kFormat> kTable;
+      return look_up(kTable.byte, values);
+    } else if constexpr (Dot4<4>::kSigned && Traits::kOffsetLog2 >= 0) {
       return sub_i8(values, 1 << Traits::kOffsetLog2);
     } else {
       return values;
@@ -61,9 +97,8 @@ template <PackedFormat kFormat>
 void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, size_t n_cols) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
-  using Sizes = PackedSizes<kFormat>;
   using Dot = Dot4<Traits::kBits>;
-  constexpr size_t kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
+  constexpr size_t kVectors = kGemmQ8Vectors;
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
   constexpr size_t kXSteps = Dot::kXRows < kStepsAtOnce ? Dot::kXRows : kStepsAtOnce;
@@ -71,16 +106,10 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
 
   F32 sum[kVectors];
   unroll<kVectors>([&](auto v) { sum[v] = zero(); });
-  ScaleReader<kFormat> scales{nullptr, nullptr};
+  RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
-    if constexpr (Traits::kTwoLevel) {
-      if (record % kSuperRecords == 0) {
-        scales.header = reinterpret_cast<const uint16_t*>(w);
-        w += Sizes::kHeaderPerColumn * kCols;
-      }
-    }
-    scales.record = w;
-    const uint8_t* w_quants = w + Sizes::kScalesPerColumn * kCols;
+    weights.enter(record);
+    const uint8_t* w_quants = weights.quants();
     const float* x_header = reinterpret_cast<const float*>(x);
     const int32_t* x_negated_sum8 = reinterpret_cast<const int32_t*>(x + 8);
     const int8_t* x_quants = reinterpret_cast<const int8_t*>(x + kActivationHeaderPerRow);
@@ -113,13 +142,12 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
         });
       });
       unroll<kVectors>(
-          [&](auto v) { sum[v] = mul_add(mul(dot_to_f32(dot[v]), x_scale), scales.scale(sub, v), sum[v]); });
+          [&](auto v) { sum[v] = mul_add(mul(dot_to_f32(dot[v]), x_scale), weights.scale(sub, v), sum[v]); });
+      if constexpr (Traits::kHasMin) {
+        const F32 total = set1(kSubBlocks == 1 ? x_header[1] : scaled_sum(x_header[0], negated_sum8));
+        unroll<kVectors>([&](auto v) { sum[v] = mul_add(total, weights.min(sub, v), sum[v]); });
+      }
     });
-    if constexpr (Traits::kHasMin) {
-      const F32 x_total = set1(x_header[1]);
-      unroll<kVectors>([&](auto v) { sum[v] = mul_add(x_total, scales.min(v), sum[v]); });
-    }
-    w += Sizes::kRecordPerColumn * kCols;
     x += kActivationRecordPerRow;
   }
   unroll<kVectors>([&](auto v) {
@@ -149,25 +177,21 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
   using Traits = PackedTraits<kFormat>;
   using Sizes = PackedSizes<kFormat>;
   constexpr size_t kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
-  constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
-  ScaleReader<kFormat> scales{nullptr, nullptr};
+  constexpr size_t kSubBlocks = Sizes::kSubBlocks;
+  RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
-    if constexpr (Traits::kTwoLevel) {
-      if (record % kSuperRecords == 0) {
-        scales.header = reinterpret_cast<const uint16_t*>(w);
-        w += Sizes::kHeaderPerColumn * kCols;
-      }
-    }
-    scales.record = w;
-    const uint8_t* w_quants = w + Sizes::kScalesPerColumn * kCols;
+    weights.enter(record);
+    const uint8_t* w_quants = weights.quants();
     float* out_scale = reinterpret_cast<float*>(out);
     unroll<kVectors>([&](auto v) {
       for (size_t sub = 0; sub < kSubBlocks; ++sub) {
-        store(out_scale + sub * kCols + v * kLanes, scales.scale(sub, v));
+        store(out_scale + sub * kCols + v * kLanes, weights.scale(sub, v));
+        if constexpr (Traits::kHasMin) {
+          store(out_scale + (kSubBlocks + sub) * kCols + v * kLanes, weights.min(sub, v));
+        }
       }
-      if constexpr (Traits::kHasMin) store(out_scale + kSubBlocks * kCols + v * kLanes, scales.min(v));
     });
-    uint8_t* out_quants = out + 4 * kCols * (kSubBlocks + (Traits::kHasMin ? 1 : 0));
+    uint8_t* out_quants = out + 4 * kCols * kSubBlocks * Sizes::kParts;
     if constexpr (kHasMmla) {
       using Dot = Dot4<Traits::kBits>;
       unroll<4>([&](auto step) {
@@ -186,7 +210,6 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
         });
       });
     }
-    w += Sizes::kRecordPerColumn * kCols;
     out += Sizes::kUnpackedPerColumn * kCols;
   }
 }

@@ -11,7 +11,6 @@ namespace {
 // Depth of a weight panel that is unpacked at a time: 768 x 32 outputs of unpacked 4-bit weights are 28 KB
 // and stay in a 32 KB L1 cache; a float panel of 256 x 32 is 32 KB. Multiples of 256 (two-level headers).
 constexpr size_t kDepthQ = 768, kDepthF32 = 256;
-constexpr size_t kMaxUnpackedPerColumn = 44;
 // Rows that share an unpacked panel: the more, the cheaper the unpacking; 192 x 1,536 8-bit activations are
 // 0.4 MB.
 constexpr size_t kRowBlock = 192;
@@ -89,7 +88,7 @@ size_t Activations8::bytes(const KernelTable& table, size_t n_rows, size_t depth
 }
 
 size_t matmul_scratch_bytes(const KernelTable& table) {
-  const size_t per_column = std::max(kDepthQ / kBlock * kMaxUnpackedPerColumn, kDepthF32 * sizeof(float));
+  const size_t per_column = std::max(kDepthQ / kBlock * max_unpacked_per_column(), kDepthF32 * sizeof(float));
   return round_up(per_column * table.layout.panel_cols, kAlignment);
 }
 

@@ -47,6 +47,31 @@ struct BlockQ6_K {  // 16 sub-blocks of 16: w = d * scale[s] * (q - 32)
   int8_t scales[16];
   f16_bits d;
 };
+struct BlockQ2_K {  // 16 sub-blocks of 16: w = d * (scales & 15) * q - dmin * (scales >> 4)
+  uint8_t scales[16];
+  uint8_t qs[64];
+  f16_bits d, dmin;
+};
+struct BlockQ3_K {  // 16 sub-blocks of 16: w = d * (scale[s] - 32) * (q - 4); 6-bit scales, hmask holds bit 2
+  uint8_t hmask[32];
+  uint8_t qs[64];
+  uint8_t scales[12];
+  f16_bits d;
+};
+struct BlockIQ4_NL {  // w = d * kIq4Values[q], nibbles as in Q4_0
+  f16_bits d;
+  uint8_t qs[16];
+};
+struct BlockIQ4_XS {  // 8 sub-blocks of 32: w = d * (scale[s] - 32) * kIq4Values[q]; 6-bit scales
+  f16_bits d;
+  uint16_t scales_h;
+  uint8_t scales_l[4];
+  uint8_t qs[128];
+};
+struct BlockMXFP4 {  // w = 2^(e - 128) * kE2m1Values[q], nibbles as in Q4_0
+  uint8_t e;
+  uint8_t qs[16];
+};
 
 static_assert(sizeof(BlockQ4_0) == 18);
 static_assert(sizeof(BlockQ4_1) == 20);
@@ -56,5 +81,10 @@ static_assert(sizeof(BlockQ8_0) == 34);
 static_assert(sizeof(BlockQ4_K) == 144);
 static_assert(sizeof(BlockQ5_K) == 176);
 static_assert(sizeof(BlockQ6_K) == 210);
+static_assert(sizeof(BlockQ2_K) == 84);
+static_assert(sizeof(BlockQ3_K) == 110);
+static_assert(sizeof(BlockIQ4_NL) == 18);
+static_assert(sizeof(BlockIQ4_XS) == 136);
+static_assert(sizeof(BlockMXFP4) == 17);
 
 }  // namespace edgeh2o

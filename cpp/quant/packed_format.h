@@ -4,12 +4,13 @@
 // A matrix [n_out][depth] is cut into panels of nr outputs. A float panel is [depth][nr]. A quantised panel
 // is a sequence of records, one per 32 weights of depth:
 //   two-level formats, in front of every 8th record:  f16 d[nr], f16 dmin[nr] if kHasMin
-//   scale:  f16 d[nr], f16 m[nr] if kHasMin           (one level), or
-//           u8 (s8 if not kHasMin) scale[32 / kSubBlock][nr], u8 min[nr] if kHasMin    (two levels)
+//   scale:  f16 d[nr] (bf16 if kBf16Scale), f16 m[nr] if kHasMin                       (one level), or
+//           u8 (s8 if not kHasMin) scale[32 / kSubBlock][nr], u8 min[32 / kSubBlock][nr] if kHasMin
 //   quants: u8[4][nr][4], low nibble: depth 4 j + i, high nibble: depth 4 j + i + 16   (kNibbles), or
 //           [8][nr][4], depth 4 j + i
-// A weight is scale * (q - 2^kOffsetLog2) + min. 8-bit quants are stored with the offset removed (signed)
-// where the ISA multiplies signed weights (PackLayout::signed_formats).
+// A weight is scale * (q - 2^kOffsetLog2) + min, or scale * codebook[q] where the format has a codebook: its
+// values plus 2^kOffsetLog2 take the place of q when a kernel has looked them up. 8-bit quants are stored
+// with the offset removed (signed) where the ISA multiplies signed weights (PackLayout::signed_formats).
 //
 // Activations are packed in tiles of mr rows, one record per 32 values of depth:
 //   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 negated_sum8[2][mr] (-8 times the sum of all
@@ -32,55 +33,92 @@ enum class PackedFormat : uint8_t {
   kQ5_1,
   kQ5_K,
   kQ6_K,
-  kQ8_0
+  kQ8_0,
+  kQ2_K,
+  kQ3_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kMXFP4
 };
-inline constexpr size_t kPackedFormats = 11;
 
 inline constexpr size_t kBlock = 32;        // depth of one record
 inline constexpr size_t kSuperRecords = 8;  // records that share a two-level header
 
+// What 4 stored bits stand for where the levels are not evenly spaced.
+enum class Codebook : uint8_t { kNone, kIq4, kE2m1 };
+inline constexpr size_t kCodebookSize = 16;
+
+constexpr int codebook_value(Codebook codebook, size_t index) {
+  constexpr int8_t kIq4Values[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  constexpr int8_t kE2m1Values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
+  return codebook == Codebook::kIq4 ? kIq4Values[index] : kE2m1Values[index];
+}
+
 template <PackedFormat>
 struct PackedTraits;
 
-#define EH2O_PACKED_TRAITS(format, bits, offset_log2, has_min, sub_block, two_level) \
-  template <>                                                                        \
-  struct PackedTraits<PackedFormat::format> {                                        \
-    static constexpr int kBits = bits;                                               \
-    static constexpr bool kNibbles = bits == 4;                                      \
-    static constexpr int kOffsetLog2 = offset_log2; /* -1: no offset */              \
-    static constexpr bool kHasMin = has_min;                                         \
-    static constexpr size_t kSubBlock = sub_block;                                   \
-    static constexpr bool kTwoLevel = two_level;                                     \
+// bits: of what is multiplied, after the codebook.
+#define EH2O_PACKED_TRAITS(format, bits, offset_log2, has_min, sub_block, two_level, codebook) \
+  template <>                                                                                  \
+  struct PackedTraits<PackedFormat::format> {                                                  \
+    static constexpr int kBits = bits;                                                         \
+    static constexpr int kOffsetLog2 = offset_log2; /* -1: no offset */                        \
+    static constexpr bool kHasMin = has_min;                                                   \
+    static constexpr size_t kSubBlock = sub_block;                                             \
+    static constexpr bool kTwoLevel = two_level;                                               \
+    static constexpr Codebook kCodebook = Codebook::codebook;                                  \
+    static constexpr bool kNibbles = bits == 4 || kCodebook != Codebook::kNone;                \
+    static constexpr bool kBf16Scale = kCodebook == Codebook::kE2m1;                           \
   };
-EH2O_PACKED_TRAITS(kQ4_0, 4, 3, false, 32, false)
-EH2O_PACKED_TRAITS(kQ4_1, 4, -1, true, 32, false)
-EH2O_PACKED_TRAITS(kQ4_K, 4, -1, true, 32, true)
-EH2O_PACKED_TRAITS(kQ5_0, 5, 4, false, 32, false)
-EH2O_PACKED_TRAITS(kQ5_1, 5, -1, true, 32, false)
-EH2O_PACKED_TRAITS(kQ5_K, 5, -1, true, 32, true)
-EH2O_PACKED_TRAITS(kQ6_K, 6, 5, false, 16, true)
-EH2O_PACKED_TRAITS(kQ8_0, 8, 7, false, 32, false)
+EH2O_PACKED_TRAITS(kQ4_0, 4, 3, false, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ4_1, 4, -1, true, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ4_K, 4, -1, true, 32, true, kNone)
+EH2O_PACKED_TRAITS(kQ5_0, 5, 4, false, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ5_1, 5, -1, true, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ5_K, 5, -1, true, 32, true, kNone)
+EH2O_PACKED_TRAITS(kQ6_K, 6, 5, false, 16, true, kNone)
+EH2O_PACKED_TRAITS(kQ8_0, 8, 7, false, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ2_K, 4, -1, true, 16, true, kNone)
+EH2O_PACKED_TRAITS(kQ3_K, 4, 3, false, 16, true, kNone)
+EH2O_PACKED_TRAITS(kIQ4_NL, 8, 7, false, 32, false, kIq4)
+EH2O_PACKED_TRAITS(kIQ4_XS, 8, 7, false, 32, true, kIq4)
+EH2O_PACKED_TRAITS(kMXFP4, 5, 4, false, 32, false, kE2m1)
 #undef EH2O_PACKED_TRAITS
+
+#define EH2O_QUANTISED_FORMATS(X) \
+  X(kQ4_0)                        \
+  X(kQ4_1)                        \
+  X(kQ4_K) X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4)
 
 // Bytes of the parts of a packed panel of nr columns.
 template <PackedFormat kFormat>
 struct PackedSizes {
   using Traits = PackedTraits<kFormat>;
-  static constexpr size_t kHeaderPerColumn = Traits::kTwoLevel ? (Traits::kHasMin ? 4 : 2) : 0;
-  static constexpr size_t kScalesPerColumn =
-      (Traits::kTwoLevel ? 32 / Traits::kSubBlock : 2) + (Traits::kHasMin ? (Traits::kTwoLevel ? 1 : 2) : 0);
+  static constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
+  static constexpr size_t kParts = Traits::kHasMin ? 2 : 1;  // scales, and mins alike
+  static constexpr size_t kHeaderPerColumn = Traits::kTwoLevel ? 2 * kParts : 0;
+  static constexpr size_t kScalesPerColumn = (Traits::kTwoLevel ? kSubBlocks : 2) * kParts;
   static constexpr size_t kQuantsPerColumn = Traits::kNibbles ? 16 : 32;
   static constexpr size_t kRecordPerColumn = kScalesPerColumn + kQuantsPerColumn;
   static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
-  // An unpacked record, as the matrix kernel reads it: f32 scales, f32 mins, u8 or s8 quants[8][nr][4], or
-  // [4][nr][8] where the ISA multiplies matrices.
-  static constexpr size_t kUnpackedPerColumn = 4 * (32 / Traits::kSubBlock) + (Traits::kHasMin ? 4 : 0) + 32;
+  // An unpacked record, as the matrix kernel reads it: f32 scales[kSubBlocks][nr], f32 mins alike, u8 or s8
+  // quants[8][nr][4], or [4][nr][8] where the ISA multiplies matrices.
+  static constexpr size_t kUnpackedPerColumn = 4 * kSubBlocks * kParts + 32;
 };
+
+constexpr size_t max_unpacked_per_column() {
+  size_t largest = 0;
+#define EH2O_MAX(name)                                                    \
+  largest = PackedSizes<PackedFormat::name>::kUnpackedPerColumn > largest \
+                ? PackedSizes<PackedFormat::name>::kUnpackedPerColumn     \
+                : largest;
+  EH2O_QUANTISED_FORMATS(EH2O_MAX)
+#undef EH2O_MAX
+  return largest;
+}
 
 // Bytes per row and record of packed activations.
 inline constexpr size_t kActivationHeaderPerRow = 16;
 inline constexpr size_t kActivationRecordPerRow = kActivationHeaderPerRow + kBlock;
-
-#define EH2O_QUANTISED_FORMATS(X) X(kQ4_0) X(kQ4_1) X(kQ4_K) X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0)
 
 }  // namespace edgeh2o

@@ -21,6 +21,11 @@ const std::vector<FormatInfo>& supported_formats() {
       {"Q5_K", PackedFormat::kQ5_K, true, 256, sizeof(BlockQ5_K)},
       {"Q6_K", PackedFormat::kQ6_K, true, 256, sizeof(BlockQ6_K)},
       {"Q8_0", PackedFormat::kQ8_0, true, 32, sizeof(BlockQ8_0)},
+      {"Q2_K", PackedFormat::kQ2_K, true, 256, sizeof(BlockQ2_K)},
+      {"Q3_K", PackedFormat::kQ3_K, true, 256, sizeof(BlockQ3_K)},
+      {"IQ4_NL", PackedFormat::kIQ4_NL, true, 32, sizeof(BlockIQ4_NL)},
+      {"IQ4_XS", PackedFormat::kIQ4_XS, true, 256, sizeof(BlockIQ4_XS)},
+      {"MXFP4", PackedFormat::kMXFP4, true, 32, sizeof(BlockMXFP4)},
   };
   return formats;
 }
@@ -52,6 +57,13 @@ float f32_from_f16(uint16_t half) {
   }
   float value;
   std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+float f32_from_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
   return value;
 }
 
@@ -113,7 +125,9 @@ void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, s
         if (Traits::kHasMin) put<uint16_t>(header, nr + column, r.m);
       }
       for (size_t sub = 0; sub < kSubBlocks; ++sub) out[sub * nr + column] = r.fine[sub];
-      if (Traits::kHasMin) out[kSubBlocks * nr + column] = r.fine_min;
+      for (size_t sub = 0; Traits::kHasMin && sub < kSubBlocks; ++sub) {
+        out[(kSubBlocks + sub) * nr + column] = r.fine_min[sub];
+      }
     } else {
       put<uint16_t>(out, column, r.d);
       if (Traits::kHasMin) put<uint16_t>(out, nr + column, r.m);
@@ -133,7 +147,7 @@ void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t n
   float d = 0.0f, m = 0.0f;
   for (size_t record = 0; record < n_records; ++record, weights += kBlock) {
     const uint8_t* in = panel + record_offset<kFormat>(record, nr);
-    float scale[2], min = 0.0f;
+    float scale[2], min[2] = {0.0f, 0.0f};
     if constexpr (Traits::kTwoLevel) {
       if (record % kSuperRecords == 0) {
         const uint8_t* header = in - Sizes::kHeaderPerColumn * nr;
@@ -143,23 +157,28 @@ void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t n
       for (size_t sub = 0; sub < kSubBlocks; ++sub) {
         const uint8_t fine = in[sub * nr + column];
         scale[sub] = d * static_cast<float>(Traits::kHasMin ? fine : static_cast<int8_t>(fine));
+        if (Traits::kHasMin) min[sub] = m * static_cast<float>(in[(kSubBlocks + sub) * nr + column]);
       }
-      if (Traits::kHasMin) min = m * static_cast<float>(in[kSubBlocks * nr + column]);
     } else {
-      scale[0] = f32_from_f16(get<uint16_t>(in, column));
-      if (Traits::kHasMin) min = f32_from_f16(get<uint16_t>(in, nr + column));
+      const auto bits = get<uint16_t>(in, column);
+      scale[0] = Traits::kBf16Scale ? f32_from_bf16(bits) : f32_from_f16(bits);
+      if (Traits::kHasMin) min[0] = f32_from_f16(get<uint16_t>(in, nr + column));
     }
     const uint8_t* quants = in + Sizes::kScalesPerColumn * nr;
     for (size_t k = 0; k < kBlock; ++k) {
       int q;
       if constexpr (Traits::kNibbles) {
         const uint8_t pair = quants[(k % 16 / 4 * nr + column) * 4 + k % 4];
-        q = (k < 16 ? pair & 0xf : pair >> 4) - kOffset;
+        const int stored = k < 16 ? pair & 0xf : pair >> 4;
+        q = Traits::kCodebook == Codebook::kNone
+                ? stored - kOffset
+                : codebook_value(Traits::kCodebook, static_cast<size_t>(stored));
       } else {
         const uint8_t raw = quants[(k / 4 * nr + column) * 4 + k % 4];
         q = is_signed ? static_cast<int8_t>(raw) : raw - kOffset;
       }
-      weights[k] = scale[k / Traits::kSubBlock] * static_cast<float>(q) + min;
+      const size_t sub = k / Traits::kSubBlock;
+      weights[k] = scale[sub] * static_cast<float>(q) + min[sub];
     }
   }
 }
@@ -269,9 +288,7 @@ void PackedMatrix::dequantize_row(float* out, size_t row) const {
       return;
     case PackedFormat::kBF16:
       for (size_t k = 0; k < cols_; ++k) {
-        const uint32_t bits = static_cast<uint32_t>(get<uint16_t>(panel_data, k * panel_cols_ + column))
-                              << 16;
-        std::memcpy(out + k, &bits, sizeof(bits));
+        out[k] = f32_from_bf16(get<uint16_t>(panel_data, k * panel_cols_ + column));
       }
       return;
   }

@@ -55,7 +55,8 @@ class PackedMatrix {
   AlignedBuffer buffer_;
 };
 
-// IEEE half to single precision.
+// IEEE half and bfloat16 to single precision.
 float f32_from_f16(uint16_t half);
+float f32_from_bf16(uint16_t bits);
 
 }  // namespace edgeh2o

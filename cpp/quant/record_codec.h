@@ -9,10 +9,10 @@
 namespace edgeh2o {
 
 struct Record {
-  uint16_t d, m;    // one level: scale and min; two levels: the scale and min of the super-block, as f16 bits
-  uint8_t fine[2];  // two levels: scale of each sub-block (s8 bits for Q6_K)
-  uint8_t fine_min;    // two levels with a min
-  uint8_t quants[32];  // unsigned, offset not removed
+  uint16_t d, m;        // one level: scale and min; two levels: those of the super-block; bits as packed
+  uint8_t fine[2];      // two levels: scale of each sub-block (s8 bits where there is no min)
+  uint8_t fine_min[2];  // two levels with a min
+  uint8_t quants[32];   // unsigned, offset not removed; the index into the codebook where there is one
 };
 
 template <typename Block>
@@ -43,6 +43,21 @@ inline void read_scale_min(const uint8_t* scales, size_t s, uint8_t* scale, uint
     *min = static_cast<uint8_t>((scales[s + 4] >> 4) | (scales[s] >> 6 << 4));
   }
 }
+
+// 6-bit scale number `s` of the 16 that Q3_K keeps in 12 bytes: 4 low bits of two scales a byte, then the
+// high bits of four.
+inline int read_q3_scale(const uint8_t* scales, size_t s) {
+  const int low = s < 8 ? scales[s] & 0xf : scales[s - 8] >> 4;
+  return low | (scales[8 + s % 4] >> (2 * (s / 4)) & 3) << 4;
+}
+
+// Two bits of 32 weights: group `s % 4` of the bytes that half `s / 4` of the super-block shares.
+inline void read_crumbs(uint8_t* quants, const uint8_t* qs, size_t s) {
+  for (int i = 0; i < 32; ++i) quants[i] = qs[s / 4 * 32 + i] >> (2 * (s % 4)) & 3;
+}
+
+// The bf16 bits of 2^(e - 128); exact for every e, denormal for 0 and 1.
+inline uint16_t bf16_from_e8m0(uint8_t e) { return static_cast<uint16_t>(e < 2 ? 0x20 << e : (e - 1) << 7); }
 
 // Sub-blocks 2 j and 2 j + 1 share 32 bytes: low and high nibbles.
 inline void read_k_nibbles(uint8_t* quants, const uint8_t* qs, size_t s) {
@@ -77,21 +92,54 @@ Record read_record(const uint8_t* row, size_t record) {
     const auto block = read_block<BlockQ8_0>(row, record);
     r.d = block.d;
     for (int i = 0; i < 32; ++i) r.quants[i] = static_cast<uint8_t>(block.qs[i] + 128);
+  } else if constexpr (kFormat == PackedFormat::kIQ4_NL) {
+    const auto block = read_block<BlockIQ4_NL>(row, record);
+    r.d = block.d;
+    split_nibbles(r.quants, block.qs);
+  } else if constexpr (kFormat == PackedFormat::kMXFP4) {
+    const auto block = read_block<BlockMXFP4>(row, record);
+    r.d = bf16_from_e8m0(block.e);
+    split_nibbles(r.quants, block.qs);
   } else {
     const size_t s = record % kSuperRecords;
     if constexpr (kFormat == PackedFormat::kQ4_K) {
       const auto block = read_block<BlockQ4_K>(row, record / kSuperRecords);
       r.d = block.d;
       r.m = block.dmin;
-      read_scale_min(block.scales, s, &r.fine[0], &r.fine_min);
+      read_scale_min(block.scales, s, &r.fine[0], &r.fine_min[0]);
       read_k_nibbles(r.quants, block.qs, s);
     } else if constexpr (kFormat == PackedFormat::kQ5_K) {
       const auto block = read_block<BlockQ5_K>(row, record / kSuperRecords);
       r.d = block.d;
       r.m = block.dmin;
-      read_scale_min(block.scales, s, &r.fine[0], &r.fine_min);
+      read_scale_min(block.scales, s, &r.fine[0], &r.fine_min[0]);
       read_k_nibbles(r.quants, block.qs, s);
       for (int i = 0; i < 32; ++i) r.quants[i] |= static_cast<uint8_t>((block.qh[i] >> s & 1) << 4);
+    } else if constexpr (kFormat == PackedFormat::kQ2_K) {
+      const auto block = read_block<BlockQ2_K>(row, record / kSuperRecords);
+      r.d = block.d;
+      r.m = block.dmin;
+      read_crumbs(r.quants, block.qs, s);
+      for (size_t sub = 0; sub < 2; ++sub) {
+        r.fine[sub] = block.scales[2 * s + sub] & 0xf;
+        r.fine_min[sub] = block.scales[2 * s + sub] >> 4;
+      }
+    } else if constexpr (kFormat == PackedFormat::kQ3_K) {
+      // Stored with an offset of 8 instead of 4, which every ISA knows from Q4_0: q + 4 still fits 4 bits.
+      const auto block = read_block<BlockQ3_K>(row, record / kSuperRecords);
+      r.d = block.d;
+      read_crumbs(r.quants, block.qs, s);
+      for (int i = 0; i < 32; ++i)
+        r.quants[i] = static_cast<uint8_t>(r.quants[i] + (block.hmask[i] >> s & 1) * 4 + 4);
+      for (size_t sub = 0; sub < 2; ++sub) {
+        r.fine[sub] = static_cast<uint8_t>(read_q3_scale(block.scales, 2 * s + sub) - 32);
+      }
+    } else if constexpr (kFormat == PackedFormat::kIQ4_XS) {
+      const auto block = read_block<BlockIQ4_XS>(row, record / kSuperRecords);
+      r.d = block.d;
+      split_nibbles(r.quants, block.qs + 16 * s);
+      const int low = block.scales_l[s / 2] >> (4 * (s % 2)) & 0xf, high = block.scales_h >> (2 * s) & 3;
+      r.fine[0] = static_cast<uint8_t>((low | high << 4) - 32);
     } else {
       static_assert(kFormat == PackedFormat::kQ6_K);
       // Each half of 128 weights: 64 bytes of low nibbles and 32 bytes with two high bits for each of 4

@@ -126,6 +126,10 @@ EH2O_INLINE I8 load_i8(const void* p) { return _mm256_loadu_si256(static_cast<co
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 EH2O_INLINE I8 low_nibbles(I8 v) { return _mm256_and_si256(v, _mm256_set1_epi8(0xf)); }
 EH2O_INLINE I8 high_nibbles(I8 v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0xf)); }
+EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
+  const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), index);
+}
 
 EH2O_INLINE __m256i broadcast_4(const int8_t* p) {
   int32_t four;

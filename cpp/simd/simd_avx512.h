@@ -109,6 +109,11 @@ EH2O_INLINE I8 load_i8(const void* p) { return _mm512_loadu_si512(p); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm512_storeu_si512(p, v); }
 EH2O_INLINE I8 low_nibbles(I8 v) { return _mm512_and_si512(v, _mm512_set1_epi8(0xf)); }
 EH2O_INLINE I8 high_nibbles(I8 v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0xf)); }
+// table[index] of every byte; table: 16 aligned bytes, index below 16.
+EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
+  const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), index);
+}
 
 // Sum over 4 neighbouring bytes of w * x into int32 lanes. kBits: bits of the weights' values.
 // kSigned: the weights are signed; otherwise they are unsigned and carry an offset that the caller corrects

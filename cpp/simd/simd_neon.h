@@ -120,6 +120,9 @@ EH2O_INLINE I8 load_i8(const void* p) { return vld1q_s8(static_cast<const int8_t
 EH2O_INLINE void store_i8(void* p, I8 v) { vst1q_s8(static_cast<int8_t*>(p), v); }
 EH2O_INLINE I8 low_nibbles(I8 v) { return vandq_s8(v, vdupq_n_s8(0xf)); }
 EH2O_INLINE I8 high_nibbles(I8 v) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(v), 4)); }
+EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
+  return vreinterpretq_s8_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_s8(index)));
+}
 EH2O_INLINE I8 sub_i8(I8 v, int8_t x) { return vsubq_s8(v, vdupq_n_s8(x)); }
 
 #ifdef __ARM_FEATURE_DOTPROD

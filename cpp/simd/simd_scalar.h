@@ -197,6 +197,11 @@ EH2O_INLINE I8 high_nibbles(I8 v) {
   return v;
 }
 
+EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
+  for (uint8_t& byte : index.byte) byte = table[byte];
+  return index;
+}
+
 // Unsigned weights, as on the x86 targets, so that the offset correction is tested by the reference too.
 template <int kBits>
 struct Dot4 {

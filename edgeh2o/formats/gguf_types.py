@@ -130,4 +130,9 @@ COMPUTABLE_TYPES: tuple[str, ...] = (
     "Q4_K",
     "Q5_K",
     "Q6_K",
+    "Q2_K",
+    "Q3_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
 )

@@ -13,11 +13,12 @@ import pytest
 
 from edgeh2o import _core, _kernels
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
+from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
+from tools.k_quants import quantize_k
 
 EPS = np.finfo(np.float32).eps
 FLOAT_TYPES = ["F32", "F16", "BF16"]
 QUANTISED_TYPES = [name for name in _core.supported_types() if name not in FLOAT_TYPES]
-SUPER_BLOCK_TYPES = ["Q4_K", "Q5_K", "Q6_K"]
 
 
 def block_shape(type_name: str) -> tuple[int, int]:
@@ -25,11 +26,22 @@ def block_shape(type_name: str) -> tuple[int, int]:
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
 
 
-def scale_offsets(type_name: str) -> list[int]:
-    """Where in a block its float16 scales lie."""
-    if type_name == "Q6_K":
-        return [208]
-    return [0, 2] if type_name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0]
+# Where in a block its float16 scales lie, if not at its start alone.
+SCALE_OFFSETS = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+
+
+def set_scales(type_name: str, blocks: np.ndarray, scales: np.ndarray) -> None:
+    """Overwrites every scale of blocks [n, bytes]; MXFP4 takes the exponents of ``scales`` [n]."""
+    if type_name == "MXFP4":
+        blocks[:, 0] = 127 + np.frexp(scales.astype(np.float64))[1]
+        return
+    for offset in SCALE_OFFSETS.get(type_name, (0,)):
+        blocks[:, offset : offset + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
 
 
 def random_weights(type_name: str, rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -44,9 +56,7 @@ def random_weights(type_name: str, rows: int, cols: int, seed: int = 0) -> np.nd
     if type_name == "BF16":
         bits = rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint32) >> 16
         return bits.astype(np.uint16).view(np.uint8).ravel()
-    for offset in scale_offsets(type_name):
-        scales = (rng.standard_normal(len(blocks)) * 0.02).astype(np.float16)
-        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    set_scales(type_name, blocks, rng.standard_normal(len(blocks)) * 0.02)
     return blocks.ravel()
 
 
@@ -76,6 +86,17 @@ def test_packing_keeps_every_weight(isa: str, type_name: str, rows: int) -> None
     data = random_weights(type_name, rows, 768, seed=rows)
     weights = _kernels.Weights(isa, type_name, data, rows, 768)
     np.testing.assert_array_equal(weights.dequantize(), decode(type_name, data, rows, 768))
+
+
+def test_every_shared_exponent_is_exact(isa: str) -> None:
+    """A scale of MXFP4 is 2^(e - 128), denormal at the lower end; the largest products overflow."""
+    blocks = np.random.default_rng(9).integers(0, 256, (256, 17), dtype=np.uint8)
+    blocks[:, 0] = np.arange(256)
+    blocks[:, 1:9] = np.arange(8) * 0x22 + 0x10  # every value, in ascending nibbles
+    weights = _kernels.Weights(isa, "MXFP4", blocks.ravel(), 256, 32).dequantize()
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(weights, decode("MXFP4", blocks.ravel(), 256, 32))
+    assert weights[0].any() and np.isfinite(weights[:253]).all()
 
 
 @pytest.mark.parametrize("type_name", _core.supported_types())
@@ -117,8 +138,7 @@ def test_extreme_quants_do_not_saturate(isa: str, type_name: str, fill: int) -> 
     rows, cols = 33, 512
     values, size = block_shape(type_name)
     blocks = np.full((rows * cols // values, size), fill, np.uint8)
-    for offset in scale_offsets(type_name):
-        blocks[:, offset : offset + 2] = np.float16(0.5).reshape(1).view(np.uint8)
+    set_scales(type_name, blocks, np.full(len(blocks), 0.5))
     data = blocks.ravel()
     for sign in (1, -1):
         x = np.full((7, cols), sign, np.float32)  # quantised to +-127 everywhere
@@ -156,14 +176,19 @@ def test_threads_do_not_change_bits(isa: str, n_threads: int) -> None:
         _core.set_num_threads(before)
 
 
-@pytest.mark.parametrize("type_name", SUPER_BLOCK_TYPES)
-def test_super_blocks_of_a_real_encoder(isa: str, type_name: str) -> None:
-    from tools.k_quants import quantize_k
-
+@pytest.mark.parametrize(
+    ("type_name", "error"),
+    [
+        *[("Q2_K", 0.35), ("Q3_K", 0.25), ("Q4_K", 0.08), ("Q5_K", 0.08), ("Q6_K", 0.08)],
+        *[("IQ4_NL", 0.1), ("IQ4_XS", 0.1)],
+    ],
+)
+def test_blocks_of_a_real_encoder(isa: str, type_name: str, error: float) -> None:
     weights = np.random.default_rng(6).standard_normal((33, 512)).astype(np.float32)
-    data = quantize_k(weights, type_name)
+    encode = quantize_codebook if type_name in CODEBOOK_TYPES else quantize_k
+    data = encode(weights, type_name)
     packed = _kernels.Weights(isa, type_name, data.view(np.uint8).ravel(), 33, 512).dequantize()
-    assert np.sqrt(np.mean((packed - weights) ** 2)) < 0.08
+    assert np.sqrt(np.mean((packed - weights) ** 2)) < error
 
 
 def test_quantised_activations(isa: str) -> None:

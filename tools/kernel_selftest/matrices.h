@@ -50,6 +50,13 @@ inline double f64_from_f16(uint16_t bits) {
   return bits >> 15 ? -value : value;
 }
 
+inline double f64_from_bf16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
 // The nearest half precision value; ties to even, overflow to infinity.
 inline double round_to_f16(double value) {
   if (std::isnan(value) || value == 0) return value;
@@ -60,8 +67,9 @@ inline double round_to_f16(double value) {
 
 struct QuantFormat {
   PackedFormat format;
-  int bits, offset;
-  bool has_min, two_level;
+  int bits, offset;  // bits: as stored
+  Codebook codebook;
+  bool has_min, two_level, bf16_scale;
   size_t sub_blocks, unpacked_per_column;
 };
 
@@ -69,10 +77,12 @@ template <PackedFormat kFormat>
 constexpr QuantFormat describe() {
   using Traits = PackedTraits<kFormat>;
   return {kFormat,
-          Traits::kBits,
+          Traits::kNibbles ? 4 : Traits::kBits,
           Traits::kOffsetLog2 < 0 ? 0 : 1 << Traits::kOffsetLog2,
+          Traits::kCodebook,
           Traits::kHasMin,
           Traits::kTwoLevel,
+          Traits::kBf16Scale,
           kBlock / Traits::kSubBlock,
           PackedSizes<kFormat>::kUnpackedPerColumn};
 }
@@ -110,11 +120,13 @@ struct WeightPanel {
       for (size_t col = 0; col < n_cols; ++col) {
         Column& column = at(col, record);
         const bool keeps_header = format.two_level && record % kSuperRecords != 0;
-        column.d = keeps_header ? at(col, record - 1).d : random_f16(scales, random);
+        column.d = keeps_header        ? at(col, record - 1).d
+                   : format.bf16_scale ? random_bf16(scales, random)
+                                       : random_f16(scales, random);
         column.m = keeps_header ? at(col, record - 1).m : random_f16(scales, random);
         const int largest = scales == Scales::kInteger ? 3 : format.has_min ? 255 : 127;
         for (int& fine : column.fine) fine = random.integer(format.has_min ? 0 : -largest, largest);
-        column.fine_min = random.integer(0, largest);
+        for (int& fine : column.fine_min) fine = random.integer(0, largest);
         const int high = (1 << format.bits) - 1;
         for (size_t k = 0; k < kBlock; ++k) column.quants[k] = pick(values, 0, high, k + col, random);
       }
@@ -124,22 +136,27 @@ struct WeightPanel {
   }
 
   size_t unpacked_bytes() const { return n_records * n_cols * format.unpacked_per_column; }
-  int quant(size_t col, size_t k) const { return at(col, k / kBlock).quants[k % kBlock] - format.offset; }
+  int quant(size_t col, size_t k) const {
+    const int stored = at(col, k / kBlock).quants[k % kBlock];
+    return format.codebook == Codebook::kNone ? stored - format.offset
+                                              : codebook_value(format.codebook, static_cast<size_t>(stored));
+  }
   float scale(size_t col, size_t record, size_t sub) const {
     const Column& column = at(col, record);
-    const float d = static_cast<float>(f64_from_f16(column.d));
+    const double value = format.bf16_scale ? f64_from_bf16(column.d) : f64_from_f16(column.d);
+    const float d = static_cast<float>(value);
     return format.two_level ? d * static_cast<float>(column.fine[sub]) : d;
   }
-  float min(size_t col, size_t record) const {
+  float min(size_t col, size_t record, size_t sub) const {
     const Column& column = at(col, record);
     const float m = static_cast<float>(f64_from_f16(column.m));
-    return format.two_level ? -m * static_cast<float>(column.fine_min) : m;
+    return format.two_level ? -m * static_cast<float>(column.fine_min[sub]) : m;
   }
 
  private:
   struct Column {  // one record of one column
     uint16_t d, m;
-    int fine[2], fine_min;
+    int fine[2], fine_min[2];
     int quants[kBlock];  // offset not removed
   };
   std::vector<Column> columns_;
@@ -153,6 +170,11 @@ struct WeightPanel {
     return static_cast<uint16_t>(random.integer(0, 1) << 15 | exponent << 10 | fraction);
   }
 
+  static uint16_t random_bf16(Scales scales, Random& random) {
+    if (scales == Scales::kInteger) return random.integer(0, 1) ? 0x3f80 : 0xbf80;
+    return static_cast<uint16_t>(random.integer(120, 130) << 7);
+  }
+
   void pack_record(size_t record, bool is_signed) {
     const auto each = [&](const auto& bytes_of) {
       for (size_t col = 0; col < n_cols; ++col) bytes_of(at(col, record));
@@ -164,8 +186,8 @@ struct WeightPanel {
     for (size_t sub = 0; format.two_level && sub < format.sub_blocks; ++sub) {
       each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine[sub])); });
     }
-    if (format.two_level && format.has_min) {
-      each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine_min)); });
+    for (size_t sub = 0; format.two_level && format.has_min && sub < format.sub_blocks; ++sub) {
+      each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine_min[sub])); });
     }
     const bool nibbles = format.bits == 4;
     for (size_t k = 0; k < (nibbles ? 16 : kBlock); k += 4) {
@@ -205,6 +227,10 @@ struct Activations {
   }
   float scaled_sum(size_t row, size_t record) const {
     return d(row, record) * static_cast<float>(sum(row, record));
+  }
+  float scaled_sum(size_t row, size_t record, size_t begin, size_t n) const {
+    const int total = sum(row, record, begin + n) - sum(row, record, begin);
+    return d(row, record) * static_cast<float>(total);
   }
 
   size_t tile_bytes(size_t tile_rows) const { return n_records * tile_rows * kActivationRecordPerRow; }
@@ -276,14 +302,14 @@ inline Product multiply(const WeightPanel& w, const Activations& x, size_t row, 
       const double term = double{x.d(row, record)} * w.scale(col, record, sub) * dot;
       value += term;
       norm += std::fabs(term);
-    }
-    if (w.format.has_min) {
-      const double term = double{x.scaled_sum(row, record)} * w.min(col, record);
-      value += term;
-      norm += std::fabs(term);
+      if (!w.format.has_min) continue;
+      const double shift =
+          double{x.scaled_sum(row, record, sub * sub_size, sub_size)} * w.min(col, record, sub);
+      value += shift;
+      norm += std::fabs(shift);
     }
   }
-  const size_t n_terms = w.n_records * (w.format.sub_blocks + w.format.has_min);
+  const size_t n_terms = w.n_records * w.format.sub_blocks * (w.format.has_min ? 2 : 1);
   return {value, static_cast<double>(n_terms + 3) * kEps * norm};
 }
 

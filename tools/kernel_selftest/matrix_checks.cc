@@ -47,13 +47,14 @@ void check_unpack(const KernelTable& table, Check& check) {
     const std::vector<uint8_t> unpacked = unpack(table, w, kGuard);
     const size_t record_bytes = w.unpacked_bytes() / w.n_records, nr = w.n_cols;
     for (size_t record = 0; record < w.n_records; ++record) {
-      std::vector<float> scales((format.sub_blocks + format.has_min) * nr);
+      std::vector<float> scales(format.sub_blocks * (format.has_min ? 2 : 1) * nr);
       std::memcpy(scales.data(), unpacked.data() + record * record_bytes, scales.size() * sizeof(float));
       for (size_t col = 0; col < nr; ++col) {
         for (size_t sub = 0; sub < format.sub_blocks; ++sub) {
           check.equal(scales[sub * nr + col], w.scale(col, record, sub));
+          if (!format.has_min) continue;
+          check.equal(scales[(format.sub_blocks + sub) * nr + col], w.min(col, record, sub));
         }
-        if (format.has_min) check.equal(scales[format.sub_blocks * nr + col], w.min(col, record));
       }
     }
     for (size_t i = w.unpacked_bytes(); i < unpacked.size(); ++i) check.equal(unpacked[i], 0xa5);
