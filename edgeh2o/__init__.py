@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .errors import FormatError as FormatError
     from .errors import ResourceError as ResourceError
     from .errors import UsageError as UsageError
+    from .evaluation.attention_patterns import (
+        visualize_attention_patterns as visualize_attention_patterns,
+    )
     from .evaluation.perplexity import evaluate_perplexity as evaluate_perplexity
     from .evaluation.throughput import Workload as Workload
     from .evaluation.throughput import benchmark_throughput as benchmark_throughput
@@ -54,6 +57,7 @@ _HOMES = {
     "dense_policy": "_core",
     "evaluate_perplexity": "evaluation.perplexity",
     "h2o_policy": "_core",
+    "visualize_attention_patterns": "evaluation.attention_patterns",
 }
 
 __all__ = [*_HOMES, "__version__", "isa"]

@@ -9,7 +9,16 @@ import pytest
 
 import edgeh2o
 
-HEAVY = ("numpy", "tokenizers", "rich", "psutil", "gguf", "edgeh2o._core", "edgeh2o.llm")
+HEAVY = (
+    "numpy",
+    "tokenizers",
+    "rich",
+    "psutil",
+    "gguf",
+    "matplotlib",
+    "edgeh2o._core",
+    "edgeh2o.llm",
+)
 
 
 @pytest.mark.parametrize("name", edgeh2o.__all__)

@@ -32,17 +32,21 @@ def add_text_option(parser: argparse._ActionsContainer, *, required: bool = True
     )
 
 
-def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) -> None:
-    """Adds ``--ctx N``, which is another name of ``-c``, and ``--windows K``."""
-    group = parser.add_argument_group("windows")
-    group.add_argument(
+def add_context_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--ctx N``, which is another name of ``-c``."""
+    parser.add_argument(
         "--ctx",
         dest="context_size",
         type=int,
         metavar="N",
         help="tokens of a window, the same as -c (default: 4096)",
     )
-    group.add_argument(
+
+
+def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) -> None:
+    """Adds ``--ctx N`` and ``--windows K``."""
+    add_context_option(parser)
+    parser.add_argument(
         "--windows",
         type=int,
         metavar="K",

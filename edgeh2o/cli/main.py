@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from .._version import __version__
 from ..errors import EdgeH2OError, UsageError
-from . import ablate, bench, needle, perplexity, pull, run
+from . import ablate, bench, heatmap, needle, perplexity, pull, run
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_parser(verbs)
     ablate.add_parser(verbs)
     bench.add_parser(verbs)
+    heatmap.add_parser(verbs)
     needle.add_parser(verbs)
     perplexity.add_parser(verbs)
     pull.add_parser(verbs)

@@ -59,7 +59,7 @@ def add_parser(verbs: Any) -> None:
     grid.add_argument(
         "--passkey-seed", type=int, metavar="N", default=0, help="seed of the passkeys (default: 0)"
     )
-    add_model_options(parser)
+    add_model_options(parser, skip=("context_size",))
     output = parser.add_argument_group("output")
     add_output_option(output)
     output.add_argument(

@@ -43,6 +43,23 @@ def check_matplotlib() -> None:
         raise ResourceError("pictures need matplotlib: pip install 'edgeh2o[plot]'")
 
 
+@contextmanager
+def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure of this size in inches, written to ``path`` at the end."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"font.size": _FONT_POINTS, "axes.titlesize": "medium"}):
+        figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        try:
+            figure.savefig(path)
+        except OSError as error:
+            raise UsageError(f"cannot write the picture {path}: {error.strerror}") from None
+
+
 def draw_needle(report: NeedleReport, path: Path) -> None:
     """Share of exact answers over depth and length, dense beside sparse.
 
@@ -50,7 +67,7 @@ def draw_needle(report: NeedleReport, path: Path) -> None:
     """
     lengths, depths = report.grid.lengths, report.grid.depths
     titles = {"dense": "dense", "sparse": str(report.attention["algorithm"])}
-    with _picture(path, 5.0 + 2.4 * len(lengths), 2.6 + 0.9 * len(depths)) as figure:
+    with picture(path, 5.0 + 2.4 * len(lengths), 2.6 + 0.9 * len(depths)) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (side, title) in zip(panels, titles.items(), strict=True):
             shares = np.empty((len(depths), len(lengths)))
@@ -91,7 +108,7 @@ def draw_throughput(
     for result in results:
         if result.workload.n_prompt:
             lines.setdefault(_line_name(result), []).append(result)
-    with _picture(path, 10, 6) as figure:
+    with picture(path, 10, 6) as figure:
         axes = figure.subplots()
         for name, line in lines.items():
             line = sorted(line, key=lambda result: result.workload.n_prompt)
@@ -134,7 +151,7 @@ def draw_memory(results: Sequence[Throughput], path: Path) -> None:
         + width * (modes.index(result.mode) - (len(modes) - 1) / 2)
         for result in bars
     ]
-    with _picture(path, 4.5 + 1.6 * len(lengths), 6) as figure:
+    with picture(path, 4.5 + 1.6 * len(lengths), 6) as figure:
         axes = figure.subplots()
         bottoms = np.zeros(len(bars))
         for purpose in bars[0].memory_bytes:
@@ -163,7 +180,7 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
     for result in report.results:
         others = [f"{n} {v}" for n, v in result.setting.values.items() if n != last]
         lines.setdefault(", ".join(others), []).append(result)
-    with _picture(path, 10, 6.5) as figure:
+    with picture(path, 10, 6.5) as figure:
         axes = figure.subplots()
         for name, line in lines.items():
             line = sorted(line, key=lambda result: result.keys_per_query)
@@ -191,20 +208,3 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         axes.grid(alpha=0.3)
         if len(lines) > 1:
             axes.legend()
-
-
-@contextmanager
-def _picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure of this size in inches, written to ``path`` at the end."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"font.size": _FONT_POINTS, "axes.titlesize": "medium"}):
-        figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
-        try:
-            figure.savefig(path)
-        except OSError as error:
-            raise UsageError(f"cannot write the picture {path}: {error.strerror}") from None

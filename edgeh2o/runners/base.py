@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .._core import SparsePolicy
     from ..attention.base import SparseAttentionConfig
 
 OnLayer = Callable[[int, int], None]
@@ -74,6 +75,10 @@ class Runner(Protocol):
     @property
     def pairs_dense(self) -> int:
         """Query-key pairs that dense attention needs for this prompt: N (N + 1) / 2."""
+
+    @property
+    def policy(self) -> SparsePolicy:
+        """The rule that chooses what this prompt's chunks read, for inspection."""
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:

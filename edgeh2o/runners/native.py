@@ -122,14 +122,21 @@ class NativeModel:
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
-        return NativeRunner(session, shape, self.config.vocab_size)
+        return NativeRunner(session, policy, shape, self.config.vocab_size)
 
 
 class NativeRunner:
     """One C++ session as a ``Runner``."""
 
-    def __init__(self, session: _core.Session, shape: SessionShape, vocab_size: int) -> None:
+    def __init__(
+        self,
+        session: _core.Session,
+        policy: _core.SparsePolicy,
+        shape: SessionShape,
+        vocab_size: int,
+    ) -> None:
         self._session = session
+        self.policy = policy
         self._shape = shape
         self._vocab_size = vocab_size
 
