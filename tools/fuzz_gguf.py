@@ -1,0 +1,67 @@
+"""Fuzz target of the GGUF reader: header, hyperparameters, tensor list, loading of the weights.
+
+python -m tools.fuzz_gguf --seconds 60 [--corpus DIR]
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tools.fuzz_loop import instrumented_imports, run_fuzzer
+from tools.make_tiny_model import write_tiny_model
+
+with instrumented_imports():
+    from edgeh2o.attention.h2o import H2OConfig
+    from edgeh2o.runners.base import SessionShape
+    from edgeh2o.runners.native import NativeModelFile, estimate_session_bytes
+
+MAX_LOADED_BYTES = 4 * 2**20
+SHAPE = SessionShape(max_context=512, batch_size=128, chunk_size=128, cache_type="f16")
+SMALLEST = {
+    "n_layers": 1,
+    "model_dim": 32,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "head_dim": 16,
+    "ffn_dim": 32,
+}
+SEED_OPTIONS: tuple[dict[str, object], ...] = (
+    {"tensor_type": "Q4_0"},
+    {"tensor_type": "F16", "biases": True, "tied": False},
+    {"tensor_type": "Q8_0", "rope_scaling": "linear", "rotary_dim": 8},
+    {"tensor_type": "BF16", "rope_scaling": "llama3"},
+)
+
+
+def make_seeds() -> Iterator[bytes]:
+    """Small correct models."""
+    with tempfile.TemporaryDirectory() as folder:
+        for options in SEED_OPTIONS:
+            yield write_tiny_model(Path(folder) / "seed.gguf", **SMALLEST, **options).read_bytes()
+
+
+def make_target(folder: Path) -> Callable[[bytes], None]:
+    """Reads a file as ``edgeh2o run`` does, up to the point where it would read the prompt."""
+    path = folder / "input.gguf"
+    policy = H2OConfig(local=32, heavy=32)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        with NativeModelFile(path) as file:
+            estimate_session_bytes(file.config, policy, SHAPE)
+            if file.n_weight_bytes <= MAX_LOADED_BYTES:
+                file.load()
+
+    return read
+
+
+def main() -> int:
+    """Command line entry; returns the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_fuzzer(make_target(Path(folder)), make_seeds(), name="fuzz_gguf")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
