@@ -15,7 +15,7 @@ from typing import final
 from ..errors import FormatError, ResourceError
 from .foreign_magic import PROBE_BYTES, describe_foreign_file
 from .gguf_header import MAGIC, GgufHeader, TensorInfo, read_header
-from .metadata import Metadata, MetadataValue
+from .metadata import Metadata, MetadataValue, quote
 
 __all__ = ["GgufFile", "Metadata", "MetadataValue", "TensorInfo", "open_gguf"]
 
@@ -24,12 +24,15 @@ __all__ = ["GgufFile", "Metadata", "MetadataValue", "TensorInfo", "open_gguf"]
 class GgufFile:
     """An open GGUF file. Use ``open_gguf`` to make one; usable as a context manager."""
 
-    __slots__ = ("_descriptor", "_header", "path")
+    __slots__ = ("_descriptor", "_header", "_owners", "_shards", "_tensors", "path")
 
     def __init__(self, path: Path, descriptor: int, header: GgufHeader) -> None:
         self.path = path
         self._descriptor: int | None = descriptor
         self._header = header
+        self._tensors = dict(header.tensors)
+        self._shards: list[GgufFile] = []
+        self._owners: dict[str, GgufFile] = {}
 
     @property
     def version(self) -> int:
@@ -53,8 +56,23 @@ class GgufFile:
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
-        """Tensors by name, in file order."""
-        return self._header.tensors
+        """Tensors by name, in file order, those of joined files last."""
+        return self._tensors
+
+    def join(self, shard: GgufFile) -> None:
+        """Take over a further file of the same model: its tensors count as this file's.
+
+        It is closed with this one. Raises ``FormatError`` if both have a tensor of one name.
+        """
+        self._shards.append(shard)
+        for name, info in shard.tensors.items():
+            if name in self._tensors:
+                raise FormatError(
+                    f"{shard.path}: tensor {quote(name)} is in another file of the model too; "
+                    "fetch all files of the model again"
+                )
+            self._tensors[name] = info
+            self._owners[name] = shard
 
     def tensor_bytes(self, info: TensorInfo) -> memoryview:
         """The stored bytes of a tensor: a read-only copy, ``info.n_bytes`` long.
@@ -62,12 +80,17 @@ class GgufFile:
         Raises ``FormatError`` if the file has become shorter since it was opened and
         ``ResourceError`` if it cannot be read.
         """
+        owner = self._owners.get(info.name)
+        if owner is not None:
+            return owner.tensor_bytes(info)
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         return _read_at(self.path, self._descriptor, info.offset, info.n_bytes)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and those joined to it."""
+        for shard in self._shards:
+            shard.close()
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError
-from ..formats.gguf import open_gguf
+from ..formats.split import open_model_file
 from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
 from .base import OnLayer, SessionShape
@@ -37,7 +37,7 @@ class NativeModelFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._gguf = open_gguf(path)
+        self._gguf = open_model_file(path)
         try:
             self.config, self._bindings = read_model(self._gguf)
             self.tokenizer = build_tokenizer(self._gguf.metadata)
