@@ -76,7 +76,7 @@ class Generation:
         self._prompt = np.asarray(prompt, dtype=np.int32)
         self._sampling = sampling
         self._eog_ids = tokenizer.eog_ids
-        self._decoder = tokenizer.decoder(skip_special=True)
+        self._decoder = tokenizer.decoder(skip_special=True, continues=True)
         self._stop_matcher = StopMatcher(sampling.stop)
         self._logprobs = logprobs
         self._on_prefill = on_prefill

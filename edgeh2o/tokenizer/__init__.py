@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping
 from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer.base import Tokenizer
 from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer
+from edgeh2o.tokenizer.sentencepiece import SentencePieceTokenizer
 from edgeh2o.tokenizer.stream_decoder import StreamDecoder
 
 __all__ = ["StreamDecoder", "Tokenizer", "build_tokenizer"]
 
 _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
     "gpt2": ByteBpeTokenizer.from_metadata,
+    "llama": SentencePieceTokenizer.from_metadata,
 }
 
 # Models that GGUF files are known to name; the text says what each of them is.
 _NOT_SUPPORTED = {
-    "llama": "SentencePiece BPE with byte fallback",
     "bert": "WordPiece",
     "t5": "SentencePiece unigram",
     "rwkv": "RWKV trie",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgeh2o.errors import FormatError, UsageError
+from edgeh2o.tokenizer.special_tokens import Fragment, SpecialTokens
 from edgeh2o.tokenizer.stream_decoder import StreamDecoder
 from edgeh2o.tokenizer.vocabulary import TokenType, Vocabulary, read_flag
 
 _logger = logging.getLogger(__name__)
 
-# A piece of a prompt: text still to be tokenized, or the id of a special token.
-Fragment = str | int
+# What text can name: always, and where control tokens are asked for.
+_ALWAYS_MATCHED = frozenset((TokenType.USER_DEFINED,))
+_MATCHED = _ALWAYS_MATCHED | {TokenType.CONTROL, TokenType.UNKNOWN}
 
 
 class Tokenizer(ABC):
@@ -25,6 +27,7 @@ class Tokenizer(ABC):
         bos_id, eos_id: ids of the tokens that begin and end a text; None if there is none.
         add_bos, add_eos: whether ``encode`` adds them.
         eog_ids: ids after which a generation stops.
+        space_prefix: whether a text begins with a blank that ``encode`` adds and ``decode`` drops.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Tokenizer(ABC):
         model_name: str,
         pre_name: str,
         default_add_bos: bool,
+        space_prefix: bool = False,
     ) -> None:
         self.model_name = model_name
         self.pre_name = pre_name
@@ -46,10 +50,13 @@ class Tokenizer(ABC):
         self._vocabulary = vocabulary
         # In characters of the vocabulary; each stands for one byte of the text at least.
         self._max_token_length = max(map(len, vocabulary.tokens))
-        self._special = _order_for_matching(vocabulary)
-        self._always_matched = [
-            (text, i) for text, i in self._special if vocabulary.types[i] == TokenType.USER_DEFINED
-        ]
+        self.space_prefix = space_prefix
+        matched = _find_special_tokens(vocabulary, _MATCHED)
+        stripping = _find_stripping(metadata, matched)
+        self._special = SpecialTokens(matched, strips_right=stripping)
+        self._always_matched = SpecialTokens(
+            _find_special_tokens(vocabulary, _ALWAYS_MATCHED), strips_right=stripping
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -97,7 +104,7 @@ class Tokenizer(ABC):
                 f"{error.start}; give valid Unicode text"
             ) from None
         special = self._special if parse_special else self._always_matched
-        fragments = _match_special_tokens(text, special)
+        fragments = special.cut(text)
         if stand_ins:
             table = {ord(mark): character for mark, character in stand_ins.items()}
             fragments = [
@@ -125,11 +132,20 @@ class Tokenizer(ABC):
         outside the vocabulary.
         """
         pieces = (self.token_bytes(token_id, skip_special=skip_special) for token_id in ids)
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        data = b"".join(pieces)
+        if self.space_prefix:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", errors="replace")
 
-    def decoder(self, *, skip_special: bool = False) -> StreamDecoder:
-        """Return a decoder for ids that come one at a time."""
-        return StreamDecoder(lambda token_id: self.token_bytes(token_id, skip_special=skip_special))
+    def decoder(self, *, skip_special: bool = False, continues: bool = False) -> StreamDecoder:
+        """Return a decoder for ids that come one at a time.
+
+        ``continues`` says that other text comes before, so that a leading blank is kept.
+        """
+        return StreamDecoder(
+            lambda token_id: self.token_bytes(token_id, skip_special=skip_special),
+            drop_first_space=self.space_prefix and not continues,
+        )
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a token as the vocabulary stores it."""
@@ -173,28 +189,18 @@ def _read_adding(
     return add
 
 
-def _order_for_matching(vocabulary: Vocabulary) -> list[tuple[str, int]]:
-    """Return (text, id) of the tokens that text can name, the longest text in bytes first."""
-    kinds = {TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN}
-    named = [(vocabulary.tokens[i], i) for i, k in enumerate(vocabulary.types) if k in kinds]
-    return sorted(named, key=lambda entry: -len(entry[0].encode("utf-8")))
+def _find_special_tokens(vocabulary: Vocabulary, kinds: Collection[int]) -> list[tuple[str, int]]:
+    return [(vocabulary.tokens[i], i) for i, kind in enumerate(vocabulary.types) if kind in kinds]
 
 
-def _match_special_tokens(text: str, special: Sequence[tuple[str, int]]) -> list[Fragment]:
-    """Cut ``text`` at special tokens, the longest first, as llama.cpp does."""
-    fragments: list[Fragment] = [text] if text else []
-    for token, token_id in special:
-        if token not in text:
-            continue
-        cut: list[Fragment] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                cut.append(fragment)
-                continue
-            for i, part in enumerate(fragment.split(token)):
-                if i:
-                    cut.append(token_id)
-                if part:
-                    cut.append(part)
-        fragments = cut
-    return fragments
+def _find_stripping(
+    metadata: Mapping[str, object], tokens: Sequence[tuple[str, int]]
+) -> frozenset[int]:
+    """Return the special tokens that swallow the blanks after them.
+
+    GGUF has no key for that. Phi-3 was trained so; like llama.cpp, its files are known by name.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    return frozenset(i for text, i in tokens if text not in ("<unk>", "<s>", "<|endoftext|>"))

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from edgeh2o.errors import FormatError
-from edgeh2o.tokenizer.base import Fragment, Tokenizer
+from edgeh2o.tokenizer.base import Tokenizer
 from edgeh2o.tokenizer.pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
+from edgeh2o.tokenizer.special_tokens import Fragment
 from edgeh2o.tokenizer.vocabulary import (
     TokenType,
     Vocabulary,
@@ -38,6 +39,11 @@ _BYTE_CHARACTERS = _list_byte_characters()
 _BYTE_OF = {character: bytes([byte]) for byte, character in enumerate(_BYTE_CHARACTERS)}
 
 
+def to_byte_characters(data: bytes) -> str:
+    """Return ``data`` as the vocabulary writes it, one printable character per byte."""
+    return "".join(map(_BYTE_CHARACTERS.__getitem__, data))
+
+
 class ByteBpeTokenizer(Tokenizer):
     """Byte-level BPE. Text becomes the same ids in one piece or in pieces cut at blanks."""
 
@@ -57,6 +63,7 @@ class ByteBpeTokenizer(Tokenizer):
             pre_name=rule.name,
             default_add_bos=rule.add_bos,
         )
+        self._cut_point = rule.cut_point
         # Bytes without a token vanish. They still part their neighbours, so they get an id of
         # their own that is dropped at the end.
         self._dropped_id: int | None = None
@@ -80,7 +87,7 @@ class ByteBpeTokenizer(Tokenizer):
             if isinstance(fragment, int):
                 ids.append(fragment)
                 continue
-            for piece in cut_text(fragment):
+            for piece in cut_text(fragment, cut_point=self._cut_point):
                 ids += encode(piece, add_special_tokens=False).ids
         if self._dropped_id is not None and self._dropped_id in ids:
             return [token_id for token_id in ids if token_id != self._dropped_id]

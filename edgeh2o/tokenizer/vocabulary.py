@@ -9,8 +9,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from edgeh2o.errors import FormatError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _logger = logging.getLogger(__name__)
 
@@ -115,8 +120,13 @@ class Vocabulary:
         return len(self.tokens)
 
 
-def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
-    """Read and check the vocabulary keys of a GGUF file; raises ``FormatError``."""
+def read_vocabulary(
+    metadata: Mapping[str, object], *, default_ids: Mapping[str, int] | None = None
+) -> Vocabulary:
+    """Read and check the vocabulary keys of a GGUF file; raises ``FormatError``.
+
+    ``default_ids`` are the ids of "bos" and "eos" where the file does not name them.
+    """
     tokens = _read_tokens(metadata)
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) != len(tokens):
@@ -127,8 +137,9 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
         )
     types = _read_types(metadata, tokens)
     _check_scores(metadata, len(tokens))
-    bos_id = read_token_id(metadata, "bos", len(tokens))
-    eos_id = read_token_id(metadata, "eos", len(tokens))
+    defaults = default_ids or {}
+    bos_id = read_token_id(metadata, "bos", len(tokens), default=defaults.get("bos"))
+    eos_id = read_token_id(metadata, "eos", len(tokens), default=defaults.get("eos"))
     eog_ids = _find_end_of_generation(metadata, tokens, types, ids, eos_id)
     return Vocabulary(tuple(tokens), tuple(types), ids, bos_id, eos_id, eog_ids)
 
@@ -157,17 +168,39 @@ def read_flag(metadata: Mapping[str, object], key: str, *, default: bool) -> boo
     return value
 
 
-def read_token_id(metadata: Mapping[str, object], name: str, vocab_size: int) -> int | None:
-    """Return ``tokenizer.ggml.{name}_token_id``, or None if it is absent or names no token."""
-    key = f"tokenizer.ggml.{name}_token_id"
+def read_scores(metadata: Mapping[str, object], vocab_size: int) -> NDArray[np.float32]:
+    """Return ``tokenizer.ggml.scores``, one float32 per token; raises ``FormatError``."""
+    import numpy as np
+
+    key = "tokenizer.ggml.scores"
     value = metadata.get(key)
     if value is None:
-        return None
+        raise FormatError(f"the key {key} is missing; convert the model again with its vocabulary")
+    _check_scores(metadata, vocab_size)
+    scores = np.asarray(value, dtype=np.float32)[:vocab_size]
+    if np.isnan(scores).any():
+        raise FormatError(f"{key}[{int(np.isnan(scores).argmax())}] is not a number")
+    return scores
+
+
+def read_token_id(
+    metadata: Mapping[str, object], name: str, vocab_size: int, *, default: int | None = None
+) -> int | None:
+    """Return ``tokenizer.ggml.{name}_token_id``.
+
+    Where it is absent or names no token it is ``default``, and None if that names none either.
+    """
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.get(key)
+    if default is not None and default >= vocab_size:
+        default = None
+    if value is None:
+        return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise FormatError(f"{key} must be an integer, not {value!r}")
     if not 0 <= value < vocab_size:
         _logger.warning("ignoring %s = %d: the vocabulary has %d tokens", key, value, vocab_size)
-        return None
+        return default
     return value
 
 

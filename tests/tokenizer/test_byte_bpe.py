@@ -174,8 +174,8 @@ def test_importing_is_light() -> None:
     [
         (None, "tokenizer.ggml.model is missing"),
         (3, "must be a string"),
-        ("llama", "'llama' .*SentencePiece.* not supported yet"),
-        ("gpt3", "unknown tokenizer model 'gpt3'; supported: gpt2"),
+        ("t5", "'t5' .*unigram.* not supported yet"),
+        ("gpt3", "unknown tokenizer model 'gpt3'; supported: gpt2, llama"),
     ],
 )
 def test_the_model_must_be_known(model: object, message: str) -> None:

@@ -1,0 +1,127 @@
+"""SentencePiece BPE with byte fallback (``tokenizer.ggml.model`` = "llama").
+
+Blanks are written as U+2581; neighbours merge by the score of the piece they make; a character
+that is no piece becomes its UTF-8 bytes. Compared with llama.cpp, text can not grow into a control,
+unknown or byte token by merging: only ``parse_special`` makes those from text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from edgeh2o.errors import FormatError
+from edgeh2o.tokenizer.base import Tokenizer
+from edgeh2o.tokenizer.special_tokens import Fragment
+from edgeh2o.tokenizer.vocabulary import (
+    TokenType,
+    Vocabulary,
+    parse_byte_token,
+    read_flag,
+    read_scores,
+    read_token_id,
+    read_vocabulary,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgeh2o.tokenizer._spm import PieceMerger
+
+_BLANK = "\u2581"
+# What files that do not name these tokens mean, as long as the vocabulary is that large.
+_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+_NOT_MERGED = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE))
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """SentencePiece BPE. A blank goes before text at the start and after special tokens, if the
+    model wants that (``tokenizer.ggml.add_space_prefix``, true by default)."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        metadata: Mapping[str, object],
+        *,
+        scores: NDArray[np.float32],
+        byte_ids: Sequence[int],
+    ) -> None:
+        """``byte_ids`` are the 256 ids that stand for the bytes of what is no piece."""
+        super().__init__(
+            vocabulary,
+            metadata,
+            model_name="llama",
+            pre_name="default",
+            default_add_bos=True,
+            space_prefix=read_flag(metadata, "tokenizer.ggml.add_space_prefix", default=True),
+        )
+        self._scores = scores
+        self._byte_ids = byte_ids
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object]) -> SentencePieceTokenizer:
+        """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
+        vocabulary = read_vocabulary(metadata, default_ids=_DEFAULT_IDS)
+        unknown_id = read_token_id(
+            metadata, "unknown", len(vocabulary), default=_DEFAULT_IDS["unknown"]
+        )
+        return cls(
+            vocabulary,
+            metadata,
+            scores=read_scores(metadata, len(vocabulary)),
+            byte_ids=_find_byte_ids(vocabulary, unknown_id),
+        )
+
+    @cached_property
+    def _merger(self) -> PieceMerger:
+        from edgeh2o.tokenizer._spm import PieceMerger
+
+        vocabulary = self._vocabulary
+        pieces = [
+            b"" if kind in _NOT_MERGED else text.encode("utf-8")
+            for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        ]
+        return PieceMerger(pieces, self._scores, self._byte_ids)
+
+    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
+        ids: list[int] = []
+        after_special = True
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                ids.append(fragment)
+                after_special = True
+                continue
+            text = " " + fragment if self.space_prefix and after_special else fragment
+            ids += self._merger.encode(text.replace(" ", _BLANK).encode("utf-8"))
+            after_special = False
+        return ids
+
+    def _spell(self, token_id: int, kind: int) -> bytes:
+        text = self._vocabulary.tokens[token_id]
+        if kind == TokenType.NORMAL:
+            return text.replace(_BLANK, " ").encode("utf-8")
+        if kind == TokenType.BYTE:
+            return bytes([parse_byte_token(text, token_id)])
+        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
+            return b""
+        return text.encode("utf-8")
+
+
+def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
+    """Return the id of each byte: its byte token, its character, or the unknown token."""
+    byte_ids = []
+    for byte in range(256):
+        token_id = vocabulary.ids.get(f"<0x{byte:02X}>")
+        if token_id is None and byte < 128:
+            token_id = vocabulary.ids.get(chr(byte))
+        if token_id is None:
+            token_id = unknown_id
+        if token_id is None:
+            raise FormatError(
+                f"tokenizer.ggml.tokens has no byte token <0x{byte:02X}>, and "
+                "tokenizer.ggml.unknown_token_id names no token to take its place"
+            )
+        byte_ids.append(token_id)
+    return byte_ids

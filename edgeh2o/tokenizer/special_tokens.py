@@ -1,0 +1,72 @@
+"""Finds the tokens that text can name, before anything else looks at the text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+# A piece of a prompt: text still to be tokenized, or the id of a special token.
+Fragment = str | int
+
+# Vocabularies have thousands of special tokens and few beginnings: "<unused17>", "<|reserved".
+_PREFIX_LENGTH = 4
+_ASCII_BLANKS = " \t\n\v\f\r"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    text: str
+    token_id: int
+    order: int
+
+
+class SpecialTokens:
+    """Cuts text at special tokens: the longest in bytes first, wherever it stands.
+
+    That order, which is llama.cpp's, is not leftmost first: of "abc" and "bcde" the text "abcde"
+    has the second.
+    """
+
+    __slots__ = ("_by_prefix", "_strips_right")
+
+    def __init__(
+        self, tokens: Sequence[tuple[str, int]], *, strips_right: Collection[int] = ()
+    ) -> None:
+        """``tokens`` are (text, id); those in ``strips_right`` swallow the blanks after them."""
+        self._strips_right = frozenset(strips_right)
+        self._by_prefix: dict[str, list[_Entry]] = {}
+        longest_first = sorted(tokens, key=lambda token: -len(token[0].encode("utf-8")))
+        for order, (text, token_id) in enumerate(longest_first):
+            entry = _Entry(text, token_id, order)
+            self._by_prefix.setdefault(text[:_PREFIX_LENGTH], []).append(entry)
+
+    def cut(self, text: str) -> list[Fragment]:
+        """Return the parts of ``text`` in order: special tokens as ids, the rest as text."""
+        present = [
+            entry
+            for prefix, entries in self._by_prefix.items()
+            if prefix in text
+            for entry in entries
+            if entry.text in text
+        ]
+        fragments: list[Fragment] = [text] if text else []
+        for entry in sorted(present, key=lambda entry: entry.order):
+            cut: list[Fragment] = []
+            for fragment in fragments:
+                if isinstance(fragment, int):
+                    cut.append(fragment)
+                else:
+                    cut += self._cut_at(fragment, entry)
+            fragments = cut
+        return fragments
+
+    def _cut_at(self, text: str, entry: _Entry) -> list[Fragment]:
+        first, *others = text.split(entry.text)
+        if entry.token_id in self._strips_right:
+            others = [part.lstrip(_ASCII_BLANKS) for part in others]
+        cut: list[Fragment] = [first] if first else []
+        for part in others:
+            cut.append(entry.token_id)
+            if part:
+                cut.append(part)
+        return cut
