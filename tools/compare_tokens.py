@@ -10,11 +10,8 @@ there are any. Texts never hold a lone surrogate, which neither side takes.
 from __future__ import annotations
 
 import argparse
-import ast
 import random
-import subprocess
 import sys
-import tempfile
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +19,7 @@ from pathlib import Path
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.tokenizer import Tokenizer, build_tokenizer
+from tools.peer_tokenizer import tokenize_with_peer
 
 # Beginnings of blocks with many letters, and what the rules treat apart.
 _BLOCKS = (0x21, 0x61, 0xC0, 0x391, 0x410, 0x5D0, 0x627, 0x905, 0xE01, 0x3041, 0x4E00, 0xAC00)
@@ -68,24 +66,6 @@ def _any_character(source: random.Random) -> str:
         # Not what newer versions of Unicode assigned, which the engines may know or not.
         if unicodedata.ucd_3_2_0.category(character) not in ("Cn", "Cs", "Co"):
             return character
-
-
-def tokenize_with_peer(
-    program: Path, model: Path, texts: Sequence[str], *, separator: str, separator_id: int
-) -> list[list[int]]:
-    """Return llama.cpp's ids of each text, control tokens parsed, without BOS and EOS."""
-    with tempfile.TemporaryDirectory() as folder:
-        prompt = Path(folder) / "prompt.txt"
-        prompt.write_bytes(separator.join(texts).encode("utf-8"))
-        command = [program, "-m", model, "--ids", "--no-bos", "--log-disable", "-f", prompt]
-        output = subprocess.run(command, capture_output=True, check=True, timeout=600).stdout
-    found: list[list[int]] = [[]]
-    for token_id in ast.literal_eval(output.decode("ascii").strip().splitlines()[-1]):
-        if token_id == separator_id:
-            found.append([])
-        else:
-            found[-1].append(token_id)
-    return found
 
 
 def choose_separator(tokenizer: Tokenizer) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.tokenizer.byte_bpe import to_byte_characters
 from edgeh2o.tokenizer.pre_tokenizers import pre_tokenizer_names
-from tools.compare_tokens import tokenize_with_peer
+from tools.peer_tokenizer import tokenize_with_peer, write_vocabulary
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "tokenizer" / "golden_words.json"
 _SEPARATOR = "<|part|>"
@@ -42,30 +42,6 @@ def make_vocabulary(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(tokens), list(merges)
 
 
-def write_model(path: Path, pre: str, tokens: Sequence[str], merges: Sequence[str]) -> int:
-    """Write a GGUF file without tensors; returns the id of the token that parts the texts."""
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, "gpt2")
-    for add in (writer.add_block_count, writer.add_head_count):
-        add(1)
-    for add in (writer.add_context_length, writer.add_embedding_length):
-        add(64)
-    writer.add_feed_forward_length(64)
-    writer.add_layer_norm_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list([*tokens, _SEPARATOR])
-    writer.add_token_types([1] * len(tokens) + [3])
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(len(tokens))
-    writer.add_eos_token_id(len(tokens))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return len(tokens)
-
-
 def record(program: Path, texts: Sequence[str]) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield each name with llama.cpp's words of each text."""
     tokens, merges = make_vocabulary(texts)
@@ -73,9 +49,18 @@ def record(program: Path, texts: Sequence[str]) -> Iterator[tuple[str, list[list
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "words.gguf"
         for name in pre_tokenizer_names():
-            separator_id = write_model(model, name, tokens, merges)
+            vocabulary = {
+                "model": "gpt2",
+                "pre": name,
+                "tokens": [*tokens, _SEPARATOR],
+                "token_type": [1] * len(tokens) + [3],
+                "merges": merges,
+                "bos_token_id": len(tokens),
+                "eos_token_id": len(tokens),
+            }
+            write_vocabulary(model, {f"tokenizer.ggml.{k}": v for k, v in vocabulary.items()})
             found = tokenize_with_peer(
-                program, model, texts, separator=_SEPARATOR, separator_id=separator_id
+                program, model, texts, separator=_SEPARATOR, separator_id=len(tokens)
             )
             words = [
                 [b"".join(map(bytes_of.__getitem__, tokens[i])).decode("utf-8") for i in ids]

@@ -66,8 +66,8 @@ class Tokenizer(ABC):
     @property
     def control_texts(self) -> list[str]:
         """Texts that ``encode`` takes for tokens only if ``parse_special`` is set."""
-        always = {text for text, _ in self._always_matched}
-        return [text for text, _ in self._special if text not in always]
+        always = set(self._always_matched.texts)
+        return [text for text in self._special.texts if text not in always]
 
     @property
     def bos_text(self) -> str:

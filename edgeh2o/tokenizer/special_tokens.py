@@ -27,18 +27,25 @@ class SpecialTokens:
     has the second.
     """
 
-    __slots__ = ("_by_prefix", "_strips_right")
+    __slots__ = ("_by_prefix", "_longest_first", "_strips_right")
 
     def __init__(
         self, tokens: Sequence[tuple[str, int]], *, strips_right: Collection[int] = ()
     ) -> None:
         """``tokens`` are (text, id); those in ``strips_right`` swallow the blanks after them."""
         self._strips_right = frozenset(strips_right)
-        self._by_prefix: dict[str, list[_Entry]] = {}
         longest_first = sorted(tokens, key=lambda token: -len(token[0].encode("utf-8")))
-        for order, (text, token_id) in enumerate(longest_first):
-            entry = _Entry(text, token_id, order)
-            self._by_prefix.setdefault(text[:_PREFIX_LENGTH], []).append(entry)
+        self._longest_first = [
+            _Entry(text, token_id, order) for order, (text, token_id) in enumerate(longest_first)
+        ]
+        self._by_prefix: dict[str, list[_Entry]] = {}
+        for entry in self._longest_first:
+            self._by_prefix.setdefault(entry.text[:_PREFIX_LENGTH], []).append(entry)
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of the tokens, the longest first."""
+        return [entry.text for entry in self._longest_first]
 
     def cut(self, text: str) -> list[Fragment]:
         """Return the parts of ``text`` in order: special tokens as ids, the rest as text."""
