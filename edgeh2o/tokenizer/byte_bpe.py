@@ -126,7 +126,11 @@ def _build_pipeline(
 ) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, models
 
-    if len(set(merges)) != len(merges):
+    # The library panics over a merge that makes a text longer than any of the vocabulary.
+    longest = max(len(text.encode("utf-8")) for text in ids)
+    if len(set(merges)) != len(merges) or any(
+        len(merge.encode("utf-8", "surrogatepass")) - 1 > longest for merge in merges
+    ):
         _check_merges(ids, merges)
     vocab = dict(ids)
     unknown = None

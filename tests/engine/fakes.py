@@ -111,7 +111,7 @@ class PieceTokenizer:
         self.pieces = list(pieces)
         self.eog_ids = frozenset(eog_ids)
 
-    def decoder(self, *, skip_special: bool = False) -> PieceDecoder:
+    def decoder(self, *, skip_special: bool = False, continues: bool = False) -> PieceDecoder:
         return PieceDecoder(self.pieces)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.errors import FormatError
-from tools import fuzz_loop
+from tools import fuzz_loop, fuzz_tokenizer
 from tools.fuzz_gguf import make_seeds, make_target
 
 
@@ -87,3 +87,12 @@ def test_the_target_accepts_its_seeds(tmp_path: Path) -> None:
     assert len(set(seeds)) == len(seeds)
     for content in seeds:
         target(content)
+
+
+def test_the_tokenizer_target_accepts_its_seeds_and_passes_over_what_is_no_input() -> None:
+    seeds = list(fuzz_tokenizer.make_seeds())
+    assert len(set(seeds)) == len(seeds)
+    for content in (*seeds, b"", b"[]", b'{"text": 1, "metadata": {}}'):
+        fuzz_tokenizer.build_and_encode(content)
+    with pytest.raises(FormatError, match="has no tokenizer"):
+        fuzz_tokenizer.build_and_encode(b'{"text": "a", "metadata": {}}')

@@ -68,6 +68,14 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
         {"merges": replaced(MERGES, 4, "q z")},
         r"merges\[4\] .* has no 'qz'",
     ),
+    "merge to a text longer than any": (
+        {"merges": replaced(MERGES, 4, " ".join([max(TOKENS, key=len)] * 2))},
+        r"merges\[4\] .* has no ",
+    ),
+    "merge with a lone surrogate": (
+        {"merges": replaced(MERGES, 4, "a \ud800")},
+        r"merges\[4\] .*has no '.*ud800'",
+    ),
     "merge repeated": (
         {"merges": [*MERGES, MERGES[6]]},
         rf"merges\[{len(MERGES)}\] repeats entry 6",
