@@ -176,6 +176,7 @@ def _measure(
         isa=isa,
         threads=args.threads,
         prompt_tokens=n_tokens,
+        cached_tokens=0,
         ours=ours,
         theirs=theirs,
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .attention.h2o import H2OConfig as H2OConfig
     from .config import PrefillConfig as PrefillConfig
     from .config import SamplingParams as SamplingParams
+    from .engine.results import GenerationChunk as GenerationChunk
+    from .engine.results import GenerationResult as GenerationResult
     from .engine.stats import GenerationStats as GenerationStats
     from .errors import EdgeH2OError as EdgeH2OError
     from .errors import FormatError as FormatError
@@ -34,16 +36,14 @@ if TYPE_CHECKING:
     from .evaluation.throughput import Workload as Workload
     from .evaluation.throughput import benchmark_throughput as benchmark_throughput
     from .llm import LLM as LLM
-    from .llm import GenerationChunk as GenerationChunk
-    from .llm import GenerationResult as GenerationResult
 
 _HOMES = {
     "ChunkedAttention": "_core",
     "DenseConfig": "attention.dense",
     "EdgeH2OError": "errors",
     "FormatError": "errors",
-    "GenerationChunk": "llm",
-    "GenerationResult": "llm",
+    "GenerationChunk": "engine.results",
+    "GenerationResult": "engine.results",
     "GenerationStats": "engine.stats",
     "H2OConfig": "attention.h2o",
     "KvCache": "_core",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,7 +17,9 @@ from .attention.base import SparseAttentionConfig
 from .attention.h2o import H2OConfig
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine import memory
-from .engine.generate import FinishReason, Generation, Token
+from .engine.generate import Generation, Token
+from .engine.prompt_cache import PromptCache
+from .engine.results import GenerationChunk, GenerationResult
 from .engine.session import (
     MIN_DEFAULT_CONTEXT,
     Session,
@@ -27,8 +29,10 @@ from .engine.session import (
 )
 from .engine.stats import GenerationStats
 from .engine.threads import default_thread_count
+from .engine.transcript import Transcript
 from .errors import UsageError
 from .formats.pull import resolve_model
+from .tokenizer.chat_template import ChatTemplate, Message, read_chat_template
 
 if TYPE_CHECKING:
     from .runners.base import Runner
@@ -39,46 +43,6 @@ CHEAP_PROMPT_TOKENS = 2**17
 
 OnProgress = Callable[[str, int, int], None]
 TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationChunk:
-    """One token of a streamed answer, with the counters so far.
-
-    ``text`` may be empty while a character or a possible stop text is incomplete; the texts of
-    all chunks joined are the answer. ``finish_reason`` is set on the last chunk.
-    """
-
-    text: str
-    token_id: int
-    logprob: float | None
-    prompt_tokens: int
-    prefill_tps: float | None
-    generated_tokens: int
-    decode_tps: float | None
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationResult:
-    """A whole answer. ``token_ids`` includes the end-of-generation token when there was one."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
-    finish_reason: FinishReason | None
-    stats: GenerationStats
-
-    def to_dict(self) -> dict[str, Any]:
-        """One flat mapping of plain values, fit for JSON."""
-        fields: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.finish_reason,
-        }
-        if self.logprobs is not None:
-            fields["logprobs"] = list(self.logprobs)
-        return fields | self.stats.to_dict()
 
 
 class GenerationStream(Iterator[GenerationChunk]):
@@ -107,6 +71,12 @@ class GenerationStream(Iterator[GenerationChunk]):
             finish_reason=token.finish_reason,
         )
 
+    def finish(self) -> GenerationResult:
+        """Reads the stream to its end; returns the whole answer."""
+        for _ in self:
+            pass
+        return self.result()
+
     def result(self) -> GenerationResult:
         """Text, tokens and statistics so far; complete once the stream has ended."""
         generation = self._generation
@@ -125,7 +95,8 @@ class LLM:
     ``model`` is the path of a GGUF file or the name of a known model, which is fetched when it is
     missing. ``attention`` is the rule of the prefill: ``H2OConfig`` or ``DenseConfig``.
     ``context_size``, ``threads``, ``isa`` and ``cache_type`` are those of ``RuntimeConfig``;
-    ``seed`` serves calls whose ``SamplingParams`` has none. ``on_progress(stage, done, total)`` is
+    ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
+    place of the model's own. ``on_progress(stage, done, total)`` is
     called in the stages "load" (bytes) and "prefill" (tokens).
 
     Raises UsageError for a bad option, FormatError for a bad file, and ResourceError, before
@@ -143,6 +114,7 @@ class LLM:
         prefill: PrefillConfig | None = None,
         attention: SparseAttentionConfig | None = None,
         cache_type: str = "f16",
+        chat_template: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         from .runners.native import NativeModelFile, estimate_session_bytes
@@ -159,6 +131,8 @@ class LLM:
         self.attention = attention
         self._on_progress = on_progress
         self._current: GenerationStream | None = None
+        self._template_source = chat_template
+        self._template: ChatTemplate | None = None
         if runtime.isa is not None:
             instruction_sets.use(runtime.isa)
         self.isa = instruction_sets.active()
@@ -181,8 +155,15 @@ class LLM:
         self._runtime = runtime
         self._weight_bytes = weights.weight_bytes
         self._model: NativeModel | None = weights
-        self._session: Session | None = Session(
-            weights, attention=attention, prefill=prefill, runtime=runtime
+        self._cache: PromptCache | None = PromptCache(
+            Session(weights, attention=attention, prefill=prefill, runtime=runtime),
+            weights.tokenizer,
+            {
+                "model": weights.fingerprint,
+                "attention": self._describe_attention(),
+                "chunk_size": prefill.chunk_size,
+                "cache_type": runtime.cache_type,
+            },
         )
         self.load_s = time.perf_counter() - started_at
 
@@ -239,12 +220,16 @@ class LLM:
         *,
         parse_special: bool = True,
         logprobs: bool = False,
+        keep_cache: bool = False,
     ) -> GenerationResult:
         """The whole answer to ``prompt``: raw text, or token ids that are taken as they are."""
-        stream = self.stream(prompt, sampling, parse_special=parse_special, logprobs=logprobs)
-        for _ in stream:
-            pass
-        return stream.result()
+        return self.stream(
+            prompt,
+            sampling,
+            parse_special=parse_special,
+            logprobs=logprobs,
+            keep_cache=keep_cache,
+        ).finish()
 
     def stream(
         self,
@@ -253,33 +238,136 @@ class LLM:
         *,
         parse_special: bool = True,
         logprobs: bool = False,
+        keep_cache: bool = False,
     ) -> GenerationStream:
         """Chunks of the answer as they are generated; the prompt is read at the first one.
 
-        A new prompt forgets the one before and ends its stream. Raises UsageError for a prompt
-        that is empty or longer than the context.
+        A new prompt ends the stream of the one before. With ``keep_cache`` it goes on from the
+        cache of an earlier such prompt as far as the two agree, and may be gone on from; else
+        what came before is forgotten. Raises UsageError for a prompt that is empty or longer than
+        the context.
         """
         started_at = time.perf_counter()
-        sampling = sampling or SamplingParams()
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=self._seed)
         self._refuse_hopeless_length(prompt)
-        if isinstance(prompt, str):
-            prompt = self.tokenize(prompt, parse_special=parse_special)
-        token_ids = self._check_token_ids(prompt)
+        if not isinstance(prompt, str):
+            ids = self._check_token_ids(prompt)
+            return self._begin(ids, None, sampling, logprobs, keep_cache, started_at)
+
+        def encode_from(start: int) -> list[int]:
+            return self.tokenize(prompt[start:], add_special=not start, parse_special=parse_special)
+
+        transcript = Transcript(prompt=prompt, parse_special=parse_special)
+        return self._begin_text(transcript, encode_from, sampling, logprobs, keep_cache, started_at)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+    ) -> GenerationResult:
+        """The model's next message, after ``messages`` of a ``role`` and a ``content`` each.
+
+        The chat template puts them into the form that the model was trained on; control tokens
+        written in a message stay plain text. The cache is kept between calls, so that a
+        conversation that grows is read only from where it is new. Raises UsageError if there is
+        no template, FormatError if it does not work or refuses the messages.
+        """
+        return self.stream_chat(messages, sampling, logprobs=logprobs).finish()
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: bool = False,
+        keep_cache: bool = True,
+    ) -> GenerationStream:
+        """Chunks of the model's next message; see ``chat`` and ``stream``."""
+        started_at = time.perf_counter()
+        template = self.chat_template
+        chat = template.render(messages)
+        self._refuse_hopeless_length(chat.text)
+        return self._begin_text(
+            Transcript(prompt=chat.text, parse_special=True),
+            lambda start: template.encode_rendered(chat, start),
+            sampling,
+            logprobs,
+            keep_cache,
+            started_at,
+        )
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template in use. Raises UsageError if there is none, FormatError if it is broken."""
+        if self._template is None:
+            model = self._require_open()
+            source = self._template_source or read_chat_template(model.chat_template)
+            if source is None:
+                raise UsageError(
+                    "this model has no chat template; give one with --chat-template FILE, or "
+                    "use the model without chat (--no-chat)"
+                )
+            self._template = ChatTemplate(source, model.tokenizer)
+        return self._template
+
+    def save_session(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+        """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
+
+        ``extra`` are plain values that ``load_session`` gives back. The file is replaced as one
+        step. Raises UsageError if there is nothing to save, ResourceError if it cannot be written.
+        """
+        self._require_cache().save(Path(path), extra or {})
+
+    def load_session(self, path: str | Path) -> dict[str, Any]:
+        """Takes up a saved session; returns its ``extra``. The next ``keep_cache`` goes on from it.
+
+        Raises FormatError for a damaged file, UsageError for one of another model, attention,
+        chunk size or cache type, ResourceError for one that cannot be read or held.
+        """
+        self._use_threads()
+        extra = self._require_cache().load(Path(path), self.config.vocab_size)
+        self._current = None
+        return extra
+
+    def _begin_text(
+        self,
+        prompt: Transcript,
+        encode_from: Callable[[int], list[int]],
+        sampling: SamplingParams | None,
+        logprobs: bool,
+        keep_cache: bool,
+        started_at: float,
+    ) -> GenerationStream:
+        ids = self._require_cache().encode(prompt, encode_from, keep=keep_cache)
+        tokens = np.asarray(ids, np.int32)
+        return self._begin(tokens, prompt, sampling, logprobs, keep_cache, started_at)
+
+    def _begin(
+        self,
+        token_ids: NDArray[np.int32],
+        prompt: Transcript | None,
+        sampling: SamplingParams | None,
+        logprobs: bool,
+        keep_cache: bool,
+        started_at: float,
+    ) -> GenerationStream:
+        cache = self._require_cache()
         if len(token_ids) == 0:
             raise UsageError(
                 "the prompt is empty and this model adds no beginning-of-text token; "
                 "give at least one token"
             )
+        sampling = sampling or SamplingParams()
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._seed)
         self._use_threads()  # sessions are sized for the number of threads
         self._current = None
-        session = self._require_session()
-        generation = Generation(
-            session.prepare(len(token_ids), sampling.max_tokens),
-            self._require_open().tokenizer,
+        generation = cache.begin(
             token_ids,
+            prompt,
             sampling,
+            keep=keep_cache,
             logprobs=logprobs,
             on_prefill=self._stage_report("prefill"),
             started_at=started_at,
@@ -313,7 +401,7 @@ class LLM:
     def close(self) -> None:
         """Frees the weights and the session; streams not yet finished end with an error."""
         self._current = None
-        self._session = None
+        self._cache = None
         self._model = None
 
     def _require_open(self) -> NativeModel:
@@ -321,10 +409,13 @@ class LLM:
             raise UsageError("the model is closed; load it again")
         return self._model
 
-    def _require_session(self) -> Session:
-        if self._session is None:
+    def _require_cache(self) -> PromptCache:
+        if self._cache is None:
             raise UsageError("the model is closed; load it again")
-        return self._session
+        return self._cache
+
+    def _describe_attention(self) -> dict[str, Any]:
+        return {"algorithm": self.attention.algorithm, **asdict(self.attention)}
 
     def _resume(self, stream: GenerationStream) -> None:
         """Lets ``stream`` go on, if it is the one that the session belongs to."""
@@ -392,6 +483,7 @@ class LLM:
             cache_type=self._runtime.cache_type,
             seed=generation.seed,
             prompt_tokens=generation.n_prompt_tokens,
+            cached_tokens=generation.n_cached_tokens,
             generated_tokens=len(generation.token_ids),
             load_s=self.load_s,
             prefill_s=generation.prefill_s,

@@ -21,7 +21,8 @@ from .progress import ProgressBars
 from .prompt import add_prompt_options, read_prompt
 
 if TYPE_CHECKING:
-    from ..llm import GenerationResult, GenerationStream
+    from ..engine.results import GenerationResult
+    from ..llm import GenerationStream
 
 EXIT_INTERRUPTED = 130
 

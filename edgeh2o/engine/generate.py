@@ -46,8 +46,9 @@ class Token:
 class Generation:
     """One prompt being answered: iterate over it once for its tokens.
 
-    The runner must be at position 0 with room for the prompt. Counters and times, in seconds, are
-    kept while it runs, so that they can be read after an interrupt too.
+    The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
+    ``stays_open`` a later prompt may go on from this one. Counters and times, in seconds, are kept
+    while it runs, so that they can be read after an interrupt too.
     """
 
     def __init__(
@@ -58,10 +59,13 @@ class Generation:
         sampling: SamplingParams,
         *,
         logprobs: bool = False,
+        n_cached: int = 0,
+        stays_open: bool = False,
         on_prefill: OnPrefill | None = None,
         started_at: float | None = None,
     ) -> None:
         self.n_prompt_tokens = len(prompt)
+        self.n_cached_tokens = n_cached
         self.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
         self.token_ids: list[int] = []
         self.text = ""
@@ -79,6 +83,7 @@ class Generation:
         self._decoder = tokenizer.decoder(skip_special=True, continues=True)
         self._stop_matcher = StopMatcher(sampling.stop)
         self._logprobs = logprobs
+        self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._started_at = time.perf_counter() if started_at is None else started_at
 
@@ -115,22 +120,27 @@ class Generation:
             raise
 
     def _prefill(self) -> NDArray[np.float32]:
-        """Reads the whole prompt; returns the logits after its last token."""
-        n_tokens = self.n_prompt_tokens
+        """Reads what is new of the prompt; returns the logits after its last token."""
+        n_tokens, n_cached = self.n_prompt_tokens, self.n_cached_tokens
+        runner = self.runner
         begun_at = time.perf_counter()
-        logits = None
+        pairs_before = (0, 0) if n_cached == 0 else (runner.pairs_computed, runner.pairs_dense)
+        logits = runner.prompt_logits if n_cached == n_tokens else None
         if self._on_prefill is not None:
-            self._on_prefill(0, n_tokens)
-        for start in range(0, n_tokens, self.runner.batch_size):
-            batch = self._prompt[start : start + self.runner.batch_size]
+            self._on_prefill(0, n_tokens - n_cached)
+        for start in range(n_cached, n_tokens, runner.batch_size):
+            batch = self._prompt[start : start + runner.batch_size]
             stop = start + len(batch)
-            logits = self.runner.prefill(
-                batch, is_last=stop == n_tokens, on_layer=self._layer_report(start, stop)
+            logits = runner.prefill(
+                batch,
+                is_last=stop == n_tokens,
+                stays_open=self._stays_open,
+                on_layer=self._layer_report(start - n_cached, stop - n_cached),
             )
-            self.n_prefilled_tokens = stop
+            self.n_prefilled_tokens = stop - n_cached
             self.prefill_s = time.perf_counter() - begun_at
-            self.pairs_computed = self.runner.pairs_computed
-            self.pairs_dense = self.runner.pairs_dense
+            self.pairs_computed = runner.pairs_computed - pairs_before[0]
+            self.pairs_dense = runner.pairs_dense - pairs_before[1]
         if logits is None:
             raise ValueError("the runner returned no logits for the last batch of the prompt")
         return logits
@@ -140,7 +150,7 @@ class Generation:
         report = self._on_prefill
         if report is None:
             return None
-        n_tokens = self.n_prompt_tokens
+        n_tokens = self.n_prompt_tokens - self.n_cached_tokens
 
         def on_layer(done: int, total: int) -> None:
             report(start + (stop - start) * done // total, n_tokens)

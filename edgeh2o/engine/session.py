@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
-from ..runners.base import RunnableModel, Runner, SessionShape
+from ..runners.base import RunnableModel, Runner, RunnerState, SessionShape
 from . import memory
 
 if TYPE_CHECKING:
@@ -53,25 +53,83 @@ class Session:
         Raises UsageError when the prompt is longer than the context may be, and ResourceError
         with the numbers when the context does not fit in memory.
         """
-        needed = choose_context(
-            n_prompt_tokens,
-            max_tokens,
-            requested=self._runtime.context_size,
-            trained=self._model.context_length,
-        )
+        needed = self._choose_context(n_prompt_tokens, max_tokens)
         if self._runner is not None:
             if self._runner.max_context >= needed:
                 self._runner.reset()
                 return self._runner
             self._runner = None
-        shape = plan_shape(needed, self._prefill, self._runtime)
-        require_fit(shape, lambda s: self._model.estimate_session_bytes(self._attention, s))
-        self._runner = self._model.start_session(self._attention, shape)
+        self._runner = self._start(needed)
         return self._runner
+
+    def resume(self, prompt: Sequence[int], max_tokens: int) -> tuple[Runner, int]:
+        """A runner that holds a beginning of the prompt, and the number of its tokens.
+
+        The cache is kept as far as it agrees with the prompt, and grows with its contents where
+        it is too short. What a sparse prefill has read cannot be taken back singly: a prompt
+        that departs from it earlier begins anew, with 0 tokens. Raises as ``prepare`` does.
+        """
+        runner = self._runner
+        if runner is None or runner.prompt_logits is None:
+            return self.prepare(len(prompt), max_tokens), 0
+        n_kept = _count_common(runner.token_ids, prompt)
+        if n_kept == len(prompt) > runner.prefill_end:
+            n_kept -= 1  # the logits after the last token are needed
+        needed = self._choose_context(len(prompt), max_tokens)
+        if n_kept < runner.prefill_end or (
+            runner.max_context < needed and not self._grow(runner, needed)
+        ):
+            return self.prepare(len(prompt), max_tokens), 0
+        runner = self._require_runner()
+        runner.rewind(n_kept)
+        return runner, n_kept
+
+    def restore(self, state: RunnerState, max_tokens: int = -1) -> Runner:
+        """A runner that has taken up ``state``; its rows are still to be filled."""
+        runner = self.prepare(len(state.token_ids), max_tokens)
+        runner.import_state(state)
+        return runner
+
+    def _grow(self, old: Runner, needed: int) -> bool:
+        """Moves to a longer context; False if the attention's rule cannot be moved."""
+        try:
+            state = old.export_state()
+        except UsageError:
+            return False
+        trained = self._model.context_length
+        # Twice as long, lest a chat moves at every turn.
+        self._runner = self._start(max(needed, min(trained, 2 * old.max_context)))
+        self._runner.import_state(state)
+        for rows, copy in zip(old.cached_rows(), self._runner.cached_rows(), strict=True):
+            copy[:] = rows
+        return True
 
     def close(self) -> None:
         """Frees the runner."""
         self._runner = None
+
+    def _choose_context(self, n_prompt_tokens: int, max_tokens: int) -> int:
+        return choose_context(
+            n_prompt_tokens,
+            max_tokens,
+            requested=self._runtime.context_size,
+            trained=self._model.context_length,
+        )
+
+    def _start(self, context: int) -> Runner:
+        shape = plan_shape(context, self._prefill, self._runtime)
+        require_fit(shape, lambda s: self._model.estimate_session_bytes(self._attention, s))
+        return self._model.start_session(self._attention, shape)
+
+    def _require_runner(self) -> Runner:
+        assert self._runner is not None, "prepare or _grow made one"
+        return self._runner
+
+
+def _count_common(known: Sequence[int], prompt: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    pairs = zip(known, prompt, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(prompt)))
 
 
 def choose_context(

@@ -14,6 +14,7 @@ from .memory import format_bytes
 class GenerationStats:
     """Seconds end in ``_s``, bytes in ``_bytes``, tokens per second in ``_tps``.
 
+    ``prompt_tokens`` includes ``cached_tokens``, which an earlier prompt left in the cache.
     ``ttft_s`` runs from the request, tokenisation included, to the first token. Rates and
     ``ttft_s`` are None when the run ended before they could be measured. Pairs are averaged over
     layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose.
@@ -29,6 +30,7 @@ class GenerationStats:
     cache_type: str
     seed: int
     prompt_tokens: int
+    cached_tokens: int
     generated_tokens: int
     load_s: float
     prefill_s: float
@@ -51,13 +53,19 @@ class GenerationStats:
         rows = [
             ("load", f"{self.load_s:.2f} s"),
             ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),
-            ("prefill", _format_rate(self.prompt_tokens, self.prefill_tps)),
+            ("prefill", self._format_prefill()),
             ("decode", _format_rate(self.generated_tokens, self.decode_tps)),
             ("pairs", self._format_pairs()),
             ("memory", self._format_memory()),
             ("run", f"{self.isa}, threads {self.threads}, {attention}, seed {self.seed}"),
         ]
         return "\n".join(f"{name:<12} {value}" for name, value in rows)
+
+    def _format_prefill(self) -> str:
+        text = _format_rate(self.prompt_tokens - self.cached_tokens, self.prefill_tps)
+        if self.cached_tokens:
+            text += f" ({self.cached_tokens:,} more from the cache)"
+        return text
 
     def _format_pairs(self) -> str:
         text = f"{self.pairs_computed:,} of {self.pairs_dense:,} dense"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,12 +26,29 @@ class SessionShape:
     cache_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerState:
+    """All that later calls of a runner depend on, but the rows of its cache.
+
+    ``token_ids`` are the tokens in the cache, ``core`` is opaque, ``prompt_logits`` [vocab_size]
+    are those after the last prompt token.
+    """
+
+    token_ids: tuple[int, ...]
+    core: bytes
+    prompt_logits: NDArray[np.float32] | None
+
+
 class RunnableModel(Protocol):
     """Loaded weights that can start sessions."""
 
     @property
     def context_length(self) -> int:
         """Tokens that the model was trained to read."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the model file that tells models apart."""
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -51,6 +68,18 @@ class Runner(Protocol):
     @property
     def position(self) -> int:
         """Tokens in the cache."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens in the cache."""
+
+    @property
+    def prefill_end(self) -> int:
+        """Position after the latest ``prefill``."""
+
+    @property
+    def prompt_logits(self) -> NDArray[np.float32] | None:
+        """Logits [vocab_size] at ``prefill_end`` of a prompt that stays open, else None."""
 
     @property
     def max_context(self) -> int:
@@ -85,13 +114,19 @@ class Runner(Protocol):
         """Allocated bytes by purpose."""
 
     def prefill(
-        self, tokens: NDArray[np.int32], *, is_last: bool, on_layer: OnLayer | None = None
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        stays_open: bool = False,
+        on_layer: OnLayer | None = None,
     ) -> NDArray[np.float32] | None:
         """Reads the next 1 to ``batch_size`` prompt tokens [n].
 
         ``is_last`` marks the end of the prompt and returns the logits [vocab_size] of its last
-        token. ``on_layer(done, total)`` is called after each layer. An exception, a
-        KeyboardInterrupt too, leaves a state that needs ``reset``.
+        token. With ``stays_open`` another prompt may go on from there, after some ``decode``:
+        the next turn of a chat. ``on_layer(done, total)`` is called after each layer. An
+        exception, a KeyboardInterrupt too, leaves a state that needs ``reset``.
         """
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
@@ -105,3 +140,21 @@ class Runner(Protocol):
 
     def reset(self) -> None:
         """Forgets the prompt."""
+
+    def rewind(self, position: int) -> None:
+        """Forgets the tokens from ``position`` on, which must not lie before ``prefill_end``."""
+
+    def export_state(self) -> RunnerState:
+        """The state to go on from. Raises UsageError if the attention's rule cannot be saved."""
+
+    def import_state(self, state: RunnerState) -> None:
+        """Takes up ``state``; the caller then fills ``cached_rows``.
+
+        Raises FormatError, and forgets the prompt, for what such a runner could not have exported.
+        """
+
+    def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
+        """Writable views of all cached rows of the tokens, in a fixed order.
+
+        They are valid until the position changes.
+        """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from ..config import ModelConfig
-from ..errors import FormatError, ResourceError
+from ..errors import FormatError, ResourceError, UsageError
+from ..formats.fingerprint import Fingerprint
 from ..formats.split import open_model_file
 from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
-from .base import OnLayer, SessionShape
+from ..tokenizer.chat_template import TEMPLATE_KEY
+from .base import OnLayer, RunnerState, SessionShape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,13 +67,16 @@ class NativeModelFile:
         size. ``on_bytes(done, total)`` counts bytes of the file.
         """
         core_model = _core.Model(_decoder_config(self.config))
+        fingerprint = Fingerprint(self._gguf.metadata)
         done = 0
         try:
             for binding in self._bindings:
                 info = binding.info
+                data = self._gguf.tensor_bytes(info)
+                fingerprint.add(info, data)
                 core_model.set_tensor(
                     binding.name,
-                    self._gguf.tensor_bytes(info),
+                    data,
                     info.type_name,
                     info.rows,
                     info.cols,
@@ -88,16 +93,32 @@ class NativeModelFile:
                 f"{self.path}: out of memory after {done} of {self.n_weight_bytes} bytes of "
                 "weights; use a smaller model or a stronger quantisation"
             ) from None
-        return NativeModel(core_model, self.config, self.tokenizer)
+        return NativeModel(
+            core_model,
+            self.config,
+            self.tokenizer,
+            fingerprint=fingerprint.hexdigest(),
+            chat_template=self._gguf.metadata.get(TEMPLATE_KEY),
+        )
 
 
 class NativeModel:
     """Weights in the layout of one instruction set, and the tokenizer of the same file."""
 
-    def __init__(self, core_model: _core.Model, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        core_model: _core.Model,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        *,
+        fingerprint: str,
+        chat_template: object,
+    ) -> None:
         self._core_model = core_model
         self.config = config
         self.tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        self.chat_template = chat_template  # as in the file, unchecked
 
     @property
     def context_length(self) -> int:
@@ -122,7 +143,7 @@ class NativeModel:
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
-        return NativeRunner(session, policy, shape, self.config.vocab_size)
+        return NativeRunner(session, policy, shape, self.config)
 
 
 class NativeRunner:
@@ -133,16 +154,28 @@ class NativeRunner:
         session: _core.Session,
         policy: _core.SparsePolicy,
         shape: SessionShape,
-        vocab_size: int,
+        config: ModelConfig,
     ) -> None:
         self._session = session
         self.policy = policy
         self._shape = shape
-        self._vocab_size = vocab_size
+        self._config = config
+        self._token_ids: list[int] = []
+        self.prompt_logits: NDArray[np.float32] | None = None
 
     @property
     def position(self) -> int:
         return self._session.position
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        # An interrupt may have left a token here that never reached the cache.
+        del self._token_ids[self.position :]
+        return self._token_ids
+
+    @property
+    def prefill_end(self) -> int:
+        return self._session.prefill_end
 
     @property
     def max_context(self) -> int:
@@ -158,7 +191,7 @@ class NativeRunner:
 
     @property
     def vocab_size(self) -> int:
-        return self._vocab_size
+        return self._config.vocab_size
 
     @property
     def pairs_computed(self) -> int:
@@ -173,18 +206,61 @@ class NativeRunner:
         return self._session.memory_bytes
 
     def prefill(
-        self, tokens: NDArray[np.int32], *, is_last: bool, on_layer: OnLayer | None = None
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        stays_open: bool = False,
+        on_layer: OnLayer | None = None,
     ) -> NDArray[np.float32] | None:
-        return self._session.prefill(tokens, is_last=is_last, on_layer=on_layer)
+        self.prompt_logits = None
+        self._append(tokens.tolist())
+        is_closed = is_last and not stays_open
+        logits = self._session.prefill(tokens, is_last=is_closed, on_layer=on_layer)
+        if is_last and stays_open:
+            logits = self.prompt_logits = self._session.row_logits(len(tokens) - 1, 1)[0]
+        return logits
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
         return self._session.row_logits(first, n_rows)
 
     def decode(self, token: int) -> NDArray[np.float32]:
+        self._append([token])
         return self._session.decode(token)
 
     def reset(self) -> None:
         self._session.reset()
+        self.prompt_logits = None
+
+    def rewind(self, position: int) -> None:
+        self._session.rewind(position)
+
+    def export_state(self) -> RunnerState:
+        try:
+            core = self._session.save_state()
+        except ValueError as error:
+            raise UsageError(f"the session cannot be saved: {error}") from None
+        return RunnerState(tuple(self.token_ids), core, self.prompt_logits)
+
+    def import_state(self, state: RunnerState) -> None:
+        self.reset()
+        try:
+            self._session.load_state(state.core)
+            if self.position != len(state.token_ids):
+                raise ValueError(f"it is of {self.position} tokens, not {len(state.token_ids)}")
+        except ValueError as error:
+            self.reset()
+            raise FormatError(f"the saved state does not fit: {error}") from None
+        self._token_ids = list(state.token_ids)
+        self.prompt_logits = state.prompt_logits
+
+    def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
+        for layer in range(self._config.n_layers):
+            yield from self._session.cached_rows(layer)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        del self._token_ids[self.position :]
+        self._token_ids.extend(tokens)
 
 
 def estimate_session_bytes(

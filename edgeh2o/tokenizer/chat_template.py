@@ -117,12 +117,14 @@ class ChatTemplate:
         return ids
 
 
-def read_chat_template(metadata: Mapping[str, object]) -> str | None:
-    """The template of a model file, None if it has none. Raises FormatError if it is no text."""
-    source = metadata.get(TEMPLATE_KEY)
-    if source is not None and not isinstance(source, str):
-        raise FormatError(f"{TEMPLATE_KEY} is not a string but {type(source).__name__}; {_CURE}")
-    return source
+def read_chat_template(value: object) -> str | None:
+    """The template of a model file from its metadata value, None if there is none.
+
+    Raises FormatError if it is no text.
+    """
+    if value is not None and not isinstance(value, str):
+        raise FormatError(f"{TEMPLATE_KEY} is not a string but {type(value).__name__}; {_CURE}")
+    return value
 
 
 class _Marker:

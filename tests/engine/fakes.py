@@ -36,6 +36,8 @@ class ScriptedRunner:
         self.chunk_size = chunk_size
         self.on_decode = on_decode
         self.position = 0
+        self.prefill_end = 0
+        self.prompt_logits: NDArray[np.float32] | None = None
         self.n_resets = 0
         self.calls: list[tuple[Any, ...]] = []
         self._n_logits = 0
@@ -53,7 +55,12 @@ class ScriptedRunner:
         return {"kv_cache": 4 * self.max_context}
 
     def prefill(
-        self, tokens: NDArray[np.int32], *, is_last: bool, on_layer: OnLayer | None = None
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        stays_open: bool = False,
+        on_layer: OnLayer | None = None,
     ) -> NDArray[np.float32] | None:
         assert tokens.dtype == np.int32
         assert 0 < len(tokens) <= self.batch_size

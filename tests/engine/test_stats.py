@@ -18,6 +18,7 @@ STATS = GenerationStats(
     cache_type="f16",
     seed=7,
     prompt_tokens=4500,
+    cached_tokens=0,
     generated_tokens=31,
     load_s=0.25,
     prefill_s=2.0,

@@ -16,6 +16,7 @@ from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.tokenizer import Tokenizer, build_tokenizer
 from edgeh2o.tokenizer.chat_template import (
     MAX_TEMPLATE_CHARACTERS,
+    TEMPLATE_KEY,
     ChatTemplate,
     read_chat_template,
 )
@@ -69,7 +70,7 @@ def test_a_conversation(tokenizer: Tokenizer) -> None:
 def test_the_default_model_s_template(smollm2_path: Path) -> None:
     with open_gguf(smollm2_path) as gguf:
         tokenizer = build_tokenizer(gguf.metadata)
-        source = read_chat_template(gguf.metadata)
+        source = read_chat_template(gguf.metadata.get(TEMPLATE_KEY))
     assert source is not None
     assert _render(tokenizer, source) == RENDERED
     assert _render(tokenizer, source, CONVERSATION[1:]).startswith("<|im_start|>system\nYou are a")
@@ -154,7 +155,7 @@ def test_what_templates_may_use(tokenizer: Tokenizer, source: str, expected: str
         ("{% set x = 'a' * 1000 %}" + "{% set x = x.replace('a', x) %}" * 4, "more than"),
         ("{% set x = 'a' * 1000 %}" + "{% set x = x | replace('', x) %}" * 4, "more than"),
         ("{% set x = 'a' * 1000 %}" + "{% set x = [x, x] | join(x) %}" * 40, "more than"),
-        ("{% set x = 'a' * 1000 %}" + "{% set x = x.join(x) %}" * 4, "more than"),
+        ("{% set x = 'a' * 1000 %}" + "{% set x = x.join(x) %}" * 4, "more than|too long"),
         (NEST.replace("?", "[x, x]"), "more than|too long"),
         (NEST.replace("?", "{'a': x, 'b': x}"), "more than|too long"),
         (NEST.replace("?", "dict(a=x, b=x)"), "more than|too long"),
@@ -181,9 +182,9 @@ def test_hostile_templates(
 
 
 def test_a_template_that_is_no_text() -> None:
-    assert read_chat_template({}) is None
+    assert read_chat_template(None) is None
     with pytest.raises(FormatError, match=r"tokenizer\.chat_template is not a string"):
-        read_chat_template({"tokenizer.chat_template": 7})
+        read_chat_template(7)
 
 
 @pytest.mark.parametrize(

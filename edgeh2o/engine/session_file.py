@@ -1,0 +1,254 @@
+"""Session files: a prompt that was read, to go on from later.
+
+Layout, little-endian: magic, format version (u32), length of the header (u32), the header in JSON,
+then the parts whose sizes it gives: token ids (i32), the document (JSON text of the caller), the
+state of the core, the logits after the prompt (f32), the rows of the cache; at the end the BLAKE2b
+hash of everything before it. The header also holds the fingerprint of what made the file: model,
+attention, chunk size and cache type. A file is written beside its final name and then renamed, so
+that a full disk or an interrupt leaves the old one as it was.
+
+A file is checked as a whole before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import FormatError, ResourceError, UsageError
+from ..runners.base import RunnerState
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAGIC = b"EH2OSESS"
+FORMAT_VERSION = 1
+MAX_HEADER_BYTES = 2**20
+DIGEST_BYTES = 32
+_PREFIX = struct.Struct("<8sII")
+_BLOCK_BYTES = 2**20
+_SIZES = ("token_bytes", "document_bytes", "core_bytes", "logit_bytes", "row_bytes")
+_CURE = "delete it, or name another file with --session"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSession:
+    """A file that was found good. ``fill`` reads the cached rows, once."""
+
+    state: RunnerState
+    document: Mapping[str, Any]
+    _file: IO[bytes]
+    _row_bytes: int
+
+    def fill(self, rows: Iterable[NDArray[np.uint8]]) -> None:
+        """Reads into ``rows``. Raises FormatError if they are not as many as were saved."""
+        left = self._row_bytes
+        for row in rows:
+            left -= len(row)
+            if left < 0 or self._file.readinto(row.data) != len(row):  # type: ignore[attr-defined]
+                break
+        if left != 0:
+            raise FormatError(
+                f"the session file holds {self._row_bytes} bytes of cached rows, which do not "
+                f"fit this model; {_CURE}"
+            )
+
+
+def write_session(
+    path: Path,
+    *,
+    fingerprint: Mapping[str, Any],
+    state: RunnerState,
+    rows: Iterable[NDArray[np.uint8]],
+    document: Mapping[str, Any],
+) -> None:
+    """Writes or replaces ``path`` as one step. Raises ResourceError; the old file then remains."""
+    logits = b"" if state.prompt_logits is None else _little_endian(state.prompt_logits, "<f4")
+    tokens = _little_endian(np.array(state.token_ids, np.int32), "<i4")
+    parts = [tokens, json.dumps(document).encode("ascii"), state.core, logits]
+    all_rows = list(rows)
+    sizes = [*map(len, parts), sum(map(len, all_rows))]
+    header = json.dumps(
+        {"fingerprint": fingerprint, "sizes": dict(zip(_SIZES, sizes, strict=True))}
+    ).encode("ascii")
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    try:
+        with _replacing(path) as file:
+            prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(header))
+            for block in (prefix, header, *parts):
+                digest.update(block)
+                file.write(block)
+            for row in all_rows:
+                digest.update(row.data)
+                file.write(row.data)
+            file.write(digest.digest())
+    except OSError as error:
+        raise ResourceError(
+            f"cannot save the session to {path}: {error.strerror or error}; "
+            "what was saved there before is unchanged"
+        ) from None
+
+
+@contextmanager
+def open_session(
+    path: Path, *, fingerprint: Mapping[str, Any], vocab_size: int
+) -> Iterator[SavedSession]:
+    """Checks a file against what is running now.
+
+    Raises FormatError for a damaged file, UsageError for one of another model or of other options,
+    ResourceError for one that cannot be read.
+    """
+    try:
+        # Not to wait for a writer if it is a pipe.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _damaged(path, "it is not a regular file")
+            yield _read(path, file, fingerprint, vocab_size)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot read the session file {path}: {error.strerror or error}"
+        ) from None
+
+
+def _read(
+    path: Path, file: IO[bytes], fingerprint: Mapping[str, Any], vocab_size: int
+) -> SavedSession:
+    n_bytes = os.fstat(file.fileno()).st_size
+    header_bytes = _read_prefix(path, file, n_bytes)
+    header = _parse_json(path, _read_exactly(path, file, header_bytes))
+    sizes = _check_sizes(path, header, n_bytes - _PREFIX.size - header_bytes - DIGEST_BYTES)
+    _check_fingerprint(path, header.get("fingerprint"), fingerprint)
+    token_bytes, document_bytes, core_bytes, logit_bytes, row_bytes = sizes
+    if token_bytes % 4 or logit_bytes not in (0, 4 * vocab_size):
+        raise _damaged(path, "the sizes of its parts cannot be")
+    _check_digest(path, file, n_bytes - DIGEST_BYTES)
+    file.seek(_PREFIX.size + header_bytes)
+    tokens = np.frombuffer(_read_exactly(path, file, token_bytes), "<i4")
+    document = _parse_json(path, _read_exactly(path, file, document_bytes))
+    core = _read_exactly(path, file, core_bytes)
+    logits = np.frombuffer(_read_exactly(path, file, logit_bytes), "<f4").astype(np.float32)
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise _damaged(path, f"a token id is outside the vocabulary of {vocab_size} tokens")
+    state = RunnerState(tuple(tokens.tolist()), core, logits if logits.size else None)
+    return SavedSession(state, document, file, row_bytes)
+
+
+def _read_prefix(path: Path, file: IO[bytes], n_bytes: int) -> int:
+    prefix = file.read(_PREFIX.size)
+    if prefix[: len(MAGIC)] != MAGIC[: len(prefix)] or not prefix:
+        raise _damaged(path, "it is not a session file")
+    if len(prefix) < _PREFIX.size:
+        raise _damaged(path, f"it ends after {n_bytes} bytes")
+    _, version, header_bytes = _PREFIX.unpack(prefix)
+    if version != FORMAT_VERSION:
+        raise _damaged(
+            path, f"its format version is {version}, this program reads {FORMAT_VERSION}"
+        )
+    if header_bytes > min(MAX_HEADER_BYTES, n_bytes):
+        raise _damaged(path, f"its header has {header_bytes} bytes")
+    return int(header_bytes)
+
+
+def _check_sizes(path: Path, header: Mapping[str, Any], expected: int) -> list[int]:
+    sizes = header.get("sizes")
+    values = [sizes.get(name) for name in _SIZES] if isinstance(sizes, dict) else []
+    counts = [value for value in values if type(value) is int and value >= 0]
+    if len(counts) != len(_SIZES):
+        raise _damaged(path, "its header lacks the sizes of its parts")
+    if sum(counts) != expected:
+        raise _damaged(path, f"it should have {sum(counts) - expected:+} bytes")
+    return counts
+
+
+def _check_fingerprint(path: Path, saved: object, current: Mapping[str, Any]) -> None:
+    if not isinstance(saved, dict) or saved.keys() != current.keys():
+        raise _damaged(path, "its header lacks the fingerprint")
+    for name, value in json.loads(json.dumps(current)).items():
+        if saved[name] != value:
+            what = "another model file" if name == "model" else f"{name} {_shorten(saved[name])}"
+            now = "" if name == "model" else f"; this run has {_shorten(value)}"
+            raise UsageError(
+                f"the session file {path} was made with {what}{now}; "
+                "run it as it was made, or name another file with --session"
+            )
+
+
+def _check_digest(path: Path, file: IO[bytes], n_bytes: int) -> None:
+    file.seek(0)
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    left = n_bytes
+    while left > 0:
+        block = file.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise _damaged(path, "it became shorter while it was read")
+        digest.update(block)
+        left -= len(block)
+    if file.read(DIGEST_BYTES) != digest.digest():
+        raise _damaged(path, "its checksum is wrong")
+
+
+def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise _damaged(path, "a part of it is not JSON")
+    return value
+
+
+def _read_exactly(path: Path, file: IO[bytes], n_bytes: int) -> bytes:
+    blocks, left = [], n_bytes
+    while left > 0 and (block := file.read(left)):
+        blocks.append(block)
+        left -= len(block)
+    if left:
+        raise _damaged(path, "it became shorter while it was read")
+    return b"".join(blocks)
+
+
+def _damaged(path: Path, reason: str) -> FormatError:
+    return FormatError(f"the session file {path} cannot be used: {reason}; {_CURE}")
+
+
+def _shorten(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _little_endian(values: NDArray[Any], dtype: str) -> bytes:
+    return values.astype(dtype).tobytes()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the name ``path`` once it is on the disk, or vanishes."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+    with suppress(OSError):  # the rename itself; not every file system can
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

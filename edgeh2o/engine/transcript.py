@@ -1,0 +1,90 @@
+"""What the cache holds, as text: so that a prompt that goes on from it keeps its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A prompt and its answer, as texts and as token ids.
+
+    The ids of an answer are those that were drawn; its text, tokenised, may give others, with
+    which the cache would be of no use.
+    """
+
+    prompt: str
+    parse_special: bool
+    prompt_ids: tuple[int, ...] = ()
+    answer: str = ""
+    answer_ids: tuple[int, ...] = ()
+
+    def with_prompt_ids(self, ids: Sequence[int]) -> Transcript:
+        """This prompt with its token ids."""
+        return replace(self, prompt_ids=tuple(ids))
+
+    def with_answer(self, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> Transcript:
+        """This prompt with its answer so far; without, if text and tokens do not agree.
+
+        They do not where a stop text was cut off, or an interrupt left a character incomplete.
+        """
+        said = tuple(ids[:-1] if ids and ids[-1] in tokenizer.eog_ids else ids)
+        if tokenizer.decode(said, skip_special=True) != text:
+            return self
+        return replace(self, answer=text, answer_ids=said)
+
+    def encode(self, prompt: Transcript, encode_from: Callable[[int], list[int]]) -> list[int]:
+        """Token ids of another prompt: those of this transcript, where it begins with its text.
+
+        ``encode_from(i)`` gives the ids of the prompt's text from character i on.
+        """
+        known = (
+            (self.prompt + self.answer, self.prompt_ids + self.answer_ids),
+            (self.prompt, self.prompt_ids),
+        )
+        if prompt.parse_special == self.parse_special:
+            for beginning, ids in known:
+                if prompt.prompt.startswith(beginning):
+                    return [*ids, *encode_from(len(beginning))]
+        return encode_from(0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a session file."""
+        return {
+            "prompt": self.prompt,
+            "prompt_ids": list(self.prompt_ids),
+            "parse_special": self.parse_special,
+            "answer": self.answer,
+            "answer_ids": list(self.answer_ids),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, vocab_size: int) -> Transcript:
+        """The transcript of a session file. Raises FormatError for values that it cannot have."""
+        texts = [values.get(name) for name in ("prompt", "answer")]
+        ids = [values.get(name) for name in ("prompt_ids", "answer_ids")]
+        parse_special = values.get("parse_special")
+        is_good = (
+            all(isinstance(text, str) for text in texts)
+            and isinstance(parse_special, bool)
+            and all(
+                isinstance(part, list) and all(type(i) is int and 0 <= i < vocab_size for i in part)
+                for part in ids
+            )
+        )
+        if not is_good:
+            raise FormatError("the session file holds a transcript that cannot be; delete it")
+        return cls(
+            prompt=str(texts[0]),
+            prompt_ids=tuple(ids[0] or ()),
+            parse_special=bool(parse_special),
+            answer=str(texts[1]),
+            answer_ids=tuple(ids[1] or ()),
+        )

@@ -1,0 +1,40 @@
+"""A hash that tells model files apart without reading them whole."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from .gguf_header import TensorInfo
+from .metadata import Metadata
+
+DIGEST_BYTES = 16
+# Read of either end of each tensor.
+SAMPLE_BYTES = 4096
+
+
+class Fingerprint:
+    """Made of all metadata, and of every tensor's name, type, shape, first and last 4 KiB.
+
+    Weights that differ only inside of tensors are not told apart.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._hash = blake2b(digest_size=DIGEST_BYTES)
+        for key, value in metadata.items():
+            self._hash.update(f"{key}={type(value).__name__}\n".encode())
+            if isinstance(value, tuple):
+                self._hash.update("\0".join(value).encode("utf-8", "surrogatepass"))
+            elif isinstance(value, (bool, int, float, str)):
+                self._hash.update(repr(value).encode("utf-8", "backslashreplace"))
+            else:
+                self._hash.update(value.tobytes())
+
+    def add(self, info: TensorInfo, data: memoryview) -> None:
+        """Adds a tensor and its stored bytes."""
+        self._hash.update(f"{info.name!a}:{info.type_name}:{info.shape}\n".encode())
+        self._hash.update(data[:SAMPLE_BYTES])
+        self._hash.update(data[-SAMPLE_BYTES:])
+
+    def hexdigest(self) -> str:
+        """The fingerprint in hexadecimal."""
+        return self._hash.hexdigest()

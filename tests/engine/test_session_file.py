@@ -1,0 +1,230 @@
+"""Session files go on exactly, are replaced as one step, and are refused where they do not fit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.attention.h2o import H2OConfig
+from edgeh2o.config import PrefillConfig, SamplingParams
+from edgeh2o.engine import session_file
+from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
+from edgeh2o.llm import LLM
+from tests.tiny_models import TinyModelFactory
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+PREFILL = PrefillConfig(batch_size=16, chunk_size=8)
+H2O = H2OConfig(local=2, heavy=3)
+TEXT = "the art of the thing is that it is there"
+MORE = " and for all that it was in the end"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: TinyModelFactory) -> Path:
+    return tiny_model(tensor_type="Q4_0")
+
+
+def _load(model: Path, **options: Any) -> LLM:
+    return LLM(model, **({"prefill": PREFILL, "attention": H2O, "context_size": 128} | options))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with _load(model) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("session") / "s"
+    with _load(model) as llm:
+        llm.generate(TEXT, GREEDY, keep_cache=True)
+        llm.save_session(path, extra={"messages": ["a"]})
+    return path.read_bytes()
+
+
+@pytest.fixture
+def file(saved: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "s"
+    path.write_bytes(saved)
+    return path
+
+
+def test_a_loaded_session_goes_on_as_the_one_that_was_saved(
+    model: Path, llm: LLM, file: Path
+) -> None:
+    assert llm.load_session(file) == {"messages": ["a"]}
+    same = llm.generate(TEXT, GREEDY, keep_cache=True, logprobs=True)
+    assert same.stats.cached_tokens == same.stats.prompt_tokens
+    llm.load_session(file)
+    with _load(model) as whole:
+        first = whole.generate(TEXT, GREEDY, keep_cache=True, logprobs=True)
+        assert (same.token_ids, same.logprobs) == (first.token_ids, first.logprobs)
+        longer = TEXT + first.text + MORE
+        expected = whole.generate(longer, GREEDY, keep_cache=True, logprobs=True)
+    result = llm.generate(longer, GREEDY, keep_cache=True, logprobs=True)
+    assert result.stats.cached_tokens == expected.stats.cached_tokens > first.stats.prompt_tokens
+    assert (result.token_ids, result.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_nothing_to_save(model: Path, tmp_path: Path) -> None:
+    with _load(model) as llm:
+        with pytest.raises(UsageError, match="no prompt to save"):
+            llm.save_session(tmp_path / "s")
+        llm.generate(TEXT, GREEDY)
+        with pytest.raises(UsageError, match="no prompt to save"):
+            llm.save_session(tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"attention": H2OConfig(local=3, heavy=2)}, 'with attention {"algorithm": "h2o"'),
+        ({"attention": DenseConfig()}, "with attention"),
+        ({"prefill": PrefillConfig(batch_size=32, chunk_size=16)}, "chunk_size 8; this run has 16"),
+        ({"cache_type": "f32"}, 'cache_type "f16"; this run has "f32"'),
+    ],
+)
+def test_other_options_are_refused(
+    model: Path, file: Path, options: dict[str, Any], cause: str
+) -> None:
+    with _load(model, **options) as llm, pytest.raises(UsageError, match=cause):
+        llm.load_session(file)
+
+
+def test_another_model_is_refused(tiny_model: TinyModelFactory, file: Path) -> None:
+    with (
+        _load(tiny_model(tensor_type="Q4_0", seed=3)) as llm,
+        pytest.raises(UsageError, match="made with another model file"),
+    ):
+        llm.load_session(file)
+
+
+def test_another_context_serves_if_the_tokens_fit(model: Path, file: Path) -> None:
+    with _load(model, context_size=64) as llm:
+        llm.load_session(file)
+        result = llm.generate(TEXT, GREEDY, keep_cache=True)
+        assert result.stats.cached_tokens == result.stats.prompt_tokens
+    with _load(model, context_size=8) as llm, pytest.raises(UsageError, match="context holds 8"):
+        llm.load_session(file)
+
+
+def _sign(data: bytes) -> bytes:
+    """The file with a checksum that fits."""
+    body = data[: -session_file.DIGEST_BYTES]
+    return body + blake2b(body, digest_size=session_file.DIGEST_BYTES).digest()
+
+
+def _header(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    def apply(data: bytes) -> bytes:
+        length = struct.unpack_from("<I", data, 12)[0]
+        header = json.loads(data[16 : 16 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        return _sign(data[:12] + struct.pack("<I", len(text)) + text + data[16 + length :])
+
+    return apply
+
+
+def _token(index: int, value: int) -> Callable[[bytes], bytes]:
+    def apply(data: bytes) -> bytes:
+        offset = 16 + struct.unpack_from("<I", data, 12)[0] + 4 * index
+        return _sign(data[:offset] + struct.pack("<i", value) + data[offset + 4 :])
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda data: b"", "not a session file"),
+        (lambda data: b"GGUF" + data[4:], "not a session file"),
+        (lambda data: _sign(data[:8] + struct.pack("<I", 9) + data[12:]), "version is 9"),
+        (lambda data: data[:12] + b"\xff" * 4 + data[16:], "header has 4294967295 bytes"),
+        (lambda data: data[:16] + b"x" + data[17:], "not JSON"),
+        (lambda data: data[:16] + b"[" * 9 + data[25:], "not JSON"),
+        (lambda data: data[:-1] + b"\0", "checksum is wrong|cannot be used"),
+        (lambda data: data + b"\0", "should have -1 bytes"),
+        (_header(lambda header: header.pop("fingerprint")), "lacks the fingerprint"),
+        (_header(lambda header: header.pop("sizes")), "lacks the sizes"),
+        (_header(lambda header: header["sizes"].update(row_bytes=2**63)), "should have"),
+        (_header(lambda header: header["sizes"].update(token_bytes=-4)), "lacks the sizes"),
+        (_header(lambda header: header["sizes"].update(row_bytes=1.5)), "lacks the sizes"),
+        (_token(0, -1), "token id is outside"),
+        (_token(3, 10**6), "token id is outside"),
+    ],
+)
+def test_damaged_files(
+    llm: LLM, file: Path, saved: bytes, change: Callable[[bytes], bytes], cause: str
+) -> None:
+    file.write_bytes(change(saved))
+    with pytest.raises(FormatError, match=cause) as caught:
+        llm.load_session(file)
+    assert "delete it" in str(caught.value)
+    assert llm.generate("in", GREEDY).token_ids
+
+
+def test_a_file_cut_anywhere_is_refused(llm: LLM, file: Path, saved: bytes) -> None:
+    header_end = 16 + struct.unpack_from("<I", saved, 12)[0]
+    for length in (*range(header_end + 40), *range(header_end + 40, len(saved), 997)):
+        file.write_bytes(saved[:length])
+        with pytest.raises(FormatError):
+            llm.load_session(file)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_changed_byte_is_noticed(llm: LLM, file: Path, saved: bytes, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    offset = int(rng.integers(len(saved) if seed % 2 else 400))
+    changed = bytes([saved[offset] ^ (1 << int(rng.integers(8)))])
+    file.write_bytes(saved[:offset] + changed + saved[offset + 1 :])
+    with pytest.raises(EdgeH2OError):
+        llm.load_session(file)
+
+
+def test_a_signed_file_with_a_state_that_cannot_be(llm: LLM, file: Path, saved: bytes) -> None:
+    """A checksum is no promise: what it covers is checked all the same."""
+    header_bytes = struct.unpack_from("<I", saved, 12)[0]
+    sizes = json.loads(saved[16 : 16 + header_bytes])["sizes"]
+    core = 16 + header_bytes + sizes["token_bytes"] + sizes["document_bytes"]
+    for offset, value in ((core, 10**9), (core + 32, 2**60)):
+        file.write_bytes(_sign(saved[:offset] + struct.pack("<Q", value) + saved[offset + 8 :]))
+        with pytest.raises(FormatError, match="saved state does not fit"):
+            llm.load_session(file)
+
+
+def test_files_that_cannot_be_read(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="No such file"):
+        llm.load_session(tmp_path / "none")
+    with pytest.raises(EdgeH2OError, match=r"not a regular file|Is a directory"):
+        llm.load_session(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError, match="not a regular file"):
+        llm.load_session(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_a_failed_save_leaves_the_old_file(
+    model: Path, file: Path, saved: bytes, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with _load(model) as llm:
+        llm.generate("in all", GREEDY, keep_cache=True)
+        monkeypatch.setattr(os, name, fail)
+        with pytest.raises(ResourceError, match="No space left on device; what was saved"):
+            llm.save_session(file)
+    assert file.read_bytes() == saved
+    assert list(file.parent.iterdir()) == [file]
