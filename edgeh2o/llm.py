@@ -311,6 +311,11 @@ class LLM:
             self._template = ChatTemplate(source, model.tokenizer)
         return self._template
 
+    @property
+    def has_open_prompt(self) -> bool:
+        """Whether a prompt with ``keep_cache`` was read to its end: what ``save_session`` needs."""
+        return self._require_cache().has_open_prompt
+
     def save_session(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 

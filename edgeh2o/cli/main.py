@@ -11,21 +11,40 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
 
 from .._version import __version__
 from ..errors import EdgeH2OError, UsageError
-from . import ablate, bench, heatmap, needle, perplexity, pull, run
+from . import (
+    ablate,
+    bench,
+    chat,
+    completion,
+    doctor,
+    heatmap,
+    inspect,
+    needle,
+    perplexity,
+    pull,
+    run,
+)
+from .parser import Parser, name_variables
 
+# In the order of the help.
+VERBS = (
+    run,
+    chat,
+    pull,
+    inspect,
+    doctor,
+    bench,
+    perplexity,
+    needle,
+    ablate,
+    heatmap,
+    completion,
+)
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors take one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,22 +52,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="edgeh2o",
         description="Run language models on edge CPUs with chunked H2O sparse prefill.",
+        epilog="Every flag can be set by an environment variable: --ctx-size by "
+        "EDGEH2O_CTX_SIZE. A flag that is given beats its variable.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"edgeh2o {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run.add_parser(verbs)
-    ablate.add_parser(verbs)
-    bench.add_parser(verbs)
-    heatmap.add_parser(verbs)
-    needle.add_parser(verbs)
-    perplexity.add_parser(verbs)
-    pull.add_parser(verbs)
+    for verb in VERBS:
+        verb.add_parser(verbs)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line ``argv`` (default: the process's own); returns the exit code."""
+    args: argparse.Namespace | None = None
     try:
         _require_streams()
         _use_utf8()
@@ -58,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except EdgeH2OError as error:
-        _print_line("error", str(error))
+        _print_line("error", name_variables(str(error), args))
         return error.exit_code
     except MemoryError:
         _print_line("error", "out of memory; use a smaller model, context (-c) or batch (-b, -ub)")

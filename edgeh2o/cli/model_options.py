@@ -80,11 +80,16 @@ def _read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
 
 @contextmanager
 def open_model(
-    options: ModelOptions, *, quiet: bool = False, verbose: bool = False
+    options: ModelOptions,
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    chat_template: str | None = None,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
     """Loads the model, with bars on a terminal; closes both at the end.
 
-    A known model that is missing is fetched first. ``verbose`` tells stderr what was loaded.
+    A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
+    own; ``verbose`` tells stderr what was loaded.
     """
     import logging
 
@@ -104,6 +109,7 @@ def open_model(
             cache_type=runtime.cache_type,
             prefill=options.prefill,
             attention=options.attention,
+            chat_template=chat_template,
             on_progress=bars,
         ) as llm:
             if verbose:

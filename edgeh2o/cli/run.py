@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ..config import SamplingParams
+from ..errors import UsageError
+from .answer import print_answer
+from .chat_options import (
+    add_chat_options,
+    add_session_options,
+    begin_messages,
+    load_session,
+    read_template,
+    save_session,
+)
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -17,12 +26,11 @@ from .model_options import (
     read_model_options,
 )
 from .options import add_config_options, read_config
-from .progress import ProgressBars
 from .prompt import add_prompt_options, read_prompt
 
 if TYPE_CHECKING:
     from ..engine.results import GenerationResult
-    from ..llm import GenerationStream
+    from ..llm import LLM, GenerationStream
 
 EXIT_INTERRUPTED = 130
 
@@ -43,6 +51,14 @@ def add_parser(verbs: Any) -> None:
         action="store_false",
         help="take the text of control tokens such as <|im_start|> literally",
     )
+    chat = add_chat_options(parser)
+    chat.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="take the prompt for a message of a chat (default: for raw text)",
+    )
+    add_session_options(parser)
     add_config_options(parser, SamplingParams, title="sampling")
     add_model_options(parser)
     output = parser.add_argument_group("output")
@@ -56,37 +72,32 @@ def execute(args: argparse.Namespace) -> int:
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
     prompt = read_prompt(args)
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
-        stream = llm.stream(prompt, sampling, parse_special=args.parse_special)
-        return _answer(stream, bars, args)
+    if not args.chat and not (args.system is None and args.chat_template is None):
+        raise UsageError("--system and --chat-template need --chat")
+    with open_model(
+        options, quiet=args.quiet, verbose=args.verbose, chat_template=read_template(args)
+    ) as (llm, bars):
+        load_session(llm, args)
+        stream = _start(llm, prompt, sampling, args)
+        is_complete = print_answer(stream, bars, silent=args.json)
+        _print_result(stream.result(), args, is_complete=is_complete)
+        save_session(llm, args, {})
+    return 0 if is_complete else EXIT_INTERRUPTED
 
 
-def _answer(stream: GenerationStream, bars: ProgressBars, args: argparse.Namespace) -> int:
-    """Prints the answer and the statistics, also when Ctrl-C ends it early."""
-    code = 0
-    last_text = ""
-    try:
-        for chunk in stream:
-            bars.close()
-            last_text = chunk.text or last_text
-            if not args.json and chunk.text:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    bars.close()
-    result = stream.result()
+def _start(
+    llm: LLM, prompt: str, sampling: SamplingParams, args: argparse.Namespace
+) -> GenerationStream:
+    keep_cache = args.session is not None
+    if args.chat:
+        messages = [*begin_messages(args), {"role": "user", "content": prompt}]
+        return llm.stream_chat(messages, sampling, keep_cache=keep_cache)
+    return llm.stream(prompt, sampling, parse_special=args.parse_special, keep_cache=keep_cache)
+
+
+def _print_result(result: GenerationResult, args: argparse.Namespace, *, is_complete: bool) -> None:
     if args.json:
         print(json.dumps(result.to_dict(), ensure_ascii=False), flush=True)
-        return code
-    if last_text and not last_text.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    if not args.quiet:
-        _print_statistics(result, is_interrupted=code != 0)
-    return code
-
-
-def _print_statistics(result: GenerationResult, *, is_interrupted: bool) -> None:
-    title = "interrupted; so far:" if is_interrupted else ""
-    print_note(f"{title}\n{result.stats.format_table()}")
+    elif not args.quiet:
+        title = "" if is_complete else "interrupted; so far:"
+        print_note(f"{title}\n{result.stats.format_table()}")

@@ -77,10 +77,16 @@ class PromptCache:
         )
         return self._generation
 
+    @property
+    def has_open_prompt(self) -> bool:
+        """Whether there is something to go on from."""
+        runner = self._session.runner
+        return runner is not None and runner.prompt_logits is not None
+
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a session file. Raises UsageError if there is nothing to go on from."""
         runner = self._session.runner
-        if runner is None or runner.prompt_logits is None:
+        if runner is None or not self.has_open_prompt:
             raise UsageError(
                 "there is no prompt to save: one must have been read to its end with keep_cache"
             )

@@ -206,6 +206,16 @@ def require_fit(shape: SessionShape, estimate: SessionEstimate, *, weight_bytes:
     )
 
 
+def find_largest_context(
+    shape: SessionShape, estimate: SessionEstimate, *, weight_bytes: int = 0
+) -> int:
+    """The longest context up to that of ``shape`` that fits in memory now, 0 if none does."""
+    budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
+    if sum(estimate(shape).values()) <= budget:
+        return shape.max_context
+    return _largest_context(shape, estimate, budget)
+
+
 def _largest_context(shape: SessionShape, estimate: SessionEstimate, budget: int) -> int:
     """The largest multiple of ``CONTEXT_STEP`` below the shape's context that fits, or 0."""
     low, high = 0, -(-shape.max_context // CONTEXT_STEP)

@@ -1,0 +1,193 @@
+"""``edgeh2o chat``: a conversation that keeps its cache between turns."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..config import SamplingParams
+from ..errors import EdgeH2OError, FormatError, UsageError
+from .answer import print_answer
+from .chat_options import (
+    add_chat_options,
+    add_session_options,
+    begin_messages,
+    load_session,
+    read_template,
+    save_session,
+)
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    print_note,
+    read_model_options,
+)
+from .options import add_config_options, read_config
+from .progress import ProgressBars
+
+if TYPE_CHECKING:
+    from ..engine.stats import GenerationStats
+    from ..llm import LLM
+
+PROMPT = "> "
+HELP = """/help   this list
+/reset  forget the conversation, except the system message
+/exit   leave, as Ctrl-D does
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next."""
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "chat",
+        help="talk to a model",
+        description="Talk to a model. One line is one message; answers go to stdout. "
+        "Type /help for commands.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    add_chat_options(parser)
+    add_session_options(parser)
+    add_config_options(parser, SamplingParams, title="sampling")
+    add_model_options(parser)
+    add_verbosity_options(parser.add_argument_group("output"))
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Answers line after line; returns the exit code."""
+    sampling = read_config(args, SamplingParams)
+    options = read_model_options(args)
+    with open_model(
+        options, quiet=args.quiet, verbose=args.verbose, chat_template=read_template(args)
+    ) as (llm, bars):
+        _ = llm.chat_template  # not to fail after the first message
+        messages = _read_messages(load_session(llm, args)) or begin_messages(args)
+        bars.close()
+        conversation = Conversation(llm, bars, sampling, args, messages)
+        try:
+            conversation.run()
+        finally:
+            save_session(llm, args, {"messages": conversation.messages})
+    return 0
+
+
+class Conversation:
+    """Messages so far, and where the next one comes from."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        bars: ProgressBars,
+        sampling: SamplingParams,
+        args: argparse.Namespace,
+        messages: list[dict[str, Any]],
+    ) -> None:
+        self.messages = messages
+        self._llm = llm
+        self._bars = bars
+        self._sampling = sampling
+        self._args = args
+        self._is_interactive = sys.stdin.isatty()
+
+    def run(self) -> None:
+        """Reads and answers until the end of the input or /exit."""
+        if self._is_interactive:
+            with suppress(ImportError):
+                pass  # noqa: F401: gives input() a history and editing
+            if not self._args.quiet:
+                print_note("/help lists the commands")
+        while (line := self._read_line()) is not None:
+            text = line.strip()
+            if text == "/exit":
+                return
+            if text == "/help":
+                print_note(HELP)
+            elif text == "/reset":
+                self.messages[:] = begin_messages(self._args)
+            elif text.startswith("/") and " " not in text:
+                print_note(f"there is no command {text}; /help lists them")
+            elif text:
+                self._answer(line)
+
+    def _read_line(self) -> str | None:
+        """The next message, None at the end of the input. Ctrl-C takes back what was typed."""
+        lines: list[str] = []
+        while True:
+            try:
+                line = self._read_input()
+            except KeyboardInterrupt:
+                if not self._is_interactive:
+                    raise
+                print_note("\nCtrl-D or /exit leaves")
+                lines.clear()
+                continue
+            if line is None:
+                return "\n".join(lines) if lines else None
+            lines.append(line.removesuffix("\\"))
+            if not line.endswith("\\"):
+                return "\n".join(lines)
+
+    def _read_input(self) -> str | None:
+        if self._is_interactive:
+            sys.stderr.flush()
+            try:
+                return input(PROMPT)
+            except EOFError:
+                return None
+        line = sys.stdin.buffer.readline()
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"standard input is not UTF-8 text: {error.reason} at byte {error.start} of a line"
+            ) from None
+        return text.removesuffix("\n").removesuffix("\r") if line else None
+
+    def _answer(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+        try:
+            stream = self._llm.stream_chat(self.messages, self._sampling)
+            is_complete = print_answer(stream, self._bars)
+        except EdgeH2OError as error:
+            self.messages.pop()
+            if not self._is_interactive:
+                raise
+            print_note(f"edgeh2o: {error}")
+            return
+        result = stream.result()
+        if result.text or is_complete:
+            self.messages.append({"role": "assistant", "content": result.text})
+        else:
+            self.messages.pop()
+        if not is_complete:
+            print_note("(stopped)")
+        if self._args.verbose:
+            print_note(result.stats.format_table())
+        elif self._is_interactive and not self._args.quiet:
+            print_note(_summarise(result.stats))
+
+
+def _summarise(stats: GenerationStats) -> str:
+    read = stats.prompt_tokens - stats.cached_tokens
+    rates = [f"{rate:,.0f}" if rate else "-" for rate in (stats.prefill_tps, stats.decode_tps)]
+    return (
+        f"[read {read} tokens at {rates[0]}/s, wrote {stats.generated_tokens} at {rates[1]}/s, "
+        f"{stats.prompt_tokens + stats.generated_tokens} of {stats.context_size} positions]"
+    )
+
+
+def _read_messages(extra: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of a session file; [] if it holds none."""
+    messages = extra.get("messages", [])
+    is_good = isinstance(messages, list) and all(
+        isinstance(message, dict) and all(isinstance(text, str) for text in message.values())
+        for message in messages
+    )
+    if not is_good:
+        raise FormatError("the session file holds a conversation that cannot be; delete it")
+    return list(messages)

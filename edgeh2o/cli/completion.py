@@ -1,0 +1,107 @@
+"""``edgeh2o completion``: scripts that teach a shell the commands and flags.
+
+They are made from the parser, so they know what it knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+SHELLS = ("bash", "zsh", "fish")
+
+_BASH = """\
+# edgeh2o: completion for bash; source it, or put it where bash-completion looks
+_edgeh2o() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} flags words
+    case ${{COMP_WORDS[1]}} in
+{cases}
+    esac
+    if [[ $COMP_CWORD -eq 1 ]]; then
+        COMPREPLY=($(compgen -W '{commands}' -- "$word"))
+    elif [[ $word == -* ]]; then
+        COMPREPLY=($(compgen -W "$flags" -- "$word"))
+    else
+        COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word"))
+    fi
+}}
+complete -o filenames -F _edgeh2o edgeh2o
+"""
+_ZSH_START = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "completion",
+        help="print a shell's completion script",
+        description="Print a completion script: source <(edgeh2o completion bash), the same with "
+        "zsh, or edgeh2o completion fish | source.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=SHELLS, help="the shell to print it for")
+    parser.set_defaults(execute=execute, verbs=verbs)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Prints the script of the shell."""
+    verbs: dict[str, argparse.ArgumentParser] = args.verbs.choices
+    helps = {action.dest: action.help or "" for action in args.verbs._choices_actions}
+    if args.shell == "fish":
+        print("\n".join(_fish_lines(verbs, helps)))
+        return 0
+    script = _BASH.format(
+        commands=" ".join(["--help", "--version", *verbs]),
+        cases="\n".join(
+            f"        {verb}) flags='{' '.join(_flags(parser))}' "
+            f"words='{' '.join(_choices(parser))}' ;;"
+            for verb, parser in verbs.items()
+        ),
+    )
+    print(_ZSH_START + script if args.shell == "zsh" else script, end="")
+    return 0
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]
+
+
+def _choices(parser: argparse.ArgumentParser) -> list[str]:
+    """Words that stand for arguments without a flag."""
+    positional = [action for action in parser._actions if not action.option_strings]
+    return [str(choice) for action in positional for choice in action.choices or ()]
+
+
+def _fish_lines(verbs: dict[str, argparse.ArgumentParser], helps: dict[str, str]) -> Iterator[str]:
+    yield "# edgeh2o: completion for fish"
+    for verb in verbs:
+        yield f"complete -c edgeh2o -n __fish_use_subcommand -f -a {verb} -d {_quote(helps[verb])}"
+    for verb, parser in verbs.items():
+        start = f"complete -c edgeh2o -n '__fish_seen_subcommand_from {verb}'"
+        if choices := _choices(parser):
+            yield f"{start} -a {_quote(' '.join(choices))}"
+        for action in parser._actions:
+            if not action.option_strings:
+                continue
+            names = " ".join(
+                f"-l {flag[2:]}" if flag.startswith("--") else _short_option(flag)
+                for flag in action.option_strings
+            )
+            takes_argument = " -r" if action.nargs != 0 else ""
+            yield f"{start} {names}{takes_argument} -d {_quote(_describe(action))}"
+
+
+def _short_option(flag: str) -> str:
+    """Flags of several letters after one dash, such as -ub, are "old" options to fish."""
+    return f"-s {flag[1:]}" if len(flag) == 2 else f"-o {flag[1:]}"
+
+
+def _describe(action: argparse.Action) -> str:
+    text = (action.help or "").replace("%%", "%")
+    return text.split(" (default")[0].split(";")[0]
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

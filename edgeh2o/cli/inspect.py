@@ -1,0 +1,139 @@
+"""``edgeh2o inspect``: what is in a model file, and what it needs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..errors import EdgeH2OError
+from .model_options import add_model_argument, add_model_options, print_note, read_model_options
+from .report import add_json_option, print_report
+
+if TYPE_CHECKING:
+    from ..formats.gguf import GgufFile
+    from .model_options import ModelOptions
+
+MAX_TEXT = 200
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "inspect",
+        help="show a model file: metadata, tensors, tokenizer, memory",
+        description="Show what is in a model file, and the memory that it needs for a context "
+        "(-c, default: the model's trained length). No weights are loaded.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    add_json_option(parser)
+    add_model_options(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Prints the report; parts that this version cannot read say why."""
+    options = read_model_options(args)
+
+    from ..formats.pull import resolve_model
+    from ..formats.split import open_model_file
+
+    path = resolve_model(options.model, on_message=print_note)
+    with open_model_file(path) as gguf:
+        report = {
+            "file": str(path),
+            "bytes": path.stat().st_size,
+            "gguf_version": gguf.version,
+            "metadata": {key: _describe(value) for key, value in gguf.metadata.items()},
+            "tensors": _count_tensors(gguf),
+            "tokenizer": _try(lambda: _describe_tokenizer(gguf)),
+            "chat_template": _try(lambda: _describe_template(gguf)),
+            "memory_bytes": _try(lambda: _estimate_memory(gguf, options)),
+        }
+    print_report(report, as_json=args.json)
+    return 0
+
+
+def _try(describe: Any) -> Any:
+    try:
+        return describe()
+    except EdgeH2OError as error:
+        return f"not usable: {error}"
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... ({len(value)} chars)"
+    kind = "strings" if isinstance(value, tuple) else str(value.dtype)
+    return f"{len(value)} {kind}"
+
+
+def _count_tensors(gguf: GgufFile) -> dict[str, Any]:
+    types: dict[str, dict[str, int]] = {}
+    for info in gguf.tensors.values():
+        entry = types.setdefault(info.type_name, {"tensors": 0, "elements": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["elements"] += info.rows * info.cols
+        entry["bytes"] += info.n_bytes
+    total = {
+        name: sum(entry[name] for entry in types.values())
+        for name in ("tensors", "elements", "bytes")
+    }
+    return {**types, "all": total}
+
+
+def _describe_tokenizer(gguf: GgufFile) -> dict[str, Any]:
+    from ..tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(gguf.metadata)
+    return {
+        "model": tokenizer.model_name,
+        "pre": tokenizer.pre_name,
+        "tokens": tokenizer.vocab_size,
+        "bos": tokenizer.bos_text or None,
+        "eos": tokenizer.eos_text or None,
+        "adds_bos": tokenizer.add_bos,
+        "adds_eos": tokenizer.add_eos,
+        "ends_generation": [tokenizer.token_text(i) for i in sorted(tokenizer.eog_ids)],
+        "control_tokens": len(tokenizer.control_texts),
+    }
+
+
+def _describe_template(gguf: GgufFile) -> str | None:
+    from ..tokenizer import build_tokenizer
+    from ..tokenizer.chat_template import TEMPLATE_KEY, ChatTemplate, read_chat_template
+
+    source = read_chat_template(gguf.metadata.get(TEMPLATE_KEY))
+    if source is None:
+        return None
+    template = ChatTemplate(source, build_tokenizer(gguf.metadata))
+    return template.render([{"role": "user", "content": "Hello"}]).plain_text
+
+
+def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
+    from ..engine import memory
+    from ..engine.session import find_largest_context, plan_shape
+    from ..models.spec import read_model
+    from ..runners.native import estimate_session_bytes
+
+    config, bindings = read_model(gguf)
+    attention = options.attention.clamped(options.prefill.chunk_size)
+    context = options.runtime.context_size or config.context_length
+    shape = plan_shape(context, options.prefill, options.runtime)
+    weights = sum(binding.info.n_bytes for binding in bindings)
+    parts = dict(estimate_session_bytes(config, attention, shape))
+    available = memory.available_bytes()
+    return {
+        "context": context,
+        "weights": weights,
+        **parts,
+        "total": weights + sum(parts.values()),
+        "available": available,
+        "largest_context_that_fits": find_largest_context(
+            plan_shape(config.context_length, options.prefill, options.runtime),
+            lambda shape: estimate_session_bytes(config, attention, shape),
+            weight_bytes=weights,
+        ),
+    }

@@ -1,0 +1,119 @@
+"""The command line's parser: errors of one line, and environment variables for flags.
+
+Every flag of every command can be set by a variable: ``--ctx-size`` by ``EDGEH2O_CTX_SIZE``. A flag
+that is given beats its variable, and so does one that excludes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..errors import UsageError
+
+PREFIX = "EDGEH2O_"
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+# Where a namespace keeps which flags came from which variables.
+_ORIGINS = "flags_of_environment"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors take one line and whose flags heed the environment."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As usual; then variables fill in for the flags that were not given."""
+        variables = self._find_variables()
+        defaults = {action.dest: action.default for action in variables}
+        missing = object()
+        for action in variables:
+            # Appending makes a list of None, and of nothing else that could mark it.
+            action.default = None if _appends(action) else missing
+        try:
+            parsed, rest = super().parse_known_args(args, namespace)
+        finally:
+            for action in variables:
+                action.default = defaults[action.dest]
+        found = {action: getattr(parsed, action.dest) for action in variables}
+        given = {action.dest for action, value in found.items() if value not in (missing, None)}
+        given |= {
+            action.dest
+            for action in self._actions
+            if action not in variables and getattr(parsed, action.dest, None) != action.default
+        }
+        for action, variable in variables.items():
+            if action.dest not in given:
+                is_excluded = not given.isdisjoint(self._rivals(action))
+                value = action.default if is_excluded else self._read(action, variable)
+                setattr(parsed, action.dest, value)
+                self._remember(parsed, action, variable)
+        return parsed, rest
+
+    def _find_variables(self) -> dict[argparse.Action, str]:
+        """The variables that are set, by the flag they stand for."""
+        names = {
+            action: environment_variable(action) for action in self._actions if takes_value(action)
+        }
+        return {action: name for action, name in names.items() if name in os.environ}
+
+    def _rivals(self, action: argparse.Action) -> set[str]:
+        groups = [g._group_actions for g in self._mutually_exclusive_groups]
+        return {
+            rival.dest
+            for group in groups
+            if action in group
+            for rival in group
+            if rival is not action
+        }
+
+    def _read(self, action: argparse.Action, variable: str) -> Any:
+        """The variable's text as the flag's value. Raises UsageError that names the variable."""
+        text = os.environ[variable]
+        if action.nargs == 0:
+            if text.lower() not in _YES + _NO:
+                raise UsageError(f"{variable}={text!r}: write 1 or 0")
+            is_yes = text.lower() in _YES
+            if isinstance(action, argparse.BooleanOptionalAction):
+                return is_yes
+            return action.const if is_yes else action.default
+        try:
+            value = self._get_value(action, text)
+            self._check_value(action, value)
+        except argparse.ArgumentError as error:
+            raise UsageError(f"{variable}: {error.message}") from None
+        return [value] if _appends(action) else value
+
+    @staticmethod
+    def _remember(namespace: argparse.Namespace, action: argparse.Action, variable: str) -> None:
+        origins = getattr(namespace, _ORIGINS, {})
+        origins |= {flag: variable for flag in action.option_strings}
+        setattr(namespace, _ORIGINS, origins)
+
+
+def takes_value(action: argparse.Action) -> bool:
+    """Whether the action is a flag that sets something."""
+    return bool(action.option_strings) and action.dest not in ("help", "version")
+
+
+def environment_variable(action: argparse.Action) -> str:
+    """The variable that stands for a flag."""
+    flag = next((flag for flag in action.option_strings if flag.startswith("--")), "--")
+    return PREFIX + flag[2:].replace("-", "_").upper()
+
+
+def name_variables(message: str, args: argparse.Namespace | None) -> str:
+    """``message`` with the variables of those of its flags that came from the environment."""
+    origins: dict[str, str] = getattr(args, _ORIGINS, {})
+    words = {word.strip("(),;:'") for word in message.split()}
+    variables = sorted({origins[flag] for flag in words & origins.keys()})
+    return f"{message} (set by {', '.join(variables)})" if variables else message
+
+
+def _appends(action: argparse.Action) -> bool:
+    return isinstance(action, argparse._AppendAction)

@@ -1,0 +1,45 @@
+"""Prints reports: nested plain values as aligned text, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
+
+
+def print_report(report: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints ``report`` to stdout."""
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(report, 0)))
+
+
+def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
+    margin = "  " * depth
+    width = max((len(name) for name in values), default=0)
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield f"{margin}{name}:"
+            yield from _lines(value, depth + 1)
+        else:
+            yield f"{margin}{name:<{width}}  {_text(value)}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_text(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    # Names come from files nobody vouches for: no control characters to the terminal.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))

@@ -1,0 +1,193 @@
+"""``edgeh2o chat`` and the chat and session flags of ``run``, on a tiny model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeh2o.cli.main import main
+from tests.tiny_models import TinyModelFactory
+from tools.make_tiny_model import CHAT_TEMPLATE
+
+PROMPT = "the thing is that the art is there"
+SHORT = ["--temp", "0", "--ignore-eos", "-n", "5", "-ub", "16", "-b", "64", "--h2o-local", "4"]
+SHORT += ["--h2o-heavy", "4"]
+
+
+@pytest.fixture
+def model(tiny_model: TinyModelFactory) -> str:
+    return str(tiny_model(tensor_type="Q4_0"))
+
+
+def _run(model: str, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["run", model, "--json", *SHORT, *options]) == 0
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return values
+
+
+def _chat(model: str, monkeypatch: pytest.MonkeyPatch, lines: bytes, *options: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
+    return main(["chat", model, *SHORT, *options])
+
+
+def test_run_takes_raw_text_unless_chat_is_asked_for(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = _run(model, capsys, "-p", PROMPT)
+    assert _run(model, capsys, "-p", PROMPT, "--no-chat")["token_ids"] == raw["token_ids"]
+    chat = _run(model, capsys, "-p", PROMPT, "--chat")
+    rendered = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+    assert chat["token_ids"] == _run(model, capsys, "-p", rendered)["token_ids"]
+    system = _run(model, capsys, "-p", PROMPT, "--chat", "--system", "in")
+    assert system["prompt_tokens"] > chat["prompt_tokens"] > raw["prompt_tokens"]
+
+
+def test_a_template_from_a_file(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "template"
+    path.write_text("{{ messages[0].content }}", encoding="utf-8")
+    options = ["-p", PROMPT, "--chat", "--chat-template", str(path)]
+    chat = _run(model, capsys, *options)
+    assert chat["token_ids"] == _run(model, capsys, "-p", PROMPT)["token_ids"]
+    path.write_text("{% if %}", encoding="utf-8")
+    assert main(["run", model, *options]) == 1
+    stderr = capsys.readouterr().err
+    assert "the chat template fails (line 1)" in stderr
+    assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        (["--system", "x"], "--system and --chat-template need --chat"),
+        (["--session-read-only"], "--session-read-only needs --session"),
+        (["--session", "none", "--session-read-only"], "does not exist"),
+        (["--session", "no/such/folder/s"], "there is no folder"),
+        (["--chat", "--chat-template", "none"], "cannot read"),
+    ],
+)
+def test_flags_that_do_not_fit(
+    model: str, capsys: pytest.CaptureFixture[str], options: list[str], fragment: str
+) -> None:
+    assert main(["run", model, "-p", "x", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert fragment in captured.err
+
+
+def test_a_session_file_saves_the_reading(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    session = ["--session", str(tmp_path / "s")]
+    first = _run(model, capsys, "-p", PROMPT, *session)
+    assert first["cached_tokens"] == 0
+    saved = (tmp_path / "s").read_bytes()
+    longer = PROMPT + first["text"] + " and all that"
+    second = _run(model, capsys, "-p", longer, *session, "--session-read-only")
+    assert second["cached_tokens"] == first["prompt_tokens"] + 4
+    assert (tmp_path / "s").read_bytes() == saved
+    again = _run(model, capsys, "-p", PROMPT, *session)
+    assert again["cached_tokens"] == again["prompt_tokens"]
+    assert again["token_ids"] == first["token_ids"]
+    assert main(["run", model, "-p", "x", *SHORT, *session, "-ub", "32"]) == 2
+    assert "was made with chunk_size 16; this run has 32" in capsys.readouterr().err
+
+
+def test_turns_of_a_chat(
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    lines = b"the art\n\n/help\nof \\\nall\r\n/nothing\n"
+    options = ["--session", str(path), "--system", "in"]
+    assert _chat(model, monkeypatch, lines, *options, "--verbose") == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") >= 2
+    assert "/reset  forget" in captured.err
+    assert "there is no command /nothing" in captured.err
+    assert "more from the cache)" in captured.err
+    first = captured.out
+    # A conversation goes on where it was.
+    assert _chat(model, monkeypatch, b"in", *options, "--verbose") == 0
+    captured = capsys.readouterr()
+    assert "more from the cache)" in captured.err
+    # From the beginning, the same is said.
+    assert _chat(model, monkeypatch, lines, "--system", "in", "--quiet") == 0
+    captured = capsys.readouterr()
+    assert captured.out == first
+    assert "from the cache" not in captured.err
+
+
+def test_reset_and_exit(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _chat(model, monkeypatch, b"the art\n/reset\nthe art\n/exit\nin\n", "--quiet") == 0
+    answers = capsys.readouterr().out
+    half = len(answers) // 2
+    assert answers[:half] == answers[half:]
+
+
+def test_errors_end_a_piped_chat(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _chat(model, monkeypatch, b"in\n" + b"the " * 500, "-c", "64") == 2
+    assert "the context holds 64" in capsys.readouterr().err
+    assert _chat(model, monkeypatch, b"caf\xe9\n") == 2
+    assert "standard input is not UTF-8" in capsys.readouterr().err
+
+
+def _read_until(descriptor: int, text: bytes, seconds: float = 60) -> bytes:
+    seen = b""
+    deadline = time.monotonic() + seconds
+    while text not in seen:
+        assert time.monotonic() < deadline, seen
+        seen += os.read(descriptor, 1024)
+    return seen
+
+
+def test_a_terminal_chat(model: str) -> None:
+    """Ctrl-C stops the answer, not the program; /exit leaves."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "edgeh2o", "chat", model, "--ignore-eos", "-c", "200000"]
+    with subprocess.Popen(
+        command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        os.write(leader, b"the art\n")
+        assert process.stdout.read(8)
+        process.send_signal(signal.SIGINT)
+        os.set_blocking(process.stdout.fileno(), True)
+        _read_until(process.stderr.fileno(), b"(stopped)")
+        os.write(leader, b"/exit\n")
+        _, stderr = process.communicate(timeout=60)
+    os.close(leader)
+    os.close(follower)
+    assert process.returncode == 0
+    assert b"Traceback" not in stderr
+
+
+def test_the_template_is_looked_at_before_the_first_message(
+    tiny_model: TinyModelFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "template"
+    path.write_text(CHAT_TEMPLATE + "{% endfor %}", encoding="utf-8")
+    model = str(tiny_model(tensor_type="Q4_0"))
+    assert _chat(model, monkeypatch, b"", "--chat-template", str(path)) == 1
+    assert "the chat template fails" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""``inspect``, ``doctor`` and ``completion``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgeh2o import isa
+from edgeh2o.cli.main import build_parser, main
+from edgeh2o.engine.machine import examine_machine
+from edgeh2o.engine.threads import choose_threads
+from tests.tiny_models import TinyModelFactory
+
+
+def test_inspect(tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tiny_model(tensor_type="Q4_0"))
+    assert main(["inspect", model, "--json", "-c", "1000"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["metadata"]["general.architecture"] == "llama"
+    assert report["metadata"]["tokenizer.ggml.tokens"] == "320 strings"
+    types = report["tensors"]
+    assert types["all"]["tensors"] == types["Q4_0"]["tensors"] + types["F32"]["tensors"]
+    assert report["tokenizer"]["ends_generation"] == ["<|endoftext|>", "<|im_end|>"]
+    assert report["chat_template"].endswith("<|im_start|>assistant\n")
+    needs = report["memory_bytes"]
+    assert needs["context"] == 1000
+    assert needs["kv_cache"] == 2 * 2 * 3 * 2 * 32 * 1000
+    assert needs["total"] > needs["weights"] + needs["kv_cache"]
+    assert needs["largest_context_that_fits"] == 2048
+    assert main(["inspect", model]) == 0
+    text = capsys.readouterr().out
+    assert "  general.architecture " in text
+    assert "largest_context_that_fits  2,048" in text
+
+
+def test_inspect_of_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gguf import GGUFWriter
+
+    path = tmp_path / "m.gguf"
+    writer = GGUFWriter(path, "strange\x1b[2J")
+    writer.add_string("tokenizer.chat_template", "{% for")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "strange" in text
+    assert "\x1b" not in text
+    assert "not usable: the file has no tokenizer" in text
+    assert main(["inspect", str(tmp_path / "none")]) == 1
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kernels"]["chosen"] == isa.active()
+    assert report["threads"]["chosen"] == choose_threads().count
+    assert report["memory_bytes"]["total"] > report["memory_bytes"]["available"] > 0
+    assert report["versions"]["numpy"]
+    assert main(["doctor"]) == 0
+    assert "usable_by_affinity" in capsys.readouterr().out
+
+
+def test_what_a_board_tells(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/cpuinfo": "processor : 0\nFeatures : fp asimd asimddp\nModel : Board\n",
+        "sys/firmware/devicetree/base/model": "Raspberry Pi 5\0",
+        "sys/class/thermal/thermal_zone0/temp": "61500\n",
+        "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
+        "sys/class/thermal/thermal_zone1/temp": "none\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+        "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "2\n",
+        "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "3\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    report = examine_machine(tmp_path)
+    assert report["cpu"]["model"] == "Board (Raspberry Pi 5)"
+    assert report["cpu"]["features"] == ["asimd", "asimddp"]
+    assert report["heat"] == {
+        "degrees_celsius": {"cpu-thermal": 61.5},
+        "throttled_times": 5,
+        "governor": "powersave",
+    }
+    bare = examine_machine(tmp_path / "nothing")
+    assert bare["cpu"]["features"] == []
+    assert bare["heat"]["degrees_celsius"] == {}
+
+
+def _verbs() -> dict[str, argparse.ArgumentParser]:
+    parser = build_parser()
+    action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_flag(
+    capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for verb, parser in _verbs().items():
+        assert verb in script
+        for action in parser._actions:
+            for flag in action.option_strings:
+                assert flag in script or f"-l {flag[2:]} " in script or f"{flag[1:]} " in script
+    program = shutil.which(shell)
+    if program is not None:
+        check = subprocess.run([program, "-n"], input=script, text=True, check=False)
+        assert check.returncode == 0
+
+
+def test_bash_completes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    (tmp_path / "model.gguf").touch()
+
+    def complete(*words: str) -> set[str]:
+        quoted = " ".join(f"'{word}'" for word in words)
+        ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _edgeh2o\n"
+        ask += 'echo "${COMPREPLY[@]}"'
+        result = subprocess.run(
+            ["bash", "-c", script + ask], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return set(result.stdout.split())
+
+    assert complete("edgeh2o", "ru") == {"run"}
+    assert complete("edgeh2o", "run", "mo") == {"model.gguf"}
+    assert complete("edgeh2o", "run", "--h2o-l") == {"--h2o-local"}
+    assert "fish" in complete("edgeh2o", "completion", "")
