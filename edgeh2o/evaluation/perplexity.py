@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
+from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer, join_scores
 from .reporting import format_estimate, markdown_table
@@ -139,8 +140,11 @@ def evaluate_perplexity(
     if skip < 0:
         raise UsageError(f"the number of tokens to skip must be at least 0, got {skip}")
     tokens = cut_windows(llm, text, context_size, windows)
-    comparer = WindowComparer(llm.start_runner(context_size, attention=DenseConfig()))
     sparse = llm.start_runner(context_size)
+    same_batches = PrefillConfig(batch_size=sparse.batch_size, chunk_size=sparse.chunk_size)
+    comparer = WindowComparer(
+        llm.start_runner(context_size, attention=DenseConfig(), prefill=same_batches)
+    )
     done, pairs_computed, pairs_dense = 0, 0, 0
 
     def on_tokens(n_tokens: int) -> None:

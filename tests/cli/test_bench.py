@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeh2o import __version__
 from edgeh2o.cli.main import main
 from tests.evaluation.pictures import png_size
 from tests.tiny_models import TinyModelFactory
@@ -60,7 +61,7 @@ def test_json_lines_and_json_hold_every_sample(
 def test_the_table_is_the_default(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(model) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("edgeh2o " + lines[0].split()[-1])
+    assert lines[0].endswith(f" cores, edgeh2o {__version__}")
     assert [line.split("|")[5].strip() for line in lines[4:]] == ["pp32"] * 2 + ["pp80"] * 2 + [
         "tg3"
     ] * 2
