@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BLANK = "\u2581"
 # What files that do not name these tokens mean, as long as the vocabulary is that large.
-_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+_DEFAULT_IDS = {"bos": 1, "eos": 2}
 _NOT_MERGED = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE))
 
 
@@ -64,9 +64,9 @@ class SentencePieceTokenizer(Tokenizer):
     def from_metadata(cls, metadata: Mapping[str, object]) -> SentencePieceTokenizer:
         """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
         vocabulary = read_vocabulary(metadata, default_ids=_DEFAULT_IDS)
-        unknown_id = read_token_id(
-            metadata, "unknown", len(vocabulary), default=_DEFAULT_IDS["unknown"]
-        )
+        unknown_id = read_token_id(metadata, "unknown", len(vocabulary))
+        if unknown_id is None and TokenType.UNKNOWN in vocabulary.types:
+            unknown_id = vocabulary.types.index(TokenType.UNKNOWN)
         return cls(
             vocabulary,
             metadata,
@@ -121,7 +121,8 @@ def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
         if token_id is None:
             raise FormatError(
                 f"tokenizer.ggml.tokens has no byte token <0x{byte:02X}>, and "
-                "tokenizer.ggml.unknown_token_id names no token to take its place"
+                "tokenizer.ggml.unknown_token_id names no token to take its place; "
+                "convert the model again with its vocabulary"
             )
         byte_ids.append(token_id)
     return byte_ids

@@ -160,13 +160,13 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     ),
     "bytes missing, no unknown": (
         {
-            "tokens": without_bytes()[1:],
-            "token_type": np.ones(N - 1, np.int32),
-            "scores": np.zeros(N - 1, np.float32),
-            "unknown_token_id": "none",
+            "tokens": without_bytes(),
+            "token_type": np.ones(N, np.int32),
+            "unknown_token_id": None,
         },
-        "unknown_token_id must be an integer",
+        "tokens has no byte token <0x00>, and .*unknown_token_id names no token",
     ),
+    "unknown no integer": ({"unknown_token_id": "0"}, "unknown_token_id must be an integer"),
     "bos wanted, none": (
         {
             "tokens": ["<0x00>"],
