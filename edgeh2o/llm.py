@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +17,9 @@ from .attention.base import SparseAttentionConfig
 from .attention.h2o import H2OConfig
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine import memory
-from .engine.generate import Generation, Token
+from .engine.generate import Generation
 from .engine.prompt_cache import PromptCache
-from .engine.results import GenerationChunk, GenerationResult
+from .engine.results import GenerationResult, GenerationStream
 from .engine.session import (
     MIN_DEFAULT_CONTEXT,
     Session,
@@ -43,50 +43,6 @@ CHEAP_PROMPT_TOKENS = 2**17
 
 OnProgress = Callable[[str, int, int], None]
 TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
-
-
-class GenerationStream(Iterator[GenerationChunk]):
-    """Chunks of one answer. ``result`` gives the whole of what was generated so far."""
-
-    def __init__(self, llm: LLM, generation: Generation) -> None:
-        self._llm = llm
-        self._generation = generation
-        self._tokens: Iterator[Token] = iter(generation)
-        self._logprobs: list[float] = []
-
-    def __next__(self) -> GenerationChunk:
-        self._llm._resume(self)
-        token = next(self._tokens)
-        if token.logprob is not None:
-            self._logprobs.append(token.logprob)
-        generation = self._generation
-        return GenerationChunk(
-            text=token.text,
-            token_id=token.id,
-            logprob=token.logprob,
-            prompt_tokens=generation.n_prompt_tokens,
-            prefill_tps=generation.prefill_tps,
-            generated_tokens=len(generation.token_ids),
-            decode_tps=generation.decode_tps,
-            finish_reason=token.finish_reason,
-        )
-
-    def finish(self) -> GenerationResult:
-        """Reads the stream to its end; returns the whole answer."""
-        for _ in self:
-            pass
-        return self.result()
-
-    def result(self) -> GenerationResult:
-        """Text, tokens and statistics so far; complete once the stream has ended."""
-        generation = self._generation
-        return GenerationResult(
-            text=generation.text,
-            token_ids=tuple(generation.token_ids),
-            logprobs=tuple(self._logprobs) if self._logprobs else None,
-            finish_reason=generation.finish_reason,
-            stats=self._llm._stats(generation),
-        )
 
 
 class LLM:
@@ -377,7 +333,7 @@ class LLM:
             on_prefill=self._stage_report("prefill"),
             started_at=started_at,
         )
-        self._current = GenerationStream(self, generation)
+        self._current = GenerationStream(generation, resume=self._resume, make_stats=self._stats)
         return self._current
 
     def start_runner(

@@ -15,6 +15,7 @@ HEAVY = (
     "rich",
     "psutil",
     "gguf",
+    "jinja2",
     "matplotlib",
     "edgeh2o._core",
     "edgeh2o.llm",

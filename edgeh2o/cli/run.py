@@ -29,8 +29,8 @@ from .options import add_config_options, read_config
 from .prompt import add_prompt_options, read_prompt
 
 if TYPE_CHECKING:
-    from ..engine.results import GenerationResult
-    from ..llm import LLM, GenerationStream
+    from ..engine.results import GenerationResult, GenerationStream
+    from ..llm import LLM
 
 EXIT_INTERRUPTED = 130
 

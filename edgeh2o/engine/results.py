@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .generate import FinishReason
+from .generate import FinishReason, Generation, Token
 from .stats import GenerationStats
 
 
@@ -47,3 +48,57 @@ class GenerationResult:
         if self.logprobs is not None:
             fields["logprobs"] = list(self.logprobs)
         return fields | self.stats.to_dict()
+
+
+class GenerationStream(Iterator[GenerationChunk]):
+    """Chunks of one answer. ``result`` gives the whole of what was generated so far.
+
+    ``resume(stream)`` is called before every token, and raises if the stream must not go on.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        resume: Callable[[GenerationStream], None],
+        make_stats: Callable[[Generation], GenerationStats],
+    ) -> None:
+        self._generation = generation
+        self._resume = resume
+        self._make_stats = make_stats
+        self._tokens: Iterator[Token] = iter(generation)
+        self._logprobs: list[float] = []
+
+    def __next__(self) -> GenerationChunk:
+        self._resume(self)
+        token = next(self._tokens)
+        if token.logprob is not None:
+            self._logprobs.append(token.logprob)
+        generation = self._generation
+        return GenerationChunk(
+            text=token.text,
+            token_id=token.id,
+            logprob=token.logprob,
+            prompt_tokens=generation.n_prompt_tokens,
+            prefill_tps=generation.prefill_tps,
+            generated_tokens=len(generation.token_ids),
+            decode_tps=generation.decode_tps,
+            finish_reason=token.finish_reason,
+        )
+
+    def finish(self) -> GenerationResult:
+        """Reads the stream to its end; returns the whole answer."""
+        for _ in self:
+            pass
+        return self.result()
+
+    def result(self) -> GenerationResult:
+        """Text, tokens and statistics so far; complete once the stream has ended."""
+        generation = self._generation
+        return GenerationResult(
+            text=generation.text,
+            token_ids=tuple(generation.token_ids),
+            logprobs=tuple(self._logprobs) if self._logprobs else None,
+            finish_reason=generation.finish_reason,
+            stats=self._make_stats(generation),
+        )
