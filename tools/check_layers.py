@@ -23,7 +23,7 @@ from pathlib import Path
 PYTHON_LAYERS = (
     ("__main__",),
     ("cli",),
-    ("__init__",),
+    ("__init__", "memory"),
     ("evaluation",),
     ("llm",),
     ("engine",),

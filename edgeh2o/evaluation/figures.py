@@ -19,6 +19,7 @@ from ..errors import ResourceError, UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..engine.memory_profile import MemoryProfile
     from .ablation import AblationReport, AblationResult
     from .needle import NeedleReport
     from .throughput import Throughput
@@ -208,3 +209,41 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         axes.grid(alpha=0.3)
         if len(lines) > 1:
             axes.legend()
+
+
+def draw_memory_profile(profile: MemoryProfile, allocated: Mapping[str, int], path: Path) -> None:
+    """Resident and unique memory over time with its phases, beside the bytes by purpose."""
+    samples, unit = profile.samples, 2**20
+    with picture(path, 13, 6.5) as figure:
+        axes, bar = figure.subplots(1, 2, width_ratios=[5, 1], sharey=True)
+        times = [sample.time_s for sample in samples]
+        axes.plot(times, [sample.rss_bytes / unit for sample in samples], label="RSS (resident)")
+        unique = [(s.time_s, s.uss_bytes / unit) for s in samples if s.uss_bytes is not None]
+        axes.plot(*zip(*unique, strict=True), ".--", label="USS (this process alone)")
+        top = 1.25 * max(sample.rss_bytes for sample in samples) / unit
+        least_width = times[-1] / 40
+        for index, phase in enumerate(profile.phases):
+            if index % 2:
+                axes.axvspan(phase.start_s, phase.stop_s, color="black", alpha=0.06, linewidth=0)
+            if phase.stop_s - phase.start_s >= least_width:
+                centre = (phase.start_s + phase.stop_s) / 2
+                axes.text(centre, 0.99 * top, phase.name, rotation=90, ha="center", va="top")
+        axes.set_xlim(0, times[-1])
+        axes.set_ylim(0, top)
+        axes.set_xlabel("time (s)")
+        axes.set_ylabel("memory (MiB)")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+        bottom = 0.0
+        for purpose, size in allocated.items():
+            label = f"{purpose.replace('_', ' ')}: {size / unit:,.1f}"
+            bar.bar(0, size / unit, 0.8, bottom=bottom, label=label)
+            bottom += size / unit
+        bar.set_xticks([])
+        bar.set_xlabel("allocated")
+        figure.legend(
+            *bar.get_legend_handles_labels(),
+            loc="outside right upper",
+            reverse=True,
+            title="allocated (MiB)",
+        )
