@@ -15,6 +15,7 @@ from .progress import ProgressBars, bars_for_terminal
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from ..engine.memory_profile import MemoryProfile
     from ..llm import LLM
 
 
@@ -85,11 +86,12 @@ def open_model(
     quiet: bool = False,
     verbose: bool = False,
     chat_template: str | None = None,
+    profile: MemoryProfile | None = None,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
     """Loads the model, with bars on a terminal; closes both at the end.
 
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
-    own; ``verbose`` tells stderr what was loaded.
+    own; ``verbose`` tells stderr what was loaded; ``profile`` follows the progress.
     """
     import logging
 
@@ -100,6 +102,12 @@ def open_model(
     path = resolve_model(options.model, on_message=None if quiet else print_note)
     bars = bars_for_terminal(quiet=quiet)
     runtime = options.runtime
+
+    def report(stage: str, done: int, total: int) -> None:
+        bars(stage, done, total)
+        if profile is not None:
+            profile.on_progress(stage, done, total)
+
     try:
         with LLM(
             path,
@@ -110,7 +118,7 @@ def open_model(
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,
-            on_progress=bars,
+            on_progress=report,
         ) as llm:
             if verbose:
                 bars.close()

@@ -17,6 +17,7 @@ from .chat_options import (
     read_template,
     save_session,
 )
+from .memory_options import add_memory_profile_option, watch_memory, write_memory_profile
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -63,6 +64,7 @@ def add_parser(verbs: Any) -> None:
     add_model_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object to stdout")
+    add_memory_profile_option(output)
     add_verbosity_options(output)
     parser.set_defaults(execute=execute)
 
@@ -74,13 +76,22 @@ def execute(args: argparse.Namespace) -> int:
     prompt = read_prompt(args)
     if not args.chat and not (args.system is None and args.chat_template is None):
         raise UsageError("--system and --chat-template need --chat")
-    with open_model(
-        options, quiet=args.quiet, verbose=args.verbose, chat_template=read_template(args)
-    ) as (llm, bars):
+    with (
+        watch_memory(args) as profile,
+        open_model(
+            options,
+            quiet=args.quiet,
+            verbose=args.verbose,
+            chat_template=read_template(args),
+            profile=profile,
+        ) as (llm, bars),
+    ):
         load_session(llm, args)
         stream = _start(llm, prompt, sampling, args)
         is_complete = print_answer(stream, bars, silent=args.json)
-        _print_result(stream.result(), args, is_complete=is_complete)
+        result = stream.result()
+        _print_result(result, args, is_complete=is_complete)
+        write_memory_profile(profile, args, result.stats.memory_bytes)
         save_session(llm, args, {})
     return 0 if is_complete else EXIT_INTERRUPTED
 

@@ -260,3 +260,22 @@ def test_long_prompt_example_is_complete(smollm2_path: Path) -> None:
     with open_gguf(smollm2_path) as gguf:
         tokenizer = build_tokenizer(gguf.metadata)
     assert 4300 < len(tokenizer.encode(text.removesuffix("\n"), parse_special=True)) < 4800
+
+
+def test_memory_profile_lies_beside_its_picture(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "memory.json"
+    assert _run(model, "--memory-profile", str(path), "--json") == 0
+    allocated = json.loads(capsys.readouterr().out)["memory_bytes"]
+    content = json.loads(path.read_text())
+    assert content["allocated_bytes"] == allocated
+    assert [p["name"] for p in content["phases"]] == ["start", "load", "prefill 1", "decode"]
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_memory_profile_of_an_unknown_kind_is_refused_before_the_load(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "missing.gguf", "-p", "x", "--memory-profile", "memory.txt"]) == 2
+    assert "name it memory.txt.csv or memory.txt.json" in capsys.readouterr().err
