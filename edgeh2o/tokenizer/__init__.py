@@ -13,7 +13,7 @@ from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer
 from edgeh2o.tokenizer.sentencepiece import SentencePieceTokenizer
 from edgeh2o.tokenizer.stream_decoder import StreamDecoder
 
-__all__ = ["StreamDecoder", "Tokenizer", "build_tokenizer"]
+__all__ = ["StreamDecoder", "Tokenizer", "build_tokenizer", "tokenizer_models"]
 
 _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
     "gpt2": ByteBpeTokenizer.from_metadata,
@@ -32,6 +32,11 @@ _NOT_SUPPORTED = {
     "none": "no vocabulary",
     "no_vocab": "no vocabulary",
 }
+
+
+def tokenizer_models() -> tuple[str, ...]:
+    """Values of ``tokenizer.ggml.model`` that ``build_tokenizer`` takes, sorted."""
+    return tuple(sorted(_BUILDERS))
 
 
 def build_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:

@@ -1,0 +1,1 @@
+"""Tests that docs/ and the README say what the program does."""
