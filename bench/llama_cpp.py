@@ -36,6 +36,7 @@ ISA_OF_BACKEND = {
     "armv8.6_1": "neon_i8mm",
     "armv8.6_2": "neon_i8mm",
 }
+_VERSION_LINE = re.compile(r"^version: (.+)$", re.MULTILINE)
 _BACKEND_LINE = re.compile(r"libggml-cpu-([\w.]+?)\.(?:so|dylib|dll)")
 
 
@@ -58,6 +59,14 @@ class LlamaCpp:
                 f"{self.folder} names no CPU backend; build it with GGML_BACKEND_DL and "
                 "GGML_CPU_ALL_VARIANTS, or say with --isa which instruction set it uses"
             )
+        return match.group(1)
+
+    def version(self) -> str:
+        """What ``llama-completion --version`` says: version, build and commit."""
+        result = self._run("llama-completion", ["--version"])
+        match = _VERSION_LINE.search(result.stdout + result.stderr)
+        if match is None:
+            raise LlamaCppError(f"llama-completion of {self.folder} names no version")
         return match.group(1)
 
     def isa(self) -> str:
@@ -126,6 +135,7 @@ class LlamaCpp:
         context_size: int,
         n_windows: int,
         flash_attention: bool = False,
+        cache_type: str = "f16",
     ) -> WindowLogProbabilities:
         """Log-probabilities of the whole vocabulary over the second half of each window.
 
@@ -137,7 +147,7 @@ class LlamaCpp:
             result = self._run_perplexity(
                 model,
                 prompt,
-                ["--save-all-logits", str(saved)],
+                ["--save-all-logits", str(saved), "-ctk", cache_type, "-ctv", cache_type],
                 context_size=context_size,
                 n_windows=n_windows,
                 flash_attention=flash_attention,

@@ -21,18 +21,26 @@ class DecoderConfig:
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
-        rotary_dim: int,
         ffn_dim: int,
         vocab_size: int,
         norm_eps: float,
         rope_inv_freq: Sequence[float],
         attention_scale: float,
+        norm_placement: str = "pre",
+        qk_norm: str = "none",
+        activation: str = "silu",
         rope_attention_factor: float = 1.0,
+        sliding_rope_inv_freq: Sequence[float] = (),
+        long_rope_inv_freq: Sequence[float] = (),
+        long_rope_after: int = 0,
+        sliding_window: int = 0,
+        sliding_layers: Sequence[bool] = (),
         embedding_scale: float = 1.0,
         residual_scale: float = 1.0,
         logit_scale: float = 1.0,
+        attention_soft_cap: float = 0.0,
+        logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,
-        activation: str = "silu",
     ) -> None: ...
 
 class Model:
@@ -104,7 +112,7 @@ class ChunkedAttention:
 
     q is [n_tokens, n_heads, head_dim], k and v are [n_tokens, n_kv_heads, head_dim], all float32
     with the rotary embedding applied; head_dim is a multiple of 8. Sizes that do not fit raise
-    ValueError.
+    ValueError. A ``soft_cap`` bounds logits by ``soft_cap * tanh(logit / soft_cap)``.
     """
 
     def __init__(
@@ -119,6 +127,7 @@ class ChunkedAttention:
         batch_size: int,
         max_context: int,
         scale: float | None = None,
+        soft_cap: float = 0.0,
         cache_type: str = "f16",
     ) -> None: ...
     @property
@@ -136,9 +145,14 @@ class ChunkedAttention:
         k: NDArray[np.floating[Any]],
         v: NDArray[np.floating[Any]],
         *,
+        window: int = 0,
         is_last: bool,
     ) -> NDArray[np.float32]:
-        """Appends the next tokens of the prompt; returns their output, in the shape of q."""
+        """Appends the next tokens of the prompt; returns their output, in the shape of q.
+
+        With a ``window`` the policy is not asked: every query sees so many positions, its own
+        included. All calls for one layer have the same window.
+        """
 
     def decode(
         self,
@@ -146,6 +160,8 @@ class ChunkedAttention:
         q: NDArray[np.floating[Any]],
         k: NDArray[np.floating[Any]],
         v: NDArray[np.floating[Any]],
+        *,
+        window: int = 0,
     ) -> NDArray[np.float32]:
         """Appends one token, which reads everything before it; returns [1, n_heads, head_dim]."""
 

@@ -25,6 +25,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*rms_norm_f32)(float*, const float*, const float*, size_t, float) noexcept
         void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
         void (*swiglu_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*geglu_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*soft_cap_f32)(float*, float, size_t) noexcept
         void (*add_f32)(float*, const float*, size_t) noexcept
         void (*scale_f32)(float*, const float*, float, size_t) noexcept
         void (*store_f16_f32)(uint16_t*, const float*, size_t) noexcept
@@ -107,6 +109,22 @@ def swiglu(str isa, const float[::1] gate, const float[::1] up):
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.empty(gate.shape[0], np.float32)
     table_of(isa).swiglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def geglu(str isa, const float[::1] gate, const float[::1] up):
+    """gelu(gate) * up with the tanh form of GELU; all [n] float32."""
+    if gate.shape[0] != up.shape[0]:
+        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
+    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
+    table_of(isa).geglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def soft_cap(str isa, const float[::1] x, float cap):
+    """cap * tanh(x / cap); [n] float32."""
+    cdef float[::1] out = np.array(x)
+    table_of(isa).soft_cap_f32(&out[0], cap, <size_t>out.shape[0])
     return np.asarray(out)
 
 

@@ -57,7 +57,14 @@ class ModelConfig:
     """Shape and constants of a decoder, as read from a model file.
 
     ``rope_inv_freq`` has ``rotary_dim / 2`` entries in radians per position, with every scaling
-    of the file (linear, Llama 3 factors) already applied.
+    of the file already applied. Layers with a sliding window take ``sliding_rope_inv_freq``
+    instead unless it is empty, and a session for more than ``long_rope_after`` positions
+    ``long_rope_inv_freq``.
+
+    ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
+    output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
+    "projection", or "none". Soft caps of 0 are none. ``sliding_layers`` has one entry per layer,
+    or is empty.
     """
 
     architecture: str
@@ -78,7 +85,16 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied_embeddings: bool = False
+    norm_placement: str = "pre"
+    qk_norm: str = "none"
     activation: str = "silu"
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    sliding_window: int = 0
+    sliding_layers: tuple[bool, ...] = ()
+    sliding_rope_inv_freq: tuple[float, ...] = ()
+    long_rope_inv_freq: tuple[float, ...] = ()
+    long_rope_after: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

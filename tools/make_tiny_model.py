@@ -1,6 +1,6 @@
-"""Writes a small seeded GGUF model of the llama architecture, for tests and benches.
+"""Writes a small seeded GGUF model, for tests and benches.
 
-    python -m tools.make_tiny_model tiny.gguf --tensor-type Q4_0 --seed 1
+    python -m tools.make_tiny_model tiny.gguf --architecture qwen3 --tensor-type Q4_0 --seed 1
 
 The weights are random, scaled so that attention is peaked and the logits depend on the
 whole context. The vocabulary is a byte-level BPE in the style of SmolLM2: three control
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tools.k_quants import K_TYPES, quantize_k
+from tools.tiny_architectures import FAMILIES, Family
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)
@@ -36,7 +37,11 @@ INTEGER_OPTIONS = (
     "ffn_dim",
     "vocab_size",
     "context_length",
+    "sliding_window",
+    "sliding_window_pattern",
+    "original_context",
 )
+ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Left and right part of each merge, in order of priority; "_" stands for the space byte.
 MERGES = (
@@ -53,6 +58,8 @@ CHAT_TEMPLATE = (
 ATTENTION_LOGIT_STD = 1.5
 LLAMA3_FACTOR, LLAMA3_LOW, LLAMA3_HIGH = 8.0, 1.0, 4.0
 LINEAR_FACTOR = 4.0
+LONGROPE_FACTORS = {"short": (1.0, 1.5), "long": (1.0, 8.0)}  # of the fastest and slowest pair
+LONGROPE_ATTENTION_FACTOR = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +70,17 @@ class TinyModel:
         tensor_type: type of every matrix, one of TENSOR_TYPES; vectors are F32.
         embedding_type: type of the token embedding and output; None for tensor_type.
         rotary_dim: rotated elements per head; None for head_dim.
-        rope_scaling: None, "linear" (a factor in the metadata) or "llama3" (a factor per
-            frequency in the tensor rope_freqs.weight).
+        rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
+            frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
+        original_context: positions of the first training, for "yarn" and "longrope".
+        sliding_window: positions that a query sees in layers with a window; None for no key.
+        sliding_window_pattern: every so many layers one has full attention; None for no key.
+        rope_base_sliding: base of the layers with a window; None for no key.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
     """
 
+    architecture: str = "llama"
     seed: int = 0
     tensor_type: str = "F32"
     embedding_type: str | None = None
@@ -85,13 +97,28 @@ class TinyModel:
     rotary_dim: int | None = None
     rope_base: float = 10000.0
     rope_scaling: str | None = None
+    original_context: int | None = None
+    sliding_window: int | None = None
+    sliding_window_pattern: int | None = None
+    rope_base_sliding: float | None = None
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.architecture]
+
+    @property
+    def n_pairs(self) -> int:
+        """Rotated pairs of a head."""
+        return (self.rotary_dim or self.head_dim) // 2
 
     def __post_init__(self) -> None:
         for name in (self.tensor_type, self.embedding_type or self.tensor_type):
             if name not in TENSOR_TYPES:
                 raise ValueError(f"{name} is not one of {', '.join(TENSOR_TYPES)}")
-        if self.rope_scaling not in (None, "linear", "llama3"):
-            raise ValueError("rope_scaling is None, 'linear' or 'llama3'")
+        if self.architecture not in FAMILIES:
+            raise ValueError(f"architecture is one of {', '.join(FAMILIES)}")
+        if self.rope_scaling not in (None, *ROPE_SCALINGS):
+            raise ValueError(f"rope_scaling is None or one of {', '.join(ROPE_SCALINGS)}")
         if self.n_heads % self.n_kv_heads:
             raise ValueError("n_heads must be a multiple of n_kv_heads")
         smallest = len(_vocabulary()[0])
@@ -124,7 +151,7 @@ def write_tiny_model(path: Path | str, **options: object) -> Path:
     """
     model = TinyModel(**options)  # type: ignore[arg-type]
     path = Path(path)
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, model.architecture)
     _add_metadata(writer, model)
     _add_tokenizer(writer, model.vocab_size)
     for name, values in _random_tensors(model).items():
@@ -150,9 +177,21 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_rope_freq_base(model.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(model.vocab_size)
-    if model.rope_scaling == "linear":
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    if model.rope_scaling in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType(model.rope_scaling))
         writer.add_rope_scaling_factor(LINEAR_FACTOR)
+    if model.rope_scaling == "longrope":
+        writer.add_rope_scaling_attn_factors(LONGROPE_ATTENTION_FACTOR)
+    if model.original_context is not None:
+        writer.add_rope_scaling_orig_ctx_len(model.original_context)
+    if model.sliding_window is not None:
+        writer.add_sliding_window(model.sliding_window)
+    if model.sliding_window_pattern is not None:
+        writer.add_sliding_window_pattern(model.sliding_window_pattern)
+    if model.rope_base_sliding is not None:
+        writer.add_rope_freq_base_swa(model.rope_base_sliding)
+    for key, value in model.family.keys.items():
+        writer.add_float32(f"{model.architecture}.{key}", value)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
@@ -194,10 +233,28 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
     normal("output_norm.weight", width, std=0.1, mean=1.0)
     if model.rope_scaling == "llama3":
         tensors["rope_freqs.weight"] = _llama3_factors(model)
+    if model.rope_scaling == "longrope":
+        for name, (fastest, slowest) in LONGROPE_FACTORS.items():
+            factors = np.linspace(fastest, slowest, model.n_pairs, dtype=np.float32)
+            tensors[f"rope_factors_{name}.weight"] = factors
+    family = model.family
+    qk_norm_dims = {
+        None: (),
+        "head": (model.head_dim, model.head_dim),
+        "projection": (heads_dim, kv_dim),
+    }[family.qk_norm]
     for layer_idx in range(model.n_layers):
         prefix = f"blk.{layer_idx}."
-        normal(prefix + "attn_norm.weight", width, std=0.1, mean=1.0)
-        normal(prefix + "ffn_norm.weight", width, std=0.1, mean=1.0)
+        for name, is_there in (
+            ("attn_norm", family.pre_norms),
+            ("ffn_norm", family.pre_norms),
+            ("post_attention_norm", family.post_norms),
+            ("post_ffw_norm", family.post_norms),
+        ):
+            if is_there:
+                normal(f"{prefix}{name}.weight", width, std=0.1, mean=1.0)
+        for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
+            normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
         for name, rows, cols, std in (
             ("attn_q", heads_dim, width, qk_std),
             ("attn_k", kv_dim, width, qk_std),
@@ -208,16 +265,26 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             ("ffn_down", width, model.ffn_dim, model.ffn_dim**-0.5),
         ):
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
-            if model.biases:
+            if model.biases or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
+        if family.is_fused:
+            _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
+            _fuse(tensors, prefix, "ffn_up", ("ffn_gate", "ffn_up"))
     return tensors
+
+
+def _fuse(
+    tensors: dict[str, NDArray[np.float32]], prefix: str, name: str, parts: Sequence[str]
+) -> None:
+    """Replaces some matrices of a layer by one that holds the rows of all."""
+    rows = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
+    tensors[f"{prefix}{name}.weight"] = np.concatenate(rows)
 
 
 def _llama3_factors(model: TinyModel) -> NDArray[np.float32]:
     """Divisors of the rotation frequencies as Llama 3.1 defines them: 1 for short waves,
     LLAMA3_FACTOR for waves longer than the trained context, smooth between."""
-    rotary_dim = model.rotary_dim or model.head_dim
-    frequency = model.rope_base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    frequency = model.rope_base ** (-np.arange(model.n_pairs) / model.n_pairs)
     trained_context = model.context_length / LLAMA3_FACTOR
     turns = trained_context * frequency / (2.0 * np.pi)
     smooth = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
@@ -246,6 +313,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options of the command line, named like the fields of TinyModel."""
     parser = argparse.ArgumentParser(prog="make_tiny_model", description=__doc__.split("\n")[0])
     parser.add_argument("path", type=Path, help="file to write")
+    parser.add_argument("--architecture", choices=FAMILIES, default="llama")
     parser.add_argument("--tensor-type", choices=TENSOR_TYPES, default="F32")
     parser.add_argument("--embedding-type", choices=TENSOR_TYPES)
     defaults = TinyModel()
@@ -254,7 +322,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(flag, type=int, default=getattr(defaults, name), metavar="N")
     parser.add_argument("--rotary-dim", type=int, metavar="N")
     parser.add_argument("--rope-base", type=float, default=defaults.rope_base, metavar="X")
-    parser.add_argument("--rope-scaling", choices=("linear", "llama3"))
+    parser.add_argument("--rope-scaling", choices=ROPE_SCALINGS)
+    parser.add_argument("--rope-base-sliding", type=float, metavar="X")
     parser.add_argument("--untied", dest="tied", action="store_false", help="own output matrix")
     parser.add_argument("--biases", action="store_true")
     return parser.parse_args(arguments)

@@ -125,21 +125,22 @@ class AttentionSession {
   // q, k, v: [n_tokens][heads][head_dim] of the next tokens of the prompt. If it throws, reset before going
   // on.
   py::array_t<float> run(size_t layer, const FloatArray& q, const FloatArray& k, const FloatArray& v,
-                         bool is_last) {
+                         size_t window, bool is_last) {
     const size_t first = position(layer), n_tokens = append(layer, q, k, v);
     last_output_ = attend(q, [&](MatView<const float> queries, MatView<float> out) {
-      attention_.run(layer, queries, cache_->view(layer), first, is_last, out);
+      attention_.run(layer, queries, cache_->view(layer), first, window, is_last, out);
     });
     positions_[layer] += n_tokens;
     n_rows_ = n_tokens;
     return last_output_;
   }
 
-  py::array_t<float> decode(size_t layer, const FloatArray& q, const FloatArray& k, const FloatArray& v) {
+  py::array_t<float> decode(size_t layer, const FloatArray& q, const FloatArray& k, const FloatArray& v,
+                            size_t window) {
     EH2O_CHECK(q.ndim() == 3 && q.shape(0) == 1, "decode takes one token: q [1][n_heads][head_dim]");
     append(layer, q, k, v);
     const py::array_t<float> output = attend(q, [&](MatView<const float> queries, MatView<float> out) {
-      attention_.decode(queries, cache_->view(layer), positions_[layer], out);
+      attention_.decode(queries, cache_->view(layer), positions_[layer], window, out);
     });
     ++positions_[layer];
     return output;
@@ -216,10 +217,11 @@ class AttentionSession {
 
 AttentionShape make_shape(size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers,
                           size_t chunk_size, size_t batch_size, size_t max_context,
-                          std::optional<float> scale) {
+                          std::optional<float> scale, float soft_cap) {
   const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   return {n_layers,    n_heads,    n_kv_heads, head_dim,
-          max_context, batch_size, chunk_size, scale.value_or(default_scale)};
+          max_context, batch_size, chunk_size, scale.value_or(default_scale),
+          soft_cap};
 }
 
 }  // namespace
@@ -262,18 +264,20 @@ void bind_attention(py::module_& module) {
   py::class_<AttentionSession>(module, "ChunkedAttention")
       .def(py::init([](const PolicyPtr& policy, size_t n_heads, size_t n_kv_heads, size_t head_dim,
                        size_t n_layers, size_t chunk_size, size_t batch_size, size_t max_context,
-                       std::optional<float> scale, const std::string& cache_type) {
-             return std::make_unique<AttentionSession>(policy,
-                                                       make_shape(n_heads, n_kv_heads, head_dim, n_layers,
-                                                                  chunk_size, batch_size, max_context, scale),
-                                                       parse_cache_type(cache_type));
+                       std::optional<float> scale, float soft_cap, const std::string& cache_type) {
+             return std::make_unique<AttentionSession>(
+                 policy,
+                 make_shape(n_heads, n_kv_heads, head_dim, n_layers, chunk_size, batch_size, max_context,
+                            scale, soft_cap),
+                 parse_cache_type(cache_type));
            }),
            py::arg("policy"), py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
            py::arg("n_layers") = 1, py::arg("chunk_size"), py::arg("batch_size"), py::arg("max_context"),
-           py::arg("scale") = py::none(), py::arg("cache_type") = "f16")
+           py::arg("scale") = py::none(), py::arg("soft_cap") = 0.0f, py::arg("cache_type") = "f16")
       .def("run", &AttentionSession::run, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
-           py::kw_only(), py::arg("is_last"))
-      .def("decode", &AttentionSession::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"))
+           py::kw_only(), py::arg("window") = 0, py::arg("is_last"))
+      .def("decode", &AttentionSession::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
+           py::kw_only(), py::arg("window") = 0)
       .def("reset", &AttentionSession::reset)
       .def("state", &AttentionSession::state)
       .def("position", &AttentionSession::position, py::arg("layer"))

@@ -12,30 +12,75 @@ namespace py = pybind11;
 namespace edgeh2o {
 namespace {
 
-DecoderConfig make_config(size_t n_layers, size_t model_dim, size_t n_heads, size_t n_kv_heads,
-                          size_t head_dim, size_t rotary_dim, size_t ffn_dim, size_t vocab_size,
-                          float norm_eps, std::vector<float> rope_inv_freq, float attention_scale,
-                          float rope_attention_factor, float embedding_scale, float residual_scale,
-                          float logit_scale, bool tied_embeddings, const std::string& activation) {
-  EH2O_CHECK(rope_inv_freq.size() * 2 == rotary_dim, "rope_inv_freq has ", rope_inv_freq.size(),
-             " entries, expected half of rotary_dim = ", rotary_dim);
-  EH2O_CHECK(activation == "silu", "activation '", activation, "' is not supported; supported: silu");
-  EH2O_CHECK(residual_scale == 1.0f, "residual_scale = ", residual_scale, " is not supported; supported: 1");
+// Takes the fields of a configuration from keyword arguments; those that are left out keep their defaults.
+class FieldReader {
+ public:
+  explicit FieldReader(const py::kwargs& fields)
+      : fields_(py::reinterpret_steal<py::dict>(PyDict_Copy(fields.ptr()))) {}
+
+  template <typename T>
+  void read(const char* name, T& field) {
+    if (fields_.contains(name)) field = py::cast<T>(fields_.attr("pop")(name));
+  }
+
+  template <typename T>
+  void read_choice(const char* name, T& field, std::initializer_list<std::pair<const char*, T>> choices) {
+    std::string value, known;
+    read(name, value);
+    if (value.empty()) return;
+    for (const auto& [choice, meaning] : choices) {
+      if (value == choice) {
+        field = meaning;
+        return;
+      }
+      known += (known.empty() ? "" : ", ") + std::string(choice);
+    }
+    throw_invalid(name, " '", value, "' is not supported; supported: ", known);
+  }
+
+  void finish() const {
+    for (const auto& item : fields_)
+      throw py::type_error("unknown field " + py::cast<std::string>(item.first));
+  }
+
+ private:
+  py::dict fields_;
+};
+
+DecoderConfig make_config(const py::kwargs& fields) {
   DecoderConfig config;
-  config.n_layers = n_layers;
-  config.model_dim = model_dim;
-  config.n_heads = n_heads;
-  config.n_kv_heads = n_kv_heads;
-  config.head_dim = head_dim;
-  config.ffn_dim = ffn_dim;
-  config.vocab_size = vocab_size;
-  config.norm_eps = norm_eps;
-  config.rope_inv_freq = std::move(rope_inv_freq);
-  config.rope_attention_factor = rope_attention_factor;
-  config.attention_scale = attention_scale;
-  config.embedding_scale = embedding_scale;
-  config.logit_scale = logit_scale;
-  config.tied_embeddings = tied_embeddings;
+  FieldReader reader(fields);
+  reader.read("n_layers", config.n_layers);
+  reader.read("model_dim", config.model_dim);
+  reader.read("n_heads", config.n_heads);
+  reader.read("n_kv_heads", config.n_kv_heads);
+  reader.read("head_dim", config.head_dim);
+  reader.read("ffn_dim", config.ffn_dim);
+  reader.read("vocab_size", config.vocab_size);
+  reader.read("norm_eps", config.norm_eps);
+  reader.read_choice(
+      "norm_placement", config.norm_placement,
+      {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
+  reader.read_choice("qk_norm", config.qk_norm,
+                     {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
+  reader.read_choice("activation", config.activation,
+                     {{"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}});
+  reader.read("rope_inv_freq", config.rope.inv_freq);
+  reader.read("rope_attention_factor", config.rope.attention_factor);
+  reader.read("sliding_rope_inv_freq", config.sliding_rope.inv_freq);
+  reader.read("long_rope_inv_freq", config.long_rope.inv_freq);
+  reader.read("long_rope_after", config.long_rope_after);
+  config.long_rope.attention_factor = config.rope.attention_factor;
+  reader.read("sliding_window", config.sliding_window);
+  reader.read("sliding_layers", config.sliding_layers);
+  reader.read("attention_scale", config.attention_scale);
+  reader.read("embedding_scale", config.embedding_scale);
+  reader.read("residual_scale", config.residual_scale);
+  reader.read("logit_scale", config.logit_scale);
+  reader.read("attention_soft_cap", config.attention_soft_cap);
+  reader.read("logit_soft_cap", config.logit_soft_cap);
+  reader.read("tied_embeddings", config.tied_embeddings);
+  reader.finish();
   config.check();
   return config;
 }
@@ -59,13 +104,7 @@ void set_tensor(Decoder& decoder, const std::string& name, const py::buffer& dat
 }  // namespace
 
 void bind_model(py::module_& module) {
-  py::class_<DecoderConfig>(module, "DecoderConfig")
-      .def(py::init(&make_config), py::kw_only(), py::arg("n_layers"), py::arg("model_dim"),
-           py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::arg("rotary_dim"),
-           py::arg("ffn_dim"), py::arg("vocab_size"), py::arg("norm_eps"), py::arg("rope_inv_freq"),
-           py::arg("attention_scale"), py::arg("rope_attention_factor") = 1.0f,
-           py::arg("embedding_scale") = 1.0f, py::arg("residual_scale") = 1.0f, py::arg("logit_scale") = 1.0f,
-           py::arg("tied_embeddings") = false, py::arg("activation") = "silu");
+  py::class_<DecoderConfig>(module, "DecoderConfig").def(py::init(&make_config));
   py::class_<Decoder, std::shared_ptr<Decoder>>(module, "Model")
       .def(py::init([](const DecoderConfig& config) {
              return std::make_shared<Decoder>(config, active_kernel_table());

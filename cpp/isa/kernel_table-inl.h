@@ -45,6 +45,8 @@ const KernelTable kTable = {
     rms_norm_f32,
     rope_f32,
     swiglu_f32,
+    geglu_f32,
+    soft_cap_f32,
     add_f32,
     scale_f32,
     store_f16_f32,

@@ -38,6 +38,8 @@ struct KernelTable {
   void (*rms_norm_f32)(float* out, const float* x, const float* weight, size_t n, float eps);
   void (*rope_f32)(float* x, const float* cos, const float* sin, size_t n_pairs);
   void (*swiglu_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*geglu_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*soft_cap_f32)(float* x, float cap, size_t n);
   void (*add_f32)(float* out, const float* x, size_t n);
   void (*scale_f32)(float* out, const float* x, float factor, size_t n);
   void (*store_f16_f32)(uint16_t* out, const float* x, size_t n);

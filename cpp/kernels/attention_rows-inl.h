@@ -58,6 +58,7 @@ void attention_row_block(const AttentionTile& tile, size_t row, const T* k, cons
     dot_rows<kRows, 1>(weights + key, tile.weight_stride, q, head_dim, k + key * head_dim, head_dim);
   }
   for (size_t r = 0; r < kRows; ++r) {
+    if (tile.soft_cap > 0.0f) soft_cap_f32(weights + r * tile.weight_stride, tile.soft_cap, n_keys);
     softmax_row(weights + r * tile.weight_stride, n_keys, tile.m + row + r, tile.l + row + r);
   }
   float* o = tile.o + row * tile.o_stride;

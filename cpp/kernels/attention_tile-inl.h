@@ -5,19 +5,28 @@ namespace edgeh2o::EH2O_ISA {
 // Keys whose values stay in the level-1 cache while all rows of a tile pass: 128 x 32 floats are 16 KB.
 inline constexpr size_t kAttentionKeyBlock = 128;
 
-// How many keys of a piece each query of a tile sees.
-class CausalBound {
+// Which keys of a piece each query of a tile sees: [hidden_from_query, keys_of_query). Both ends move by one
+// key from query to query.
+class VisibleKeys {
  public:
-  CausalBound(const AttentionTile& tile, const AttentionPiece& piece)
+  VisibleKeys(const AttentionTile& tile, const AttentionPiece& piece)
       : n_rows_(static_cast<uint32_t>(tile.n_rows)),
         group_size_(static_cast<uint32_t>(tile.group_size)),
         n_keys_(piece.n_keys),
-        n_visible_(piece.n_visible) {}
+        n_visible_(piece.n_visible),
+        n_hidden_(piece.n_hidden) {}
 
   size_t keys_of_query(size_t query) const {
     const ptrdiff_t n = n_visible_ + static_cast<ptrdiff_t>(query);
     if (n <= 0) return 0;
     return static_cast<size_t>(n) < n_keys_ ? static_cast<size_t>(n) : n_keys_;
+  }
+  size_t hidden_from_query(size_t query) const {
+    const ptrdiff_t n = n_hidden_ + static_cast<ptrdiff_t>(query);
+    return n <= 0 ? 0 : static_cast<size_t>(n);
+  }
+  size_t hidden_from_row(size_t row) const {
+    return hidden_from_query(static_cast<uint32_t>(row) / group_size_);
   }
   // Of the last row in the block of kGemmF32Rows rows that begins at first_row.
   size_t keys_of_row_block(size_t first_row) const {
@@ -31,11 +40,19 @@ class CausalBound {
     return query <= 0 ? 0
                       : static_cast<size_t>(query) * group_size_ / simd::kGemmF32Rows * simd::kGemmF32Rows;
   }
+  // Past the last row, rounded up to a whole block, from which `key` is not hidden.
+  size_t end_row_of_key(size_t key, size_t n_padded) const {
+    const ptrdiff_t n_queries = static_cast<ptrdiff_t>(key) + 1 - n_hidden_;
+    if (n_queries <= 0) return 0;
+    if (static_cast<size_t>(n_queries) >= n_padded) return n_padded;
+    const size_t row = static_cast<size_t>(n_queries) * group_size_ + simd::kGemmF32Rows - 1;
+    return row >= n_padded ? n_padded : row / simd::kGemmF32Rows * simd::kGemmF32Rows;
+  }
 
  private:
   uint32_t n_rows_, group_size_;  // 32 bits: long divisions are slow
   size_t n_keys_;
-  ptrdiff_t n_visible_;
+  ptrdiff_t n_visible_, n_hidden_;
 };
 
 // out[i] = a * out[i] + b * x[i]
@@ -57,47 +74,59 @@ __attribute__((noinline)) void multiply_panel(float* c, size_t c_stride, const f
   }
 }
 
-inline void attention_scores(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound,
-                             size_t n_padded) {
-  const size_t n_keys = bound.keys_of_last_row();
-  for (size_t key = 0; key < n_keys; key += kGemmF32Columns) {
-    const size_t row = bound.first_row_of_key(key);
+inline void attention_scores(const AttentionTile& tile, const AttentionPiece& piece,
+                             const VisibleKeys& visible, size_t n_padded) {
+  const size_t n_keys = visible.keys_of_last_row();
+  const size_t first_key = visible.hidden_from_query(0) / kGemmF32Columns * kGemmF32Columns;
+  for (size_t key = first_key; key < n_keys; key += kGemmF32Columns) {
+    const size_t row = visible.first_row_of_key(key);
+    const size_t end_row = visible.end_row_of_key(key + kGemmF32Columns - 1, n_padded);
     multiply_panel<false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
                           tile.q + row * tile.head_dim, tile.head_dim, piece.k + key * tile.head_dim,
-                          n_padded - row, tile.head_dim);
+                          end_row - row, tile.head_dim);
   }
 }
 
-// Weights of keys that a row does not see become 0 up to where its row block is read, in whole panels.
+// Weights of keys that a row does not see become 0 as far as its row block is read: up to the end of a panel,
+// and from the start of a key block.
 inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece,
-                              const CausalBound& bound) {
-  size_t n_read = 0;
+                              const VisibleKeys& visible) {
+  size_t first_read = 0, n_read = 0;
   for (size_t row = 0, query = 0; row < tile.n_rows; ++query) {
-    const size_t n_keys = bound.keys_of_query(query);
+    const size_t n_keys = visible.keys_of_query(query);
+    const size_t n_hidden = visible.hidden_from_query(query);
     for (size_t head = 0; head < tile.group_size && row < tile.n_rows; ++head, ++row) {
       float* weights = tile.weights + row * tile.weight_stride;
       if (row % simd::kGemmF32Rows == 0) {
-        n_read = (bound.keys_of_row_block(row) + kGemmF32Columns - 1) / kGemmF32Columns * kGemmF32Columns;
+        n_read = (visible.keys_of_row_block(row) + kGemmF32Columns - 1) / kGemmF32Columns * kGemmF32Columns;
+        first_read = visible.hidden_from_row(row) / kAttentionKeyBlock * kAttentionKeyBlock;
+      }
+      if (tile.soft_cap > 0.0f && n_hidden < n_keys) {
+        soft_cap_f32(weights + n_hidden, tile.soft_cap, n_keys - n_hidden);
       }
       if (piece.biases) blend_row(weights, piece.biases, 1.0f, kLog2E, n_keys);
-      if (n_keys > 0) {
-        softmax_row(weights, n_keys, tile.m + row, tile.l + row);
+      if (n_hidden < n_keys) {
+        softmax_row(weights + n_hidden, n_keys - n_hidden, tile.m + row, tile.l + row);
       } else {
         tile.m[row] = -__builtin_inff();
         tile.l[row] = 0.0f;
       }
+      const size_t n_unseen = n_hidden < n_read ? n_hidden : n_read;
+      for (size_t key = first_read; key < n_unseen; ++key) weights[key] = 0.0f;
       for (size_t key = n_keys; key < n_read; ++key) weights[key] = 0.0f;
     }
   }
 }
 
-inline void attention_values(const AttentionTile& tile, const AttentionPiece& piece, const CausalBound& bound,
-                             size_t n_padded) {
+inline void attention_values(const AttentionTile& tile, const AttentionPiece& piece,
+                             const VisibleKeys& visible, size_t n_padded) {
   __builtin_memset(tile.o, 0, n_padded * tile.o_stride * sizeof(float));
-  const size_t n_keys = bound.keys_of_last_row();
-  for (size_t key = 0; key < n_keys; key += kAttentionKeyBlock) {
+  const size_t n_keys = visible.keys_of_last_row();
+  const size_t first_key = visible.hidden_from_query(0) / kAttentionKeyBlock * kAttentionKeyBlock;
+  for (size_t key = first_key; key < n_keys; key += kAttentionKeyBlock) {
     const size_t n_block = n_keys - key < kAttentionKeyBlock ? n_keys - key : kAttentionKeyBlock;
-    const size_t first_row = bound.first_row_of_key(key);
+    const size_t first_row = visible.first_row_of_key(key);
+    const size_t end_row = visible.end_row_of_key(key + n_block - 1, n_padded);
     for (size_t col = 0; col < tile.o_stride; col += kGemmF32Columns) {
       const float* v = piece.v + col / kGemmF32Columns * piece.v_panel_stride + key * kGemmF32Columns;
       const auto multiply = [&](size_t row, size_t n_rows, size_t depth) {
@@ -106,32 +135,32 @@ inline void attention_values(const AttentionTile& tile, const AttentionPiece& pi
                              depth);
       };
       size_t row = first_row;
-      while (row < n_padded && bound.keys_of_row_block(row) < key + n_block) {  // on the diagonal
-        multiply(row, simd::kGemmF32Rows, bound.keys_of_row_block(row) - key);
+      while (row < end_row && visible.keys_of_row_block(row) < key + n_block) {  // on the diagonal
+        multiply(row, simd::kGemmF32Rows, visible.keys_of_row_block(row) - key);
         row += simd::kGemmF32Rows;
       }
-      if (row < n_padded) multiply(row, n_padded - row, n_block);
+      if (row < end_row) multiply(row, end_row - row, n_block);
     }
   }
 }
 
 // Fills tile.weights, o, m and l. A row that sees no key gets m = -inf, l = 0, o = 0.
 inline void attention_tile_f32(const AttentionTile& tile, const AttentionPiece& piece) {
-  const CausalBound bound(tile, piece);
+  const VisibleKeys visible(tile, piece);
   const size_t n_padded = (tile.n_rows + simd::kGemmF32Rows - 1) / simd::kGemmF32Rows * simd::kGemmF32Rows;
-  attention_scores(tile, piece, bound, n_padded);
-  attention_softmax(tile, piece, bound);
-  attention_values(tile, piece, bound, n_padded);
+  attention_scores(tile, piece, visible, n_padded);
+  attention_softmax(tile, piece, visible);
+  attention_values(tile, piece, visible, n_padded);
 }
 
 // sums[key] += sum over rows of row_weights[row] * weights[row][key], for the keys that the tile sees,
-// rounded up to whole panels.
+// rounded up to whole panels. The piece has no window.
 inline void column_sums_f32(float* sums, const AttentionTile& tile, const AttentionPiece& piece,
                             const float* row_weights) {
   using namespace simd;
   constexpr size_t kVectors = kGemmF32Vectors, kChains = 4;
-  const CausalBound bound(tile, piece);
-  const size_t n_keys = bound.keys_of_last_row();
+  const VisibleKeys visible(tile, piece);
+  const size_t n_keys = visible.keys_of_last_row();
   for (size_t key = 0; key < n_keys; key += kGemmF32Columns) {
     F32 sum[kChains][kVectors];
     unroll<kChains>([&](auto c) { unroll<kVectors>([&](auto v) { sum[c][v] = zero(); }); });
@@ -140,7 +169,7 @@ inline void column_sums_f32(float* sums, const AttentionTile& tile, const Attent
       const float* weights = tile.weights + row * tile.weight_stride + key;
       unroll<kVectors>([&](auto v) { sum[c][v] = mul_add(factor, load(weights + v * kLanes), sum[c][v]); });
     };
-    size_t row = bound.first_row_of_key(key);
+    size_t row = visible.first_row_of_key(key);
     for (; row + kChains <= tile.n_rows; row += kChains)
       unroll<kChains>([&](auto c) { add_row(row + c, c); });
     for (; row < tile.n_rows; ++row) add_row(row, Index<0>{});

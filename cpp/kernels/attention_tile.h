@@ -9,10 +9,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace edgeh2o {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
+
+// AttentionPiece::n_hidden without a window: far below any number of queries.
+inline constexpr ptrdiff_t kNoneHidden = PTRDIFF_MIN / 2;
 
 // Keys and values as f32 panels of nr = PackLayout::panel_cols columns.
 struct AttentionPiece {
@@ -22,6 +26,9 @@ struct AttentionPiece {
   size_t n_keys = 0;
   // Keys that the tile's first query sees; each later query sees one more. Clamped to [0, n_keys].
   ptrdiff_t n_visible = 0;
+  // First keys that the tile's first query does not see, because they are before its window; each later query
+  // misses one more. Below 0: no key is hidden from the first -n_hidden queries.
+  ptrdiff_t n_hidden = kNoneHidden;
   const float* biases = nullptr;  // [n_keys] natural logarithms added to the logits, or null
 };
 
@@ -35,8 +42,10 @@ struct AttentionTile {
   size_t weight_stride = 0;
   float* o = nullptr;   // [padded rows][o_stride]: sum of weights times values
   size_t o_stride = 0;  // head_dim rounded up to nr
-  float* m = nullptr;   // [n_rows] row maxima of the logits
-  float* l = nullptr;   // [n_rows] row sums of the weights
+  float soft_cap =
+      0.0f;            // in base 2: logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+  float* m = nullptr;  // [n_rows] row maxima of the logits
+  float* l = nullptr;  // [n_rows] row sums of the weights
 };
 
 // Softmax state of a tile's rows over all pieces so far. Row r of o: o + (r / group_size) * o_stride

@@ -65,6 +65,28 @@ inline void swiglu_f32(float* out, const float* gate, const float* up, size_t n)
   });
 }
 
+// out = gelu(gate) * up (GEGLU, Shazeer 2020) with the tanh form of GELU, written as gate * sigmoid(2 u),
+// u = sqrt(2 / pi) * (gate + 0.044715 gate^3) (Hendrycks and Gimpel 2016); out may be gate.
+inline void geglu_f32(float* out, const float* gate, const float* up, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 g = load_n(gate + i, count);
+    const F32 cubic = mul_add(mul(mul(g, g), set1(0.044715f)), g, g);
+    const F32 gelu = div(g, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216f)))));
+    store_n(out + i, mul(gelu, load_n(up + i, count)), count);
+  });
+}
+
+// x = cap * tanh(x / cap) (Bello et al. 2016), as cap - 2 cap / (exp(2 x / cap) + 1).
+inline void soft_cap_f32(float* x, float cap, size_t n) {
+  using namespace simd;
+  const F32 scale = set1(2.0f / cap), limit = set1(cap), range = set1(-2.0f * cap), one = set1(1.0f);
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 power = exp(mul(load_n(x + i, count), scale));
+    store_n(x + i, add(limit, div(range, add(power, one))), count);
+  });
+}
+
 inline void add_f32(float* out, const float* x, size_t n) {
   for_each_vector(n, [&](size_t i, auto count) {
     store_n(out + i, simd::add(load_n(out + i, count), load_n(x + i, count)), count);

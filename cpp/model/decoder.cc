@@ -38,8 +38,12 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   packed =
       arena.take<uint8_t>(std::max(Activations8::bytes(table, n, std::max(config.model_dim, config.q_dim())),
                                    Activations8::bytes(table, ffn_rows, config.ffn_dim)));
-  rope_cos = arena.take<float>(n * config.rope_inv_freq.size());
-  rope_sin = arena.take<float>(n * config.rope_inv_freq.size());
+  const auto take_table = [&](const RopeConfig& table) -> RopeTable {
+    float* cos = arena.take<float>(n * table.n_pairs());
+    return {cos, arena.take<float>(n * table.n_pairs())};
+  };
+  rope = take_table(config.rope);
+  sliding_rope = take_table(config.sliding_rope);
   logits = arena.take<float>(config.vocab_size);
   scratch = arena.take<uint8_t>(static_cast<size_t>(n_threads) *
                                 std::max(matmul_scratch_bytes(table), row_scratch_bytes(table, widest)));
@@ -54,11 +58,18 @@ void Decoder::embed(Activations& a, const int32_t* tokens, size_t n_tokens) cons
   });
 }
 
+void Decoder::fill_rope_tables(const Step& step, size_t max_context, Activations& a) const {
+  const auto fill = [&](const RopeTable& table, const RopeConfig& rope) {
+    fill_rope_table(table.cos, table.sin, step.first_position, step.n_tokens,
+                    {rope.inv_freq.data(), rope.n_pairs()}, rope.attention_factor);
+  };
+  fill(a.rope, config_.rope_of_context(max_context));
+  if (config_.has_sliding_rope()) fill(a.sliding_rope, config_.sliding_rope);
+}
+
 void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
                          const OnLayer& on_layer) const {
-  fill_rope_table(a.rope_cos, a.rope_sin, step.first_position, step.n_tokens,
-                  {config_.rope_inv_freq.data(), config_.rope_inv_freq.size()},
-                  config_.rope_attention_factor);
+  fill_rope_tables(step, cache.shape().max_context, a);
   for (size_t layer = 0; layer < config_.n_layers; ++layer) {
     attend(layer, step, a, cache, attention);
     feed_forward(weights_.layer(layer), step.n_tokens, a);
@@ -66,62 +77,84 @@ void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, Chunk
   }
 }
 
-// x += attn_output(attention(rope(q), rope(k), v)), all of rms_norm(x)
+// x += attn_output(attention(rope(q), rope(k), v)), all of x, with the norms that the model has
 void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
                      ChunkedAttention& attention) const {
   const KernelTable& table = weights_.table();
   const LayerWeights& w = weights_.layer(layer);
   const size_t n = step.n_tokens, dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
-  const size_t qkv_dim = q_dim + 2 * kv_dim, n_pairs = config_.rope_inv_freq.size();
+  const size_t qkv_dim = q_dim + 2 * kv_dim, window = config_.window(layer);
   float *q = a.qkv, *k = q + q_dim, *v = k + kv_dim;
 
-  const auto inputs = {&w.attn_q, &w.attn_k, &w.attn_v};
-  const ActivationsOut norm{{any_float(inputs) ? a.norm : nullptr, n, dim, dim},
-                            any_quantised(inputs) ? a.packed : nullptr};
-  const MatmulInput normed =
-      rms_norm_rows(table, {a.x, n, dim, dim}, w.attn_norm.data(), config_.norm_eps, norm, a.scratch);
+  const MatView<float> x{a.x, n, dim, dim};
+  const MatmulInput input = begin_branch(x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v}, a);
   const MatmulOutput qkv[] = {to(w.attn_q, q, qkv_dim), to(w.attn_k, k, qkv_dim), to(w.attn_v, v, qkv_dim)};
-  matmul(table, normed, {qkv, 3}, a.scratch);
+  matmul(table, input, {qkv, 3}, a.scratch);
 
-  rope_rows(table, {q, n, q_dim + kv_dim, qkv_dim}, a.rope_cos, a.rope_sin, config_.head_dim, n_pairs);
+  if (config_.qk_norm != QkNorm::kNone) {
+    rms_norm_groups(table, {q, n, q_dim, qkv_dim}, {w.attn_q_norm.data(), w.attn_q_norm.size()},
+                    config_.norm_eps);
+    rms_norm_groups(table, {k, n, kv_dim, qkv_dim}, {w.attn_k_norm.data(), w.attn_k_norm.size()},
+                    config_.norm_eps);
+  }
+  const RopeTable& rope = window > 0 && config_.has_sliding_rope() ? a.sliding_rope : a.rope;
+  rope_rows(table, {q, n, q_dim + kv_dim, qkv_dim}, rope.cos, rope.sin, config_.head_dim,
+            config_.rope.n_pairs());
   cache.write(layer, step.first_position, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
   const MatView<const float> queries{q, n, q_dim, qkv_dim};
   const MatView<float> attended{a.attended, n, q_dim, q_dim};
   if (step.is_decode) {
-    attention.decode(queries, cache.view(layer), step.first_position, attended);
+    attention.decode(queries, cache.view(layer), step.first_position, window, attended);
   } else {
-    attention.run(layer, queries, cache.view(layer), step.first_position, step.is_last, attended);
+    attention.run(layer, queries, cache.view(layer), step.first_position, window, step.is_last, attended);
   }
 
   const MatmulInput packed = pack_rows(table, {a.attended, n, q_dim, q_dim},
                                        w.attn_output.weight.is_quantised() ? a.packed : nullptr);
-  const MatmulOutput residual = to(w.attn_output, a.x, dim, true);
-  matmul(table, packed, {&residual, 1}, a.scratch);
+  end_branch(x, packed, w.attn_output, w.attn_post_norm, a);
 }
 
-// x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
+// x += down(activation(gate(x)) * up(x)), with the norms that the model has
 void Decoder::feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const {
   const KernelTable& table = weights_.table();
   const size_t dim = config_.model_dim, ffn_dim = config_.ffn_dim;
-  const auto inputs = {&w.ffn_gate, &w.ffn_up};
+  const GateKernel activation =
+      config_.activation == Activation::kGeluTanh ? table.geglu_f32 : table.swiglu_f32;
   for (size_t first = 0; first < n_tokens; first += a.ffn_rows) {
     const size_t n = std::min(a.ffn_rows, n_tokens - first);
-    float* x = a.x + first * dim;
-    const ActivationsOut norm{{any_float(inputs) ? a.norm : nullptr, n, dim, dim},
-                              any_quantised(inputs) ? a.packed : nullptr};
-    const MatmulInput normed =
-        rms_norm_rows(table, {x, n, dim, dim}, w.ffn_norm.data(), config_.norm_eps, norm, a.scratch);
+    const MatView<float> x{a.x + first * dim, n, dim, dim};
+    const MatmulInput input = begin_branch(x, w.ffn_norm, {&w.ffn_gate, &w.ffn_up}, a);
     const MatmulOutput gate_up[] = {to(w.ffn_gate, a.gate, ffn_dim), to(w.ffn_up, a.up, ffn_dim)};
-    matmul(table, normed, {gate_up, 2}, a.scratch);
+    matmul(table, input, {gate_up, 2}, a.scratch);
 
     const bool is_quantised = w.ffn_down.weight.is_quantised();
     const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
                                  is_quantised ? a.packed : nullptr};
-    const MatmulInput activated =
-        swiglu_rows(table, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
-    const MatmulOutput residual = to(w.ffn_down, x, dim, true);
-    matmul(table, activated, {&residual, 1}, a.scratch);
+    const MatmulInput activated = gate_rows(table, activation, {a.gate, n, ffn_dim, ffn_dim},
+                                            {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
+    end_branch(x, activated, w.ffn_down, w.ffn_post_norm, a);
   }
+}
+
+MatmulInput Decoder::begin_branch(MatView<float> x, const std::vector<float>& pre_norm,
+                                  std::initializer_list<const Linear*> layers, Activations& a) const {
+  const KernelTable& table = weights_.table();
+  uint8_t* packed = any_quantised(layers) ? a.packed : nullptr;
+  if (pre_norm.empty()) return pack_rows(table, {x.data, x.rows, x.cols, x.stride}, packed);
+  const ActivationsOut norm{{any_float(layers) ? a.norm : nullptr, x.rows, x.cols, x.cols}, packed};
+  return rms_norm_rows(table, {x.data, x.rows, x.cols, x.stride}, pre_norm.data(), config_.norm_eps, norm,
+                       a.scratch);
+}
+
+void Decoder::end_branch(MatView<float> x, const MatmulInput& input, const Linear& linear,
+                         const std::vector<float>& post_norm, Activations& a) const {
+  const KernelTable& table = weights_.table();
+  const bool is_plain = post_norm.empty() && config_.residual_scale == 1.0f;
+  const MatmulOutput output = to(linear, is_plain ? x.data : a.norm, x.stride, is_plain);
+  matmul(table, input, {&output, 1}, a.scratch);
+  if (is_plain) return;
+  add_rows(table, x, {a.norm, x.rows, x.cols, x.stride}, post_norm.empty() ? nullptr : post_norm.data(),
+           config_.norm_eps, config_.residual_scale);
 }
 
 void Decoder::compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const {
@@ -134,12 +167,12 @@ void Decoder::compute_logits(Activations& a, size_t first, size_t n_rows, float*
                     config_.norm_eps, {norm, head.is_quantised() ? a.packed : nullptr}, a.scratch);
   const MatmulOutput logits{&head, nullptr, out, config_.vocab_size, false};
   matmul(table, normed, {&logits, 1}, a.scratch);
-  if (config_.logit_scale != 1.0f) {
-    parallel_for(n_rows, [&](size_t i, size_t) {
-      float* row = out + i * config_.vocab_size;
-      table.scale_f32(row, row, config_.logit_scale, config_.vocab_size);
-    });
-  }
+  if (config_.logit_scale == 1.0f && config_.logit_soft_cap == 0.0f) return;
+  parallel_for(n_rows, [&](size_t i, size_t) {
+    float* row = out + i * config_.vocab_size;
+    table.scale_f32(row, row, config_.logit_scale, config_.vocab_size);
+    if (config_.logit_soft_cap > 0.0f) table.soft_cap_f32(row, config_.logit_soft_cap, config_.vocab_size);
+  });
 }
 
 }  // namespace edgeh2o

@@ -1,10 +1,12 @@
-// A decoder-only transformer (Llama family): its weights and the layer loop. Immutable once the weights are
+// A decoder-only transformer: its weights and the layer loop. Immutable once the weights are
 // set; the mutable state of a prompt is a Session.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/mat_view.h"
@@ -12,27 +14,33 @@
 #include "model/kv_cache.h"
 #include "model/weights.h"
 #include "ops/chunked_attention.h"
-#include "ops/decode_attention.h"
+#include "ops/matmul.h"
 
 namespace edgeh2o {
+
+// cos and sin of every position of a call: both [n][rotary_dim / 2].
+struct RopeTable {
+  float* cos = nullptr;
+  float* sin = nullptr;
+};
 
 // Buffers for the rows of one logical batch. Sizes: n = batch_size.
 struct Activations {
   Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena);
 
-  float* x;         // [n][model_dim] residual stream
-  float* norm;      // [n][model_dim] normed rows, for float weights
-  float* qkv;       // [n][q_dim + 2 * kv_dim]
+  float* x;     // [n][model_dim] residual stream
+  float* norm;  // [n][model_dim] normed rows, for float weights; output of a branch that is normed or scaled
+  float* qkv;   // [n][q_dim + 2 * kv_dim]
   float* attended;  // [n][q_dim]
   float* gate;      // [ffn_rows][ffn_dim]
   float* up;        // [ffn_rows][ffn_dim]
   uint8_t* packed;  // 8-bit rows of the widest matmul input
-  float* rope_cos;  // [n][rotary_dim / 2]
-  float* rope_sin;
-  float* logits;     // [vocab_size]
-  uint8_t* scratch;  // num_threads() x the largest scratch of an op
-  size_t ffn_rows;   // rows that pass the feed-forward network at a time
-  int n_threads;  // threads that `scratch` serves
+  RopeTable rope;
+  RopeTable sliding_rope;  // of layers with a window, if the model has another one for them
+  float* logits;           // [vocab_size]
+  uint8_t* scratch;        // num_threads() x the largest scratch of an op
+  size_t ffn_rows;         // rows that pass the feed-forward network at a time
+  int n_threads;           // threads that `scratch` serves
 };
 
 class Decoder {
@@ -62,9 +70,18 @@ class Decoder {
   void compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const;
 
  private:
+  void fill_rope_tables(const Step& step, size_t max_context, Activations& a) const;
   void attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
               ChunkedAttention& attention) const;
   void feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const;
+
+  // The input of a residual branch: rows of x, normed unless pre_norm is empty, as the linear layers want
+  // them.
+  MatmulInput begin_branch(MatView<float> x, const std::vector<float>& pre_norm,
+                           std::initializer_list<const Linear*> layers, Activations& a) const;
+  // x += residual_scale * post_norm(linear(input)), without the norm if post_norm is empty.
+  void end_branch(MatView<float> x, const MatmulInput& input, const Linear& linear,
+                  const std::vector<float>& post_norm, Activations& a) const;
 
   DecoderConfig config_;
   Weights weights_;

@@ -29,6 +29,7 @@ AttentionShape attention_shape(const DecoderConfig& config, const SessionShape& 
   result.batch_size = shape.batch_size;
   result.chunk_size = shape.chunk_size;
   result.scale = config.attention_scale;
+  result.soft_cap = config.attention_soft_cap;
   return result;
 }
 
@@ -115,9 +116,10 @@ const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_la
                               const Decoder::OnLayer& on_layer) {
   check_call(tokens, n_tokens);
   const uint64_t allocations_before = allocation_count();
-  const uint64_t first = position_, n = n_tokens;
   advance({position_, n_tokens, is_last, false}, tokens, on_layer);
-  pairs_dense_ += n * first + n * (n + 1) / 2;
+  for (size_t layer = 0; layer < config().n_layers; ++layer) {
+    pairs_dense_ += causal_pairs(position_ - n_tokens, n_tokens, config().window(layer));
+  }
   n_rows_ = n_tokens;
   prefill_end_ = position_;
   if (is_last) decoder_->compute_logits(activations_, n_tokens - 1, 1, activations_.logits);

@@ -66,9 +66,10 @@ class Session {
   const DecoderConfig& config() const { return decoder_->config(); }
   const SessionShape& shape() const { return shape_; }
 
-  // Query-key pairs per head, of the prompt so far: computed, and what full attention would compute.
+  // Query-key pairs per head, of the prompt so far: computed, and what the model computes without a sparse
+  // policy.
   uint64_t pairs_computed() const { return attention_.pairs_computed(); }
-  uint64_t pairs_dense() const { return pairs_dense_; }
+  uint64_t pairs_dense() const { return pairs_dense_ / config().n_layers; }
 
   // Allocations of the last prefill or decode call; counted in debug builds only.
   uint64_t last_call_allocations() const { return last_call_allocations_; }
@@ -94,8 +95,8 @@ class Session {
   SessionBytes bytes_;
   size_t position_ = 0;
   size_t prefill_end_ = 0;
-  size_t n_rows_ = 0;  // of the latest prefill call, while the activations still hold them
-  uint64_t pairs_dense_ = 0;
+  size_t n_rows_ = 0;         // of the latest prefill call, while the activations still hold them
+  uint64_t pairs_dense_ = 0;  // summed over layers
   uint64_t last_call_allocations_ = 0;
   bool is_broken_ = false;  // a call was interrupted
 };

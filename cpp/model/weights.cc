@@ -16,8 +16,15 @@ void DecoderConfig::check() const {
   EH2O_CHECK(n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
              " is not a multiple of n_kv_heads = ", n_kv_heads);
   EH2O_CHECK(head_dim % 8 == 0, "head_dim = ", head_dim, " is not a multiple of 8");
-  EH2O_CHECK(2 * rope_inv_freq.size() <= head_dim, "rope_inv_freq has ", rope_inv_freq.size(),
-             " entries, more than half of head_dim = ", head_dim);
+  for (const RopeConfig* table : {&rope, &sliding_rope, &long_rope}) {
+    EH2O_CHECK(2 * table->n_pairs() <= head_dim, "rope_inv_freq has ", table->n_pairs(),
+               " entries, more than half of head_dim = ", head_dim);
+    EH2O_CHECK(table->inv_freq.empty() || table->n_pairs() == rope.n_pairs(),
+               "a table of RoPE frequencies has ", table->n_pairs(), " entries, another ", rope.n_pairs());
+  }
+  EH2O_CHECK(sliding_layers.empty() || (sliding_layers.size() == n_layers && sliding_window > 0),
+             "sliding_layers has ", sliding_layers.size(), " entries for ", n_layers,
+             " layers, with a sliding_window of ", sliding_window);
 }
 
 Weights::Weights(const DecoderConfig& config, const KernelTable& table)
@@ -44,12 +51,23 @@ void Weights::for_each_tensor(const F& f) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
     LayerWeights& layer = layers_[i];
-    vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
+    if (config_.has_pre_norm()) {
+      vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
+      vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
+    }
+    if (config_.has_post_norm()) {
+      vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
+      vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
+    }
+    if (config_.qk_norm != QkNorm::kNone) {
+      const bool is_per_head = config_.qk_norm == QkNorm::kHead;
+      vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? config_.head_dim : q_dim, true);
+      vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? config_.head_dim : kv_dim, true);
+    }
     linear(prefix + "attn_q", layer.attn_q, q_dim, model_dim);
     linear(prefix + "attn_k", layer.attn_k, kv_dim, model_dim);
     linear(prefix + "attn_v", layer.attn_v, kv_dim, model_dim);
     linear(prefix + "attn_output", layer.attn_output, model_dim, q_dim);
-    vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
     linear(prefix + "ffn_gate", layer.ffn_gate, config_.ffn_dim, model_dim);
     linear(prefix + "ffn_up", layer.ffn_up, config_.ffn_dim, model_dim);
     linear(prefix + "ffn_down", layer.ffn_down, model_dim, config_.ffn_dim);

@@ -43,6 +43,7 @@ TileScratch AttentionBuffers::tile_scratch(const AttentionSizes& sizes, const At
   };
   tile.group_size = shape.group_size();
   tile.head_dim = shape.head_dim;
+  tile.soft_cap = shape.soft_cap * kLog2E;
   tile.weight_stride = sizes.weight_stride;
   tile.o_stride = sizes.o_stride;
   tile.weights = take_rows(sizes.weight_stride);

@@ -22,6 +22,8 @@ struct HeadWork {
   static constexpr size_t kMaxPieces = 8;
 
   MemorySet memory;
+  ptrdiff_t first_seen =
+      kNoneHidden;  // first position that the chunk's first query sees, if the layer has a window
   bool is_scored = false;
   size_t next = 0;  // positions of the set, by index, that the rounds so far cover
   bool is_last_round = false;

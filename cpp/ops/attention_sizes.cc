@@ -34,6 +34,7 @@ void AttentionShape::check() const {
   EH2O_CHECK(batch_size > 0, "batch_size must be at least 1");
   EH2O_CHECK(chunk_size > 0, "chunk_size must be at least 1");
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
+  EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
 }
 
 AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& shape,

@@ -15,7 +15,8 @@ struct AttentionShape {
   size_t max_context = 0;
   size_t batch_size = 0;  // most tokens of one call
   size_t chunk_size = 0;
-  float scale = 0.0f;  // factor of the logits
+  float scale = 0.0f;     // factor of the logits
+  float soft_cap = 0.0f;  // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
 
   size_t group_size() const { return n_heads / n_kv_heads; }
   size_t longest_chunk() const;

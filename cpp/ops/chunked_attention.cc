@@ -14,6 +14,13 @@ AttentionShape checked(const AttentionShape& shape) {
   return shape;
 }
 
+// First position that the query at `position` sees (below 0: there are fewer than a window's), if there is a
+// window.
+ptrdiff_t first_seen(size_t position, size_t window) {
+  if (window == 0) return kNoneHidden;
+  return static_cast<ptrdiff_t>(position + 1) - static_cast<ptrdiff_t>(window);
+}
+
 #ifdef EH2O_DEBUG
 bool is_valid_memory(const MemorySet& memory, size_t chunk_begin) {
   if (memory.positions == nullptr)
@@ -29,6 +36,14 @@ bool is_valid_memory(const MemorySet& memory, size_t chunk_begin) {
 
 }  // namespace
 
+uint64_t causal_pairs(size_t first, size_t n, size_t window) {
+  const auto pairs_before = [window](uint64_t end) {
+    if (window == 0 || end <= window) return end * (end + 1) / 2;
+    return window * (window + uint64_t{1}) / 2 + (end - window) * window;
+  };
+  return pairs_before(first + n) - pairs_before(first);
+}
+
 ChunkedAttention::ChunkedAttention(const KernelTable& table, const AttentionShape& shape,
                                    std::shared_ptr<SparsePolicy> policy)
     : table_(table),
@@ -37,7 +52,7 @@ ChunkedAttention::ChunkedAttention(const KernelTable& table, const AttentionShap
       needs_(policy_->needs(shape_.policy_shape())),
       sizes_(table, shape_, needs_),
       n_threads_(static_cast<size_t>(num_threads())),
-      decode_(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_context, shape.scale),
+      decode_(shape),
       rounds_(table_, shape_, sizes_, buffers_) {
   const auto take_buffers = [this] {
     buffers_.take(arena_, shape_, sizes_, n_threads_);
@@ -57,8 +72,7 @@ size_t ChunkedAttention::estimate_bytes(const KernelTable& table, const Attentio
   const auto n_threads = static_cast<size_t>(num_threads());
   Arena counter;
   AttentionBuffers().take(counter, shape, sizes, n_threads);
-  DecodeAttention(shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_context, shape.scale)
-      .take_scratch(counter, table, n_threads);
+  DecodeAttention(shape).take_scratch(counter, table, n_threads);
   return counter.used();
 }
 
@@ -88,30 +102,30 @@ void ChunkedAttention::check_call(const Call& call) const {
 }
 
 void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position,
-                           bool is_last, MatView<float> out) {
-  const Call call{layer, q, kv, {first_position, q.rows, shape_.longest_chunk()}, is_last, out};
+                           size_t window, bool is_last, MatView<float> out) {
+  const Call call{layer, q, kv, {first_position, q.rows, shape_.longest_chunk()}, window, is_last, out};
   check_call(call);
   const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
   rounds_.pack_batch(kv, call.plan);
-  run_phase_1(call, is_joint() ? n_without_past : n_chunks);
+  run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
-    const size_t n = call.plan.chunk(i).size();
-    n_pairs_ += shape_.n_kv_heads * (n * (n + 1) / 2);
+    n_pairs_ += shape_.n_kv_heads * causal_pairs(0, call.plan.chunk(i).size(), window);
     if (i >= n_without_past) run_phase_2(call, i);
   }
   if (!is_last) {
     parallel_for(shape_.n_kv_heads,
                  [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
   }
-  policy_->end_layer();
+  if (window == 0) policy_->end_layer();
 }
 
-void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position,
+void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
                               MatView<float> out) {
   EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ",
              shape_.max_context);
   check_threads();
-  decode_.run(table_, q.data, kv, position + 1, out.data);
+  const size_t n_keys = window == 0 ? position + 1 : std::min(window, position + 1);
+  decode_.run(table_, q.data, kv, {position + 1 - n_keys, position + 1}, out.data);
 }
 
 void ChunkedAttention::read_state(size_t n_tokens, float* m, float* l) const {
@@ -136,18 +150,23 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   const HeadWork* heads = buffers_.heads;
   const size_t n_heads = shape_.n_kv_heads;
   parallel_for(n_heads, [&](size_t kv_head, size_t) { advance_head(call, chunk_idx, kv_head); });
-  for (size_t i = 0; i < n_heads; ++i)
-    n_pairs_ += call.plan.chunk(chunk_idx).size() * heads[i].memory.n_rows();
+  const PositionRange chunk = call.plan.chunk(chunk_idx);
+  if (call.window == 0) {
+    for (size_t i = 0; i < n_heads; ++i) n_pairs_ += chunk.size() * heads[i].memory.n_rows();
+  } else {
+    n_pairs_ += n_heads * (causal_pairs(chunk.begin, chunk.size(), call.window) -
+                           causal_pairs(0, chunk.size(), call.window));
+  }
 
   for (bool is_first = true;; is_first = false) {
     rounds_.gather();
     for_each_task(call, chunk_idx, 1, [&](const Task& task, size_t thread) {
       const HeadWork& work = heads[task.kv_head];
-      const bool is_intra_left = is_joint() && work.is_last_round;
+      const bool is_intra_left = is_joint(call) && work.is_last_round;
       if (work.is_over || (work.n_pieces == 0 && !is_intra_left)) return;
-      clear_sums(call, task, is_joint(), true);
+      clear_sums(call, task, is_joint(call), true);
       for_each_tile(call, task, thread, [&](const LoadedTile& tile) {
-        attend_memory(call, task, tile, is_joint() && is_first);
+        attend_memory(call, task, tile, is_joint(call) && is_first);
         if (!is_intra_left) return;
         attend_intra(call, task, tile, is_first && work.n_pieces == 0);
         if (work.is_scored) add_joint_memory_sums(call, task, tile);
@@ -158,26 +177,33 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   }
 }
 
-// What the policy does for one KV head between two chunks.
+// What the next chunk reads besides itself: the policy's choice, or the windows of its queries.
+MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk, size_t kv_head) const {
+  if (call.window > 0)
+    return MemorySet::all_of({chunk.begin + 1 - std::min(call.window, chunk.begin + 1), chunk.begin});
+  const size_t width = shape_.group_size() * shape_.head_dim;
+  const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
+  return policy_->select_memory(slot(call, kv_head), {chunk,
+                                                      {queries, chunk.size(), width, call.q.stride},
+                                                      call.kv.k(kv_head),
+                                                      call.kv.v(kv_head),
+                                                      table_.add_kv_rows_f32});
+}
+
+// What happens for one KV head between two chunks.
 void ChunkedAttention::advance_head(const Call& call, size_t chunk_idx, size_t kv_head) {
   if (chunk_idx > 0) observe_chunk(call, chunk_idx - 1, kv_head);
   const PositionRange chunk = call.plan.chunk(chunk_idx);
-  const size_t width = shape_.group_size() * shape_.head_dim;
-  const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
-  const MemorySet memory =
-      policy_->select_memory(slot(call, kv_head), {chunk,
-                                                   {queries, chunk.size(), width, call.q.stride},
-                                                   call.kv.k(kv_head),
-                                                   call.kv.v(kv_head),
-                                                   table_.add_kv_rows_f32});
+  const MemorySet memory = select_memory(call, chunk, kv_head);
   EH2O_DASSERT(is_valid_memory(memory, chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
   EH2O_DASSERT(!is_scored(call, kv_head) || memory.n_positions() <= needs_.max_scored_memory);
-  rounds_.begin(kv_head, memory, is_scored(call, kv_head));
+  rounds_.begin(kv_head, memory, first_seen(chunk.begin, call.window), is_scored(call, kv_head));
   rounds_.plan_next(kv_head, call.kv, call.plan);
 }
 
 bool ChunkedAttention::is_scored(const Call& call, size_t kv_head) const {
-  return needs_.column_sums != ColumnSums::kNone && policy_->is_scored(slot(call, kv_head));
+  return call.window == 0 && needs_.column_sums != ColumnSums::kNone &&
+         policy_->is_scored(slot(call, kv_head));
 }
 
 bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
@@ -229,15 +255,22 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
   const bool is_whole = is_scored(call, task.kv_head);
   const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
   const size_t step = is_whole ? task.chunk.size() : sizes_.piece_keys;
-  if (is_whole && is_joint()) part.weights += sizes_.memory_keys;
-  for (size_t begin = 0; begin < n_visible; begin += step) {
+  if (is_whole && is_joint(call)) part.weights += sizes_.memory_keys;
+  // The first piece begins at most a panel before the first key of the tile's first query, so that it holds a
+  // key of every query's window.
+  const ptrdiff_t n_hidden = first_seen(tile.first_query, call.window);
+  const size_t first_key =
+      static_cast<size_t>(std::max<ptrdiff_t>(0, n_hidden)) / sizes_.panel_cols * sizes_.panel_cols;
+  for (size_t begin = first_key; begin < n_visible; begin += step) {
     AttentionPiece piece =
         rounds_.batch_piece(task.kv_head, task.chunk_idx, begin, std::min(step, task.chunk.size() - begin));
     piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1) - static_cast<ptrdiff_t>(begin);
+    if (call.window > 0) piece.n_hidden = n_hidden - static_cast<ptrdiff_t>(begin);
     table_.attention_tile_f32(part, piece);
-    table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == 0);
+    table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == first_key);
     if (wants_sums(call, task)) {
-      add_sums(task, tile, part, piece, part.m, intra_sums(task.chunk_idx, task.kv_head, task.task_idx));
+      add_sums(call, task, tile, part, piece, part.m,
+               intra_sums(task.chunk_idx, task.kv_head, task.task_idx));
     }
   }
 }
@@ -248,14 +281,17 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
   for (size_t i = 0; i < work.n_pieces; ++i) {
     AttentionTile part = tile.scratch.tile;
     const bool has_sums = work.is_scored && i == 0 && work.memory.n_positions() > 0;
-    if (work.is_scored && is_joint() && !has_sums) part.weights += sizes_.memory_keys;
-    table_.attention_tile_f32(part, work.pieces[i]);
+    if (work.is_scored && is_joint(call) && !has_sums) part.weights += sizes_.memory_keys;
+    AttentionPiece piece = work.pieces[i];
+    if (call.window > 0) piece.n_hidden += static_cast<ptrdiff_t>(tile.first_query);
+    if (piece.n_hidden >= static_cast<ptrdiff_t>(piece.n_keys)) continue;
+    table_.attention_tile_f32(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && i == 0);
     if (!has_sums) continue;
-    if (is_joint()) {
+    if (is_joint(call)) {
       std::memcpy(tile.scratch.memory_m, part.m, part.n_rows * sizeof(float));
     } else if (wants_sums(call, task)) {
-      add_sums(task, tile, part, work.pieces[i], part.m, memory_sums(task.kv_head, task.task_idx));
+      add_sums(call, task, tile, part, piece, part.m, memory_sums(task.kv_head, task.task_idx));
     }
   }
 }
@@ -265,16 +301,17 @@ void ChunkedAttention::add_joint_memory_sums(const Call& call, const Task& task,
                                              const LoadedTile& tile) const {
   const HeadWork& work = buffers_.heads[task.kv_head];
   if (work.memory.n_positions() == 0 || !wants_sums(call, task)) return;
-  add_sums(task, tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m,
+  add_sums(call, task, tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m,
            memory_sums(task.kv_head, task.task_idx));
 }
 
 // Adds the column sums of a part's weights, normalised by the part's own or by the joint state.
-void ChunkedAttention::add_sums(const Task& task, const LoadedTile& tile, const AttentionTile& part,
-                                const AttentionPiece& piece, const float* m_part, float* sums) const {
+void ChunkedAttention::add_sums(const Call& call, const Task& task, const LoadedTile& tile,
+                                const AttentionTile& part, const AttentionPiece& piece, const float* m_part,
+                                float* sums) const {
   float* factors = tile.scratch.factors;
-  const float* m = is_joint() ? tile.state.m : part.m;
-  const float* l = is_joint() ? tile.state.l : part.l;
+  const float* m = is_joint(call) ? tile.state.m : part.m;
+  const float* l = is_joint(call) ? tile.state.l : part.l;
   table_.softmax_factors_f32(factors, m_part, m, l, part.n_rows);
   for (size_t row = 0; needs_.query_weights != QueryWeights::kOne && row < part.n_rows; ++row) {
     factors[row] *= query_weight(task, tile.first_query, row / part.group_size, piece);

@@ -1,6 +1,9 @@
 // Attention of a logical batch of prompt tokens: every query sees its own chunk causally, and the memory set
 // that the sparse policy names for its chunk and KV head. Both parts are fused exactly by online softmax.
 //
+// A layer with a sliding window has no policy: its queries see the last `window` positions, their own
+// included, wherever chunks begin.
+//
 // Phase 1 computes the chunks' own (intra) parts, all in parallel. Phase 2 goes chunk after chunk: the policy
 // selects a memory set per KV head, its rows are gathered, and the inter part is merged into the output. For
 // a policy that asks for joint column sums, phase 2 computes both parts, because a row's weights are known
@@ -41,13 +44,14 @@ class ChunkedAttention {
   void begin_prompt();
 
   // Attention of tokens [first_position, first_position + q.rows) of the prompt. kv: the layer's cache, their
-  // rows written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. is_last: no further call
-  // belongs to this prompt, so that nothing is scored for one.
-  void run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position, bool is_last,
-           MatView<float> out);
+  // rows written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. window: of the layer, or
+  // 0. is_last: no further call belongs to this prompt, so that nothing is scored for one.
+  void run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window,
+           bool is_last, MatView<float> out);
 
-  // Full attention of one token at `position`; scores and memory sets stay as they are.
-  void decode(MatView<const float> q, const LayerKv& kv, size_t position, MatView<float> out);
+  // Attention of one token at `position` to everything before it, or to its window; scores and memory sets
+  // stay as they are.
+  void decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window, MatView<float> out);
 
   // Query-key pairs of this prompt's calls of run, averaged over layers and heads.
   uint64_t pairs_computed() const { return n_pairs_ / (shape_.n_layers * shape_.n_kv_heads); }
@@ -73,6 +77,7 @@ class ChunkedAttention {
     MatView<const float> q;
     const LayerKv& kv;
     ChunkPlan plan;
+    size_t window;  // 0: none
     bool is_last;
     MatView<float> out;
   };
@@ -98,11 +103,14 @@ class ChunkedAttention {
   bool is_scored(const Call& call, size_t kv_head) const;
   bool wants_sums(const Call& call, const Task& task) const;
 
-  bool is_joint() const { return needs_.column_sums == ColumnSums::kJoint; }
+  bool is_joint(const Call& call) const {
+    return needs_.column_sums == ColumnSums::kJoint && call.window == 0;
+  }
   size_t task_queries() const { return sizes_.tiles_per_task * sizes_.tile_queries; }
 
   void run_phase_1(const Call& call, size_t n_chunks) const;
   void run_phase_2(const Call& call, size_t chunk_idx);
+  MemorySet select_memory(const Call& call, PositionRange chunk, size_t kv_head) const;
   void advance_head(const Call& call, size_t chunk_idx, size_t kv_head);
   void observe_chunk(const Call& call, size_t chunk_idx, size_t kv_head);
 
@@ -114,7 +122,7 @@ class ChunkedAttention {
   void attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
 
   void clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const;
-  void add_sums(const Task& task, const LoadedTile& tile, const AttentionTile& part,
+  void add_sums(const Call& call, const Task& task, const LoadedTile& tile, const AttentionTile& part,
                 const AttentionPiece& piece, const float* m_part, float* sums) const;
   float query_weight(const Task& task, size_t first_query, size_t query, const AttentionPiece& piece) const;
   void add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const;
@@ -133,5 +141,9 @@ class ChunkedAttention {
   MemoryRounds rounds_;
   uint64_t n_pairs_ = 0;  // summed over layers and KV heads
 };
+
+// Query-key pairs of one head when queries [first, first + n) see everything before them and themselves, or
+// the last `window` positions of it if that is not 0.
+uint64_t causal_pairs(size_t first, size_t n, size_t window);
 
 }  // namespace edgeh2o

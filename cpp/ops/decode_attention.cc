@@ -25,6 +25,7 @@ AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx) co
   AttentionTile tile;
   tile.n_rows = tile.group_size = group_size_;
   tile.head_dim = head_dim_;
+  tile.soft_cap = soft_cap_;
   tile.q = q_ + kv_head * group_size_ * head_dim_;
   tile.weight_stride = kRangeKeys;
   tile.m = results_ + (kv_head * n_ranges + range_idx) * n_floats;
@@ -34,13 +35,13 @@ AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx) co
   return tile;
 }
 
-void DecodeAttention::run(const KernelTable& table, const float* q, const LayerKv& kv, size_t n_keys,
+void DecodeAttention::run(const KernelTable& table, const float* q, const LayerKv& kv, PositionRange keys,
                           float* out) const {
-  const size_t n_ranges = ceil_div(n_keys, kRangeKeys);
+  const size_t n_ranges = ceil_div(keys.size(), kRangeKeys);
   table.scale_f32(q_, q, scale_, n_kv_heads_ * group_size_ * head_dim_);
   parallel_for(n_kv_heads_ * n_ranges, [&](size_t task, size_t thread) {
     const size_t kv_head = task / n_ranges, range_idx = task % n_ranges;
-    const size_t begin = range_idx * kRangeKeys, end = std::min(begin + kRangeKeys, n_keys);
+    const size_t begin = keys.begin + range_idx * kRangeKeys, end = std::min(begin + kRangeKeys, keys.end);
     AttentionTile tile = range_result(kv_head, range_idx);
     tile.weights = weights_ + thread * group_size_ * kRangeKeys;
     const KvRows k = kv.k(kv_head), v = kv.v(kv_head);

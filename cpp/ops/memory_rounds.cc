@@ -13,9 +13,11 @@ constexpr size_t kPackKeys = 128;
 
 }  // namespace
 
-void MemoryRounds::begin(size_t kv_head, const MemorySet& memory, bool is_scored) const {
+void MemoryRounds::begin(size_t kv_head, const MemorySet& memory, ptrdiff_t first_seen,
+                         bool is_scored) const {
   HeadWork& work = buffers_.heads[kv_head];
   work.memory = memory;
+  work.first_seen = first_seen;
   work.is_scored = is_scored;
   work.next = 0;
   work.is_last_round = work.is_over = false;
@@ -62,6 +64,9 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
       }
       piece = add_job(work, kv_head, job);
       n_gathered += round_up(n_keys, sizes_.panel_cols);
+    }
+    if (work.first_seen != kNoneHidden) {
+      piece.n_hidden = work.first_seen - static_cast<ptrdiff_t>(range.begin);
     }
     ++work.n_pieces;
     work.next = end;

@@ -16,8 +16,8 @@ class MemoryRounds {
                const AttentionBuffers& buffers)
       : table_(table), shape_(shape), sizes_(sizes), buffers_(buffers) {}
 
-  // Starts on a new memory set.
-  void begin(size_t kv_head, const MemorySet& memory, bool is_scored) const;
+  // Starts on a new memory set. first_seen: see HeadWork; only for ranges.
+  void begin(size_t kv_head, const MemorySet& memory, ptrdiff_t first_seen, bool is_scored) const;
 
   // Fills pieces and jobs of the next round. A scored set comes whole, positions first: one piece.
   void plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan& plan) const;

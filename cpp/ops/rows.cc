@@ -42,10 +42,28 @@ MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, cons
                       [&](float* row, size_t i) { table.rms_norm_f32(row, x.row(i), weight, x.cols, eps); });
 }
 
-MatmulInput swiglu_rows(const KernelTable& table, MatView<const float> gate, MatView<const float> up,
-                        const ActivationsOut& out, uint8_t* scratch) {
-  return for_each_row(table, gate.rows, gate.cols, out, scratch, [&](float* row, size_t i) {
-    table.swiglu_f32(row, gate.row(i), up.row(i), gate.cols);
+MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const float> gate,
+                      MatView<const float> up, const ActivationsOut& out, uint8_t* scratch) {
+  return for_each_row(table, gate.rows, gate.cols, out, scratch,
+                      [&](float* row, size_t i) { kernel(row, gate.row(i), up.row(i), gate.cols); });
+}
+
+void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    for (size_t column = 0; column < rows.cols; column += weight.size) {
+      float* group = rows.row(i) + column;
+      table.rms_norm_f32(group, group, weight.data, weight.size, eps);
+    }
+  });
+}
+
+void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, const float* weight, float eps,
+              float scale) {
+  parallel_for(x.rows, [&](size_t i, size_t) {
+    float* row = rows.row(i);
+    if (weight) table.rms_norm_f32(row, row, weight, x.cols, eps);
+    if (scale != 1.0f) table.scale_f32(row, row, scale, x.cols);
+    table.add_f32(x.row(i), row, x.cols);
   });
 }
 

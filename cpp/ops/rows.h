@@ -20,9 +20,17 @@ struct ActivationsOut {
 MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, const float* weight, float eps,
                           const ActivationsOut& out, uint8_t* scratch);
 
-// silu(gate) * up, elementwise.
-MatmulInput swiglu_rows(const KernelTable& table, MatView<const float> gate, MatView<const float> up,
-                        const ActivationsOut& out, uint8_t* scratch);
+// A gated activation of KernelTable, such as silu(gate) * up, elementwise.
+using GateKernel = void (*)(float* out, const float* gate, const float* up, size_t n);
+MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const float> gate,
+                      MatView<const float> up, const ActivationsOut& out, uint8_t* scratch);
+
+// RMS norm in place of every group of weight.size columns of every row.
+void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps);
+
+// x += scale * rms_norm(rows), without the norm if weight is null; changes rows.
+void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, const float* weight, float eps,
+              float scale);
 
 // Packs rows that exist already; input.rows are the rows themselves.
 MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed);

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from . import llama as _llama  # noqa: F401  (registers the architecture)
+# Each of these registers its architecture.
+from . import gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3  # noqa: F401
 from .spec import (
     ArchitectureSpec,
-    TensorBinding,
-    TensorRule,
     read_model,
     register_architecture,
     registered_architectures,
-    tensor,
 )
+from .tensors import TensorBinding, TensorPart, TensorRule, tensor
 
 __all__ = [
     "ArchitectureSpec",
     "TensorBinding",
+    "TensorPart",
     "TensorRule",
     "read_model",
     "register_architecture",

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..config import MAX_CONTEXT
 from ..errors import FormatError
-from ..formats.metadata import Metadata, quote
+from ..formats.metadata import Metadata
+from .keys import ArchitectureKeys
+from .rope import RopeScaling, read_rope_scaling
+from .windows import SlidingWindows, read_sliding_layers
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
 DEFAULT_FREQ_BASE = 10000.0
+BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 MAX_LAYERS = 512
 MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
 MAX_HEAD_DIM = 2**13
 MAX_VOCAB = 2**24
-MAX_CONTEXT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperparameters:
-    """Shape of a decoder and the numbers that its RoPE frequencies are made of."""
+    """Shape of a decoder, its windows, and the numbers that its RoPE frequencies are made of."""
 
     n_layers: int
     model_dim: int
@@ -34,8 +38,10 @@ class Hyperparameters:
     context_length: int
     norm_eps: float
     rope_base: float
-    rope_linear_factor: float
-    rope_attention_factor: float
+    rope_scaling: RopeScaling
+    sliding_rope_base: float | None
+    sliding_window: int
+    sliding_layers: tuple[bool, ...]
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -47,14 +53,18 @@ class Hyperparameters:
             "head_dim": self.head_dim,
             "q_dim": self.n_heads * self.head_dim,
             "kv_dim": self.n_kv_heads * self.head_dim,
+            "qkv_dim": (self.n_heads + 2 * self.n_kv_heads) * self.head_dim,
+            "gate_up_dim": 2 * self.ffn_dim,
         }
 
 
-def read_hyperparameters(metadata: Metadata, architecture: str) -> Hyperparameters:
+def read_hyperparameters(
+    metadata: Metadata, architecture: str, windows: SlidingWindows | None = None
+) -> Hyperparameters:
     """Read ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
-    keys = _Keys(metadata, architecture, n_layers)
-    keys.refuse_unsupported()
+    keys = ArchitectureKeys(metadata, architecture, n_layers)
+    _refuse_unsupported(keys)
 
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     n_heads = keys.integer("attention.head_count", maximum=MAX_HEADS)
@@ -71,6 +81,8 @@ def read_hyperparameters(metadata: Metadata, architecture: str) -> Hyperparamete
             f"{keys.quoted('rope.dimension_count')} is {rotary_dim}, but must be even and at most "
             f"the head size {head_dim}"
         )
+    context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
+    window, sliding_layers = read_sliding_layers(keys, windows)
     return Hyperparameters(
         n_layers=n_layers,
         model_dim=model_dim,
@@ -80,70 +92,32 @@ def read_hyperparameters(metadata: Metadata, architecture: str) -> Hyperparamete
         rotary_dim=rotary_dim,
         ffn_dim=keys.integer("feed_forward_length", maximum=MAX_WIDTH),
         vocab_size=_read_vocab_size(keys),
-        context_length=keys.integer("context_length", maximum=MAX_CONTEXT),
+        context_length=context_length,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", above=0.0, below=1.0),
-        rope_base=keys.number("rope.freq_base", above=1.0, below=1e15, default=DEFAULT_FREQ_BASE),
-        rope_linear_factor=_read_linear_factor(keys),
-        rope_attention_factor=keys.number(
-            "rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0
-        ),
+        rope_base=keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE),
+        rope_scaling=read_rope_scaling(keys, context_length),
+        sliding_rope_base=_read_sliding_rope_base(keys, windows),
+        sliding_window=window,
+        sliding_layers=sliding_layers,
     )
 
 
-class _Keys:
-    """Metadata read by the part of the key after the architecture's name."""
-
-    __slots__ = ("architecture", "metadata", "n_layers")
-
-    def __init__(self, metadata: Metadata, architecture: str, n_layers: int) -> None:
-        self.metadata = metadata
-        self.architecture = architecture
-        self.n_layers = n_layers
-
-    def full(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    def quoted(self, key: str) -> str:
-        return f"metadata key {quote(self.full(key))}"
-
-    def has(self, key: str) -> bool:
-        return self.full(key) in self.metadata
-
-    def integer(self, key: str, *, maximum: int, default: int | None = None) -> int:
-        """An integer above 0; an array of one per layer counts if all layers agree."""
-        name = self.full(key)
-        metadata = self.metadata
-        value = metadata.get(name, 0)
-        if not isinstance(value, (int, float, str, tuple)) and len(value) == self.n_layers:
-            if (value != value[0]).any():
-                raise FormatError(
-                    f"{self.quoted(key)} differs from layer to layer; "
-                    "only models whose layers are all alike are supported"
-                )
-            metadata = Metadata({name: value[0].item()})
-        return metadata.get_int(name, default=default, minimum=1, maximum=maximum)
-
-    def number(
-        self, key: str, *, above: float, below: float, default: float | None = None
-    ) -> float:
-        return self.metadata.get_float(self.full(key), default=default, above=above, below=below)
-
-    def refuse_unsupported(self) -> None:
-        """Features that would be computed wrongly if their keys were ignored."""
-        n_experts = self.metadata.get_int(self.full("expert_count"), default=0)
-        if n_experts:
-            raise FormatError(
-                f"{self.quoted('expert_count')} is {n_experts}: mixture-of-experts models are not "
-                "supported; use a dense model"
-            )
-        if not self.metadata.get_bool(self.full("attention.causal"), default=True):
-            raise FormatError(
-                f"{self.quoted('attention.causal')} is false: this is an encoder, "
-                "which cannot generate text; use a decoder model"
-            )
+def _refuse_unsupported(keys: ArchitectureKeys) -> None:
+    """Features that would be computed wrongly if their keys were ignored."""
+    n_experts = keys.metadata.get_int(keys.full("expert_count"), default=0)
+    if n_experts:
+        raise FormatError(
+            f"{keys.quoted('expert_count')} is {n_experts}: mixture-of-experts models are not "
+            "supported; use a dense model"
+        )
+    if not keys.metadata.get_bool(keys.full("attention.causal"), default=True):
+        raise FormatError(
+            f"{keys.quoted('attention.causal')} is false: this is an encoder, "
+            "which cannot generate text; use a decoder model"
+        )
 
 
-def _read_head_dim(keys: _Keys, model_dim: int, n_heads: int) -> int:
+def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
     if not keys.has("attention.key_length") and model_dim % n_heads:
         raise FormatError(
             f"{keys.quoted('embedding_length')} is {model_dim}, which does not divide by "
@@ -167,7 +141,14 @@ def _read_head_dim(keys: _Keys, model_dim: int, n_heads: int) -> int:
     return head_dim
 
 
-def _read_vocab_size(keys: _Keys) -> int:
+def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | None) -> float | None:
+    """Base of the rotary embedding in layers with a window; None for that of the model."""
+    if windows is None or not keys.has("rope.freq_base_swa"):
+        return windows.rope_base if windows else None
+    return keys.number("rope.freq_base_swa", **BASE_RANGE)
+
+
+def _read_vocab_size(keys: ArchitectureKeys) -> int:
     """The number of tokens; ``<architecture>.vocab_size`` is for files without a tokenizer."""
     if TOKENS_KEY not in keys.metadata:
         return keys.integer("vocab_size", maximum=MAX_VOCAB)
@@ -175,18 +156,3 @@ def _read_vocab_size(keys: _Keys) -> int:
     if not n_tokens:
         raise FormatError(f"metadata key {TOKENS_KEY!r} is empty; the model has no vocabulary")
     return n_tokens
-
-
-def _read_linear_factor(keys: _Keys) -> float:
-    """Divisor of all RoPE frequencies. Older files call it ``rope.scale_linear``; 0 means none."""
-    kind = keys.metadata.get_str(keys.full("rope.scaling.type"), default="linear")
-    if kind == "none":
-        return 1.0
-    if kind != "linear":
-        raise FormatError(
-            f"{keys.quoted('rope.scaling.type')} is {quote(kind)}, which is not supported; "
-            "only 'none', 'linear' and the rope_freqs.weight table are"
-        )
-    key = "rope.scaling.factor" if keys.has("rope.scaling.factor") else "rope.scale_linear"
-    factor = keys.metadata.get_float(keys.full(key), default=0.0)
-    return keys.number(key, above=1e-3, below=1e6) if factor else 1.0

@@ -1,43 +1,145 @@
-"""Rotary position embedding as a file describes it: frequencies, and the row order of Q and K."""
+"""Rotary position embedding as a file describes it: frequencies, and row order of Q and K."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
 
+from ..config import MAX_CONTEXT
 from ..errors import FormatError
+from ..formats.gguf import GgufFile
+from ..formats.metadata import quote
+from .keys import ArchitectureKeys
 
 if TYPE_CHECKING:
     import numpy as np
 
 FACTOR_RANGE = (1e-6, 1e9)
+# Turns over the original context between which YaRN passes from full interpolation to none.
+YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How the frequencies of a model were stretched beyond the context it was first trained on.
+
+    Attributes:
+        kind: "linear" divides all frequencies by ``factor`` (position interpolation), "yarn" only
+            the slow ones, "longrope" leaves everything to tables of divisors in the file.
+        factor: the divisor, 1 for none.
+        original_context: positions of the first training.
+        beta_fast, beta_slow: see ``YARN_BETA_FAST``; of "yarn" only.
+        attention_factor: factor of the rotated queries and keys.
+    """
+
+    kind: Literal["none", "linear", "yarn", "longrope"] = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    beta_fast: float = YARN_BETA_FAST
+    beta_slow: float = YARN_BETA_SLOW
+    attention_factor: float = 1.0
+
+
+NO_SCALING = RopeScaling()
 
 
 def inverse_frequencies(
-    rotary_dim: int, base: float, *, linear_factor: float = 1.0, factors: Sequence[float] = ()
+    rotary_dim: int, base: float, scaling: RopeScaling = NO_SCALING, factors: Sequence[float] = ()
 ) -> tuple[float, ...]:
     """Radians per position of each of the ``rotary_dim / 2`` pairs, in float64.
 
-    ``base ** (-2 i / rotary_dim)``, divided by ``linear_factor`` (position interpolation) and by
-    the pair's own entry of ``factors`` (Llama 3's table), if there is one.
+    ``base ** (-2 i / rotary_dim)``, divided as ``scaling`` says and by the pair's own entry of
+    ``factors`` (the tables of Llama 3 and LongRoPE), if there is one.
     """
     pairs = rotary_dim // 2
+    interpolated = (
+        [1.0] * pairs if scaling.kind != "yarn" else _yarn_ramp(rotary_dim, base, scaling)
+    )
     divisors = factors or (1.0,) * pairs
     return tuple(
-        base ** (-2.0 * pair / rotary_dim) / (linear_factor * divisors[pair])
-        for pair in range(pairs)
+        base ** (-2.0 * pair / rotary_dim)
+        * (share / scaling.factor + (1.0 - share))
+        / divisors[pair]
+        for pair, share in enumerate(interpolated)
     )
 
 
-def check_factors(name: str, factors: Sequence[float]) -> None:
-    """Refuse a table of frequency divisors with an entry that cannot be one (NaN, 0, huge)."""
+def attention_factor(scaling: RopeScaling) -> float:
+    """Factor of the rotated queries and keys; YaRN's own is ``1 + 0.1 ln(factor)``."""
+    own = 1.0 + 0.1 * math.log(max(scaling.factor, 1.0)) if scaling.kind == "yarn" else 1.0
+    return own * scaling.attention_factor
+
+
+def _yarn_ramp(rotary_dim: int, base: float, scaling: RopeScaling) -> list[float]:
+    """How much of each pair's frequency is interpolated, 0 to 1 (Peng et al. 2023, section 3.2)."""
+
+    def pair_of(turns: float) -> float:
+        wavelength = scaling.original_context / (turns * 2.0 * math.pi)
+        return rotary_dim * math.log(wavelength) / (2.0 * math.log(base))
+
+    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair_of(scaling.beta_slow)), rotary_dim - 1)
+    width = max(high - low, 1e-3)
+    return [min(max((pair - low) / width, 0.0), 1.0) for pair in range(rotary_dim // 2)]
+
+
+def read_rope_scaling(keys: ArchitectureKeys, context_length: int) -> RopeScaling:
+    """Scaling as the ``rope.scaling`` keys describe it.
+
+    Older files call the factor ``rope.scale_linear``; 0 means none. Raises ``FormatError``.
+    """
+    kind = keys.metadata.get_str(keys.full("rope.scaling.type"), default="linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise FormatError(
+            f"{keys.quoted('rope.scaling.type')} is {quote(kind)}, which is not supported; "
+            "only none, linear, yarn, longrope and the rope_freqs.weight table are"
+        )
+    key = "rope.scaling.factor" if keys.has("rope.scaling.factor") else "rope.scale_linear"
+    factor = 1.0
+    if kind in ("linear", "yarn") and keys.metadata.get_float(keys.full(key), default=0.0):
+        factor = keys.number(key, above=1e-3, below=1e6)
+    return RopeScaling(
+        kind=cast(Literal["none", "linear", "yarn", "longrope"], kind),
+        factor=factor,
+        original_context=keys.integer(
+            "rope.scaling.original_context_length", maximum=MAX_CONTEXT, default=context_length
+        ),
+        beta_fast=keys.number(
+            "rope.scaling.yarn_beta_fast", above=0.0, below=1e6, default=YARN_BETA_FAST
+        ),
+        beta_slow=keys.number(
+            "rope.scaling.yarn_beta_slow", above=0.0, below=1e6, default=YARN_BETA_SLOW
+        ),
+        attention_factor=keys.number("rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0),
+    )
+
+
+def read_factors(gguf: GgufFile, name: str, n_pairs: int) -> tuple[float, ...]:
+    """A table of frequency divisors, one per pair; empty if the file has no such tensor.
+
+    Raises ``FormatError`` for another shape and for an entry that cannot be one (NaN, 0, huge).
+    """
+    import numpy as np
+
+    info = gguf.tensors.get(name)
+    if info is None:
+        return ()
+    if info.shape != (n_pairs,) or info.type_name != "F32":
+        raise FormatError(
+            f"tensor {quote(name)} is {info.type_name} of shape {list(info.shape)}, but RoPE "
+            f"factors must be F32 of shape {[n_pairs]} (half of rope.dimension_count)"
+        )
+    factors = tuple(np.frombuffer(gguf.tensor_bytes(info), dtype="<f4").tolist())
     low, high = FACTOR_RANGE
     for index, factor in enumerate(factors):
         if not low <= factor <= high:
             raise FormatError(
-                f"tensor {name!r}: entry {index} is {factor:g}, but a RoPE factor must be from "
-                f"{low:g} to {high:g}; the file is damaged"
+                f"tensor {quote(name)}: entry {index} is {factor:g}, but a RoPE factor must be "
+                f"from {low:g} to {high:g}; the file is damaged"
             )
+    return factors
 
 
 def half_split_row_order(n_rows: int, head_dim: int, rotary_dim: int) -> np.ndarray:

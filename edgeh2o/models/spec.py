@@ -9,71 +9,56 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..config import ModelConfig
 from ..errors import FormatError
-from ..formats.gguf import GgufFile, TensorInfo
-from ..formats.gguf_types import COMPUTABLE_TYPES
+from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
 from .hyperparameters import Hyperparameters, read_hyperparameters
-from .rope import check_factors, half_split_row_order, inverse_frequencies
+from .rope import NO_SCALING, attention_factor, inverse_frequencies, read_factors
+from .tensors import TensorBinding, TensorRule, bind_tensors
+from .windows import SlidingWindows
 
-if TYPE_CHECKING:
-    import numpy as np
-
-VECTOR_TYPES = ("F32", "F16", "BF16")
 OUTPUT_TENSOR = "output.weight"
-_MAX_NAMES_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRule:
-    """One tensor of a family, or one per layer if the name contains ``{layer}``.
-
-    ``shape`` names sizes (see ``Hyperparameters.sizes``), contiguous dimension first. ``rotated``
-    marks Q and K, whose rows RoPE turns in pairs.
-    """
-
-    name: str
-    shape: tuple[str, ...]
-    required: bool
-    rotated: bool
-
-
-def tensor(name: str, *shape: str, required: bool = True, rotated: bool = False) -> TensorRule:
-    """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchitectureSpec:
     """How files of one ``general.architecture`` are read.
 
-    ``qk_row_order`` is how pairs of rotated rows lie in the file. ``rope_factors`` names an
-    optional tensor of frequency divisors. ``scales`` maps a scale of ``ModelConfig`` to the key,
-    after the architecture's name, that may override it.
+    Attributes:
+        qk_row_order: how pairs of rotated rows lie in the file.
+        norm_placement, qk_norm, activation: see ``ModelConfig``.
+        rope_factors: optional tensor of frequency divisors.
+        long_rope_factors: optional tensors of frequency divisors for sessions within the original
+            context and beyond it.
+        rope_switch: key, after the architecture's name, that turns the rotary embedding off if it
+            is false.
+        windows: None: the family has no sliding windows.
+        scales: keys that set a scale or soft cap of ``ModelConfig``.
+        divisors: keys whose inverse is a scale of ``ModelConfig``.
+        default_soft_caps: soft caps of files without the key.
+        scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
+        n_layers_scaled_by_width: the model of the family with so many layers divides attention
+            logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
 
     name: str
     tensors: tuple[TensorRule, ...]
     qk_row_order: Literal["interleaved", "half_split"]
     activation: str
+    norm_placement: Literal["pre", "post", "both"] = "pre"
+    qk_norm: Literal["none", "head", "projection"] = "none"
     rope_factors: str | None = None
+    long_rope_factors: tuple[str, str] | None = None
+    rope_switch: str | None = None
+    windows: SlidingWindows | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorBinding:
-    """A tensor of the file and the name by which the core knows it.
-
-    ``row_order[i]`` is the source row that becomes row ``i`` (for a vector: the source element),
-    int32 of shape ``[rows]``; None keeps the order of the file.
-    """
-
-    info: TensorInfo
-    name: str
-    row_order: np.ndarray | None
+    divisors: Mapping[str, str] = field(default_factory=dict)
+    default_soft_caps: Mapping[str, float] = field(default_factory=dict)
+    scales_embedding_by_width: bool = False
+    n_layers_scaled_by_width: int | None = None
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}
@@ -99,11 +84,18 @@ def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
     """
     try:
         spec = _find_spec(gguf.metadata)
-        shape = read_hyperparameters(gguf.metadata, spec.name)
-        factors_info = gguf.tensors.get(spec.rope_factors) if spec.rope_factors else None
-        factors = _read_rope_factors(gguf, factors_info, shape) if factors_info else ()
-        bindings = _bind_tensors(gguf, spec, shape)
-        return _make_config(gguf, spec, shape, factors), bindings
+        shape = read_hyperparameters(gguf.metadata, spec.name, spec.windows)
+        factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
+        bindings = bind_tensors(
+            gguf.tensors,
+            spec.tensors,
+            shape,
+            architecture=spec.name,
+            interleaved=spec.qk_row_order == "interleaved",
+            read_elsewhere=factors,
+        )
+        config = replace(_make_config(gguf, spec, shape), **_read_scales(gguf.metadata, spec))
+        return config, bindings
     except FormatError as error:
         raise FormatError(f"{gguf.path}: {error}") from None
 
@@ -125,10 +117,10 @@ def _find_spec(metadata: Metadata) -> ArchitectureSpec:
     return spec
 
 
-def _make_config(
-    gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters, factors: tuple[float, ...]
-) -> ModelConfig:
-    config = ModelConfig(
+def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> ModelConfig:
+    is_scaled_by_width = shape.n_layers == spec.n_layers_scaled_by_width
+    logit_dim = shape.model_dim / shape.n_heads if is_scaled_by_width else shape.head_dim
+    return ModelConfig(
         architecture=spec.name,
         n_layers=shape.n_layers,
         model_dim=shape.model_dim,
@@ -140,106 +132,52 @@ def _make_config(
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
-        rope_inv_freq=inverse_frequencies(
-            shape.rotary_dim,
-            shape.rope_base,
-            linear_factor=shape.rope_linear_factor,
-            factors=factors,
-        ),
-        rope_attention_factor=shape.rope_attention_factor,
-        attention_scale=1.0 / math.sqrt(shape.head_dim),
-        tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
+        norm_placement=spec.norm_placement,
+        qk_norm=spec.qk_norm,
         activation=spec.activation,
+        attention_scale=1.0 / math.sqrt(logit_dim),
+        embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
+        tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
+        sliding_window=shape.sliding_window,
+        sliding_layers=shape.sliding_layers,
+        rope_attention_factor=attention_factor(shape.rope_scaling),
+        **_read_frequencies(gguf, spec, shape),
     )
-    keys = {name: f"{spec.name}.{key}" for name, key in spec.scales.items()}
-    scales: dict[str, Any] = {
-        name: gguf.metadata.get_float(key, above=0.0, below=1e6)
-        for name, key in keys.items()
-        if key in gguf.metadata
-    }
-    return replace(config, **scales)
 
 
-def _bind_tensors(
+def _read_frequencies(
     gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters
-) -> list[TensorBinding]:
-    rules = _expand_rules(spec, shape.n_layers)
-    missing = [n for n, rule in rules.items() if rule.required and n not in gguf.tensors]
-    if missing:
-        raise FormatError(
-            f"{_count(missing, 'tensor')} of architecture {spec.name!r} missing: "
-            f"{_some(missing)}; the file is incomplete"
-        )
-    unknown = [n for n in gguf.tensors if n not in rules and n != spec.rope_factors]
-    if unknown:
-        raise FormatError(
-            f"{_count(unknown, 'tensor')} that architecture {spec.name!r} with {shape.n_layers} "
-            f"layers does not use: {_some(unknown)}; the model is of a variant that is not "
-            "supported, and leaving them out would give wrong answers"
-        )
+) -> dict[str, Any]:
+    """The tables of RoPE frequencies of ``ModelConfig``."""
+    n_pairs = shape.rotary_dim // 2
+    if spec.rope_switch is not None:
+        key = f"{spec.name}.{spec.rope_switch}"
+        if not gguf.metadata.get_bool(key, default=True):
+            return {"rope_inv_freq": (0.0,) * n_pairs}
 
-    sizes = shape.sizes
-    row_orders: dict[int, np.ndarray] = {}
-    bindings = []
-    for name, info in gguf.tensors.items():
-        rule = rules.get(name)
-        if rule is None:
-            continue
-        _check_tensor(info, rule, sizes)
-        row_order = None
-        if rule.rotated and spec.qk_row_order == "interleaved":
-            n_rows = info.shape[-1]
-            if n_rows not in row_orders:
-                row_orders[n_rows] = half_split_row_order(n_rows, shape.head_dim, shape.rotary_dim)
-            row_order = row_orders[n_rows]
-        bindings.append(TensorBinding(info, name, row_order))
-    return bindings
+    def frequencies(factors: str | None) -> tuple[float, ...]:
+        divisors = read_factors(gguf, factors, n_pairs) if factors else ()
+        return inverse_frequencies(shape.rotary_dim, shape.rope_base, shape.rope_scaling, divisors)
+
+    short, long = spec.long_rope_factors or (None, None)
+    tables: dict[str, Any] = {"rope_inv_freq": frequencies(spec.rope_factors or short)}
+    if long is not None and long in gguf.tensors:
+        tables["long_rope_inv_freq"] = frequencies(long)
+        tables["long_rope_after"] = shape.rope_scaling.original_context
+    if shape.sliding_layers and spec.windows is not None:
+        base = shape.sliding_rope_base or shape.rope_base
+        scaling = NO_SCALING if spec.windows.has_plain_rope else shape.rope_scaling
+        if (base, scaling) != (shape.rope_base, shape.rope_scaling):
+            tables["sliding_rope_inv_freq"] = inverse_frequencies(shape.rotary_dim, base, scaling)
+    return tables
 
 
-def _expand_rules(spec: ArchitectureSpec, n_layers: int) -> dict[str, TensorRule]:
-    rules: dict[str, TensorRule] = {}
-    for rule in spec.tensors:
-        layers = range(n_layers) if "{layer}" in rule.name else range(1)
-        rules.update((rule.name.format(layer=layer), rule) for layer in layers)
-    return rules
-
-
-def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) -> None:
-    expected = tuple(sizes[size] for size in rule.shape)
-    if info.shape != expected:
-        raise FormatError(
-            f"tensor {quote(info.name)} has shape {list(info.shape)}, but the hyperparameters "
-            f"make it {list(expected)} ({', '.join(rule.shape)}); the file is damaged or was "
-            "converted wrongly"
-        )
-    supported = COMPUTABLE_TYPES if len(expected) > 1 else VECTOR_TYPES
-    if info.type_name not in supported:
-        raise FormatError(
-            f"tensor {quote(info.name)} is of type {info.type_name}, which is not supported here; "
-            f"supported: {', '.join(supported)}; quantise the model to one of these"
-        )
-
-
-def _read_rope_factors(
-    gguf: GgufFile, info: TensorInfo, shape: Hyperparameters
-) -> tuple[float, ...]:
-    import numpy as np
-
-    expected = (shape.rotary_dim // 2,)
-    if info.shape != expected or info.type_name != "F32":
-        raise FormatError(
-            f"tensor {quote(info.name)} is {info.type_name} of shape {list(info.shape)}, but RoPE "
-            f"factors must be F32 of shape {list(expected)} (half of rope.dimension_count)"
-        )
-    factors = tuple(np.frombuffer(gguf.tensor_bytes(info), dtype="<f4").tolist())
-    check_factors(info.name, factors)
-    return factors
-
-
-def _count(names: list[str], noun: str) -> str:
-    return f"1 {noun}" if len(names) == 1 else f"{len(names)} {noun}s"
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(quote(name) for name in names[:_MAX_NAMES_SHOWN])
-    return shown + (", ..." if len(names) > _MAX_NAMES_SHOWN else "")
+def _read_scales(metadata: Metadata, spec: ArchitectureSpec) -> dict[str, Any]:
+    """Scales and soft caps of ``ModelConfig`` that the file or the family sets."""
+    scales: dict[str, Any] = dict(spec.default_soft_caps)
+    for keys, exponent in ((spec.scales, 1), (spec.divisors, -1)):
+        for name, suffix in keys.items():
+            key = f"{spec.name}.{suffix}"
+            if key in metadata:
+                scales[name] = metadata.get_float(key, above=0.0, below=1e6) ** exponent
+    return scales

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 OnBytes = Callable[[int, int], None]
 
-# Known to the Python side only; the decoder needs neither.
-_PYTHON_ONLY_FIELDS = ("architecture", "context_length")
+# Known to the Python side only; the decoder needs none of them.
+_PYTHON_ONLY_FIELDS = ("architecture", "context_length", "rotary_dim")
 
 
 class NativeModelFile:
@@ -47,7 +48,7 @@ class NativeModelFile:
             self._gguf.close()
             raise
         self.path = path
-        self.n_weight_bytes = sum(binding.info.n_bytes for binding in self._bindings)
+        self.n_weight_bytes = sum(binding.n_bytes for binding in self._bindings)
 
     def __enter__(self) -> NativeModelFile:
         return self
@@ -70,21 +71,21 @@ class NativeModelFile:
         fingerprint = Fingerprint(self._gguf.metadata)
         done = 0
         try:
-            for binding in self._bindings:
-                info = binding.info
+            for info, bindings in groupby(self._bindings, key=lambda binding: binding.info):
                 data = self._gguf.tensor_bytes(info)
                 fingerprint.add(info, data)
-                core_model.set_tensor(
-                    binding.name,
-                    data,
-                    info.type_name,
-                    info.rows,
-                    info.cols,
-                    binding.row_order,
-                )
-                done += info.n_bytes
-                if on_bytes is not None:
-                    on_bytes(done, self.n_weight_bytes)
+                for binding in bindings:
+                    core_model.set_tensor(
+                        binding.name,
+                        data[binding.first_byte : binding.first_byte + binding.n_bytes],
+                        info.type_name,
+                        binding.n_rows,
+                        info.cols,
+                        binding.row_order,
+                    )
+                    done += binding.n_bytes
+                    if on_bytes is not None:
+                        on_bytes(done, self.n_weight_bytes)
             core_model.finish()
         except ValueError as error:
             raise FormatError(f"{self.path}: {error}") from None

@@ -48,9 +48,33 @@ def test_swiglu_of_extreme_gates(isa: str) -> None:
     np.testing.assert_allclose(result, np.where(gate > 0, gate, 0), atol=1e-30)
 
 
+def test_geglu(isa: str, n: int) -> None:
+    gate, up = normal(n, n) * 3, normal(n + 1, n)
+    g = gate.astype(np.float64)
+    # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2 u)), which keeps its digits where tanh is almost -1.
+    u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    exact = g / (1 + np.exp(-2 * u)) * up
+    np.testing.assert_allclose(_kernels.geglu(isa, gate, up), exact, rtol=2e-5, atol=1e-30)
+    extreme = np.array([-1e12, -200, -20, 0, 20, 200, 1e12], np.float32)
+    result = _kernels.geglu(isa, extreme, np.ones_like(extreme))
+    np.testing.assert_allclose(result, np.where(extreme > 0, extreme, 0), atol=1e-30)
+
+
+def test_soft_cap(isa: str, n: int) -> None:
+    x = normal(n, n) * 60
+    for cap in (0.5, 30.0, 50.0 * 1.4426950408889634):
+        exact = cap * np.tanh(x.astype(np.float64) / cap)
+        np.testing.assert_allclose(_kernels.soft_cap(isa, x, cap), exact, atol=4 * EPS * cap)
+    extreme = np.array([-np.inf, -1e30, 0, 1e30, np.inf], np.float32)
+    expected = np.array([-30, -30, 0, 30, 30], np.float32)
+    np.testing.assert_array_equal(_kernels.soft_cap(isa, extreme, 30.0), expected)
+
+
 def test_not_a_number_is_not_hidden(isa: str) -> None:
     gate = np.full(17, np.nan, np.float32)
     assert np.isnan(_kernels.swiglu(isa, gate, np.ones_like(gate))).all()
+    assert np.isnan(_kernels.geglu(isa, gate, np.ones_like(gate))).all()
+    assert np.isnan(_kernels.soft_cap(isa, gate, 30.0)).all()
 
 
 def test_add_and_scale(isa: str, n: int) -> None:

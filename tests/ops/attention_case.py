@@ -55,6 +55,7 @@ def make_attention(
     batch_size: int | None = None,
     cache_type: str = "f32",
     scale: float | None = None,
+    soft_cap: float = 0.0,
 ) -> _core.ChunkedAttention:
     return _core.ChunkedAttention(
         policy,
@@ -66,6 +67,7 @@ def make_attention(
         max_context=max_context,
         cache_type=cache_type,
         scale=scale,
+        soft_cap=soft_cap,
     )
 
 
@@ -75,17 +77,19 @@ def prefill(
     *,
     ends: tuple[int, ...] | None = None,
     is_last: bool = True,
+    window: int = 0,
 ) -> Array:
     """Output [n_heads, n, d] of tokens [0, ends[-1]), one call per end; default: one call."""
     ends = ends or (qkv[0].shape[1],)
     outputs = []
     for start, end in pairwise((0, *ends)):
         q, k, v = (token_major(array[:, start:end]) for array in qkv)
-        outputs.append(attention.run(0, q, k, v, is_last=is_last and end == ends[-1]))
+        last = is_last and end == ends[-1]
+        outputs.append(attention.run(0, q, k, v, window=window, is_last=last))
     return head_major(np.concatenate(outputs))
 
 
-def decode(attention: _core.ChunkedAttention, qkv: Qkv, position: int) -> Array:
+def decode(attention: _core.ChunkedAttention, qkv: Qkv, position: int, *, window: int = 0) -> Array:
     """Output [n_heads, 1, d] of the token at `position`, which is appended."""
     q, k, v = (token_major(array[:, position : position + 1]) for array in qkv)
-    return head_major(attention.decode(0, q, k, v))
+    return head_major(attention.decode(0, q, k, v, window=window))

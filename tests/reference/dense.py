@@ -13,14 +13,24 @@ def group_queries(q: Array, n_kv_heads: int) -> Array:
     return q.reshape(n_kv_heads, n_heads // n_kv_heads, n, d)
 
 
-def causal_attention(q: Array, k: Array, v: Array, *, scale: float | None = None) -> Array:
-    """Full causal attention.
+def causal_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """Causal attention, full or in a sliding window.
 
     Args:
         q: [n_heads, n, d] queries at the last n positions of k.
         k: [n_kv_heads, n_keys, d] keys, n_keys >= n.
         v: [n_kv_heads, n_keys, d] values.
         scale: factor of the logits; None for 1 / sqrt(d).
+        window: positions that a query sees, its own included; None for all.
+        soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
 
     Returns:
         [n_heads, n, d].
@@ -28,22 +38,35 @@ def causal_attention(q: Array, k: Array, v: Array, *, scale: float | None = None
     n_kv_heads, n_keys, d = k.shape
     n = q.shape[1]
     query_pos = np.arange(n_keys - n, n_keys)
-    visible = np.arange(n_keys)[None, :] <= query_pos[:, None]
+    distance = query_pos[:, None] - np.arange(n_keys)[None, :]
+    visible = (distance >= 0) & (distance < (n_keys if window is None else window))
     state, _ = attend(
         group_queries(q, n_kv_heads),
         k[:, None],
         v[:, None],
         scale=d**-0.5 if scale is None else scale,
         visible=visible,
+        soft_cap=soft_cap,
     )
     return state.o.reshape(q.shape)
 
 
 class DenseLayer:
-    """Dense attention of one layer with its own key/value rows; same face as H2OLayer."""
+    """Dense attention of one layer with its own key/value rows; same face as H2OLayer.
 
-    def __init__(self, *, scale: float | None = None) -> None:
+    The options are those of `causal_attention`.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
         self._scale = scale
+        self._window = window
+        self._soft_cap = soft_cap
         self._k: Array | None = None
         self._v: Array | None = None
 
@@ -51,6 +74,8 @@ class DenseLayer:
         """Appends k, v [n_kv_heads, n, d]; returns the output [n_heads, n, d] of q."""
         self._k = k if self._k is None else np.concatenate([self._k, k], axis=1)
         self._v = v if self._v is None else np.concatenate([self._v, v], axis=1)
-        return causal_attention(q, self._k, self._v, scale=self._scale)
+        return causal_attention(
+            q, self._k, self._v, scale=self._scale, window=self._window, soft_cap=self._soft_cap
+        )
 
     decode = prefill

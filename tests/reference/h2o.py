@@ -92,7 +92,13 @@ class H2OLayer:
     """
 
     def __init__(
-        self, *, chunk_size: int, local: int, heavy: int, scale: float | None = None
+        self,
+        *,
+        chunk_size: int,
+        local: int,
+        heavy: int,
+        scale: float | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         if chunk_size < 1 or local < 0 or heavy < 0 or local + heavy == 0:
             raise ValueError("need chunk_size >= 1, local >= 0, heavy >= 0, local + heavy >= 1")
@@ -100,6 +106,7 @@ class H2OLayer:
         self._local = local
         self._heavy = heavy
         self._scale = scale
+        self._soft_cap = soft_cap
         self._k: Array | None = None
         self._v: Array | None = None
         self.scores: Array = np.zeros((0, 0))
@@ -120,7 +127,7 @@ class H2OLayer:
     def decode(self, q: Array, k: Array, v: Array) -> Array:
         """Full attention over all cached positions; scores and memory stay as they are."""
         self._append(k, v)
-        return causal_attention(q, self._k, self._v, scale=self._scale)
+        return causal_attention(q, self._k, self._v, scale=self._scale, soft_cap=self._soft_cap)
 
     def _append(self, k: Array, v: Array) -> int:
         """Appends rows and returns the position of the first of them."""
@@ -159,6 +166,7 @@ class H2OLayer:
             chunk_k[:, None],
             chunk_v[:, None],
             scale=scale,
+            soft_cap=self._soft_cap,
             visible=np.tri(n, dtype=bool),
         )
         memory, margins = self._select(n_kv_heads, start)
@@ -168,6 +176,7 @@ class H2OLayer:
                 self._k[head, positions],
                 self._v[head, positions],
                 scale=scale,
+                soft_cap=self._soft_cap,
             )
             for head, positions in enumerate(memory)
         ]

@@ -36,7 +36,13 @@ class SoftmaxState:
 
 
 def attend(
-    q: Array, k: Array, v: Array, *, scale: float, visible: NDArray[np.bool_] | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float,
+    visible: NDArray[np.bool_] | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[SoftmaxState, Array]:
     """Attention of queries over one set of keys.
 
@@ -46,11 +52,14 @@ def attend(
         v: [..., n_keys, d] values.
         scale: factor of the logits, usually 1 / sqrt(d).
         visible: [n, n_keys] mask, True where the query may read the key; None for all.
+        soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
 
     Returns:
         The state, and the weights [..., n, n_keys] normalised within the part.
     """
     logits = scale * (q @ np.swapaxes(k, -1, -2))
+    if soft_cap is not None:
+        logits = soft_cap * np.tanh(logits / soft_cap)
     if visible is not None:
         logits = np.where(visible, logits, -np.inf)
     m = logits.max(axis=-1, initial=-np.inf)

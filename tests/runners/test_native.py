@@ -11,7 +11,7 @@ from edgeh2o import _core
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.errors import FormatError, ResourceError
-from edgeh2o.models.spec import TensorBinding
+from edgeh2o.models import TensorBinding
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.runners.native import NativeModel, NativeModelFile, estimate_session_bytes
 from tests.tiny_models import TinyModelFactory

@@ -1,0 +1,76 @@
+"""Groups of tensors that most families share."""
+
+from __future__ import annotations
+
+from .tensors import TensorPart, tensor
+
+EMBEDDINGS = (
+    tensor("token_embd.weight", "model_dim", "vocab_size"),
+    tensor("output_norm.weight", "model_dim"),
+    tensor("output.weight", "model_dim", "vocab_size", required=False),
+)
+PRE_NORMS = (
+    tensor("blk.{layer}.attn_norm.weight", "model_dim"),
+    tensor("blk.{layer}.ffn_norm.weight", "model_dim"),
+)
+POST_NORMS = (
+    tensor("blk.{layer}.post_attention_norm.weight", "model_dim"),
+    tensor("blk.{layer}.post_ffw_norm.weight", "model_dim"),
+)
+HEAD_NORMS = (
+    tensor("blk.{layer}.attn_q_norm.weight", "head_dim"),
+    tensor("blk.{layer}.attn_k_norm.weight", "head_dim"),
+)
+PROJECTION_NORMS = (
+    tensor("blk.{layer}.attn_q_norm.weight", "q_dim"),
+    tensor("blk.{layer}.attn_k_norm.weight", "kv_dim"),
+)
+ATTENTION_OUTPUT = (tensor("blk.{layer}.attn_output.weight", "q_dim", "model_dim"),)
+ATTENTION = (
+    tensor("blk.{layer}.attn_q.weight", "model_dim", "q_dim", rotated=True),
+    tensor("blk.{layer}.attn_k.weight", "model_dim", "kv_dim", rotated=True),
+    tensor("blk.{layer}.attn_v.weight", "model_dim", "kv_dim"),
+    *ATTENTION_OUTPUT,
+)
+FUSED_ATTENTION = (
+    tensor(
+        "blk.{layer}.attn_qkv.weight",
+        "model_dim",
+        "qkv_dim",
+        parts=(
+            TensorPart("blk.{layer}.attn_q.weight", "q_dim", rotated=True),
+            TensorPart("blk.{layer}.attn_k.weight", "kv_dim", rotated=True),
+            TensorPart("blk.{layer}.attn_v.weight", "kv_dim"),
+        ),
+    ),
+    *ATTENTION_OUTPUT,
+)
+QKV_BIASES = (
+    tensor("blk.{layer}.attn_q.bias", "q_dim", rotated=True, required=False),
+    tensor("blk.{layer}.attn_k.bias", "kv_dim", rotated=True, required=False),
+    tensor("blk.{layer}.attn_v.bias", "kv_dim", required=False),
+)
+ATTENTION_OUTPUT_BIAS = (tensor("blk.{layer}.attn_output.bias", "model_dim", required=False),)
+FEED_FORWARD = (
+    tensor("blk.{layer}.ffn_gate.weight", "model_dim", "ffn_dim"),
+    tensor("blk.{layer}.ffn_up.weight", "model_dim", "ffn_dim"),
+    tensor("blk.{layer}.ffn_down.weight", "ffn_dim", "model_dim"),
+)
+FEED_FORWARD_BIASES = (
+    tensor("blk.{layer}.ffn_gate.bias", "ffn_dim", required=False),
+    tensor("blk.{layer}.ffn_up.bias", "ffn_dim", required=False),
+    tensor("blk.{layer}.ffn_down.bias", "model_dim", required=False),
+)
+# The first half of the rows is the gate.
+FUSED_FEED_FORWARD = (
+    tensor(
+        "blk.{layer}.ffn_up.weight",
+        "model_dim",
+        "gate_up_dim",
+        parts=(
+            TensorPart("blk.{layer}.ffn_gate.weight", "ffn_dim"),
+            TensorPart("blk.{layer}.ffn_up.weight", "ffn_dim"),
+        ),
+    ),
+    tensor("blk.{layer}.ffn_down.weight", "ffn_dim", "model_dim"),
+)

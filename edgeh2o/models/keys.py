@@ -1,0 +1,53 @@
+"""Typed access to the metadata keys of one architecture."""
+
+from __future__ import annotations
+
+from ..errors import FormatError
+from ..formats.metadata import Metadata, quote
+
+
+class ArchitectureKeys:
+    """Metadata read by the part of the key after the architecture's name.
+
+    Getters raise ``FormatError`` that names the whole key and its range.
+    """
+
+    __slots__ = ("architecture", "metadata", "n_layers")
+
+    def __init__(self, metadata: Metadata, architecture: str, n_layers: int) -> None:
+        self.metadata = metadata
+        self.architecture = architecture
+        self.n_layers = n_layers
+
+    def full(self, key: str) -> str:
+        """The key as it stands in the file."""
+        return f"{self.architecture}.{key}"
+
+    def quoted(self, key: str) -> str:
+        """The key as error messages name it."""
+        return f"metadata key {quote(self.full(key))}"
+
+    def has(self, key: str) -> bool:
+        return self.full(key) in self.metadata
+
+    def integer(
+        self, key: str, *, maximum: int, default: int | None = None, minimum: int = 1
+    ) -> int:
+        """An integer; an array of one per layer counts if all layers agree."""
+        name = self.full(key)
+        metadata = self.metadata
+        value = metadata.get(name, 0)
+        if not isinstance(value, (int, float, str, tuple)) and len(value) == self.n_layers:
+            if (value != value[0]).any():
+                raise FormatError(
+                    f"{self.quoted(key)} differs from layer to layer; "
+                    "only models whose layers are all alike are supported"
+                )
+            metadata = Metadata({name: value[0].item()})
+        return metadata.get_int(name, default=default, minimum=minimum, maximum=maximum)
+
+    def number(
+        self, key: str, *, above: float, below: float, default: float | None = None
+    ) -> float:
+        """A finite float strictly between ``above`` and ``below``."""
+        return self.metadata.get_float(self.full(key), default=default, above=above, below=below)

@@ -1,0 +1,187 @@
+"""Which tensors a family has, and how those of a file become the weights of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import FormatError
+from ..formats.gguf_header import TensorInfo
+from ..formats.gguf_types import COMPUTABLE_TYPES
+from ..formats.metadata import quote
+from .rope import half_split_row_order
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .hyperparameters import Hyperparameters
+
+VECTOR_TYPES = ("F32", "F16", "BF16")
+_MAX_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """Consecutive rows of a fused tensor, and the name by which the core knows them.
+
+    ``rows`` names a size (see ``Hyperparameters.sizes``). ``rotated`` marks Q and K, whose rows
+    RoPE turns in pairs.
+    """
+
+    name: str
+    rows: str
+    rotated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """One tensor of a family, or one per layer if the name contains ``{layer}``.
+
+    ``shape`` names sizes, contiguous dimension first. ``parts`` covers all rows of a matrix that
+    holds several weights of the core.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    required: bool
+    rotated: bool
+    parts: tuple[TensorPart, ...]
+
+
+def tensor(
+    name: str,
+    *shape: str,
+    required: bool = True,
+    rotated: bool = False,
+    parts: Sequence[TensorPart] = (),
+) -> TensorRule:
+    """A ``TensorRule`` written as one line of a table."""
+    return TensorRule(name, shape, required, rotated, tuple(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBinding:
+    """Rows of a tensor of the file and the name by which the core knows them.
+
+    ``row_order[i]`` is the source row, counted from ``first_row``, that becomes row ``i`` (for a
+    vector: the source element), int32 of shape ``[n_rows]``; None keeps the order of the file.
+    """
+
+    info: TensorInfo
+    name: str
+    row_order: np.ndarray | None
+    first_row: int
+    n_rows: int
+
+    @property
+    def first_byte(self) -> int:
+        """Where the rows begin in the tensor's bytes."""
+        return self.info.n_bytes // self.info.rows * self.first_row
+
+    @property
+    def n_bytes(self) -> int:
+        return self.info.n_bytes // self.info.rows * self.n_rows
+
+
+def bind_tensors(
+    tensors: Mapping[str, TensorInfo],
+    rules: Iterable[TensorRule],
+    shape: Hyperparameters,
+    *,
+    architecture: str,
+    interleaved: bool,
+    read_elsewhere: Iterable[str],
+) -> list[TensorBinding]:
+    """Check the tensors of a file against the rules and bind them, in the order of the file.
+
+    ``interleaved`` says that pairs of rotated rows are neighbours in the file. The tensors
+    ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
+    which is missing, unknown, or of the wrong shape or type.
+    """
+    by_name = _expand(rules, shape.n_layers)
+    missing = [n for n, rule in by_name.items() if rule.required and n not in tensors]
+    if missing:
+        raise FormatError(
+            f"{_count(missing, 'tensor')} of architecture {architecture!r} missing: "
+            f"{_some(missing)}; the file is incomplete"
+        )
+    ignored = set(read_elsewhere)
+    unknown = [n for n in tensors if n not in by_name and n not in ignored]
+    if unknown:
+        raise FormatError(
+            f"{_count(unknown, 'tensor')} that architecture {architecture!r} with "
+            f"{shape.n_layers} layers does not use: {_some(unknown)}; the model is of a variant "
+            "that is not supported, and leaving them out would give wrong answers"
+        )
+    bindings: list[TensorBinding] = []
+    row_orders: dict[int, np.ndarray] = {}
+    for name, info in tensors.items():
+        if name not in by_name:
+            continue
+        rule = by_name[name]
+        _check_tensor(info, rule, shape.sizes)
+        for part, first_row, n_rows in _parts(info, rule, shape):
+            row_order = None
+            if part.rotated and interleaved:
+                n_ordered = n_rows if len(info.shape) > 1 else info.cols
+                if n_ordered not in row_orders:
+                    row_orders[n_ordered] = half_split_row_order(
+                        n_ordered, shape.head_dim, shape.rotary_dim
+                    )
+                row_order = row_orders[n_ordered]
+            bindings.append(TensorBinding(info, part.name, row_order, first_row, n_rows))
+    return bindings
+
+
+def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, TensorRule]:
+    """Rules by the name of the tensor; those of layers once per layer."""
+    by_name: dict[str, TensorRule] = {}
+    for rule in rules:
+        layers = range(n_layers) if "{layer}" in rule.name else range(1)
+        for layer in layers:
+            parts = tuple(
+                TensorPart(part.name.replace("{layer}", str(layer)), part.rows, part.rotated)
+                for part in rule.parts
+            )
+            name = rule.name.replace("{layer}", str(layer))
+            by_name[name] = TensorRule(name, rule.shape, rule.required, rule.rotated, parts)
+    return by_name
+
+
+def _parts(
+    info: TensorInfo, rule: TensorRule, shape: Hyperparameters
+) -> Iterator[tuple[TensorPart, int, int]]:
+    """Every part with its first row and its number of rows."""
+    if not rule.parts:
+        yield TensorPart(rule.name, rule.shape[-1], rule.rotated), 0, info.rows
+    first_row = 0
+    for part in rule.parts:
+        n_rows = shape.sizes[part.rows]
+        yield part, first_row, n_rows
+        first_row += n_rows
+
+
+def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) -> None:
+    expected = tuple(sizes[size] for size in rule.shape)
+    if info.shape != expected:
+        raise FormatError(
+            f"tensor {quote(info.name)} has shape {list(info.shape)}, but the hyperparameters "
+            f"make it {list(expected)} ({', '.join(rule.shape)}); the file is damaged or was "
+            "converted wrongly"
+        )
+    supported = COMPUTABLE_TYPES if len(expected) > 1 else VECTOR_TYPES
+    if info.type_name not in supported:
+        raise FormatError(
+            f"tensor {quote(info.name)} is of type {info.type_name}, which is not supported here; "
+            f"supported: {', '.join(supported)}; quantise the model to one of these"
+        )
+
+
+def _count(names: list[str], noun: str) -> str:
+    return f"1 {noun}" if len(names) == 1 else f"{len(names)} {noun}s"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(quote(name) for name in names[:_MAX_NAMES_SHOWN])
+    return shown + (", ..." if len(names) > _MAX_NAMES_SHOWN else "")

@@ -1,0 +1,69 @@
+"""Sliding windows: which layers have one, and how wide it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import FormatError
+from ..formats.metadata import quote
+from .keys import ArchitectureKeys
+
+WINDOW_KEY = "attention.sliding_window"
+PATTERN_KEY = "attention.sliding_window_pattern"
+MAX_WINDOW = 2**31 - 1
+MAX_PERIOD = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindows:
+    """What an architecture assumes of its sliding windows where the file does not say.
+
+    Attributes:
+        full_every: every so many layers one has full attention, the last of each period; 0 means
+            that all layers have a window.
+        default: width in positions if the file has no key; None: a file without it has no windows.
+        rope_base: base of the rotary embedding in layers with a window; None: that of the model.
+        has_plain_rope: RoPE scaling is only for the layers with full attention.
+    """
+
+    full_every: int = 0
+    default: int | None = None
+    rope_base: float | None = None
+    has_plain_rope: bool = False
+
+
+def read_sliding_layers(
+    keys: ArchitectureKeys, rule: SlidingWindows | None
+) -> tuple[int, tuple[bool, ...]]:
+    """Width of the window and, per layer, whether it has one; ``(0, ())`` if none has.
+
+    A query at position ``i`` of such a layer sees positions ``i - width + 1`` to ``i``.
+    """
+    needs_one = rule is not None and rule.default is not None
+    window = keys.integer(
+        WINDOW_KEY,
+        minimum=1 if needs_one else 0,
+        maximum=MAX_WINDOW,
+        default=rule.default or 0 if rule else 0,
+    )
+    if window == 0:
+        return 0, ()
+    if rule is None:
+        raise FormatError(
+            f"{keys.quoted(WINDOW_KEY)} is {window}, but sliding windows are not supported for "
+            f"architecture {quote(keys.architecture)}"
+        )
+    layers = _read_pattern(keys, rule.full_every)
+    return (window, layers) if any(layers) else (0, ())
+
+
+def _read_pattern(keys: ArchitectureKeys, default: int) -> tuple[bool, ...]:
+    """An array of booleans, one per layer, or the period of an alternating pattern."""
+    import numpy as np
+
+    name = keys.full(PATTERN_KEY)
+    if isinstance(keys.metadata.get(name), np.ndarray):
+        pattern = keys.metadata.get_array(name, kinds="b", length=keys.n_layers)
+        return tuple(pattern.tolist())
+    period = keys.metadata.get_int(name, default=default, minimum=0, maximum=MAX_PERIOD)
+    return tuple(period == 0 or layer % period < period - 1 for layer in range(keys.n_layers))
