@@ -1,4 +1,6 @@
-"""Float64 reference of the llama-type decoder, read from a GGUF file by the `gguf` package.
+"""Float64 reference of the decoder, read from a GGUF file by the `gguf` package.
+
+It knows the architectures of FAMILIES. Which norms a model has is read off its tensors.
 
 Query and key rows are used in the order of the file, where the two elements of a rotated
 pair are neighbours (interleaved), or reordered to the half-split layout.
@@ -14,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.reference.dense import DenseLayer
 from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
@@ -32,7 +35,11 @@ class AttentionLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceConfig:
-    """Sizes of the model; `rope_inv_freq` has one entry per rotated pair, already scaled."""
+    """Sizes and constants of the model.
+
+    `rope_inv_freq` and that of layers with a window have one entry per rotated pair, already
+    scaled; `windows` has one entry per layer.
+    """
 
     n_layers: int
     model_dim: int
@@ -42,6 +49,62 @@ class ReferenceConfig:
     rotary_dim: int
     norm_eps: float
     rope_inv_freq: Array
+    sliding_inv_freq: Array
+    windows: tuple[int | None, ...]
+    attention_scale: float
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    has_gelu: bool = False
+    is_interleaved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What no tensor or key of a file tells.
+
+    Attributes:
+        is_interleaved: the two elements of a rotated pair are neighbours in the file.
+        window_period: every so many layers one has no window; 0: all have one.
+        sliding_base: RoPE base of layers with a window, which have no scaling; None: as others.
+        has_gelu: the gate is a GELU, and embeddings are multiplied by sqrt(model_dim).
+    """
+
+    is_interleaved: bool = False
+    window_period: int = 0
+    sliding_base: float | None = None
+    has_gelu: bool = False
+
+
+FAMILIES = {
+    "llama": Family(is_interleaved=True),
+    "granite": Family(is_interleaved=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "phi3": Family(),
+    "olmo2": Family(window_period=4, sliding_base=10000.0),
+    "gemma2": Family(window_period=2, has_gelu=True),
+    "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
+}
+
+
+def _split_fused(
+    weights: dict[str, NDArray[np.float32]], config: ReferenceConfig
+) -> dict[str, NDArray[np.float32]]:
+    """Weights with Q, K, V and gate, up as matrices of their own."""
+    split = dict(weights)
+    q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    for layer in range(config.n_layers):
+        prefix = f"blk.{layer}."
+        qkv = split.pop(f"{prefix}attn_qkv.weight")
+        parts = np.split(qkv, [q_dim, q_dim + kv_dim])
+        gate_up = np.split(split.pop(f"{prefix}ffn_up.weight"), 2)
+        names = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+        for name, part in zip(names, (*parts, *gate_up), strict=True):
+            split[f"{prefix}{name}.weight"] = part
+    return split
 
 
 def half_split_row_order(n_heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.int64]:
@@ -67,7 +130,7 @@ def rotate(x: Array, angles: Array, layout: RopeLayout) -> Array:
 
 
 class ReferenceDecoder:
-    """Weights and sizes of a llama-type model, immutable.
+    """Weights and sizes of a model, immutable.
 
     Attributes:
         config: sizes.
@@ -87,7 +150,7 @@ class ReferenceDecoder:
 
     @classmethod
     def from_gguf(cls, path: Path) -> ReferenceDecoder:
-        """Reads a GGUF file whose general.architecture is llama."""
+        """Reads a GGUF file of one of the FAMILIES."""
         from gguf import GGMLQuantizationType, GGUFReader
         from gguf.quants import dequantize
 
@@ -108,37 +171,63 @@ class ReferenceDecoder:
                 raise KeyError(key)
             return default
 
-        if value("general.architecture") != "llama":
-            raise ValueError("the reference decoder knows only the llama architecture")
-        n_heads = int(value("llama.attention.head_count"))
-        model_dim = int(value("llama.embedding_length"))
-        head_dim = int(value("llama.attention.key_length", model_dim // n_heads))
-        rotary_dim = int(value("llama.rope.dimension_count", head_dim))
-        inv_freq = float(value("llama.rope.freq_base", 10000.0)) ** (
-            -np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
-        )
-        scaling = value("llama.rope.scaling.type", "none")
+        architecture = str(value("general.architecture"))
+        family = FAMILIES[architecture]
+
+        def number(key: str, default: float | None = None) -> float:
+            return float(value(f"{architecture}.{key}", default))
+
+        n_layers, n_heads = int(number("block_count")), int(number("attention.head_count"))
+        model_dim = int(number("embedding_length"))
+        head_dim = int(number("attention.key_length", model_dim // n_heads))
+        rotary_dim = int(number("rope.dimension_count", head_dim))
+        base = number("rope.freq_base", 10000.0)
+        steps = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
+        inv_freq = base**-steps
+        scaling = value(f"{architecture}.rope.scaling.type", "none")
         if scaling == "linear":
-            inv_freq /= float(value("llama.rope.scaling.factor"))
+            inv_freq = inv_freq / number("rope.scaling.factor")
         elif scaling != "none":
             raise ValueError(f"the reference decoder does not know RoPE scaling {scaling!r}")
         if "rope_freqs.weight" in weights:
-            inv_freq /= weights["rope_freqs.weight"].astype(np.float64)
+            inv_freq = inv_freq / weights["rope_freqs.weight"].astype(np.float64)
+        sliding_inv_freq = inv_freq
+        if family.sliding_base is not None:
+            sliding_inv_freq = number("rope.freq_base_swa", family.sliding_base) ** -steps
+        window = int(number("attention.sliding_window", 0.0))
+        period = int(number("attention.sliding_window_pattern", family.window_period))
+        windows = tuple(
+            window if window and (period == 0 or layer % period < period - 1) else None
+            for layer in range(n_layers)
+        )
+        width_scale = model_dim**0.5 if family.has_gelu else 1.0
         config = ReferenceConfig(
-            n_layers=int(value("llama.block_count")),
+            n_layers=n_layers,
             model_dim=model_dim,
             n_heads=n_heads,
-            n_kv_heads=int(value("llama.attention.head_count_kv", n_heads)),
+            n_kv_heads=int(number("attention.head_count_kv", n_heads)),
             head_dim=head_dim,
             rotary_dim=rotary_dim,
-            norm_eps=float(value("llama.attention.layer_norm_rms_epsilon")),
+            norm_eps=number("attention.layer_norm_rms_epsilon"),
             rope_inv_freq=inv_freq,
+            sliding_inv_freq=sliding_inv_freq,
+            windows=windows,
+            attention_scale=number("attention.scale", head_dim**-0.5),
+            embedding_scale=number("embedding_scale", width_scale),
+            residual_scale=number("residual_scale", 1.0),
+            logit_scale=1.0 / number("logit_scale", 1.0),
+            attention_soft_cap=number("attn_logit_softcapping", 0.0) or None,
+            logit_soft_cap=number("final_logit_softcapping", 0.0) or None,
+            has_gelu=family.has_gelu,
+            is_interleaved=family.is_interleaved,
         )
+        if "blk.0.attn_qkv.weight" in weights:
+            weights = _split_fused(weights, config)
         return cls(config, weights, quantised)
 
     def start(
         self,
-        make_layer: Callable[[], AttentionLayer],
+        make_layer: Callable[..., AttentionLayer],
         *,
         rope_layout: RopeLayout = "interleaved",
         quantise_activations: bool = False,
@@ -147,19 +236,30 @@ class ReferenceDecoder:
         """Begins a prompt.
 
         Args:
-            make_layer: builds the attention state of one layer.
-            rope_layout: order of the query and key rows inside the computation.
+            make_layer: builds the attention state of a layer without a window, from its scale
+                and soft_cap.
+            rope_layout: order of the query and key rows inside the computation; files that are
+                in half-split order stay as they are.
             quantise_activations: round the inputs of block-quantised matrices to 8 bits per
                 block of 32, as the integer kernels do; everything else stays exact.
             cache_type: type that keys and values are rounded to.
         """
         return DecoderRun(
             self,
-            [make_layer() for _ in range(self.config.n_layers)],
-            rope_layout=rope_layout,
+            [self._make_layer(make_layer, window) for window in self.config.windows],
+            rope_layout=rope_layout if self.config.is_interleaved else "half_split",
             quantise_activations=quantise_activations,
             cache_type=cache_type,
         )
+
+    def _make_layer(
+        self, make_layer: Callable[..., AttentionLayer], window: int | None
+    ) -> AttentionLayer:
+        options = {
+            "scale": self.config.attention_scale,
+            "soft_cap": self.config.attention_soft_cap,
+        }
+        return make_layer(**options) if window is None else DenseLayer(window=window, **options)
 
 
 class DecoderRun:
@@ -205,16 +305,23 @@ class DecoderRun:
         attention: Callable[[AttentionLayer], Callable[[Array, Array, Array], Array]],
     ) -> Array:
         weights = self._decoder.weights
+        config = self._decoder.config
         x = weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
-        positions = np.arange(self.position, self.position + len(tokens))
-        angles = positions[:, None] * self._decoder.config.rope_inv_freq
+        x = x * config.embedding_scale
+        positions = np.arange(self.position, self.position + len(tokens))[:, None]
         for layer_idx, layer in enumerate(self.layers):
             prefix = f"blk.{layer_idx}."
-            x = x + self._attention_block(prefix, x, angles, attention(layer))
-            x = x + self._ffn_block(prefix, x)
+            has_window = config.windows[layer_idx] is not None
+            inv_freq = config.sliding_inv_freq if has_window else config.rope_inv_freq
+            branch = self._attention_block(prefix, x, positions * inv_freq, attention(layer))
+            x = x + config.residual_scale * self._norm(prefix + "post_attention_norm", branch)
+            branch = self._ffn_block(prefix, x)
+            x = x + config.residual_scale * self._norm(prefix + "post_ffw_norm", branch)
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
-        return self._linear(output, self._norm("output_norm", x))
+        logits = self._linear(output, self._norm("output_norm", x)) * config.logit_scale
+        cap = config.logit_soft_cap
+        return logits if cap is None else cap * np.tanh(logits / cap)
 
     def _attention_block(
         self,
@@ -243,12 +350,22 @@ class DecoderRun:
         normed = self._norm(prefix + "ffn_norm", x)
         gate = self._linear(prefix + "ffn_gate", normed)
         up = self._linear(prefix + "ffn_up", normed)
-        return self._linear(prefix + "ffn_down", gate / (1.0 + np.exp(-gate)) * up)
+        if self._decoder.config.has_gelu:
+            u = np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
+            activated = 0.5 * gate * (1.0 + np.tanh(u))
+        else:
+            activated = gate / (1.0 + np.exp(-gate))
+        return self._linear(prefix + "ffn_down", activated * up)
 
     def _norm(self, name: str, x: Array) -> Array:
-        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        """RMS norm of groups of as many elements as the weight has; x if there is no weight."""
+        if name + ".weight" not in self._decoder.weights:
+            return x
         weight = self._decoder.weights[name + ".weight"].astype(np.float64)
-        return x / np.sqrt(mean_square + self._decoder.config.norm_eps) * weight
+        groups = x.reshape(*x.shape[:-1], -1, len(weight))
+        mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
+        normed = groups / np.sqrt(mean_square + self._decoder.config.norm_eps) * weight
+        return normed.reshape(x.shape)
 
     def _linear(self, name: str, x: Array) -> Array:
         """x [n, cols] times the rows of a matrix, plus its bias if the file has one."""
@@ -260,12 +377,13 @@ class DecoderRun:
         return out if bias is None else out + bias
 
     def _heads(self, name: str, x: Array, n_heads: int) -> Array:
-        """Projection as [n_heads, n, head_dim]."""
-        return self._linear(name, x).reshape(len(x), n_heads, -1).transpose(1, 0, 2)
+        """Projection as [n_heads, n, head_dim], normed if the model does that."""
+        rows = self._norm(name + "_norm", self._linear(name, x))
+        return rows.reshape(len(x), n_heads, -1).transpose(1, 0, 2)
 
     def _ordered(self, x: Array) -> Array:
         """Puts the elements of each head into the layout that this run rotates in."""
-        if self._rope_layout == "interleaved":
-            return x
         config = self._decoder.config
+        if self._rope_layout == "interleaved" or not config.is_interleaved:
+            return x
         return x[..., half_split_row_order(1, config.head_dim, config.rotary_dim)]

@@ -24,8 +24,8 @@ def tokens_of(n_tokens: int, *, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(3, 320, size=n_tokens)
 
 
-def make_h2o() -> H2OLayer:
-    return H2OLayer(chunk_size=CHUNK_SIZE, local=4, heavy=8)
+def make_h2o(**options: float | None) -> H2OLayer:
+    return H2OLayer(chunk_size=CHUNK_SIZE, local=4, heavy=8, **options)
 
 
 @pytest.mark.parametrize("options", VARIANTS)

@@ -1,0 +1,101 @@
+"""Every architecture against the float64 reference: chunks, windows and sparse policies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeh2o import _core
+from tests.model.model_pair import (
+    CHUNK_SIZE,
+    HEAVY,
+    LOCAL,
+    decisive_prompt,
+    layers_of,
+    load_pair,
+    prefill,
+    random_tokens,
+    relative_error,
+    split,
+)
+from tests.reference.pairs import pairs_chunked, pairs_dense
+from tests.tiny_models import TinyModelFactory
+
+SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
+# Windows narrower than a chunk, wider than one, and wider than the prompt.
+NARROW, WIDE, ALL = 20, CHUNK_SIZE + 30, 1000
+MODELS = {
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "phi3": {"architecture": "phi3", "rotary_dim": 12},
+    "granite": {"architecture": "granite"},
+    "olmo2": {"architecture": "olmo2", "tied": False},
+    "mistral": {"sliding_window": WIDE},
+    "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
+    "gemma2-narrow": {"architecture": "gemma2", "sliding_window": NARROW},
+    "gemma2-wide": {"architecture": "gemma2", "sliding_window": WIDE},
+    "gemma2-all": {"architecture": "gemma2", "sliding_window": ALL},
+    "gemma3": {
+        "architecture": "gemma3",
+        "n_layers": 3,
+        "sliding_window": NARROW,
+        "sliding_window_pattern": 3,
+        "rope_base": 1e6,
+        "rope_scaling": "linear",
+    },
+    "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: str) -> None:
+    pair = load_pair(tiny_model, **SHAPE, **MODELS[name])
+    tokens = random_tokens(3 * CHUNK_SIZE + 17)
+    make_layer, make_policy = layers_of("dense")
+    expected = pair.reference.start(make_layer).prefill(tokens)
+    session = pair.session(make_policy(), cache_type="f32")
+    for lengths in ([len(tokens)], [CHUNK_SIZE, len(tokens) - CHUNK_SIZE], [100, 1, 108]):
+        assert relative_error(prefill(session, *split(tokens, lengths)), expected) < 2e-5
+    session.reset()
+    session.prefill(tokens[:-3], is_last=True)
+    decoded = [session.decode(int(token)) for token in tokens[-3:]]
+    assert relative_error(np.stack(decoded), expected[-3:]) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name not in ("mistral", "phi3-window")]
+)
+def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, name: str) -> None:
+    pair = load_pair(tiny_model, **SHAPE, **MODELS[name])
+    tokens = decisive_prompt(pair, 2 * CHUNK_SIZE + 40)
+    make_layer, make_policy = layers_of("h2o")
+    expected = pair.reference.start(make_layer).prefill(tokens)
+    session = pair.session(make_policy(), cache_type="f32")
+    assert relative_error(prefill(session, tokens), expected) < 2e-5
+    dense = pair.reference.start(layers_of("dense")[0]).prefill(tokens)
+    assert relative_error(expected[CHUNK_SIZE:], dense[CHUNK_SIZE:]) > 0.01
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi3-window"])
+def test_sparse_policies_leave_windows_exact(tiny_model: TinyModelFactory, name: str) -> None:
+    pair = load_pair(tiny_model, **SHAPE, **MODELS[name])
+    tokens = random_tokens(3 * CHUNK_SIZE)
+    dense, sparse = (
+        prefill(pair.session(layers_of(attention)[1]()), tokens) for attention in ("dense", "h2o")
+    )
+    np.testing.assert_array_equal(sparse, dense)
+
+
+@pytest.mark.parametrize("window", [NARROW, WIDE, ALL])
+def test_pairs_are_counted_per_layer(tiny_model: TinyModelFactory, window: int) -> None:
+    pair = load_pair(tiny_model, **SHAPE, architecture="gemma2", sliding_window=window)
+    n_tokens = 3 * CHUNK_SIZE + 17
+    in_window = sum(min(position + 1, window) for position in range(n_tokens))
+    session = pair.session(_core.h2o_policy(LOCAL, HEAVY))
+    prefill(session, *split(random_tokens(n_tokens), [100, n_tokens - 100]))
+    sparse = pairs_chunked(100, chunk_size=CHUNK_SIZE, memory_size=LOCAL + HEAVY)
+    sparse += sum(
+        pairs_dense(n) + n * (LOCAL + HEAVY) for n in (CHUNK_SIZE, n_tokens - 100 - CHUNK_SIZE)
+    )
+    assert session.pairs_computed == (in_window + sparse) // 2
+    assert session.pairs_dense == (in_window + pairs_dense(n_tokens)) // 2

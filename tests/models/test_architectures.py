@@ -1,0 +1,213 @@
+"""What the families read from a file: windows, scales, soft caps, fused tensors, RoPE tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from edgeh2o.config import ModelConfig
+from edgeh2o.errors import FormatError
+from edgeh2o.formats.gguf import open_gguf
+from edgeh2o.models import TensorBinding, read_model, registered_architectures
+from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequencies
+from tests.tiny_models import TinyModelFactory
+from tools.make_tiny_model import write_tiny_model
+from tools.tiny_architectures import FAMILIES
+
+SHAPE = {"n_layers": 6, "model_dim": 32, "n_heads": 4, "head_dim": 8, "ffn_dim": 16}
+
+
+def read(path: Path) -> tuple[ModelConfig, list[TensorBinding]]:
+    with open_gguf(path) as file:
+        return read_model(file)
+
+
+def read_tiny(tiny_model: TinyModelFactory, architecture: str, **options: object) -> ModelConfig:
+    return read(tiny_model(architecture=architecture, **{**SHAPE, **options}))[0]
+
+
+@pytest.fixture
+def read_with_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelConfig]:
+    """Reads a tiny model of an architecture into whose metadata `add(writer)` put something."""
+
+    def make(
+        architecture: str, add: Callable[[GGUFWriter], None], **options: object
+    ) -> ModelConfig:
+        original = GGUFWriter.add_name
+
+        def add_name(writer: GGUFWriter, name: str) -> None:
+            original(writer, name)
+            add(writer)
+
+        monkeypatch.setattr(GGUFWriter, "add_name", add_name)
+        path = write_tiny_model(
+            tmp_path / "tiny.gguf", architecture=architecture, **{**SHAPE, **options}
+        )
+        return read(path)[0]
+
+    return make
+
+
+def test_tiny_models_are_there_for_every_architecture() -> None:
+    assert set(FAMILIES) == set(registered_architectures())
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, architecture: str) -> None:
+    path = tiny_model(architecture=architecture, **SHAPE)
+    _, bindings = read(path)
+    names = [binding.name for binding in bindings]
+    assert len(set(names)) == len(names)
+    with open_gguf(path) as file:
+        for name, info in file.tensors.items():
+            parts = [binding for binding in bindings if binding.info.name == name]
+            assert sum(part.n_rows for part in parts) == info.rows
+            assert sum(part.n_bytes for part in parts) == info.n_bytes
+            ends = [part.first_byte + part.n_bytes for part in parts]
+            assert [part.first_byte for part in parts] == [0, *ends[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "layers"),
+    [
+        ("llama", {}, ""),
+        ("llama", {"sliding_window": 5}, "wwwwww"),
+        ("llama", {"sliding_window": 0}, ""),
+        ("phi3", {"sliding_window": 5}, "wwwwww"),
+        ("phi3", {"sliding_window": 0}, ""),
+        ("gemma2", {"sliding_window": 5}, "w.w.w."),
+        ("gemma2", {}, "w.w.w."),
+        ("gemma3", {}, ""),
+        ("gemma3", {"sliding_window": 5}, "wwwww."),
+        ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 3}, "ww.ww."),
+        ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 1}, ""),
+        ("olmo2", {"sliding_window": 5}, "www.ww"),
+    ],
+)
+def test_layers_with_a_window(
+    tiny_model: TinyModelFactory, architecture: str, options: dict[str, object], layers: str
+) -> None:
+    config = read_tiny(tiny_model, architecture, **options)
+    assert config.sliding_layers == tuple(layer == "w" for layer in layers)
+    default = 4096 if architecture == "gemma2" else 0
+    assert config.sliding_window == (options.get("sliding_window", default) if layers else 0)
+
+
+def test_a_pattern_may_be_an_array(read_with_key: Callable[..., ModelConfig]) -> None:
+    pattern = (True, True, False, False, True, False)
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_sliding_window_pattern(list(pattern))
+
+    assert read_with_key("gemma3", add, sliding_window=5).sliding_layers == pattern
+
+
+def test_layers_with_a_window_have_their_own_rope(tiny_model: TinyModelFactory) -> None:
+    scaled = {"sliding_window": 5, "rope_base": 1e6, "rope_scaling": "linear"}
+    gemma3 = read_tiny(tiny_model, "gemma3", **scaled)
+    np.testing.assert_allclose(gemma3.sliding_rope_inv_freq, [1.0, 0.1, 0.01, 0.001])
+    assert gemma3.rope_inv_freq[0] == 0.25
+    other_base = read_tiny(tiny_model, "gemma3", **scaled, rope_base_sliding=16.0)
+    np.testing.assert_allclose(other_base.sliding_rope_inv_freq, [1.0, 0.5, 0.25, 0.125])
+    assert read_tiny(tiny_model, "gemma2", **scaled).sliding_rope_inv_freq == ()
+    olmo3 = read_tiny(tiny_model, "olmo2", **scaled)
+    np.testing.assert_allclose(np.divide(olmo3.sliding_rope_inv_freq, olmo3.rope_inv_freq), 4.0)
+
+
+def test_scales_and_caps(tiny_model: TinyModelFactory) -> None:
+    granite = read_tiny(tiny_model, "granite")
+    assert granite.logit_scale == 0.25
+    assert granite.residual_scale == pytest.approx(0.4)
+    assert granite.embedding_scale == 6.0
+    assert granite.attention_scale == pytest.approx(0.35)
+    gemma2 = read_tiny(tiny_model, "gemma2")
+    assert (gemma2.attention_soft_cap, gemma2.logit_soft_cap) == (2.0, 3.0)
+    assert gemma2.embedding_scale == pytest.approx(math.sqrt(32))
+    assert gemma2.attention_scale == pytest.approx(8**-0.5)
+
+
+@pytest.mark.parametrize(("architecture", "n_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_logits_by_their_width(
+    tiny_model: TinyModelFactory, architecture: str, n_layers: int
+) -> None:
+    sizes = {"model_dim": 48, "n_layers": n_layers}
+    config = read_tiny(tiny_model, architecture, **sizes)
+    assert config.attention_scale == pytest.approx((48 / 4) ** -0.5)
+
+
+def test_a_granite_without_positions(read_with_key: Callable[..., ModelConfig]) -> None:
+    config = read_with_key("granite", lambda writer: writer.add_rope_scaling_finetuned(False))
+    assert config.rope_inv_freq == (0.0,) * 4
+
+
+def test_longrope_has_two_tables(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "phi3", rope_scaling="longrope", original_context=64)
+    assert config.long_rope_after == 64
+    assert config.rope_attention_factor == pytest.approx(1.2)
+    np.testing.assert_allclose(config.rope_inv_freq[-1], 1e-3 / 1.5, rtol=1e-6)
+    np.testing.assert_allclose(config.long_rope_inv_freq[-1], 1e-3 / 8.0, rtol=1e-6)
+
+
+def test_yarn_interpolates_slow_pairs_only() -> None:
+    """128 pairs of base 10,000 over 4,096 positions: turns 32 and 1 are at pairs 20.9 and 45.0."""
+    scaling = RopeScaling(kind="yarn", factor=4.0, original_context=4096)
+    ratio = np.divide(inverse_frequencies(128, 1e4), inverse_frequencies(128, 1e4, scaling))
+    np.testing.assert_allclose(ratio[:21], 1.0)
+    np.testing.assert_allclose(ratio[46:], 4.0)
+    assert np.all(np.diff(ratio[20:47]) > 0)
+    assert attention_factor(scaling) == pytest.approx(1 + 0.1 * math.log(4))
+
+
+def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
+    return lambda writer: writer.add_float32(key, value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "add", "problem"),
+    [
+        ("gemma2", "attention.sliding_window", lambda w: w.add_sliding_window(0), "is 0"),
+        ("qwen3", "attention.sliding_window", lambda w: w.add_sliding_window(9), "not supported"),
+        ("phi3", "attention.sliding_window", lambda w: w.add_sliding_window(2**31), "2147483648"),
+        (
+            "gemma2",
+            "attention.sliding_window_pattern",
+            lambda w: w.add_sliding_window_pattern([True]),
+            "has 1 items, but must have 6",
+        ),
+        (
+            "gemma2",
+            "attention.sliding_window_pattern",
+            lambda w: w.add_sliding_window_pattern(513),
+            "is 513",
+        ),
+        ("gemma3", "final_logit_softcapping", add_cap("gemma3.final_logit_softcapping", 0), "is 0"),
+        (
+            "gemma3",
+            "final_logit_softcapping",
+            add_cap("gemma3.final_logit_softcapping", math.nan),
+            "is nan",
+        ),
+        ("gemma3", "rope.freq_base_swa", lambda w: w.add_rope_freq_base_swa(0.0), "is 0"),
+        ("qwen3", "expert_count", lambda w: w.add_expert_count(4), "is 4: mixture-of-experts"),
+        (
+            "granite",
+            "rope.scaling.finetuned",
+            lambda w: w.add_uint32("granite.rope.scaling.finetuned", 0),
+            "is an integer, but must be a boolean",
+        ),
+    ],
+)
+def test_bad_keys_are_named(
+    read_with_key: Callable[..., ModelConfig],
+    architecture: str,
+    key: str,
+    add: Callable[[GGUFWriter], None],
+    problem: str,
+) -> None:
+    with pytest.raises(FormatError, match=f"'{architecture}.{key}'.*{problem}"):
+        read_with_key(architecture, add)
