@@ -103,7 +103,7 @@ def test_options_reach_the_file(tiny_model: TinyModelFactory) -> None:
     [
         ({"tensor_type": "IQ1_S"}, "IQ1_S is not one of"),
         ({"embedding_type": "Q1_0"}, "Q1_0 is not one of"),
-        ({"rope_scaling": "yarn"}, "rope_scaling"),
+        ({"rope_scaling": "ntk"}, "rope_scaling"),
         ({"n_heads": 5}, "multiple of n_kv_heads"),
         ({"vocab_size": 100}, "vocab_size must be at least"),
         ({"tensor_type": "Q4_K", "model_dim": 96}, "multiple of 256"),
