@@ -78,6 +78,31 @@ void check_swiglu(const KernelTable& table, Check& check) {
   });
 }
 
+void check_geglu(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> gate = random.uniform_vector(n, -8, 8), up = random.uniform_vector(n, -3, 3);
+    table.geglu_f32(out.data(), gate.data(), up.data(), n);
+    for (size_t i = 0; i < n; ++i) {
+      const double g = gate[i], u = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
+      const double want = g / (1 + std::exp(-2 * u)) * up[i];
+      check.near(out[i], want, 100 * kEps * std::fabs(want) + 1e-35);
+    }
+  });
+}
+
+void check_soft_cap(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    for (const float cap : {0.5f, 30.0f}) {
+      const std::vector<float> x = random.uniform_vector(n, -100, 100);
+      std::memcpy(out.data(), x.data(), n * sizeof(float));
+      table.soft_cap_f32(out.data(), cap, n);
+      for (size_t i = 0; i < n; ++i) {
+        check.near(out[i], cap * std::tanh(double{x[i]} / cap), 4 * kEps * cap);
+      }
+    }
+  });
+}
+
 void check_add(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     const std::vector<float> x = random.uniform_vector(n, -5, 5);
@@ -132,9 +157,9 @@ void check_load_f16(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& row_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"rms_norm_f32", check_rms_norm}, {"rope_f32", check_rope},   {"swiglu_f32", check_swiglu},
-      {"add_f32", check_add},           {"scale_f32", check_scale}, {"store_f16_f32", check_store_f16},
-      {"load_f32_f16", check_load_f16},
+      {"rms_norm_f32", check_rms_norm}, {"rope_f32", check_rope},           {"swiglu_f32", check_swiglu},
+      {"geglu_f32", check_geglu},       {"soft_cap_f32", check_soft_cap},   {"add_f32", check_add},
+      {"scale_f32", check_scale},       {"store_f16_f32", check_store_f16}, {"load_f32_f16", check_load_f16},
   };
   return checks;
 }
