@@ -103,7 +103,10 @@ class Runner(Protocol):
 
     @property
     def pairs_dense(self) -> int:
-        """Query-key pairs that dense attention needs for this prompt: N (N + 1) / 2."""
+        """Query-key pairs of this prompt without a sparse rule: N (N + 1) / 2.
+
+        Averaged over layers; fewer where layers have a sliding window.
+        """
 
     @property
     def policy(self) -> SparsePolicy:
