@@ -79,10 +79,12 @@ def test_soft_caps(soft_cap: float, window: int | None) -> None:
         _core.dense_policy(), shape, chunk_size=40, max_context=150, soft_cap=soft_cap
     )
     expected = causal_attention(q, k, v, window=window, soft_cap=soft_cap)
+    # A capped logit is off by some rounding errors of the cap, and weights by the same fraction.
+    close = {"rtol": 1e-5, "atol": 1e-5 + 8 * np.finfo(np.float32).eps * soft_cap}
     output = prefill(attention, (q, k, v), ends=(149,), window=window or 0)
-    np.testing.assert_allclose(output, expected[:, :149], **CLOSE)
+    np.testing.assert_allclose(output, expected[:, :149], **close)
     output = decode(attention, (q, k, v), 149, window=window or 0)
-    np.testing.assert_allclose(output, expected[:, 149:], **CLOSE)
+    np.testing.assert_allclose(output, expected[:, 149:], **close)
 
 
 def test_soft_caps_of_scored_attention() -> None:
