@@ -34,6 +34,9 @@ def add_parser(verbs: Any) -> None:
     )
     add_model_argument(parser)
     add_text_option(parser, required=False)
+    parser.add_argument(
+        "--chat", action="store_true", help="put the prompts into the model's chat template"
+    )
     grid = parser.add_argument_group("grid")
     grid.add_argument(
         "--lengths",
@@ -83,7 +86,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.plot is not None:
         figures.check_picture(args.plot)
     with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
-        report = evaluate_needle(llm, grid, filler=filler, on_progress=bars)
+        report = evaluate_needle(llm, grid, filler=filler, chat=args.chat, on_progress=bars)
     if args.plot is not None:
         figures.draw_needle(report, args.plot)
     print_results(args.output, report)

@@ -28,7 +28,7 @@ def examine_machine(root: Path = Path("/")) -> dict[str, Any]:
     threads = choose_threads(root)
     return {
         "cpu": {
-            "model": _cpu_model(root),
+            "model": cpu_model(root),
             "architecture": platform.machine(),
             "features": _cpu_features(root),
         },
@@ -72,7 +72,8 @@ def _examine_memory(root: Path) -> dict[str, Any]:
     }
 
 
-def _cpu_model(root: Path) -> str | None:
+def cpu_model(root: Path = Path("/")) -> str | None:
+    """Name of the processor and the board, None where the system does not tell."""
     board = _read(root / "sys/firmware/devicetree/base/model")
     for name in ("model name", "Model", "Hardware"):
         for value in _cpuinfo(root, name):

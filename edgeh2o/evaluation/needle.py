@@ -23,6 +23,7 @@ from ..errors import UsageError
 from .filler import filler_tokens
 from .reading import read_prompt
 from .reporting import markdown_table
+from .windows import find_beginning
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -34,7 +35,10 @@ PLACES: tuple[Place, ...] = get_args(Place)
 
 _INTRODUCTION = "There is a pass key hidden in the text below. Find it and remember it.\n\n"
 _NEEDLE = "\nThe pass key is {key}. Remember it. {key} is the pass key.\n"
-_ENDING = "\n\nWhat is the pass key?\nThe pass key is"
+_QUESTION = "\n\nWhat is the pass key?"
+_ANSWER = "The pass key is"
+# Where the text stands in a chat template that is rendered around it.
+_MARK = "@@text@@"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +177,17 @@ def evaluate_needle(
     grid: NeedleGrid,
     *,
     filler: str | None = None,
+    chat: bool = False,
     on_progress: OnProgress | None = None,
 ) -> NeedleReport:
     """Asks for the passkey of every prompt of ``grid``, read densely and by ``llm``'s attention.
 
-    ``filler`` is the text around the needle, by default one that edgeh2o makes.
-    ``on_progress("evaluate", done, total)`` counts tokens. Raises UsageError when a length has no
-    room for needle and question.
+    ``filler`` is the text around the needle, by default one that edgeh2o makes; ``chat`` puts the
+    prompt into the model's chat template. ``on_progress("evaluate", done, total)`` counts tokens.
+    Raises UsageError when a length has no room for needle and question, or for a model without a
+    chat template.
     """
-    maker = _PromptMaker(llm, max(grid.lengths), filler=filler)
+    maker = _PromptMaker(llm, max(grid.lengths), filler=filler, chat=chat)
     prompts = [maker.make(length, depth, place, grid.seed) for length, depth, place in grid.cells()]
     n_positions = max(len(prompt.tokens) + len(prompt.answer) for prompt in prompts)
     dense = llm.start_runner(n_positions, attention=DenseConfig())
@@ -227,10 +233,15 @@ class _Prompt:
 class _PromptMaker:
     """Prompts of exact length over one filler."""
 
-    def __init__(self, llm: LLM, longest: int, *, filler: str | None) -> None:
+    def __init__(self, llm: LLM, longest: int, *, filler: str | None, chat: bool) -> None:
         self._llm = llm
         self._chunk_size = llm.prefill.chunk_size
-        self._before = self._tokenize(_INTRODUCTION, is_start=True)
+        before, after = _chat_frame(llm) if chat else ("", f"{_QUESTION}\n")
+        beginning = find_beginning(llm)
+        self._before = self._tokenize(before + _INTRODUCTION)
+        if beginning is not None:
+            self._before = np.insert(self._before, 0, beginning)
+        self._ending = after + _ANSWER
         self._filler = filler_tokens(llm, longest, filler)
 
     def make(self, length: int, depth: float, place: Place, seed: int) -> _Prompt:
@@ -261,13 +272,13 @@ class _PromptMaker:
         )
         return _Prompt(tokens, answer, position, passkey)
 
-    def _tokenize(self, text: str, *, is_start: bool = False) -> NDArray[np.int32]:
-        return np.array(self._llm.tokenize(text, add_special=is_start), dtype=np.int32)
+    def _tokenize(self, text: str) -> NDArray[np.int32]:
+        return np.array(self._llm.tokenize(text, add_special=False), dtype=np.int32)
 
     def _split_answer(self, answer: str) -> tuple[NDArray[np.int32], list[int]]:
         """Tokens of the prompt's ending, and of the answer as they follow it."""
-        alone = self._llm.tokenize(_ENDING, add_special=False)
-        joined = self._llm.tokenize(_ENDING + answer, add_special=False)
+        alone = self._llm.tokenize(self._ending, add_special=False)
+        joined = self._llm.tokenize(self._ending + answer, add_special=False)
         n_shared = 0
         while n_shared < len(alone) and alone[n_shared] == joined[n_shared]:
             n_shared += 1
@@ -286,6 +297,15 @@ def place_needle(
     room = max(0, chunk_size - size)
     offset = {"start": 0, "middle": room // 2, "end": room}[place]
     return min(max(chunk * chunk_size + offset, first), last)
+
+
+def _chat_frame(llm: LLM) -> tuple[str, str]:
+    """What the model's chat template puts before a user's text, and after its question."""
+    messages = [{"role": "user", "content": _MARK + _QUESTION}]
+    before, found, after = llm.chat_template.render(messages).text.partition(_MARK)
+    if not found:
+        raise UsageError("the model's chat template does not show the user's text as it is")
+    return before, after
 
 
 def _ask(runner: Runner, prompt: _Prompt) -> tuple[bool, float]:

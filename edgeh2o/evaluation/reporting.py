@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..engine.machine import cpu_model
 from ..errors import UsageError
 
 
@@ -40,7 +41,7 @@ def format_samples(samples: Sequence[float], digits: int = 0) -> str:
 def describe_machine() -> dict[str, Any]:
     """What a reader needs to judge a number: processor, cores, system, version."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -82,12 +83,3 @@ def make_folder(path: Path) -> Path:
 def format_estimate(value: float, error: float, digits: int = 2, sign: str = "") -> str:
     """``value +- standard error``; ``sign="+"`` shows the sign of positive values too."""
     return f"{value:{sign},.{digits}f} +- {error:.{digits}f}"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -39,7 +39,7 @@ def cut_windows(llm: LLM, text: str, size: int, count: int | None) -> NDArray[np
         )
     n_windows = count or n_available
     windows = tokens[: n_windows * size].reshape(n_windows, size)
-    first = _first_special_token(llm)
+    first = find_beginning(llm)
     if first is not None:
         windows[:, 0] = first
     return windows
@@ -51,7 +51,7 @@ def choose_context(llm: LLM, requested: int | None) -> int:
     return min(trained, DEFAULT_CONTEXT) if requested is None else requested or trained
 
 
-def _first_special_token(llm: LLM) -> int | None:
+def find_beginning(llm: LLM) -> int | None:
     """The token that the model puts before every prompt, None if there is none."""
     plain, special = llm.tokenize("a", add_special=False), llm.tokenize("a")
     return special[0] if special[:1] != plain[:1] else None

@@ -73,7 +73,7 @@ def test_prompts_have_the_asked_length_and_hold_the_passkey_once_asked(
 def test_scores_equal_a_decode_by_hand(llm: LLM) -> None:
     grid = NeedleGrid(lengths=(320,), depths=(0.3,), places=("middle",), seed=7)
     (result,) = evaluate_needle(llm, grid, filler=TEXT).results
-    prompt = needle._PromptMaker(llm, 320, filler=TEXT).make(320, 0.3, "middle", 7)
+    prompt = needle._PromptMaker(llm, 320, filler=TEXT, chat=False).make(320, 0.3, "middle", 7)
     for attention, logprob, exact in (
         (DenseConfig(), result.dense_logprob, result.dense_exact),
         (None, result.sparse_logprob, result.sparse_exact),
@@ -139,3 +139,22 @@ def test_filler_has_the_number_of_tokens_asked_for(llm: LLM) -> None:
     assert (len(tokens), tokens.dtype) == (1000, np.int32)
     own = llm.tokenize("a b c", add_special=False)
     np.testing.assert_array_equal(filler_tokens(llm, 2 * len(own), "a b c"), own * 2)
+
+
+def test_chat_prompts_have_the_models_own_form(llm: LLM) -> None:
+    prompt = needle._PromptMaker(llm, 400, filler=None, chat=True).make(400, 0.5, "start", 0)
+    text = llm.detokenize(prompt.tokens.tolist())
+    assert len(prompt.tokens) == 400
+    assert text.startswith("<|im_start|>user\nThere is a pass key hidden")
+    assert text.endswith("What is the pass key?<|im_end|>\n<|im_start|>assistant\nThe pass key is")
+    starts = prompt.tokens == llm.tokenize("<|im_start|>")[0]
+    assert starts.sum() == 2, "control tokens of the template are single tokens"
+
+
+def test_a_template_that_hides_the_text_is_refused(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(tensor_type="Q8_0")
+    with (
+        LLM(path, chat_template="{{ messages[0]['role'] }}") as llm,
+        pytest.raises(UsageError, match="does not show the user's text"),
+    ):
+        evaluate_needle(llm, GRID, chat=True)
