@@ -176,7 +176,6 @@ def _measure(
         isa=isa,
         threads=args.threads,
         prompt_tokens=n_tokens,
-        cached_tokens=0,
         ours=ours,
         theirs=theirs,
     )

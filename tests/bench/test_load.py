@@ -66,7 +66,6 @@ def test_ratios_are_ours_over_theirs() -> None:
         isa="avx2",
         threads=2,
         prompt_tokens=16,
-        cached_tokens=0,
         ours=[ProcessCost(0.5, 100 * MIB), ProcessCost(0.9, 100 * MIB), ProcessCost(0.5, MIB)],
         theirs=[ProcessCost(1.0, 400 * MIB)],
     )
