@@ -7,9 +7,9 @@
 | 18, 19 | vocabularies | tests/tokenizer |
 | 21 | split files | tests/formats |
 | 22 | paths that are not models, files that shrink while they are read | test_files |
-| 24 | chat templates | tests/cli, tests/chat |
+| 24 | chat templates | tests/tokenizer/test_chat_template |
 | 25 | prompts | test_prompts |
-| 26 | session files | tests/engine |
+| 26 | session files, and a full disk when one is saved | tests/engine/test_session_file |
 | 28 | options | tests/cli/test_bad_input |
 | 29 | limits of the machine, interrupts, closed streams | test_resources |
 
