@@ -61,6 +61,8 @@ class Model:
         row_order: NDArray[np.int32] | None = None,
     ) -> None: ...
     def finish(self) -> None: ...
+    def dequantize(self, name: str) -> NDArray[np.float32]:
+        """A weight tensor by its GGUF name, [rows, cols]. ValueError for one that is not set."""
 
 class SparsePolicy:
     """The rule of one session that names which earlier positions a chunk of the prompt reads."""
@@ -72,7 +74,26 @@ class SparsePolicy:
         """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
 def dense_policy() -> SparsePolicy: ...
-def h2o_policy(local: int, heavy: int) -> SparsePolicy: ...
+def h2o_policy(
+    local: int,
+    heavy: int,
+    *,
+    sinks: int = 0,
+    score: str = "sum",
+    window: int = 64,
+    decay: float = 1.0,
+    by_values: bool = False,
+) -> SparsePolicy: ...
+def headwise_policy(
+    budgets: Sequence[int | None],
+    *,
+    local: int = 256,
+    sinks: int = 4,
+    decay: float = 0.9,
+    page_size: int = 64,
+) -> SparsePolicy:
+    """``budgets`` per layer and KV head, layer-major; None reads the whole past."""
+
 def python_policy(
     rule: object, *, column_sums: str = "none", max_memory: int = 0, max_synthetic: int = 0
 ) -> SparsePolicy:
@@ -205,7 +226,15 @@ class Session:
         *,
         is_last: bool,
         on_layer: Callable[[int, int], None] | None = None,
-    ) -> NDArray[np.float32] | None: ...
+        on_attention: Callable[..., None] | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Appends tokens to the prompt; the logits [vocab_size] of the last one if ``is_last``.
+
+        ``on_layer(done, total)`` is called after every layer, and ``on_attention(layer, residual,
+        q, k, v, attended)`` after every layer's attention: the residual stream before the layer
+        [n, model_dim], queries [n, q_dim], keys and values [n, kv_dim] with the rotary embedding
+        applied, and what attention gave before the output projection [n, q_dim], as copies.
+        """
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
         """Logits [n_rows, vocab_size] of tokens from ``first`` on of the latest prefill call."""
 

@@ -101,6 +101,14 @@ void set_tensor(Decoder& decoder, const std::string& name, const py::buffer& dat
                                static_cast<size_t>(info.size), rows, cols, order);
 }
 
+py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
+  size_t rows = 0, cols = 0;
+  const std::vector<float> values = decoder.weights().dequantize(name, &rows, &cols);
+  py::array_t<float> result({rows, cols});
+  std::copy(values.begin(), values.end(), result.mutable_data());
+  return result;
+}
+
 }  // namespace
 
 void bind_model(py::module_& module) {
@@ -112,6 +120,7 @@ void bind_model(py::module_& module) {
            py::arg("config"))
       .def("set_tensor", &set_tensor, py::arg("name"), py::arg("data"), py::arg("type"), py::arg("rows"),
            py::arg("cols"), py::arg("row_order") = py::none())
+      .def("dequantize", &dequantize, py::arg("name"))
       .def("finish", [](Decoder& decoder) { decoder.weights().check_complete(); })
       .def_property_readonly("config", &Decoder::config)
       .def_property_readonly("isa", [](Decoder& decoder) { return decoder.weights().table().name; })

@@ -21,24 +21,38 @@ py::array_t<float> copy_logits(const float* logits, size_t vocab_size) {
   return py::array_t<float>(static_cast<py::ssize_t>(vocab_size), logits);
 }
 
-// Runs between layers with the GIL: delivers Ctrl-C, then reports progress.
-Decoder::OnLayer make_on_layer(const py::object& callback) {
-  return [&callback](size_t done, size_t total) {
-    const py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (!callback.is_none()) callback(done, total);
-  };
+py::array_t<float> copy_rows(const MatView<const float>& rows) {
+  return py::array_t<float>({rows.rows, rows.cols}, {rows.stride * sizeof(float), sizeof(float)}, rows.data);
 }
 
-py::object prefill(Session& session, const TokenArray& tokens, bool is_last, const py::object& on_layer) {
+// Runs between layers with the GIL: delivers Ctrl-C, then reports progress.
+Decoder::Observer make_observer(const py::object& on_layer, const py::object& on_attention) {
+  Decoder::Observer observer;
+  observer.on_layer = [&on_layer](size_t done, size_t total) {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!on_layer.is_none()) on_layer(done, total);
+  };
+  if (!on_attention.is_none()) {
+    observer.on_attention = [&on_attention](const Decoder::AttentionView& view) {
+      const py::gil_scoped_acquire acquire;
+      on_attention(view.layer, copy_rows(view.residual), copy_rows(view.q), copy_rows(view.k),
+                   copy_rows(view.v), copy_rows(view.attended));
+    };
+  }
+  return observer;
+}
+
+py::object prefill(Session& session, const TokenArray& tokens, bool is_last, const py::object& on_layer,
+                   const py::object& on_attention) {
   EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
   const size_t n_tokens = static_cast<size_t>(tokens.size());
-  const Decoder::OnLayer report = make_on_layer(on_layer);
+  const Decoder::Observer observer = make_observer(on_layer, on_attention);
   const int32_t* token_data = tokens.data();
   const float* last = nullptr;
   {
     const py::gil_scoped_release release;
-    last = session.prefill(token_data, n_tokens, is_last, report);
+    last = session.prefill(token_data, n_tokens, is_last, observer);
   }
   if (last) return copy_logits(last, session.config().vocab_size);
   return py::none();
@@ -112,7 +126,7 @@ void bind_session(py::module_& module) {
            py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
            py::arg("chunk_size"), py::arg("cache_type") = "f16")
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
-           py::arg("on_layer") = py::none())
+           py::arg("on_layer") = py::none(), py::arg("on_attention") = py::none())
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
       .def("reset", &Session::reset)

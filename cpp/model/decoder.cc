@@ -68,18 +68,18 @@ void Decoder::fill_rope_tables(const Step& step, size_t max_context, Activations
 }
 
 void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
-                         const OnLayer& on_layer) const {
+                         const Observer& observer) const {
   fill_rope_tables(step, cache.shape().max_context, a);
   for (size_t layer = 0; layer < config_.n_layers; ++layer) {
-    attend(layer, step, a, cache, attention);
+    attend(layer, step, a, cache, attention, observer);
     feed_forward(weights_.layer(layer), step.n_tokens, a);
-    if (on_layer) on_layer(layer + 1, config_.n_layers);
+    if (observer.on_layer) observer.on_layer(layer + 1, config_.n_layers);
   }
 }
 
 // x += attn_output(attention(rope(q), rope(k), v)), all of x, with the norms that the model has
 void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
-                     ChunkedAttention& attention) const {
+                     ChunkedAttention& attention, const Observer& observer) const {
   const KernelTable& table = weights_.table();
   const LayerWeights& w = weights_.layer(layer);
   const size_t n = step.n_tokens, dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
@@ -107,6 +107,14 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
     attention.decode(queries, cache.view(layer), step.first_position, window, attended);
   } else {
     attention.run(layer, queries, cache.view(layer), step.first_position, window, step.is_last, attended);
+  }
+  if (observer.on_attention && !step.is_decode) {
+    observer.on_attention({layer,
+                           {a.x, n, dim, dim},
+                           queries,
+                           {k, n, kv_dim, qkv_dim},
+                           {v, n, kv_dim, qkv_dim},
+                           {a.attended, n, q_dim, q_dim}});
   }
 
   const MatmulInput packed = pack_rows(table, {a.attended, n, q_dim, q_dim},

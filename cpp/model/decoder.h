@@ -45,13 +45,25 @@ struct Activations {
 
 class Decoder {
  public:
-  using OnLayer = std::function<void(size_t done, size_t total)>;
-
   Decoder(const DecoderConfig& config, const KernelTable& table) : config_(config), weights_(config, table) {}
 
   const DecoderConfig& config() const { return config_; }
   Weights& weights() { return weights_; }
   const Weights& weights() const { return weights_; }
+
+  // One layer's attention of a prefill call: what it read and what came out, before the output projection.
+  struct AttentionView {
+    size_t layer;
+    MatView<const float> residual;  // [n][model_dim] residual stream before the layer
+    MatView<const float> q, k, v;   // [n][q_dim], [n][kv_dim], rotary embedding applied
+    MatView<const float> attended;  // [n][q_dim]
+  };
+
+  // Called, where set, after every layer, and after the attention of every layer of a prefill call.
+  struct Observer {
+    std::function<void(size_t done, size_t total)> on_layer;
+    std::function<void(const AttentionView&)> on_attention;
+  };
 
   // Where the rows of a call stand in the prompt.
   struct Step {
@@ -63,7 +75,7 @@ class Decoder {
 
   // Runs all layers on a.x (filled by embed) and leaves the residual stream there.
   void run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
-                  const OnLayer& on_layer) const;
+                  const Observer& observer) const;
   void embed(Activations& a, const int32_t* tokens, size_t n_tokens) const;
 
   // Logits of rows [first, first + n_rows) of a.x: out [n_rows][vocab_size].
@@ -71,8 +83,8 @@ class Decoder {
 
  private:
   void fill_rope_tables(const Step& step, size_t max_context, Activations& a) const;
-  void attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
-              ChunkedAttention& attention) const;
+  void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
+              const Observer& observer) const;
   void feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const;
 
   // The input of a residual branch: rows of x, normed unless pre_norm is empty, as the linear layers want

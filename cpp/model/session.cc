@@ -103,20 +103,20 @@ void Session::check_call(const int32_t* tokens, size_t n_tokens) const {
   }
 }
 
-void Session::advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer) {
+void Session::advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::Observer& observer) {
   is_broken_ = true;
   n_rows_ = 0;
   decoder_->embed(activations_, tokens, step.n_tokens);
-  decoder_->run_layers(step, activations_, cache_, attention_, on_layer);
+  decoder_->run_layers(step, activations_, cache_, attention_, observer);
   is_broken_ = false;
   position_ += step.n_tokens;
 }
 
 const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
-                              const Decoder::OnLayer& on_layer) {
+                              const Decoder::Observer& observer) {
   check_call(tokens, n_tokens);
   const uint64_t allocations_before = allocation_count();
-  advance({position_, n_tokens, is_last, false}, tokens, on_layer);
+  advance({position_, n_tokens, is_last, false}, tokens, observer);
   for (size_t layer = 0; layer < config().n_layers; ++layer) {
     pairs_dense_ += causal_pairs(position_ - n_tokens, n_tokens, config().window(layer));
   }
@@ -137,7 +137,7 @@ void Session::row_logits(size_t first, size_t n_rows, float* out) {
 const float* Session::decode(int32_t token) {
   check_call(&token, 1);
   const uint64_t allocations_before = allocation_count();
-  advance({position_, 1, true, true}, &token, nullptr);
+  advance({position_, 1, true, true}, &token, {});
   decoder_->compute_logits(activations_, 0, 1, activations_.logits);
   last_call_allocations_ = allocation_count() - allocations_before;
   return activations_.logits;

@@ -34,10 +34,10 @@ class Session {
           const SessionShape& shape);
 
   // Appends tokens to the prompt. is_last: no further prefill call belongs to this prompt. Returns the logits
-  // of the last token [vocab_size] if is_last, else null. If on_layer throws, the session must be reset
+  // of the last token [vocab_size] if is_last, else null. If the observer throws, the session must be reset
   // before it is used again.
   const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
-                       const Decoder::OnLayer& on_layer);
+                       const Decoder::Observer& observer);
 
   // Writes to out [n_rows][vocab_size] the logits of tokens [first, first + n_rows) of the latest prefill
   // call; decode and reset end their life. For evaluation, which wants them in blocks.
@@ -84,7 +84,7 @@ class Session {
   }
   void check_ready() const;
   void check_call(const int32_t* tokens, size_t n_tokens) const;
-  void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::OnLayer& on_layer);
+  void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::Observer& observer);
 
   std::shared_ptr<const Decoder> decoder_;
   SessionShape shape_;

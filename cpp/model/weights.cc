@@ -102,6 +102,22 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   }
 }
 
+std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, size_t* cols) const {
+  const auto found = slots_.find(name);
+  EH2O_CHECK(found != slots_.end(), "tensor '", name, "' is not part of this model");
+  const Slot& slot = found->second;
+  EH2O_CHECK(slot.matrix ? static_cast<bool>(*slot.matrix) : !slot.vector->empty(), "tensor '", name,
+             "' is not set");
+  *rows = slot.rows;
+  *cols = slot.cols;
+  if (slot.vector) return *slot.vector;
+  std::vector<float> values(slot.rows * slot.cols);
+  for (size_t row = 0; row < slot.rows; ++row) {
+    slot.matrix->dequantize_row(values.data() + row * slot.cols, row);
+  }
+  return values;
+}
+
 void Weights::check_complete() const {
   std::vector<std::string> missing;
   for (const auto& [name, slot] : slots_) {

@@ -38,6 +38,10 @@ class Weights {
   // Throws std::invalid_argument that lists the required tensors that are missing.
   void check_complete() const;
 
+  // The tensor `name` as floats, row by row; its shape goes to rows and cols. Throws std::invalid_argument
+  // for an unknown name and a tensor that was not set.
+  std::vector<float> dequantize(const std::string& name, size_t* rows, size_t* cols) const;
+
   // Calls f(name, slot) for every tensor the decoder knows; the one list of them.
   template <typename F>
   void for_each_tensor(const F& f);
