@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from ._core import KvCache as KvCache
     from ._core import dense_policy as dense_policy
     from ._core import h2o_policy as h2o_policy
+    from ._core import headwise_policy as headwise_policy
     from .attention.dense import DenseConfig as DenseConfig
     from .attention.h2o import H2OConfig as H2OConfig
+    from .attention.headwise import HeadwiseConfig as HeadwiseConfig
     from .config import PrefillConfig as PrefillConfig
     from .config import SamplingParams as SamplingParams
     from .engine.results import GenerationChunk as GenerationChunk
@@ -46,6 +48,7 @@ _HOMES = {
     "GenerationResult": "engine.results",
     "GenerationStats": "engine.stats",
     "H2OConfig": "attention.h2o",
+    "HeadwiseConfig": "attention.headwise",
     "KvCache": "_core",
     "LLM": "llm",
     "PrefillConfig": "config",
@@ -57,6 +60,7 @@ _HOMES = {
     "dense_policy": "_core",
     "evaluate_perplexity": "evaluation.perplexity",
     "h2o_policy": "_core",
+    "headwise_policy": "_core",
     "visualize_attention_patterns": "evaluation.attention_patterns",
 }
 

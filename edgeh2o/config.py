@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,9 +21,16 @@ MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32")
 
 
-def option(default: Any, *flags: str, help: str, metavar: str | None = None) -> Any:
+def option(
+    default: Any,
+    *flags: str,
+    help: str,
+    metavar: str | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
     """A dataclass field that is also a command line option named ``flags``."""
-    return field(default=default, metadata={"flags": flags, "help": help, "metavar": metavar})
+    metadata = {"flags": flags, "help": help, "metavar": metavar, "choices": choices}
+    return field(default=default, metadata=metadata)
 
 
 def _label(owner: Any, name: str) -> str:
@@ -33,19 +40,20 @@ def _label(owner: Any, name: str) -> str:
     return name
 
 
-def _check_int(owner: Any, name: str, low: int, high: int, cure: str = "") -> None:
+def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: str = "") -> None:
+    """Raises UsageError unless the field ``name`` is an integer from ``low`` to ``high``."""
     value = getattr(owner, name)
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or not low <= value <= high:
         hint = f"; {cure}" if cure else ""
-        raise UsageError(
-            f"{_label(owner, name)} must be an integer from {low} to {high}, got {value!r}{hint}"
-        )
+        allowed = f">= {low}" if high == MAX_CONTEXT else f"from {low} to {high}"
+        raise UsageError(f"{_label(owner, name)} must be an integer {allowed}, got {value!r}{hint}")
 
 
-def _check_real(
+def check_real(
     owner: Any, name: str, allowed: str, is_allowed: Callable[[float], bool], cure: str
 ) -> None:
+    """Raises UsageError unless the field ``name`` is a finite number that ``is_allowed``."""
     value = getattr(owner, name)
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real or not math.isfinite(value) or not is_allowed(value):
@@ -64,7 +72,7 @@ class ModelConfig:
     ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
     output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
     "projection", or "none". Soft caps of 0 are none. ``sliding_layers`` has one entry per layer,
-    or is empty.
+    or is empty. ``fingerprint`` names the weights, whatever their quantisation.
     """
 
     architecture: str
@@ -95,6 +103,7 @@ class ModelConfig:
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,31 +146,29 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        _check_real(
+        check_real(
             self,
             "temperature",
             "a finite number >= 0",
             lambda value: value >= 0,
             "use 0 for greedy decoding or about 0.8 for varied text",
         )
-        _check_int(self, "top_k", 0, MAX_CONTEXT, "use 0 to keep every token")
-        _check_real(
-            self, "top_p", "in (0, 1]", lambda value: 0 < value <= 1, "use 1 to turn it off"
-        )
-        _check_real(
+        check_int(self, "top_k", 0, MAX_CONTEXT, "use 0 to keep every token")
+        check_real(self, "top_p", "in (0, 1]", lambda value: 0 < value <= 1, "use 1 to turn it off")
+        check_real(
             self, "min_p", "in [0, 1]", lambda value: 0 <= value <= 1, "use 0 to turn it off"
         )
-        _check_real(
+        check_real(
             self,
             "repeat_penalty",
             "a finite number > 0",
             lambda value: value > 0,
             "use 1 to turn it off",
         )
-        _check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
         if self.seed is not None:
-            _check_int(self, "seed", 0, 2**64 - 1, "leave it out for a random seed")
-        _check_int(
+            check_int(self, "seed", 0, 2**64 - 1, "leave it out for a random seed")
+        check_int(
             self, "max_tokens", -1, MAX_CONTEXT, "use -1 to generate until the end of the answer"
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -175,18 +182,26 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillConfig:
-    """How a prompt is cut: logical batches of ``batch_size`` tokens, made of chunks."""
+    """How a prompt is cut: logical batches of ``batch_size`` tokens, made of chunks.
+
+    ``chunk_size=None`` is what suits the attention algorithm.
+    """
 
     batch_size: int = option(
         4096, "-b", "--batch-size", help="tokens of one prefill call (logical batch)"
     )
-    chunk_size: int = option(
-        1024, "-ub", "--chunk-size", help="tokens of one chunk inside a logical batch"
+    chunk_size: int | None = option(
+        None,
+        "-ub",
+        "--chunk-size",
+        help="tokens of one chunk inside a logical batch (default: 256, h2o and dense 1024)",
     )
 
     def __post_init__(self) -> None:
-        _check_int(self, "batch_size", 1, MAX_BATCH)
-        _check_int(self, "chunk_size", 1, MAX_BATCH)
+        check_int(self, "batch_size", 1, MAX_BATCH)
+        if self.chunk_size is None:
+            return
+        check_int(self, "chunk_size", 1, MAX_BATCH)
         batch, chunk = self.batch_size, self.chunk_size
         if chunk > batch:
             raise UsageError(
@@ -198,6 +213,14 @@ class PrefillConfig:
                 f"batch_size (--batch-size) must be a multiple of chunk_size (--chunk-size), got "
                 f"{batch} and {chunk}; the nearest that fits is -b {batch // chunk * chunk}"
             )
+
+    def with_chunk_size(self, preferred: int) -> tuple[PrefillConfig, int]:
+        """These settings with a chunk size, and that size: the one set, else ``preferred``.
+
+        A batch below ``preferred`` is one chunk. Raises UsageError if they do not fit together.
+        """
+        chunk_size = self.chunk_size or min(preferred, self.batch_size)
+        return replace(self, chunk_size=chunk_size), chunk_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +248,9 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         if self.context_size is not None:
-            _check_int(self, "context_size", 0, MAX_CONTEXT, "use 0 for the model's own length")
+            check_int(self, "context_size", 0, MAX_CONTEXT, "use 0 for the model's own length")
         if self.threads is not None:
-            _check_int(self, "threads", 1, MAX_THREADS, "leave it out to use every usable core")
+            check_int(self, "threads", 1, MAX_THREADS, "leave it out to use every usable core")
         if self.isa is not None and not self.isa:
             raise UsageError("isa (--isa) is empty; leave it out to take the best one")
         if self.cache_type not in CACHE_TYPES:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from . import isa as instruction_sets
 from .attention.base import SparseAttentionConfig
-from .attention.h2o import H2OConfig
+from .attention.headwise import HeadwiseConfig
+from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine import memory
 from .engine.generate import Generation
@@ -23,6 +24,7 @@ from .engine.results import GenerationResult, GenerationStream
 from .engine.session import (
     MIN_DEFAULT_CONTEXT,
     Session,
+    fit_chunks,
     plan_shape,
     require_fit,
     warn_beyond_training,
@@ -49,7 +51,8 @@ class LLM:
     """A loaded model that answers one prompt at a time.
 
     ``model`` is the path of a GGUF file or the name of a known model, which is fetched when it is
-    missing. ``attention`` is the rule of the prefill: ``H2OConfig`` or ``DenseConfig``.
+    missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
+    ``DenseConfig``, or a mapping such as ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa`` and ``cache_type`` are those of ``RuntimeConfig``;
     ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
     place of the model's own. ``on_progress(stage, done, total)`` is
@@ -68,7 +71,7 @@ class LLM:
         isa: str | None = None,
         seed: int | None = None,
         prefill: PrefillConfig | None = None,
-        attention: SparseAttentionConfig | None = None,
+        attention: SparseAttentionConfig | Mapping[str, Any] | None = None,
         cache_type: str = "f16",
         chat_template: str | None = None,
         on_progress: OnProgress | None = None,
@@ -79,11 +82,13 @@ class LLM:
         runtime = RuntimeConfig(
             context_size=context_size, threads=threads, isa=isa, cache_type=cache_type
         )
-        prefill = prefill or PrefillConfig()
-        attention = (attention or H2OConfig()).clamped(prefill.chunk_size)
+        if isinstance(attention, Mapping):
+            attention = make_sparse_attention(attention)
+        self.prefill = prefill or PrefillConfig()  # as asked for: its chunks may be left open
+        attention, prefill = fit_chunks(attention or HeadwiseConfig(), self.prefill)
+        self.chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)[1]
         self._seed = SamplingParams(seed=seed).seed
         self.threads = runtime.threads or default_thread_count()
-        self.prefill = prefill
         self.attention = attention
         self._on_progress = on_progress
         self._current: GenerationStream | None = None
@@ -143,6 +148,11 @@ class LLM:
     def cache_type(self) -> str:
         """Number type of the key-value cache."""
         return self._runtime.cache_type
+
+    @property
+    def model(self) -> NativeModel:
+        """The loaded weights, for tools that start runners of their own."""
+        return self._require_open()
 
     @property
     def config(self) -> ModelConfig:
@@ -350,10 +360,10 @@ class LLM:
         and ResourceError for a context that does not fit in memory.
         """
         self._use_threads()
-        prefill = prefill or self.prefill
+        attention, prefill = fit_chunks(attention or self.attention, prefill or self.prefill)
         session = Session(
             self._require_open(),
-            attention=(attention or self.attention).clamped(prefill.chunk_size),
+            attention=attention,
             prefill=prefill,
             runtime=replace(self._runtime, context_size=n_positions),
         )
@@ -437,7 +447,7 @@ class LLM:
             model=str(self.model_path),
             isa=self.isa,
             threads=self.threads,
-            attention=self.attention.to_dict(),
+            attention=self.attention.report(self.config),
             batch_size=generation.runner.batch_size,
             chunk_size=generation.runner.chunk_size,
             context_size=generation.runner.max_context,

@@ -37,8 +37,16 @@ from edgeh2o.errors import UsageError
         (PrefillConfig, {"chunk_size": 0}, r"--chunk-size.*got 0"),
         (PrefillConfig, {"chunk_size": -5}, r"--chunk-size.*got -5"),
         (PrefillConfig, {"batch_size": 0}, r"--batch-size.*got 0"),
-        (PrefillConfig, {"batch_size": 512}, r"1024 is larger than .* 512; use -ub 512 or less"),
-        (PrefillConfig, {"batch_size": 5000}, r"multiple .* 5000 and 1024; .* -b 4096"),
+        (
+            PrefillConfig,
+            {"batch_size": 512, "chunk_size": 1024},
+            r"1024 is larger than .* 512; use -ub 512 or less",
+        ),
+        (
+            PrefillConfig,
+            {"batch_size": 5000, "chunk_size": 1024},
+            r"multiple .* 5000 and 1024; .* -b 4096",
+        ),
         (RuntimeConfig, {"threads": 0}, r"--threads.*from 1 to 256, got 0; leave it out"),
         (RuntimeConfig, {"threads": 10**6}, r"--threads.*got 1000000"),
         (RuntimeConfig, {"context_size": -1}, r"--ctx-size.*got -1; use 0"),
@@ -79,4 +87,12 @@ def test_defaults_are_those_that_users_of_llama_cpp_know() -> None:
     sampling = SamplingParams()
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.8, 40, 0.95)
     assert (sampling.min_p, sampling.repeat_penalty, sampling.repeat_last_n) == (0.05, 1.0, 64)
-    assert (PrefillConfig().batch_size, PrefillConfig().chunk_size) == (4096, 1024)
+    assert (PrefillConfig().batch_size, PrefillConfig().chunk_size) == (4096, None)
+
+
+def test_the_chunk_size_is_the_one_asked_for_or_the_preferred_one() -> None:
+    assert PrefillConfig().with_chunk_size(256) == (PrefillConfig(chunk_size=256), 256)
+    assert PrefillConfig(chunk_size=64).with_chunk_size(256)[1] == 64
+    assert PrefillConfig(batch_size=100).with_chunk_size(256)[1] == 100
+    with pytest.raises(UsageError, match="multiple"):
+        PrefillConfig(batch_size=1000).with_chunk_size(256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ class AttentionModel(Protocol):
     @property
     def n_kv_heads(self) -> int: ...
 
+    @property
+    def fingerprint(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class SparseAttentionConfig(ABC):
@@ -32,6 +35,10 @@ class SparseAttentionConfig(ABC):
     """
 
     algorithm: ClassVar[str]
+    # Names of the settings that a short description always gives.
+    main_settings: ClassVar[tuple[str, ...]] = ()
+    # Tokens per chunk that suit the algorithm.
+    preferred_chunk_size: ClassVar[int] = 1024
 
     @abstractmethod
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
@@ -45,9 +52,18 @@ class SparseAttentionConfig(ABC):
         """The algorithm's name and its settings as plain values, fit for JSON."""
         return {"algorithm": self.algorithm, **asdict(self)}
 
+    def report(self, model: AttentionModel) -> dict[str, Any]:
+        """``to_dict`` with what ``make_policy`` makes of it for a model, for statistics."""
+        return self.to_dict()
+
     def describe(self) -> str:
-        """The same in one line: ``h2o local 256 heavy 256``."""
-        return describe_settings(self.to_dict())
+        """The main settings and those that differ from the default: ``h2o local 256 heavy 256``."""
+        shown: dict[str, Any] = {"algorithm": self.algorithm}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in self.main_settings or value != item.default:
+                shown[item.name] = value
+        return describe_settings(shown)
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:

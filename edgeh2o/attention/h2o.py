@@ -7,11 +7,10 @@ the ``heavy`` tokens that received most attention so far.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, fields, replace
-from numbers import Integral
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-from ..config import MAX_CONTEXT, option
+from ..config import check_int, check_real, option
 from ..errors import UsageError
 from .base import AttentionModel, SparseAttentionConfig
 from .registry import register_sparse_attention
@@ -20,13 +19,18 @@ if TYPE_CHECKING:
     from .._core import SparsePolicy
 
 
+SCORES = ("sum", "mean", "lift", "window")
+
+
 @register_sparse_attention("h2o")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class H2OConfig(SparseAttentionConfig):
-    """Tokens of the memory set; both 0 is full attention.
+    """Tokens of the memory set and the score that chooses them.
 
-    Raises UsageError unless both are integers >= 0.
+    ``local`` and ``heavy`` both 0 is full attention. Raises UsageError for a value out of range.
     """
+
+    main_settings: ClassVar[tuple[str, ...]] = ("local", "heavy")
 
     local: int = option(
         256, "--h2o-local", help="tokens just before a chunk that the chunk always reads"
@@ -35,20 +39,39 @@ class H2OConfig(SparseAttentionConfig):
         256, "--h2o-heavy", help="earlier tokens with most attention that a chunk reads"
     )
 
+    sinks: int = option(
+        0, "--h2o-sinks", help="first tokens of the prompt that every chunk reads as well"
+    )
+    score: str = option(
+        "sum",
+        "--h2o-score",
+        help="what makes a heavy hitter: the sum of its attention weights, their mean per query "
+        "that saw it, that mean relative to even attention (lift), or the sum over the last "
+        "queries of the chunk before (window)",
+        choices=SCORES,
+    )
+    window: int = option(64, "--h2o-window", help="queries that the score 'window' looks at")
+    decay: float = option(1.0, "--h2o-decay", help="factor of the old scores at every chunk")
+    by_values: bool = option(
+        False, "--h2o-by-values", help="multiply scores by the norms of the value vectors"
+    )
+
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            is_int = isinstance(value, Integral) and not isinstance(value, bool)
-            if not is_int or not 0 <= value <= MAX_CONTEXT:
-                raise UsageError(
-                    f"{item.name} ({item.metadata['flags'][0]}) must be an integer >= 0, "
-                    f"got {value!r}"
-                )
+        for name in ("local", "heavy", "sinks"):
+            check_int(self, name, 0)
+        check_int(self, "window", 1)
+        check_real(
+            self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
+        )
+        if self.score not in SCORES:
+            raise UsageError(
+                f"score (--h2o-score) must be one of {', '.join(SCORES)}, got {self.score!r}"
+            )
 
     def clamped(self, chunk_size: int) -> H2OConfig:
         """``local + heavy`` brought below ``chunk_size`` in proportion, with a warning."""
         total = self.local + self.heavy
-        if total == 0 or total < chunk_size:
+        if total < chunk_size:
             return self
         local = self.local * (chunk_size - 1) // total
         clamped = replace(self, local=local, heavy=chunk_size - 1 - local if self.heavy else 0)
@@ -64,4 +87,12 @@ class H2OConfig(SparseAttentionConfig):
 
         if self.local + self.heavy == 0:
             return _core.dense_policy()
-        return _core.h2o_policy(self.local, self.heavy)
+        return _core.h2o_policy(
+            self.local,
+            self.heavy,
+            sinks=self.sinks,
+            score=self.score,
+            window=self.window,
+            decay=self.decay,
+            by_values=self.by_values,
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UsageError
 from .base import SparseAttentionConfig
@@ -13,7 +14,7 @@ Config = TypeVar("Config", bound=type[SparseAttentionConfig])
 
 _ALGORITHMS: dict[str, type[SparseAttentionConfig]] = {}
 # Modules whose import registers the algorithms that ship with the package.
-_BUILT_IN = ("dense", "h2o")
+_BUILT_IN = ("dense", "h2o", "headwise")
 
 
 def register_sparse_attention(name: str) -> Callable[[Config], Config]:
@@ -45,3 +46,27 @@ def find_sparse_attention(name: str) -> type[SparseAttentionConfig]:
         known = ", ".join(sorted(algorithms))
         raise UsageError(f"sparse attention {name!r} is not known; use one of {known}")
     return algorithms[name]
+
+
+def make_sparse_attention(settings: Mapping[str, Any]) -> SparseAttentionConfig:
+    """A configuration from plain values, such as a section of a file: ``algorithm`` and fields.
+
+    Raises UsageError for an algorithm or a field that does not exist and for bad values.
+    """
+    values = dict(settings)
+    name = values.pop("algorithm", None)
+    if not isinstance(name, str):
+        raise UsageError("sparse attention settings need an entry 'algorithm'")
+    config = find_sparse_attention(name)
+    known = {item.name for item in fields(config)}
+    unknown = sorted(str(key) for key in values if key not in known)
+    if unknown:
+        raise UsageError(
+            f"sparse attention {name!r} has no setting {unknown[0]!r}; "
+            f"its settings are {', '.join(sorted(known)) or 'none'}"
+        )
+    return config(**{key: _as_tuple(value) for key, value in values.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

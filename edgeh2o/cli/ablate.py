@@ -81,7 +81,8 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation.reporting import format_csv, make_folder, write_file
     from ..evaluation.windows import choose_context
 
-    expand_grid(options.attention, options.prefill.chunk_size, grid)
+    preferred = options.attention.preferred_chunk_size
+    expand_grid(options.attention, options.prefill.with_chunk_size(preferred)[1], grid)
     if args.plot:
         figures.check_matplotlib()
     make_folder(args.folder)

@@ -114,14 +114,14 @@ def _describe_template(gguf: GgufFile) -> str | None:
 
 def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
     from ..engine import memory
-    from ..engine.session import find_largest_context, plan_shape
+    from ..engine.session import find_largest_context, fit_chunks, plan_shape
     from ..models.spec import read_model
     from ..runners.native import estimate_session_bytes
 
     config, bindings = read_model(gguf)
-    attention = options.attention.clamped(options.prefill.chunk_size)
+    attention, prefill = fit_chunks(options.attention, options.prefill)
     context = options.runtime.context_size or config.context_length
-    shape = plan_shape(context, options.prefill, options.runtime)
+    shape = plan_shape(context, prefill, options.runtime)
     weights = sum(binding.info.n_bytes for binding in bindings)
     parts = dict(estimate_session_bytes(config, attention, shape))
     available = memory.available_bytes()

@@ -17,6 +17,7 @@ from ..errors import EdgeH2OError, UsageError
 from . import (
     ablate,
     bench,
+    calibrate,
     chat,
     completion,
     doctor,
@@ -37,6 +38,7 @@ VERBS = (
     inspect,
     doctor,
     bench,
+    calibrate,
     perplexity,
     needle,
     ablate,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..config import PrefillConfig, RuntimeConfig
+from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
 from .progress import ProgressBars, bars_for_terminal
 
@@ -41,16 +42,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] 
 
     ``skip`` names fields of ``RuntimeConfig`` that the verb sets itself.
     """
-    from ..attention.h2o import H2OConfig
-
     add_config_options(parser, RuntimeConfig, title="machine", skip=skip)
     add_config_options(parser, PrefillConfig, title="prefill")
-    add_config_options(
-        parser,
-        H2OConfig,
-        title="sparse attention (both 0: dense attention)",
-        prefix="h2o",
-    )
+    add_attention_options(parser)
 
 
 def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
@@ -62,21 +56,15 @@ def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
 
 def read_model_options(args: argparse.Namespace) -> ModelOptions:
     """The parsed flags. Raises UsageError for a value out of range."""
+    attention = read_attention(args)
+    prefill = read_config(args, PrefillConfig)
+    prefill.with_chunk_size(attention.preferred_chunk_size)  # before the model is looked at
     return ModelOptions(
         model=args.model,
         runtime=read_config(args, RuntimeConfig),
-        prefill=read_config(args, PrefillConfig),
-        attention=_read_attention(args),
+        prefill=prefill,
+        attention=attention,
     )
-
-
-def _read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
-    from ..attention.dense import DenseConfig
-    from ..attention.h2o import H2OConfig
-
-    if args.h2o_local == 0 and args.h2o_heavy == 0:
-        return DenseConfig()
-    return read_config(args, H2OConfig, prefix="h2o")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "N"),
     "int | None": (int, "N"),
     "float": (float, "X"),
+    "float | None": (float, "X"),
     "str": (str, "NAME"),
     "str | None": (str, "NAME"),
 }
@@ -37,7 +38,7 @@ def add_config_options(
             continue
         settings: dict[str, Any] = {
             "dest": _destination(item, prefix),
-            "default": item.default,
+            "default": None,  # told apart from a flag that was given
             "help": _help_text(item),
         }
         if item.type == "bool":
@@ -48,6 +49,8 @@ def add_config_options(
         else:
             parse, metavar = _PARSERS[str(item.type)]
             settings |= {"type": parse, "metavar": item.metadata.get("metavar") or metavar}
+            if choices := item.metadata.get("choices"):
+                settings |= {"choices": choices, "metavar": None}
         group.add_argument(*flags, **settings)
 
 
@@ -56,13 +59,24 @@ def read_config(args: argparse.Namespace, config: type[Config], *, prefix: str =
 
     Raises UsageError for a value out of range.
     """
+    return config(**given_options(args, config, prefix=prefix))
+
+
+def given_options(
+    args: argparse.Namespace, config: type[Any], *, prefix: str = ""
+) -> dict[str, Any]:
+    """The fields of ``config`` whose flags were given, with their values."""
     values = {}
     for item, _ in _flagged_fields(config, prefix):
         value = getattr(args, _destination(item, prefix), None)
-        if isinstance(value, list):
-            value = tuple(value)
-        values[item.name] = item.default if value is None else value
-    return config(**values)
+        if value is not None:
+            values[item.name] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def flag_of(config: type[Any], name: str, *, prefix: str = "") -> str:
+    """The flag of the field ``name``, in its long form."""
+    return next(flags[-1] for item, flags in _flagged_fields(config, prefix) if item.name == name)
 
 
 def parse_value(type_name: str, text: str) -> Any:
@@ -79,6 +93,8 @@ def parse_value(type_name: str, text: str) -> Any:
 
 def _flagged_fields(config: type[Any], prefix: str) -> Iterator[tuple[Field[Any], list[str]]]:
     for item in fields(config):
+        if not item.metadata.get("is_option", True):
+            continue
         flags = list(item.metadata.get("flags", ()))
         if prefix and not flags:
             flags = [f"--{prefix}-{item.name.replace('_', '-')}"]

@@ -12,6 +12,7 @@ _TITLES = {
     "load": "Loading the model",
     "prefill": "Reading the prompt",
     "evaluate": "Evaluating",
+    "calibrate": "Calibrating",
 }
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ..attention.base import SparseAttentionConfig
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..runners.base import RunnableModel, Runner, RunnerState, SessionShape
 from . import memory
-
-if TYPE_CHECKING:
-    from ..attention.base import SparseAttentionConfig
 
 MIN_DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
@@ -167,9 +164,20 @@ def warn_beyond_training(requested: int | None, trained: int) -> None:
         )
 
 
+def fit_chunks(
+    attention: SparseAttentionConfig, prefill: PrefillConfig
+) -> tuple[SparseAttentionConfig, PrefillConfig]:
+    """Both settings made to agree: the algorithm's chunk size unless one is set, and its limits.
+
+    Raises UsageError for a batch that is not made of whole chunks.
+    """
+    prefill, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
+    return attention.clamped(chunk_size), prefill
+
+
 def plan_shape(context: int, prefill: PrefillConfig, runtime: RuntimeConfig) -> SessionShape:
     """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
-    chunk_size = prefill.chunk_size
+    prefill, chunk_size = prefill.with_chunk_size(SparseAttentionConfig.preferred_chunk_size)
     return SessionShape(
         max_context=context,
         batch_size=min(prefill.batch_size, -(-context // chunk_size) * chunk_size),

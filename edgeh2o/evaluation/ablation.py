@@ -158,12 +158,12 @@ def evaluate_ablation(
     tokens after ``skip`` if a window has it, else all. ``on_progress("evaluate", done, total)``
     counts tokens. Raises UsageError as ``expand_grid`` and ``cut_windows`` do.
     """
-    settings = expand_grid(llm.attention, llm.prefill.chunk_size, grid)
+    settings = expand_grid(llm.attention, llm.chunk_size, grid)
     tokens = cut_windows(llm, text, context_size, windows)
     dense = llm.start_runner(
         context_size,
         attention=DenseConfig(),
-        prefill=_one_batch(context_size, llm.prefill.chunk_size),
+        prefill=_one_batch(context_size, llm.chunk_size),
     )
     comparer = WindowComparer(dense)
     scores: list[list[TokenScores]] = [[] for _ in settings]

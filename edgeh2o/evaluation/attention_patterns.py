@@ -78,7 +78,7 @@ def visualize_attention_patterns(
     report = SelectionReport(
         model=llm.model_path.name,
         attention=llm.attention.to_dict(),
-        chunk_size=llm.prefill.chunk_size,
+        chunk_size=llm.chunk_size,
         context=context_size,
         heads=describe_selection(selection, again, others[0] if others else None),
     )

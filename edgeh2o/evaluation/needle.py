@@ -235,7 +235,7 @@ class _PromptMaker:
 
     def __init__(self, llm: LLM, longest: int, *, filler: str | None, chat: bool) -> None:
         self._llm = llm
-        self._chunk_size = llm.prefill.chunk_size
+        self._chunk_size = llm.chunk_size
         before, after = _chat_frame(llm) if chat else ("", f"{_QUESTION}\n")
         beginning = find_beginning(llm)
         self._before = self._tokenize(before + _INTRODUCTION)

@@ -65,7 +65,7 @@ def record_selection(
 
     ``on_tokens(n)`` is called after every chunk. Raises UsageError when there is only one chunk.
     """
-    chunk_size = llm.prefill.chunk_size
+    chunk_size = llm.chunk_size
     if len(tokens) <= chunk_size:
         raise UsageError(
             f"a window of {len(tokens)} tokens is one chunk of {chunk_size}, which reads only "

@@ -1,11 +1,15 @@
-"""A hash that tells model files apart without reading them whole."""
+"""Hashes that tell model files apart, and models, without reading them whole."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from .gguf_header import TensorInfo
 from .metadata import Metadata
+
+if TYPE_CHECKING:
+    from .gguf import GgufFile
 
 DIGEST_BYTES = 16
 # Read of either end of each tensor.
@@ -38,3 +42,18 @@ class Fingerprint:
     def hexdigest(self) -> str:
         """The fingerprint in hexadecimal."""
         return self._hash.hexdigest()
+
+
+def fingerprint_weights(file: GgufFile) -> str:
+    """Hexadecimal digest that all quantisations of one model share, and no other model.
+
+    It is made of the tensors' names and shapes and of the vectors' contents (norm weights,
+    biases), which quantisation leaves as they are.
+    """
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for name in sorted(file.tensors):
+        info = file.tensors[name]
+        digest.update(f"{name}\0{info.shape}\0".encode())
+        if len(info.shape) == 1:
+            digest.update(file.tensor_bytes(info))
+    return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
-from ..formats.fingerprint import Fingerprint
+from ..formats.fingerprint import Fingerprint, fingerprint_weights
 from ..formats.split import open_model_file
 from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 OnBytes = Callable[[int, int], None]
+OnAttention = Callable[..., None]
 
 # Known to the Python side only; the decoder needs none of them.
-_PYTHON_ONLY_FIELDS = ("architecture", "context_length", "rotary_dim")
+_PYTHON_ONLY_FIELDS = ("architecture", "context_length", "rotary_dim", "fingerprint")
 
 
 class NativeModelFile:
@@ -42,7 +43,8 @@ class NativeModelFile:
     def __init__(self, path: Path) -> None:
         self._gguf = open_model_file(path)
         try:
-            self.config, self._bindings = read_model(self._gguf)
+            config, self._bindings = read_model(self._gguf)
+            self.config = replace(config, fingerprint=fingerprint_weights(self._gguf))
             self.tokenizer = build_tokenizer(self._gguf.metadata)
         except BaseException:
             self._gguf.close()
@@ -130,6 +132,10 @@ class NativeModel:
         """Bytes of the packed weights."""
         return self._core_model.weight_bytes
 
+    def dequantize(self, name: str) -> NDArray[np.float32]:
+        """A weight tensor by its name in the file, [rows, cols]."""
+        return self._core_model.dequantize(name)
+
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
@@ -213,11 +219,15 @@ class NativeRunner:
         is_last: bool,
         stays_open: bool = False,
         on_layer: OnLayer | None = None,
+        on_attention: OnAttention | None = None,
     ) -> NDArray[np.float32] | None:
+        """As the protocol says; ``on_attention`` is described at ``_core.Session.prefill``."""
         self.prompt_logits = None
         self._append(tokens.tolist())
         is_closed = is_last and not stays_open
-        logits = self._session.prefill(tokens, is_last=is_closed, on_layer=on_layer)
+        logits = self._session.prefill(
+            tokens, is_last=is_closed, on_layer=on_layer, on_attention=on_attention
+        )
         if is_last and stays_open:
             logits = self.prompt_logits = self._session.row_logits(len(tokens) - 1, 1)[0]
         return logits

@@ -63,7 +63,7 @@ def test_budgets_that_fit_stay(config: SparseAttentionConfig) -> None:
 @pytest.mark.parametrize(
     ("config", "description"),
     [
-        (H2OConfig(local=8, heavy=4), "h2o, local 8, heavy 4"),
+        (H2OConfig(local=8, heavy=4), "h2o, local 8, heavy 4, sinks 0, score sum"),
         (H2OConfig(local=0, heavy=0), "dense"),
         (DenseConfig(), "dense"),
     ],

@@ -41,7 +41,8 @@ def test_text_has_a_row_per_range(
     assert captured.err == ""
     lines = captured.out.splitlines()
     assert lines[0].endswith(": 2 windows of 96 tokens")
-    assert lines[1].startswith("h2o local 4 heavy 4, chunks of 16: ")
+    assert lines[1].startswith("h2o local 4 heavy 4 ")
+    assert ", chunks of 16: " in lines[1]
     ranges = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
     assert ranges == ["tokens", "-" * 11, "all", "after 16", "second half"]
 
@@ -51,7 +52,7 @@ def test_csv_and_json_agree(model: str, text: str, capsys: pytest.CaptureFixture
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert _run(model, text, "-o", "json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["attention"] == {"algorithm": "h2o", "local": 4, "heavy": 4}
+    assert report["attention"].items() >= {"algorithm": "h2o", "local": 4, "heavy": 4}.items()
     assert (report["context"], report["n_windows"], len(report["windows"])) == (96, 2, 2)
     for row, quality in zip(rows, report["ranges"], strict=True):
         assert row["range"] == quality["range"]

@@ -89,7 +89,7 @@ def test_json_is_one_object(model: str, capsys: pytest.CaptureFixture[str]) -> N
     assert len(values["token_ids"]) == values["generated_tokens"] == 6
     assert values["finish_reason"] == "length"
     assert (values["threads"], values["batch_size"], values["chunk_size"]) == (1, 64, 16)
-    assert values["attention"] == {"algorithm": "h2o", "local": 4, "heavy": 4}
+    assert values["attention"].items() >= {"algorithm": "h2o", "local": 4, "heavy": 4}.items()
 
 
 def test_both_budgets_at_zero_mean_dense(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,235 @@
+"""How much every KV head needs to remember: a table measured once per model.
+
+For every layer and KV head the table holds the error that a memory set of each size makes. From it
+follow the budgets for any mean: the keys go where they remove most error. The file is JSON and
+belongs to the weights that have its fingerprint, whatever their quantisation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from ..config import MAX_CONTEXT
+from ..errors import FormatError
+
+TABLE_FORMAT = 1
+TABLE_SUFFIX = ".budgets.json"
+MAX_TABLE_BYTES = 16 * 2**20
+# A head's budget: keys of a full memory set, None for the whole past.
+Budget = int | None
+
+_PACKAGED_TABLES = Path(__file__).parent / "tables"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetTable:
+    """Errors of memory sizes per head, and what was measured with the budgets they lead to.
+
+    ``errors[head][level]`` is the error of head ``layer * n_kv_heads + kv_head`` with
+    ``levels[level]`` keys: the squared norm of what it adds wrongly to the residual stream,
+    relative to that of the stream. ``mean_past`` is the mean number of earlier keys in the text
+    of the measurement, which is what a head without a limit reads. ``losses`` gives perplexity
+    losses in percent by mean budget, measured on ``length`` tokens.
+    """
+
+    model: str
+    fingerprint: str
+    n_layers: int
+    n_kv_heads: int
+    chunk_size: int
+    length: int
+    mean_past: float
+    levels: tuple[int, ...]
+    errors: tuple[tuple[float, ...], ...]
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+    def budgets(self, mean: float) -> tuple[Budget, ...]:
+        """Budgets per head whose mean cost is at most ``mean`` keys, or all at the lowest level.
+
+        Greedy: of all steps of a head to a higher level, the one that removes most error per key,
+        again and again. A head without a limit costs ``mean_past``.
+        """
+        costs = [*map(float, self.levels), self.mean_past]
+        curves = [[*_running_minimum(row), 0.0] for row in self.errors]
+        chosen = [0] * len(curves)
+        room = (mean - costs[0]) * len(curves)
+
+        def best_step(head: int) -> tuple[float, int, int] | None:
+            """(minus gain per key, head, level) of the best step that there is room for."""
+            curve, now = curves[head], chosen[head]
+            steps = [
+                ((curve[level] - curve[now]) / (costs[level] - costs[now]), head, level)
+                for level in range(now + 1, len(costs))
+                if costs[now] < costs[level] <= costs[now] + room and curve[level] < curve[now]
+            ]
+            return min(steps, default=None)
+
+        steps = [step for step in map(best_step, range(len(curves))) if step]
+        heapify(steps)
+        while steps:
+            _, head, level = heappop(steps)
+            extra = costs[level] - costs[chosen[head]]
+            if extra <= room:
+                room -= extra
+                chosen[head] = level
+            if step := best_step(head):
+                heappush(steps, step)
+        levels: tuple[Budget, ...] = (*self.levels, None)
+        return tuple(levels[level] for level in chosen)
+
+    def smallest_budget(self, max_loss: float) -> int | None:
+        """The smallest measured mean budget from which on no loss exceeds ``max_loss`` percent.
+
+        None when there is none.
+        """
+        found = None
+        for budget in sorted(self.losses, reverse=True):
+            if self.losses[budget] > max_loss:
+                break
+            found = budget
+        return found
+
+    def to_json(self) -> str:
+        """The text of the table's file."""
+        data = {
+            "format": TABLE_FORMAT,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "n_layers": self.n_layers,
+            "n_kv_heads": self.n_kv_heads,
+            "chunk_size": self.chunk_size,
+            "length": self.length,
+            "mean_past": self.mean_past,
+            "levels": list(self.levels),
+            "losses": {str(budget): loss for budget, loss in sorted(self.losses.items())},
+        }
+        head = json.dumps(data, indent=1)[:-2]
+        rows = ",\n".join(
+            "  " + json.dumps([float(f"{error:.3g}") for error in row]) for row in self.errors
+        )
+        return f'{head},\n "errors": [\n{rows}\n ]\n}}\n'
+
+
+def _running_minimum(row: tuple[float, ...]) -> list[float]:
+    """More keys never hurt by more than the measurement's noise."""
+    result: list[float] = []
+    for error in row:
+        result.append(min(error, result[-1]) if result else error)
+    return result
+
+
+def parse_table(text: str, source: str) -> BudgetTable:
+    """The table in a file's text. Raises FormatError that names ``source`` and what is wrong."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{source} is not a budget table: {error}") from None
+    try:
+        return _read_table(data)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+        raise FormatError(
+            f"{source} is not a usable budget table: {reason}; make it again with "
+            "`edgeh2o calibrate`"
+        ) from None
+
+
+def _read_table(data: Any) -> BudgetTable:
+    if not isinstance(data, dict):
+        raise TypeError("it does not hold a JSON object")
+    if data["format"] != TABLE_FORMAT:
+        raise ValueError(f"its format is {data['format']!r}, this version reads {TABLE_FORMAT}")
+    table = BudgetTable(
+        model=str(data["model"]),
+        fingerprint=str(data["fingerprint"]),
+        n_layers=int(data["n_layers"]),
+        n_kv_heads=int(data["n_kv_heads"]),
+        chunk_size=int(data["chunk_size"]),
+        length=int(data["length"]),
+        mean_past=float(data["mean_past"]),
+        levels=tuple(int(level) for level in data["levels"]),
+        errors=tuple(tuple(float(error) for error in row) for row in data["errors"]),
+        losses={int(budget): float(loss) for budget, loss in dict(data["losses"]).items()},
+    )
+    levels = table.levels
+    if not levels or list(levels) != sorted(set(levels)) or not 0 < levels[0] <= MAX_CONTEXT:
+        raise ValueError("levels must be positive and ascend")
+    if levels[-1] > MAX_CONTEXT or not levels[-1] <= table.mean_past < math.inf:
+        raise ValueError("mean_past must be at least the highest level")
+    if len(table.errors) != table.n_layers * table.n_kv_heads or not table.errors:
+        raise ValueError(f"{len(table.errors)} rows of errors do not fit its layers and heads")
+    if any(len(row) != len(levels) for row in table.errors):
+        raise ValueError("a row of errors does not have one entry per level")
+    if not all(0 <= error < math.inf for row in table.errors for error in row):
+        raise ValueError("errors must be finite and not negative")
+    if not all(map(math.isfinite, table.losses.values())):
+        raise ValueError("losses must be finite")
+    return table
+
+
+def read_table(path: Path) -> BudgetTable:
+    """The table in a file. Raises FormatError if it cannot be read or used."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TABLE_BYTES + 1)
+    except OSError as error:
+        raise FormatError(f"cannot read the budget table {path}: {error.strerror}") from None
+    if len(data) > MAX_TABLE_BYTES:
+        raise FormatError(f"{path} is too large for a budget table")
+    return parse_table(data.decode("utf-8", errors="replace"), str(path))
+
+
+def find_table(fingerprint: str) -> tuple[BudgetTable, str] | None:
+    """The table of the weights and where it is from, "cache" or "package"; None if there is none.
+
+    Raises FormatError if the one in the cache folder cannot be used.
+    """
+    path = table_path(fingerprint)
+    if fingerprint and path.is_file():
+        return _require_fingerprint(read_table(path), fingerprint, path), "cache"
+    packaged = _packaged_tables().get(fingerprint)
+    return (packaged, "package") if packaged else None
+
+
+def _require_fingerprint(table: BudgetTable, fingerprint: str, path: Path) -> BudgetTable:
+    if table.fingerprint != fingerprint:
+        raise FormatError(
+            f"{path} is the budget table of other weights; remove it, or make it again with "
+            "`edgeh2o calibrate`"
+        )
+    return table
+
+
+@cache
+def _packaged_tables() -> dict[str, BudgetTable]:
+    tables = [read_table(path) for path in sorted(_PACKAGED_TABLES.glob(f"*{TABLE_SUFFIX}"))]
+    return {table.fingerprint: table for table in tables}
+
+
+def table_path(fingerprint: str) -> Path:
+    """Where `edgeh2o calibrate` puts the table of the weights: a file of the cache folder."""
+    from ..formats.pull import cache_folder
+
+    return cache_folder() / f"{fingerprint}{TABLE_SUFFIX}"
+
+
+def write_table(table: BudgetTable, path: Path) -> None:
+    """Writes the file as a whole or not at all. Raises FormatError if it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(table.to_json(), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise FormatError(f"cannot write the budget table {path}: {error.strerror}") from None

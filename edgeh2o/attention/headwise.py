@@ -1,0 +1,179 @@
+"""Heavy hitters with a budget of its own for every KV head.
+
+A few KV heads carry most of the error that sparsity makes (retrieval and induction heads). They get
+large budgets or the whole past, the others small ones, by a table that `edgeh2o calibrate`
+measures once per model. Scores are means over the queries that saw a key, with decay, of the joint
+softmax weights; what a memory set leaves out is stood for by landmarks: the mean key and value of
+the rest of every page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..config import check_int, check_real, option
+from ..errors import UsageError
+from .base import AttentionModel, SparseAttentionConfig
+from .budget_table import Budget, BudgetTable, find_table, read_table
+from .registry import register_sparse_attention
+
+if TYPE_CHECKING:
+    from .._core import SparsePolicy
+
+DEFAULT_BUDGET = 896
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBudgets:
+    """Keys per layer and KV head, their intended mean, and where they come from."""
+
+    per_head: tuple[Budget, ...]
+    mean: int
+    source: str
+
+
+@register_sparse_attention("headwise")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadwiseConfig(SparseAttentionConfig):
+    """Mean keys per query and how they are chosen; see the module.
+
+    Without ``table`` the one of the model is looked up: in the cache folder, where
+    `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
+    the same budget for every head. ``max_loss`` needs a table. ``budgets`` gives the budgets
+    themselves, ``None`` for the whole past. Raises UsageError for values out of range.
+    """
+
+    preferred_chunk_size: ClassVar[int] = 256
+    main_settings: ClassVar[tuple[str, ...]] = ("budget",)
+
+    budget: int | None = option(
+        None,
+        "--budget",
+        help="earlier keys that a query reads besides its chunk, mean over the KV heads "
+        f"(default: {DEFAULT_BUDGET})",
+        metavar="KEYS",
+    )
+    max_loss: float | None = option(
+        None,
+        "--max-loss",
+        help="take the smallest calibrated budget whose perplexity loss stays below this",
+        metavar="PERCENT",
+    )
+    table: str | None = option(
+        None,
+        "--budget-table",
+        help="table made by `edgeh2o calibrate` (default: the one of the model)",
+        metavar="FILE",
+    )
+    local: int = option(
+        256, "--headwise-local", help="tokens just before a chunk that are always read"
+    )
+    sinks: int = option(
+        4, "--headwise-sinks", help="first tokens of the prompt that are always read"
+    )
+    decay: float = option(0.9, "--headwise-decay", help="factor of the old scores at every chunk")
+    page_size: int = option(
+        64, "--landmark-size", help="tokens that share a landmark, 0 = no landmarks"
+    )
+    budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.max_loss is not None:
+            raise UsageError("give --budget or --max-loss, not both")
+        if self.budget is not None:
+            check_int(self, "budget", 1)
+        if self.max_loss is not None:
+            check_real(
+                self, "max_loss", "a percentage >= 0", lambda value: value >= 0, "0.5 is strict"
+            )
+        check_real(
+            self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
+        )
+        for name in ("local", "sinks", "page_size"):
+            check_int(self, name, 0)
+        if not all(budget is None or _is_positive_int(budget) for budget in self.budgets or ()):
+            raise UsageError("budgets must be positive integers, or None for the whole past")
+
+    def choose_budgets(self, model: AttentionModel) -> HeadBudgets:
+        """The budgets for a model.
+
+        Raises FormatError for a table that cannot be used, UsageError for ``max_loss`` without a
+        measured loss below it and for ``budgets`` that do not fit the model.
+        """
+        n_heads = model.n_layers * model.n_kv_heads
+        if self.budgets is not None:
+            if len(self.budgets) != n_heads:
+                raise UsageError(
+                    f"budgets has {len(self.budgets)} entries; the model has {model.n_layers} "
+                    f"layers of {model.n_kv_heads} KV heads"
+                )
+            return HeadBudgets(self.budgets, self.budget or DEFAULT_BUDGET, "given")
+        found = self._find_table(model)
+        if found is None:
+            if self.max_loss is not None:
+                raise UsageError(
+                    "--max-loss needs the measured losses of the model; make them once with "
+                    "`edgeh2o calibrate MODEL`, or give --budget"
+                )
+            budget = self.budget or DEFAULT_BUDGET
+            return HeadBudgets((budget,) * n_heads, budget, "uniform")
+        table, source = found
+        budget = self.budget or self._budget_of_loss(table)
+        return HeadBudgets(table.budgets(budget), budget, source)
+
+    def _budget_of_loss(self, table: BudgetTable) -> int:
+        if self.max_loss is None:
+            return DEFAULT_BUDGET
+        budget = table.smallest_budget(self.max_loss)
+        if budget is None:
+            measured = ", ".join(
+                f"{loss:.2f} % at {keys}" for keys, loss in sorted(table.losses.items())
+            )
+            raise UsageError(
+                f"no calibrated budget keeps the loss below {self.max_loss} % "
+                f"({measured or 'none was measured'}); allow more, or use --attention dense"
+            )
+        return budget
+
+    def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
+        if self.table is None:
+            return find_table(model.fingerprint)
+        table = read_table(Path(self.table))
+        if (table.n_layers, table.n_kv_heads) != (model.n_layers, model.n_kv_heads):
+            raise UsageError(
+                f"the budget table {self.table} is for {table.n_layers} layers of "
+                f"{table.n_kv_heads} KV heads, the model has {model.n_layers} of "
+                f"{model.n_kv_heads}; make one with `edgeh2o calibrate MODEL`"
+            )
+        return table, "file"
+
+    def make_policy(self, model: AttentionModel) -> SparsePolicy:
+        from .. import _core
+
+        return _core.headwise_policy(
+            self.choose_budgets(model).per_head,
+            local=self.local,
+            sinks=self.sinks,
+            decay=self.decay,
+            page_size=self.page_size,
+        )
+
+    def report(self, model: AttentionModel) -> dict[str, Any]:
+        chosen = self.choose_budgets(model)
+        return {
+            "algorithm": self.algorithm,
+            "budget": chosen.mean,
+            "table": chosen.source,
+            "full_heads": chosen.per_head.count(None),
+            "local": self.local,
+            "sinks": self.sinks,
+            "decay": self.decay,
+            "landmarks": self.page_size,
+        }
+
+
+def _is_positive_int(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0

@@ -1,0 +1,68 @@
+"""``edgeh2o calibrate``: measures once what every KV head of a model needs to remember."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    read_model_options,
+)
+from .prompt import read_text
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "calibrate",
+        help="measure the memory that every KV head of a model needs",
+        description="Measure the error that every KV head makes with memory sets of several sizes, "
+        "and write the table from which --budget and --max-loss take the budgets. `run` finds it "
+        "by itself for every quantisation of the same weights.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    parser.add_argument(
+        "--text",
+        action="append",
+        metavar="FILE",
+        help="UTF-8 text to calibrate on; may be given several times (default: manual and source "
+        "text that comes with Python)",
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="tokens of each text that are read (default: 4096); choose the length to be served",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write (default: the cache folder)"
+    )
+    add_model_options(parser)
+    add_verbosity_options(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Measures, writes the table, prints its path and the measured losses."""
+    options = read_model_options(args)
+    texts = [read_text(path) for path in args.text or ()]
+
+    from ..attention.budget_table import table_path, write_table
+    from ..evaluation.calibration import calibrate
+
+    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        table = calibrate(llm, texts, length=args.length, on_progress=bars)
+    path = Path(args.output) if args.output else table_path(table.fingerprint)
+    write_table(table, path)
+    if not args.quiet:
+        for budget, loss in sorted(table.losses.items()):
+            print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
+    print(path)
+    return 0

@@ -1,0 +1,130 @@
+"""Measures what every KV head loses with a small memory: the errors of a ``BudgetTable``.
+
+The text is read dense once. On every layer's queries, keys and values the sparse rule runs with the
+same budget for all heads, once per level, and the error of a head is what its difference from
+the dense output adds to the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..attention.dense import DenseConfig
+from ..attention.headwise import HeadwiseConfig
+from ..runners.base import SessionShape
+
+if TYPE_CHECKING:
+    from ..runners.native import NativeModel
+
+# Keys of a memory set. Below 64 a memory holds little more than its neighbours.
+LEVELS = (64, 128, 256, 448, 704, 1024)
+# Queries whose past is shorter lose little, and would hide what later ones lose.
+FIRST_QUERY = 1024
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadErrors:
+    """``errors`` [n_layers * n_kv_heads, n_levels], and the mean past of the measured queries."""
+
+    errors: NDArray[np.float64]
+    mean_past: float
+
+
+def measure_head_errors(
+    model: NativeModel,
+    tokens: NDArray[np.int32],
+    *,
+    levels: Sequence[int] = LEVELS,
+    first_query: int = FIRST_QUERY,
+    rule: HeadwiseConfig | None = None,
+    on_layer: Callable[[int, int], None] | None = None,
+) -> HeadErrors:
+    """Errors of ``tokens`` [n] with each level's budget in every head.
+
+    The error of head h is mean_i |Wo_h (o_sparse - o_dense)_ih|^2 / mean_i |x_i|^2 over the
+    queries i >= ``first_query``, with x the residual stream before the layer and Wo_h the
+    columns of the output projection that read the head's group. ``first_query`` must be below n.
+    """
+    rule = rule or HeadwiseConfig()
+    probe = _LayerProbe(model, len(tokens), levels, first_query, rule)
+    shape = SessionShape(
+        max_context=len(tokens),
+        batch_size=len(tokens),
+        chunk_size=min(DenseConfig.preferred_chunk_size, len(tokens)),
+        cache_type="f16",
+    )
+    runner = model.start_session(DenseConfig(), shape)
+    runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)
+    return HeadErrors(probe.errors, float(np.mean(np.arange(first_query, len(tokens)))))
+
+
+class _LayerProbe:
+    """Runs the sparse rule on one layer after the other and notes the heads' errors."""
+
+    def __init__(
+        self,
+        model: NativeModel,
+        n_tokens: int,
+        levels: Sequence[int],
+        first_query: int,
+        rule: HeadwiseConfig,
+    ) -> None:
+        config = model.config
+        self._model = model
+        self._first_query = first_query
+        self._head_dim = config.head_dim
+        self._n_kv_heads = config.n_kv_heads
+        self._sliding_layers = config.sliding_layers
+        chunk_size = rule.preferred_chunk_size
+        self._attentions = [
+            _core.ChunkedAttention(
+                _core.headwise_policy(
+                    [level] * config.n_kv_heads,
+                    local=rule.local,
+                    sinks=rule.sinks,
+                    decay=rule.decay,
+                    page_size=rule.page_size,
+                ),
+                config.n_heads,
+                config.n_kv_heads,
+                config.head_dim,
+                chunk_size=chunk_size,
+                batch_size=-(-n_tokens // chunk_size) * chunk_size,
+                max_context=n_tokens,
+                scale=config.attention_scale,
+            )
+            for level in levels
+        ]
+        self.errors = np.zeros((config.n_layers * config.n_kv_heads, len(levels)))
+
+    def __call__(
+        self, layer: int, residual: Floats, q: Floats, k: Floats, v: Floats, attended: Floats
+    ) -> None:
+        measured = slice(self._first_query, None)
+        if self._sliding_layers and self._sliding_layers[layer]:
+            return  # a layer with a window reads its window, whatever the policy
+        stream = float(np.square(residual[measured]).sum(dtype=np.float64))
+        weights = self._model.dequantize(f"blk.{layer}.attn_output.weight")
+        width = weights.shape[1] // self._n_kv_heads  # outputs of a head's group
+        # |W d|^2 = d' (W'W) d: the group's own columns suffice.
+        grams = [
+            weights[:, first : first + width].T @ weights[:, first : first + width]
+            for first in range(0, weights.shape[1], width)
+        ]
+        heads = [array.reshape(len(array), -1, self._head_dim) for array in (q, k, v)]
+        for level, attention in enumerate(self._attentions):
+            attention.reset()
+            output = attention.run(0, *heads, is_last=True).reshape(attended.shape)
+            difference = (output - attended)[measured]
+            for head, gram in enumerate(grams):
+                part = difference[:, head * width : (head + 1) * width]
+                error = float(np.sum((part @ gram) * part, dtype=np.float64))
+                self.errors[layer * self._n_kv_heads + head, level] = error / stream

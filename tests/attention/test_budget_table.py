@@ -1,0 +1,173 @@
+"""Budget tables: the greedy choice, the file format, and where tables are found."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeh2o.attention.budget_table import (
+    Budget,
+    BudgetTable,
+    find_table,
+    parse_table,
+    read_table,
+    table_path,
+    write_table,
+)
+from edgeh2o.errors import FormatError
+
+LEVELS = (4, 8, 16)
+
+
+def make_table(errors: list[list[float]], *, mean_past: float = 64.0) -> BudgetTable:
+    return BudgetTable(
+        model="tiny",
+        fingerprint="f" * 32,
+        n_layers=len(errors),
+        n_kv_heads=1,
+        chunk_size=256,
+        length=4096,
+        mean_past=mean_past,
+        levels=LEVELS,
+        errors=tuple(map(tuple, errors)),
+        losses={8: 2.0, 16: 0.5, 32: 0.1},
+    )
+
+
+TABLE = make_table([[1.0, 0.5, 0.25], [0.01, 0.001, 0.0], [9.0, 8.0, 7.0]])
+
+
+def cost(table: BudgetTable, budgets: tuple[Budget, ...]) -> float:
+    return sum(table.mean_past if budget is None else budget for budget in budgets)
+
+
+def total_error(table: BudgetTable, budgets: tuple[Budget, ...]) -> float:
+    return sum(
+        0.0 if budget is None else row[table.levels.index(budget)]
+        for row, budget in zip(table.errors, budgets, strict=True)
+    )
+
+
+def test_keys_go_where_they_remove_most_error() -> None:
+    """By hand: room 3 * 26 - 12 = 66 keys. 9.0 -> 0 costs 60, the 6 left give 1.0 -> 0.5 for 4."""
+    assert TABLE.budgets(26) == (8, 4, None)
+    assert TABLE.budgets(4) == TABLE.budgets(1) == (4, 4, 4)
+    assert TABLE.budgets(1000) == (None, 16, None)  # the second head has no error left at 16
+
+
+def test_more_keys_than_the_past_are_never_given() -> None:
+    table = make_table([[1.0, 0.5, 0.25]], mean_past=16.0)
+    assert table.budgets(16) == (None,)  # as dear as 16 keys, and without error
+
+
+curves = st.lists(
+    st.lists(st.floats(0, 1), min_size=3, max_size=3).map(lambda row: sorted(row, reverse=True)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(errors=curves, mean=st.floats(4, 70))
+@settings(max_examples=60, deadline=None)
+def test_budgets_keep_the_mean_and_are_nearly_the_best(
+    errors: list[list[float]], mean: float
+) -> None:
+    table = make_table(errors)
+    budgets = table.budgets(mean)
+    room = mean * len(errors)
+    assert cost(table, budgets) <= room + 1e-9
+    choices = [*product((*LEVELS, None), repeat=len(errors))]
+    best = min(total_error(table, c) for c in choices if cost(table, c) <= room + 1e-9)
+    # A greedy fill of a knapsack misses at most what its last step would have brought.
+    largest_step = max(row[0] for row in errors)
+    assert best - 1e-9 <= total_error(table, budgets) <= best + largest_step + 1e-9
+
+
+def test_an_error_that_grows_with_the_budget_is_noise() -> None:
+    table = make_table([[0.5, 0.6, 0.4]])
+    assert table.budgets(8) == (4,)
+    assert table.budgets(16) == (16,)
+
+
+@pytest.mark.parametrize(
+    ("loss", "budget"), [(5.0, 8), (2.0, 8), (1.0, 16), (0.1, 32), (0.05, None)]
+)
+def test_the_smallest_budget_below_a_loss(loss: float, budget: int | None) -> None:
+    assert TABLE.smallest_budget(loss) == budget
+
+
+def test_a_budget_below_which_a_larger_one_fails_is_not_taken() -> None:
+    assert replace(TABLE, losses={8: 0.1, 16: 0.9, 32: 0.1}).smallest_budget(0.5) == 32
+
+
+def test_a_table_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "table.json"
+    write_table(TABLE, path)
+    assert read_table(path) == TABLE
+    assert [item.name for item in path.parent.iterdir()] == ["table.json"]
+
+
+def changed(**values: object) -> str:
+    return json.dumps(json.loads(TABLE.to_json()) | values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a budget table"),
+        ("[" * 100000, "not a budget table"),
+        ("[]", "JSON object"),
+        ("{}", "'format' is missing"),
+        (changed(format=2), "format is 2"),
+        (changed(levels=[8, 4, 16]), "levels must be positive and ascend"),
+        (changed(levels=[]), "levels"),
+        (changed(levels=[0, 8, 16]), "levels"),
+        (changed(levels="abc"), "invalid literal"),
+        (changed(mean_past=3), "mean_past"),
+        (changed(mean_past=math.inf), "mean_past"),
+        (changed(n_layers=4), "3 rows of errors do not fit"),
+        (changed(errors=[[1, 2], [1, 2], [1, 2]]), "one entry per level"),
+        (changed(errors=[[1, 2, -1]] * 3), "finite and not negative"),
+        (changed(errors=[[1, 2, math.nan]] * 3), "finite and not negative"),
+        (changed(errors=None), "not a usable budget table"),
+        (changed(losses={"8": math.inf}), "losses must be finite"),
+        (changed(losses=[1]), "not a usable budget table"),
+        (changed(length=math.inf), "not a usable budget table"),
+    ],
+)
+def test_unusable_tables_are_refused(text: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message) as caught:
+        parse_table(text, "table.json")
+    assert "table.json" in str(caught.value)
+
+
+def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="cannot read the budget table"):
+        read_table(tmp_path / "missing.json")
+    with pytest.raises(FormatError, match="cannot write the budget table"):
+        write_table(TABLE, tmp_path / "missing.json" / ("x" * 300))
+
+
+def test_the_cache_comes_before_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
+    packaged = find_table("033526a135499773639407b17479d51b")
+    assert packaged is not None and packaged[1] == "package"
+    table = packaged[0]
+    assert (table.n_layers, table.n_kv_heads, table.length) == (30, 3, 4096)
+    assert find_table("") is find_table("0" * 32) is None
+    own = replace(table, model="mine")
+    write_table(own, table_path(table.fingerprint))
+    found = find_table(table.fingerprint)
+    assert found is not None and found[0].model == "mine" and found[1] == "cache"
+    write_table(replace(own, fingerprint="0" * 32), table_path(table.fingerprint))
+    with pytest.raises(FormatError, match="of other weights"):
+        find_table(table.fingerprint)

@@ -1,0 +1,107 @@
+"""The headwise configuration: where budgets come from, and bad settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeh2o.attention.budget_table import find_table, write_table
+from edgeh2o.attention.headwise import DEFAULT_BUDGET, HeadwiseConfig
+from edgeh2o.attention.registry import make_sparse_attention
+from edgeh2o.errors import UsageError
+from tests.attention.test_budget_table import TABLE
+
+SMOLLM2 = "033526a135499773639407b17479d51b"
+
+
+@dataclass(frozen=True)
+class Model:
+    n_layers: int = 3
+    n_kv_heads: int = 1
+    fingerprint: str = ""
+
+
+def test_without_a_table_every_head_gets_the_same() -> None:
+    chosen = HeadwiseConfig().choose_budgets(Model())
+    assert chosen.per_head == (DEFAULT_BUDGET,) * 3
+    assert chosen.source == "uniform"
+    assert HeadwiseConfig(budget=7).choose_budgets(Model()).per_head == (7, 7, 7)
+    report = HeadwiseConfig().report(Model())
+    assert (report["table"], report["full_heads"]) == ("uniform", 0)
+
+
+def test_the_packaged_table_is_found_by_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
+    model = Model(n_layers=30, n_kv_heads=3, fingerprint=SMOLLM2)
+    chosen = HeadwiseConfig(budget=512).choose_budgets(model)
+    found = find_table(SMOLLM2)
+    assert found is not None
+    assert (chosen.source, chosen.mean) == ("package", 512)
+    assert chosen.per_head == found[0].budgets(512)
+    assert 0 < chosen.per_head.count(None) < 20
+
+
+def test_a_file_and_a_loss(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    write_table(TABLE, path)
+    chosen = HeadwiseConfig(table=str(path), max_loss=0.6).choose_budgets(Model())
+    assert (chosen.source, chosen.mean) == ("file", 16)
+    assert chosen.per_head == TABLE.budgets(16)
+    with pytest.raises(UsageError, match=r"no calibrated budget.*0.10 % at 32.*--attention dense"):
+        HeadwiseConfig(table=str(path), max_loss=0.0).choose_budgets(Model())
+    with pytest.raises(UsageError, match=r"3 layers of 1 KV heads, the model has 4 of 1"):
+        HeadwiseConfig(table=str(path)).choose_budgets(Model(n_layers=4))
+
+
+def test_explicit_budgets_must_fit_the_model() -> None:
+    config = HeadwiseConfig(budgets=(4, None, 6))
+    assert config.choose_budgets(Model()).per_head == (4, None, 6)
+    assert "1 of them the whole past" in repr(config.make_policy(Model()))
+    with pytest.raises(UsageError, match=r"3 entries; the model has 2 layers of 1"):
+        config.choose_budgets(Model(n_layers=2))
+
+
+def test_a_loss_needs_a_table() -> None:
+    with pytest.raises(UsageError, match="edgeh2o calibrate MODEL"):
+        HeadwiseConfig(max_loss=1.0).choose_budgets(Model())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"budget": 0}, "--budget"),
+        ({"budget": 1.5}, "--budget"),
+        ({"budget": 640, "max_loss": 1.0}, "not both"),
+        ({"max_loss": -1.0}, "--max-loss"),
+        ({"max_loss": float("nan")}, "--max-loss"),
+        ({"local": -1}, "--headwise-local"),
+        ({"sinks": True}, "--headwise-sinks"),
+        ({"decay": 1.5}, "--headwise-decay"),
+        ({"decay": float("nan")}, "--headwise-decay"),
+        ({"page_size": -64}, "--landmark-size"),
+        ({"budgets": (0,)}, "budgets must be positive"),
+        ({"budgets": ("4",)}, "budgets must be positive"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        HeadwiseConfig(**values)
+
+
+def test_settings_from_plain_values() -> None:
+    config = make_sparse_attention({"algorithm": "headwise", "budget": 640, "budgets": [1, None]})
+    assert config == HeadwiseConfig(budget=640, budgets=(1, None))
+    for settings, message in (
+        ({}, "entry 'algorithm'"),
+        ({"algorithm": 3}, "entry 'algorithm'"),
+        ({"algorithm": "magic"}, "'magic' is not known"),
+        ({"algorithm": "h2o", "budget": 5}, "'h2o' has no setting 'budget'"),
+        ({"algorithm": "dense", "x": 5}, "its settings are none"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_sparse_attention(settings)
