@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
 from tools.make_tiny_model import write_tiny_model
+from tools.tiny_architectures import FAMILIES
 
 with instrumented_imports():
     from edgeh2o.attention.h2o import H2OConfig
@@ -28,7 +29,7 @@ SMALLEST = {
     "ffn_dim": 32,
 }
 SEED_OPTIONS: tuple[dict[str, object], ...] = (
-    {"tensor_type": "Q4_0"},
+    *({"architecture": name, "tensor_type": "Q4_0"} for name in FAMILIES),
     {"tensor_type": "F16", "biases": True, "tied": False},
     {"tensor_type": "Q8_0", "rope_scaling": "linear", "rotary_dim": 8},
     {"tensor_type": "BF16", "rope_scaling": "llama3"},
