@@ -9,7 +9,11 @@ from edgeh2o import _core
 from tests.model.model_pair import VOCAB_SIZE, load_pair
 from tests.tiny_models import TinyModelFactory
 
-POLICIES = {"dense": _core.dense_policy, "h2o": lambda: _core.h2o_policy(12, 20)}
+POLICIES = {
+    "dense": _core.dense_policy,
+    "h2o": lambda: _core.h2o_policy(12, 20),
+    "headwise": lambda: _core.headwise_policy([None, 8, 16, 200], page_size=16),
+}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

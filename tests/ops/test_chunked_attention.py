@@ -179,15 +179,18 @@ def test_state_is_the_softmax_state_of_all_visible_keys() -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [S, S + 1, 3 * S, 3 * S + 7])
-@pytest.mark.parametrize("case", POLICIES, ids=str)
+@pytest.mark.parametrize("case", [case for case in POLICIES if not case.has_landmarks], ids=str)
 def test_pairs_are_counted_exactly(case: PolicyCase, n_tokens: int) -> None:
     shape = Shape(head_dim=8)
     attention = make_attention(case.make_policy(), shape, chunk_size=S, max_context=n_tokens)
     prefill(attention, random_qkv(14, n_tokens=n_tokens, **shape.heads))
-    expected = pairs_dense(n_tokens)
-    if case.budget is not None:
-        expected = pairs_chunked(n_tokens, chunk_size=S, memory_size=case.budget)
-    assert attention.pairs_computed == expected
+    counts = [
+        pairs_dense(n_tokens)
+        if budget is None
+        else pairs_chunked(n_tokens, chunk_size=S, memory_size=budget)
+        for budget in case.budgets
+    ]
+    assert attention.pairs_computed == sum(counts) // len(counts)
     attention.reset()
     assert attention.pairs_computed == 0
 

@@ -51,10 +51,12 @@ def causal_attention(
     return state.o.reshape(q.shape)
 
 
-class DenseLayer:
-    """Dense attention of one layer with its own key/value rows; same face as H2OLayer.
+class CachedLayer:
+    """Keys and values of one layer during one prompt; the options are those of `causal_attention`.
 
-    The options are those of `causal_attention`.
+    Attributes:
+        scale, window, soft_cap: the options.
+        k, v: [n_kv_heads, n_positions, d], None before the first row.
     """
 
     def __init__(
@@ -64,18 +66,30 @@ class DenseLayer:
         window: int | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        self._scale = scale
-        self._window = window
-        self._soft_cap = soft_cap
-        self._k: Array | None = None
-        self._v: Array | None = None
+        self.scale = scale
+        self.window = window
+        self.soft_cap = soft_cap
+        self.k: Array | None = None
+        self.v: Array | None = None
 
-    def prefill(self, q: Array, k: Array, v: Array) -> Array:
-        """Appends k, v [n_kv_heads, n, d]; returns the output [n_heads, n, d] of q."""
-        self._k = k if self._k is None else np.concatenate([self._k, k], axis=1)
-        self._v = v if self._v is None else np.concatenate([self._v, v], axis=1)
+    def append(self, k: Array, v: Array) -> int:
+        """Appends rows k, v [n_kv_heads, n, d] and returns the position of the first of them."""
+        first = 0 if self.k is None else self.k.shape[1]
+        self.k = k if self.k is None else np.concatenate([self.k, k], axis=1)
+        self.v = v if self.v is None else np.concatenate([self.v, v], axis=1)
+        return first
+
+    def decode(self, q: Array, k: Array, v: Array) -> Array:
+        """Appends k, v; output [n_heads, n, d] of q: attention over all cached positions."""
+        self.append(k, v)
         return causal_attention(
-            q, self._k, self._v, scale=self._scale, window=self._window, soft_cap=self._soft_cap
+            q, self.k, self.v, scale=self.scale, window=self.window, soft_cap=self.soft_cap
         )
 
-    decode = prefill
+
+class DenseLayer(CachedLayer):
+    """Dense attention of one layer; same face as H2OLayer."""
+
+    def prefill(self, q: Array, k: Array, v: Array, *, is_last: bool = False) -> Array:
+        """Output of q, as `decode`; there is nothing that the prompt's end could change."""
+        return self.decode(q, k, v)

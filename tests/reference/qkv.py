@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import numpy as np
 
-from tests.reference.h2o import H2OLayer
 from tests.reference.softmax_state import Array
+
+
+class Chunk(Protocol):
+    @property
+    def margins(self) -> Array: ...
+
+
+class ChoosingLayer(Protocol):
+    """`H2OLayer` or `HeadwiseLayer`."""
+
+    @property
+    def chunks(self) -> Sequence[Chunk]: ...
+
+    def prefill(self, q: Array, k: Array, v: Array) -> Array: ...
 
 
 def random_qkv(
@@ -21,17 +37,15 @@ def random_qkv(
 
 def separated_qkv(
     seed: int,
+    make_layer: Callable[[], ChoosingLayer],
     *,
     n_heads: int,
     n_kv_heads: int,
     n_tokens: int,
     head_dim: int,
-    chunk_size: int,
-    local: int,
-    heavy: int,
     min_margin: float = 1e-3,
 ) -> tuple[Array, Array, Array]:
-    """random_qkv whose every heavy-hitter choice is decided by at least `min_margin`.
+    """random_qkv whose every choice of a layer of this kind is decided by at least `min_margin`.
 
     The values are rounded to float16 first, so a cache of that type holds them exactly.
     Use it where positions are compared with an implementation that rounds scores.
@@ -50,7 +64,7 @@ def separated_qkv(
                 head_dim=head_dim,
             )
         )
-        layer = H2OLayer(chunk_size=chunk_size, local=local, heavy=heavy)
+        layer = make_layer()
         layer.prefill(q, k, v)
         if min(chunk.margins.min() for chunk in layer.chunks) >= min_margin:
             return q, k, v

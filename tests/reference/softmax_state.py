@@ -43,6 +43,7 @@ def attend(
     scale: float,
     visible: NDArray[np.bool_] | None = None,
     soft_cap: float | None = None,
+    biases: Array | None = None,
 ) -> tuple[SoftmaxState, Array]:
     """Attention of queries over one set of keys.
 
@@ -53,6 +54,7 @@ def attend(
         scale: factor of the logits, usually 1 / sqrt(d).
         visible: [n, n_keys] mask, True where the query may read the key; None for all.
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
+        biases: [n_keys] added to the scaled and capped logits; None for zeros.
 
     Returns:
         The state, and the weights [..., n, n_keys] normalised within the part.
@@ -60,6 +62,8 @@ def attend(
     logits = scale * (q @ np.swapaxes(k, -1, -2))
     if soft_cap is not None:
         logits = soft_cap * np.tanh(logits / soft_cap)
+    if biases is not None:
+        logits = logits + biases
     if visible is not None:
         logits = np.where(visible, logits, -np.inf)
     m = logits.max(axis=-1, initial=-np.inf)

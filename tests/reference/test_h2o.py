@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.reference.dense import DenseLayer, causal_attention
-from tests.reference.h2o import H2OLayer, select_memory
+from tests.reference.h2o import H2OLayer
+from tests.reference.heavy_hitters import select_memory
 from tests.reference.qkv import random_qkv, separated_qkv
 from tests.reference.softmax_state import attend
 
@@ -188,13 +189,81 @@ def test_decode_is_full_attention_with_frozen_scores() -> None:
 
 
 def test_separated_qkv_decides_every_choice() -> None:
-    sizes = {"chunk_size": 16, "local": 4, "heavy": 4}
-    q, k, v = separated_qkv(0, n_tokens=64, min_margin=1e-3, **SHAPE, **sizes)
-    layer = H2OLayer(**sizes)
+    def make_layer() -> H2OLayer:
+        return H2OLayer(chunk_size=16, local=4, heavy=4)
+
+    q, k, v = separated_qkv(0, make_layer, n_tokens=64, min_margin=1e-3, **SHAPE)
+    layer = make_layer()
     layer.prefill(q, k, v)
     assert min(chunk.margins.min() for chunk in layer.chunks) >= 1e-3
     with pytest.raises(ValueError, match="no seed"):
-        separated_qkv(0, n_tokens=64, min_margin=50.0, **SHAPE, **sizes)
+        separated_qkv(0, make_layer, n_tokens=64, min_margin=50.0, **SHAPE)
+
+
+def test_select_memory_forces_sinks() -> None:
+    scores = np.array([0.0, 1.0, 9.0, 2.0, 7.0, 0.5, 8.0, 8.0])
+    positions, margin = select_memory(scores, np.array([0, 2]), (4, 8), local=1, heavy=1, sinks=1)
+    assert positions.tolist() == [0, 2, 7] and margin == 1.0
+    # Sinks and local overlap: nothing is listed twice.
+    positions, _ = select_memory(scores, np.array([0]), (1, 3), local=2, heavy=1, sinks=2)
+    assert positions.tolist() == [0, 1, 2]
+
+
+def test_decay_by_hand() -> None:
+    layer = H2OLayer(chunk_size=2, local=1, heavy=1, decay=0.5)
+    layer.prefill(*uniform_qkv(6))
+    # [1.5, .5]; then + two halves on 1.5 / 2 and .5 / 2; then the same for keys 0 and 3.
+    np.testing.assert_allclose(layer.scores[0], [1.875, 1.25, 1.5, 1.25, 1.5, 0.5], **TIGHT)
+
+
+@pytest.mark.parametrize("n_tokens", [6, 96])
+def test_lift_of_uniform_attention_is_one(n_tokens: int) -> None:
+    """Every s_j / n_j is 1 per query head, whatever part and chunk the key was seen in."""
+    layer = H2OLayer(chunk_size=n_tokens // 3, local=1, heavy=1, score="lift", decay=0.5)
+    layer.prefill(*uniform_qkv(n_tokens, group=2))
+    sums = layer._column_sums
+    np.testing.assert_allclose(sums.sums, 2.0 * sums.ages, **TIGHT)
+    assert np.all(sums.ages > 0.0)
+
+
+def test_a_mean_counts_at_least_32_queries() -> None:
+    layer = H2OLayer(chunk_size=40, local=1, heavy=1, score="mean")
+    layer.prefill(*uniform_qkv(40))
+    harmonic = np.cumsum(1.0 / np.arange(40, 0, -1))[::-1]  # sum over i >= j of 1 / (i + 1)
+    ages = np.arange(40, 0, -1)
+    np.testing.assert_allclose(layer.scores[0], harmonic, **TIGHT)
+    np.testing.assert_allclose(layer._scores_of(0), harmonic / np.maximum(ages, 32), **TIGHT)
+
+
+def test_a_window_sees_the_last_queries_of_one_chunk() -> None:
+    layer = H2OLayer(chunk_size=4, local=0, heavy=2, score="window", window=2)
+    layer.prefill(*uniform_qkv(8))
+    # Rows 3 and 4 of a chunk give 1/3 and 1/4; the memory of chunk 1 gets two halves of each.
+    third, fourth = 1 / 3 + 1 / 4, 1 / 4
+    np.testing.assert_allclose(layer.chunks[0].scores[0], [third, third, third, fourth], **TIGHT)
+    assert layer.chunks[1].memory[0].tolist() == [0, 1]
+    np.testing.assert_allclose(
+        layer.scores[0], [1.0, 1.0, third, fourth, third, third, third, fourth], **TIGHT
+    )
+
+
+def test_value_norms_decide() -> None:
+    q, k, v = uniform_qkv(4)
+    v = np.array([1.0, -4.0, 1.0, 1.0]).reshape(1, 4, 1)
+    layer = H2OLayer(chunk_size=2, local=0, heavy=1, by_values=True)
+    layer.prefill(q, k, v)
+    # Sums 1.5 and 0.5 times the norms 1 and 4.
+    assert layer.chunks[1].memory[0].tolist() == [1]
+    assert layer.chunks[1].margins[0] == 0.5
+
+
+def test_the_last_chunk_of_a_prompt_adds_nothing() -> None:
+    q, k, v = random_qkv(12, n_tokens=48, **SHAPE)
+    layer, before = (H2OLayer(chunk_size=16, local=3, heavy=4) for _ in range(2))
+    layer.prefill(q, k, v, is_last=True)
+    before.prefill(*(array[:, :32] for array in (q, k, v)))
+    np.testing.assert_array_equal(layer.scores[:, :32], before.scores)
+    assert not layer.scores[:, 32:].any()
 
 
 def test_settings_that_select_nothing_are_refused() -> None:

@@ -4,49 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgeh2o import _core
 from tests.reference.dense import DenseLayer
 from tests.reference.h2o import H2OLayer
+from tests.reference.headwise import HeadwiseLayer
 from tests.reference.softmax_state import Array
 
 
 class Oracle(Protocol):
-    def prefill(self, q: Array, k: Array, v: Array) -> Array: ...
+    def prefill(self, q: Array, k: Array, v: Array, *, is_last: bool = False) -> Array: ...
 
     def decode(self, q: Array, k: Array, v: Array) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyCase:
-    """A policy and its oracle.
+    """A policy and its oracle, for layers of as many KV heads as there are budgets.
 
     Attributes:
         name: shown in the test id.
-        make_policy: the compiled policy.
+        make_policy_for: the compiled policy, of a number of layers.
         make_oracle: the oracle of a chunk size.
-        budget: positions of a full memory set; None for the whole past.
+        budgets: positions of a full memory set, per KV head; None for the whole past.
+        has_landmarks: a chunk reads more than itself and the memory set.
     """
 
     name: str
-    make_policy: Callable[[], _core.SparsePolicy]
+    make_policy_for: Callable[[int], _core.SparsePolicy]
     make_oracle: Callable[[int], Oracle]
-    budget: int | None
+    budgets: tuple[int | None, ...]
+    has_landmarks: bool = False
+
+    def make_policy(self, n_layers: int = 1) -> _core.SparsePolicy:
+        return self.make_policy_for(n_layers)
 
     def __str__(self) -> str:
         return self.name
 
 
-def h2o_case(local: int, heavy: int) -> PolicyCase:
+def h2o_case(local: int, heavy: int, **options: Any) -> PolicyCase:
+    budget = local + heavy + options.get("sinks", 0)
     return PolicyCase(
-        f"h2o-{local}-{heavy}",
-        lambda: _core.h2o_policy(local, heavy),
-        lambda chunk_size: H2OLayer(chunk_size=chunk_size, local=local, heavy=heavy),
-        local + heavy,
+        "-".join(["h2o", str(local), str(heavy), *(f"{k}={v}" for k, v in options.items())]),
+        lambda _: _core.h2o_policy(local, heavy, **options),
+        lambda chunk_size: H2OLayer(chunk_size=chunk_size, local=local, heavy=heavy, **options),
+        (budget, budget),
     )
 
 
-DENSE = PolicyCase("dense", _core.dense_policy, lambda _: DenseLayer(), None)
+def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
+    """options: local, sinks, decay and page_size."""
+    return PolicyCase(
+        "-".join(["headwise", *map(str, budgets), *(f"{k}={v}" for k, v in options.items())]),
+        lambda n_layers: _core.headwise_policy(list(budgets) * n_layers, **options),
+        lambda chunk_size: HeadwiseLayer(chunk_size=chunk_size, budgets=budgets, **options),
+        budgets,
+        has_landmarks=options.get("page_size") != 0,
+    )
 
-POLICIES = [DENSE, h2o_case(16, 16), h2o_case(0, 20), h2o_case(20, 0), h2o_case(100, 70)]
+
+DENSE = PolicyCase(
+    "dense", lambda _: _core.dense_policy(), lambda _: DenseLayer(), budgets=(None, None)
+)
+H2O_OPTIONS = [
+    h2o_case(8, 12, sinks=3, score="mean", decay=0.9),
+    h2o_case(8, 12, score="lift", by_values=True),
+    h2o_case(4, 16, score="window", window=20),
+]
+HEADWISE = [
+    headwise_case(24, None, local=8, sinks=3, page_size=16),
+    headwise_case(1, 100, local=20, page_size=10),
+    headwise_case(7, 40, local=4, sinks=0, decay=1.0, page_size=0),
+]
+POLICIES = [
+    DENSE,
+    h2o_case(16, 16),
+    h2o_case(0, 20),
+    h2o_case(20, 0),
+    h2o_case(100, 70),
+    *H2O_OPTIONS,
+    *HEADWISE,
+]

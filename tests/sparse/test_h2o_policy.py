@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from edgeh2o import _core
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
-from tests.reference.h2o import H2OLayer, select_memory
+from tests.reference.h2o import H2OLayer
+from tests.reference.heavy_hitters import select_memory
 from tests.reference.qkv import random_qkv, separated_qkv
 from tests.reference.softmax_state import attend
 
@@ -19,27 +22,26 @@ CLOSE = {"rtol": 2e-6, "atol": 2e-5}
 pytestmark = pytest.mark.usefixtures("isa")
 
 
-def separated(n_tokens: int, local: int, heavy: int) -> tuple[np.ndarray, ...]:
+def separated(
+    n_tokens: int, local: int, heavy: int, *, min_margin: float = 2e-4, **options: Any
+) -> tuple[np.ndarray, ...]:
     return separated_qkv(
         0,
+        lambda: H2OLayer(chunk_size=S, local=local, heavy=heavy, **options),
         n_tokens=n_tokens,
-        chunk_size=S,
-        local=local,
-        heavy=heavy,
-        min_margin=2e-4,
+        min_margin=min_margin,
         **SHAPE.heads,
     )
 
 
-@pytest.mark.parametrize(("local", "heavy"), [(4, 6), (0, 8), (8, 0), (20, 40)])
-@pytest.mark.parametrize("cache_type", ["f16", "f32"])
-def test_scores_and_positions_equal_the_oracle(local: int, heavy: int, cache_type: str) -> None:
-    n_tokens = 6 * S + 5
-    qkv = separated(n_tokens, local, heavy)
-    layer = H2OLayer(chunk_size=S, local=local, heavy=heavy)
+def check_chunk_by_chunk(
+    qkv: tuple[np.ndarray, ...], local: int, heavy: int, *, cache_type: str, **options: Any
+) -> None:
+    n_tokens = qkv[0].shape[1]
+    layer = H2OLayer(chunk_size=S, local=local, heavy=heavy, **options)
     layer.prefill(*qkv)
     attention = make_attention(
-        _core.h2o_policy(local, heavy),
+        _core.h2o_policy(local, heavy, **options),
         SHAPE,
         chunk_size=S,
         max_context=n_tokens,
@@ -53,6 +55,65 @@ def test_scores_and_positions_equal_the_oracle(local: int, heavy: int, cache_typ
             np.testing.assert_array_equal(positions, chunk.memory[head])
             scores = attention.policy.scores(0, head, chunk.stop)
             np.testing.assert_allclose(scores, chunk.scores[head], **CLOSE)
+
+
+@pytest.mark.parametrize(("local", "heavy"), [(4, 6), (0, 8), (8, 0), (20, 40)])
+@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+def test_scores_and_positions_equal_the_oracle(local: int, heavy: int, cache_type: str) -> None:
+    qkv = separated(6 * S + 5, local, heavy)
+    check_chunk_by_chunk(qkv, local, heavy, cache_type=cache_type)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sinks": 3},
+        {"decay": 0.5},
+        {"score": "mean"},
+        {"score": "mean", "decay": 0.9, "sinks": 4, "by_values": True},
+        {"score": "lift"},
+        {"score": "lift", "decay": 0.9},
+        {"score": "window", "window": 1},
+        {"score": "window", "window": 9, "by_values": True},
+        {"score": "window", "window": 1000},
+        {"by_values": True},
+    ],
+    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
+)
+@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+def test_options_equal_the_oracle(options: dict[str, Any], cache_type: str) -> None:
+    # Means are smaller than sums, and so are the gaps between them.
+    qkv = separated(6 * S + 5, 4, 9, min_margin=5e-5, **options)
+    check_chunk_by_chunk(qkv, 4, 9, cache_type=cache_type, **options)
+
+
+def test_lift_of_uniform_attention_is_one() -> None:
+    """With q = 0 a column sum is the number of queries that saw the key, times the group."""
+    _, k, v = random_qkv(6, n_tokens=2 * S, **SHAPE.heads)
+    attention = make_attention(
+        _core.h2o_policy(2 * S, 1, score="lift"), SHAPE, chunk_size=S, max_context=2 * S
+    )
+    prefill(attention, (np.zeros((SHAPE.n_heads, 2 * S, 8)), k, v), is_last=False)
+    ages = np.concatenate([np.arange(S, 0, -1) + S, np.arange(S, 0, -1)])
+    for head in range(SHAPE.n_kv_heads):
+        np.testing.assert_allclose(attention.policy.scores(0, head), SHAPE.group * ages, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local": 0, "heavy": 0, "sinks": 4}, "h2o needs local . heavy >= 1"),
+        ({"score": "max"}, "score = 'max'; it is one of sum, mean, lift, window"),
+        ({"score": "window", "window": 0}, "window must be at least 1"),
+        ({"decay": 1.5}, r"decay = 1.5 is not in \[0, 1\]"),
+        ({"decay": -0.1}, r"decay = -0.1 is not in \[0, 1\]"),
+        ({"decay": float("nan")}, "decay = .*nan is not in"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _core.h2o_policy(**{"local": 4, "heavy": 4, **options})
 
 
 def test_ties_go_to_the_lower_position() -> None:

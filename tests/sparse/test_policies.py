@@ -25,7 +25,8 @@ def test_memory_sets_keep_their_contract(case: PolicyCase) -> None:
         for head in range(SHAPE.n_kv_heads):
             positions = attention.policy.memory_set(0, head)
             assert positions.dtype == np.int32
-            assert len(positions) == (begin if case.budget is None else min(case.budget, begin))
+            budget = case.budgets[head]
+            assert len(positions) == (begin if budget is None else min(budget, begin))
             assert np.all(np.diff(positions) > 0)
             assert np.all((positions >= 0) & (positions < begin))
 
@@ -64,7 +65,7 @@ def test_layers_are_independent(case: PolicyCase) -> None:
 
     prompts = [random_qkv(seed, n_tokens=3 * S, **SHAPE.heads) for seed in (5, 6)]
     both = _core.ChunkedAttention(
-        case.make_policy(),
+        case.make_policy(n_layers=2),
         SHAPE.n_heads,
         SHAPE.n_kv_heads,
         SHAPE.head_dim,

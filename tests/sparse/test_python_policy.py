@@ -125,7 +125,7 @@ class H2OInPython:
         self.previous = [(np.zeros(0, dtype=np.int64), 0)] * n_kv_heads
 
     def select_memory(self, layer, kv_head, chunk, queries, past_keys, past_values):  # type: ignore[no-untyped-def]
-        from tests.reference.h2o import select_memory
+        from tests.reference.heavy_hitters import select_memory
 
         memory, begin = self.previous[kv_head]
         scores = self.scores[kv_head].astype(np.float64)

@@ -1,0 +1,180 @@
+"""Chunked prefill with a budget for every KV head, of one layer in float64, as it is defined.
+
+Symbols: C_c the positions of chunk c, a the first of them; M_c the memory set that it reads;
+b the KV head's budget, None for the whole past.
+
+M_c = [0, a) if b is None or b >= a; else b positions: the first min(n_sinks, b // 4), the last
+min(L, b // 2) before a, and those of (M_{c-1} united with C_{c-1}) that have the highest scores;
+ties go to the lower position.
+Landmarks: every page of P positions that lies in [0, a) as a whole, and of which n > 0 positions
+are not in M_c, adds one key, their mean key, with their mean value, and ln(n) added to its logit.
+A head that reads its whole past has none. p_ij are the weights of the one softmax of query i
+over M_c, the landmarks and {j in C_c, j <= i}.
+Scores: unless chunk c is the prompt's last, for j in M_c and in C_c
+    s_j <- decay s_j + sum_i p_ij, over the queries i and the query heads of the group, and
+    n_j <- decay n_j + number of queries i of the chunk that see j;
+the score is s_j / max(n_j, 32). Heads with b = None have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.reference.dense import CachedLayer, group_queries
+from tests.reference.heavy_hitters import ColumnSums, Positions, select_memory
+from tests.reference.pairs import chunk_bounds
+from tests.reference.softmax_state import Array, attend
+
+
+@dataclass(frozen=True, slots=True)
+class Landmarks:
+    """Rows that stand for positions left out: keys, values [n_rows, d], counts [n_rows]."""
+
+    keys: Array
+    values: Array
+    counts: Array
+
+
+@dataclass(frozen=True, slots=True)
+class HeadwiseRecord:
+    """What happened in one chunk.
+
+    Attributes:
+        start, stop: absolute positions of the chunk, stop exclusive.
+        memory: per KV head, the sorted positions that the chunk read besides itself.
+        landmarks: per KV head.
+        margins: [n_kv_heads] as `select_memory` returns them.
+        scores: [n_kv_heads, stop] decayed column sums s after the chunk.
+    """
+
+    start: int
+    stop: int
+    memory: tuple[Positions, ...]
+    landmarks: tuple[Landmarks, ...]
+    margins: Array
+    scores: Array
+
+
+def make_landmarks(
+    k: Array, v: Array, memory: Positions, start: int, *, page_size: int
+) -> Landmarks:
+    """Landmarks of a chunk at `start` over the rows k, v [n, d] of one KV head; 0: none."""
+    left_out = np.setdiff1d(np.arange(start), memory)
+    pages = [] if page_size == 0 else range(start // page_size)
+    members = [left_out[left_out // page_size == page] for page in pages]
+    members = [positions for positions in members if len(positions)]
+    return Landmarks(
+        keys=np.array([k[positions].mean(axis=0) for positions in members]).reshape(-1, k.shape[1]),
+        values=np.array([v[positions].mean(axis=0) for positions in members]).reshape(
+            -1, v.shape[1]
+        ),
+        counts=np.array([len(positions) for positions in members], dtype=np.float64),
+    )
+
+
+class HeadwiseLayer(CachedLayer):
+    """One layer during one prompt; same face as H2OLayer.
+
+    Attributes:
+        budgets: b of every KV head.
+        chunks: one record per chunk.
+    """
+
+    def __init__(
+        self,
+        *,
+        chunk_size: int,
+        budgets: Sequence[int | None],
+        local: int = 256,
+        sinks: int = 4,
+        decay: float = 0.9,
+        page_size: int = 64,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        super().__init__(scale=scale, soft_cap=soft_cap)
+        self._chunk_size = chunk_size
+        self.budgets = tuple(budgets)
+        self._local = local
+        self._sinks = sinks
+        self._page_size = page_size
+        self._column_sums = ColumnSums(decay=decay)
+        self.chunks: list[HeadwiseRecord] = []
+
+    def prefill(self, q: Array, k: Array, v: Array, *, is_last: bool = False) -> Array:
+        """Output [n_heads, n, d] of q [n_heads, n, d] with new rows k, v [n_kv_heads, n, d].
+
+        is_last: the prompt ends here, so that its last chunk adds nothing to the scores.
+        """
+        first = self.append(k, v)
+        self._column_sums.grow(k.shape[0], first + k.shape[1])
+        parts = [
+            self._run_chunk(
+                q[:, start:stop],
+                first + start,
+                first + stop,
+                is_scored=not (is_last and stop == q.shape[1]),
+            )
+            for start, stop in chunk_bounds(q.shape[1], chunk_size=self._chunk_size)
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def _select(self, head: int, start: int) -> tuple[Positions, float]:
+        """Memory set and margin of the chunk at `start`."""
+        budget = self.budgets[head]
+        if budget is None or budget >= start:
+            return np.arange(start), np.inf
+        sinks, local = min(self._sinks, budget // 4), min(self._local, budget // 2)
+        last = self.chunks[-1]
+        return select_memory(
+            self._column_sums.means(head),
+            last.memory[head],
+            (last.start, start),
+            local=local,
+            heavy=budget - local - sinks,
+            sinks=sinks,
+        )
+
+    def _run_chunk(self, q: Array, start: int, stop: int, *, is_scored: bool) -> Array:
+        n_kv_heads, _, d = self.k.shape
+        own = np.arange(start, stop)
+        outputs, memory, landmarks, margins = [], [], [], []
+        for head, queries in enumerate(group_queries(q, n_kv_heads)):
+            k, v, budget = self.k[head], self.v[head], self.budgets[head]
+            members, margin = self._select(head, start)
+            marks = make_landmarks(k, v, members, start, page_size=self._page_size)
+            # One softmax; nobody waits for a landmark.
+            positions = np.concatenate([members, own, np.full(len(marks.counts), -1)])
+            n_read = len(members) + len(own)
+            state, weights = attend(
+                queries,
+                np.concatenate([k[positions[:n_read]], marks.keys]),
+                np.concatenate([v[positions[:n_read]], marks.values]),
+                scale=d**-0.5 if self.scale is None else self.scale,
+                soft_cap=self.soft_cap,
+                visible=positions[None, :] <= own[:, None],
+                biases=np.concatenate([np.zeros(n_read), np.log(marks.counts)]),
+            )
+            sums = weights.sum(axis=(0, 1))
+            if is_scored and budget is not None:
+                self._column_sums.add(head, members, sums[: len(members)], len(own))
+                n_seen = np.arange(len(own), 0, -1)
+                self._column_sums.add(head, own, sums[len(members) : n_read], n_seen)
+            outputs.append(state.o)
+            memory.append(members)
+            landmarks.append(marks)
+            margins.append(margin)
+        self.chunks.append(
+            HeadwiseRecord(
+                start=start,
+                stop=stop,
+                memory=tuple(memory),
+                landmarks=tuple(landmarks),
+                margins=np.array(margins),
+                scores=self._column_sums.sums[:, :stop].copy(),
+            )
+        )
+        return np.concatenate(outputs)
