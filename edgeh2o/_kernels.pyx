@@ -14,6 +14,10 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 
 
+cdef extern from "base/kv_rows.h" namespace "edgeh2o" nogil:
+    cdef enum class CacheType(uint8_t):
+        kF16, kF32
+
 cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
     cdef cppclass PackLayout:
         size_t panel_cols
@@ -31,6 +35,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*scale_f32)(float*, const float*, float, size_t) noexcept
         void (*store_f16_f32)(uint16_t*, const float*, size_t) noexcept
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
+        void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
@@ -156,6 +161,25 @@ def from_f16(str isa, x):
     cdef const uint16_t[::1] bits = np.ascontiguousarray(x).view(np.uint16)
     cdef float[::1] out = np.empty(bits.shape[0], np.float32)
     table_of(isa).load_f32_f16(&out[0], &bits[0], <size_t>bits.shape[0])
+    return np.asarray(out)
+
+
+def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=None):
+    """x [head_dim] plus the rows [n][head_dim], float16 or float32, at `positions`; None: all rows."""
+    cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
+    cdef bint is_half = rows.dtype == np.float16
+    cdef size_t n_rows = <size_t>data.shape[0]
+    cdef const int32_t* indices = NULL
+    if data.shape[1] != x.shape[0] * (2 if is_half else 4):
+        raise ValueError(f"rows are {rows.shape} of {rows.dtype}, x has {x.shape[0]} elements")
+    if positions is not None:
+        n_rows = <size_t>positions.shape[0]
+        if n_rows and not 0 <= np.min(positions) <= np.max(positions) < data.shape[0]:
+            raise ValueError(f"a position is not in [0, {data.shape[0]})")
+        indices = &positions[0] if n_rows else NULL
+    cdef float[::1] out = np.array(x)
+    table_of(isa).add_kv_rows_f32(CacheType.kF16 if is_half else CacheType.kF32, &out[0], &data[0, 0], indices,
+                                  n_rows, <size_t>x.shape[0])
     return np.asarray(out)
 
 

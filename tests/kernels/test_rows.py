@@ -107,3 +107,19 @@ def test_halves_at_rounding_borders(isa: str) -> None:
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16)
     np.testing.assert_array_equal(_kernels.to_f16(isa, x), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("positions", [None, [], [4], [0, 3, 3, 8]], ids=str)
+def test_add_kv_rows(isa: str, n: int, dtype: type, positions: list[int] | None) -> None:
+    x, rows = normal(n, n), normal(n + 1, 9, n).astype(dtype)
+    indices = None if positions is None else np.array(positions, np.int32)
+    chosen = rows if indices is None else rows[indices]
+    result = _kernels.add_kv_rows(isa, x, rows, indices)
+    # One row after another in every instruction set, so that the sum rounds in this order.
+    expected = x.copy()
+    for row in chosen:
+        expected += row.astype(np.float32)
+    np.testing.assert_array_equal(result, expected)
+    exact = x + chosen.astype(np.float64).sum(axis=0)
+    np.testing.assert_allclose(result, exact, rtol=0, atol=20 * EPS * (1 + np.abs(rows).max()))
