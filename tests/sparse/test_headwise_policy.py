@@ -175,6 +175,21 @@ def test_pages_of_equal_keys_equal_dense(page_size: int, cache_type: str) -> Non
     np.testing.assert_allclose(output, causal_attention(q, k, v), **CLOSE)
 
 
+def test_soft_caps_come_before_the_mass_of_a_landmark() -> None:
+    qkv = random_qkv(5, n_tokens=3 * S, peak=6.0, **SHAPE.heads)
+    options = {**OPTIONS, "sinks": 0, "local": 20}
+    attention = make_attention(
+        _core.headwise_policy([40] * 3, **options),
+        SHAPE,
+        chunk_size=S,
+        max_context=3 * S,
+        soft_cap=2.0,
+    )
+    layer = HeadwiseLayer(chunk_size=S, budgets=(40,) * 3, soft_cap=2.0, **options)
+    np.testing.assert_allclose(prefill(attention, qkv), layer.prefill(*qkv), **CLOSE)
+    assert all(len(marks.counts) > 0 for marks in layer.chunks[-1].landmarks)
+
+
 def test_pairs_count_memory_and_landmarks() -> None:
     n_tokens = 5 * S + 7
     qkv = separated(n_tokens)
