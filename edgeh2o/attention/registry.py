@@ -13,7 +13,7 @@ from .base import SparseAttentionConfig
 Config = TypeVar("Config", bound=type[SparseAttentionConfig])
 
 _ALGORITHMS: dict[str, type[SparseAttentionConfig]] = {}
-# Modules whose import registers the algorithms that ship with the package.
+# Modules whose import registers the algorithms that ship with the package, under the same names.
 _BUILT_IN = ("dense", "h2o", "headwise")
 
 
@@ -36,7 +36,7 @@ def sparse_attention_algorithms() -> dict[str, type[SparseAttentionConfig]]:
     """Configuration classes by name, those of the package first."""
     for module in _BUILT_IN:
         import_module(f".{module}", __package__)
-    return dict(_ALGORITHMS)
+    return {name: _ALGORITHMS[name] for name in _BUILT_IN} | _ALGORITHMS
 
 
 def find_sparse_attention(name: str) -> type[SparseAttentionConfig]:

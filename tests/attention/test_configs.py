@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from edgeh2o.attention import registry
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
@@ -87,3 +88,12 @@ def test_a_name_is_taken_once() -> None:
     assert register_sparse_attention("dense")(DenseConfig) is DenseConfig
     with pytest.raises(ValueError, match="two sparse attention algorithms are named 'dense'"):
         register_sparse_attention("dense")(H2OConfig)
+
+
+def test_the_order_does_not_depend_on_what_was_imported_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order is shown by --help and docs/."""
+    backwards = dict(reversed(sparse_attention_algorithms().items()))
+    monkeypatch.setattr(registry, "_ALGORITHMS", backwards)
+    assert list(sparse_attention_algorithms())[:3] == ["dense", "h2o", "headwise"]
