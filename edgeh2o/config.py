@@ -245,6 +245,9 @@ class RuntimeConfig:
         None, "--isa", help="instruction set of the kernels (default: the best of this machine)"
     )
     cache_type: str = option("f16", "--cache-type", help="number type of the key-value cache")
+    check_tensors: bool = option(
+        False, "--check-tensors", help="refuse a model that has NaN or infinite weights"
+    )
 
     def __post_init__(self) -> None:
         if self.context_size is not None:

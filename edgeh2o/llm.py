@@ -53,10 +53,10 @@ class LLM:
     ``model`` is the path of a GGUF file or the name of a known model, which is fetched when it is
     missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
     ``DenseConfig``, or a mapping such as ``{"algorithm": "h2o", "local": 256}``.
-    ``context_size``, ``threads``, ``isa`` and ``cache_type`` are those of ``RuntimeConfig``;
-    ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
-    place of the model's own. ``on_progress(stage, done, total)`` is
-    called in the stages "load" (bytes) and "prefill" (tokens).
+    ``context_size``, ``threads``, ``isa``, ``cache_type`` and ``check_tensors`` are those of
+    ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
+    (jinja2) takes the place of the model's own. ``on_progress(stage, done, total)`` is called in
+    the stages "load" (bytes) and "prefill" (tokens).
 
     Raises UsageError for a bad option, FormatError for a bad file, and ResourceError, before
     anything large is allocated, for a context or weights that do not fit in memory.
@@ -73,6 +73,7 @@ class LLM:
         prefill: PrefillConfig | None = None,
         attention: SparseAttentionConfig | Mapping[str, Any] | None = None,
         cache_type: str = "f16",
+        check_tensors: bool = False,
         chat_template: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -80,7 +81,11 @@ class LLM:
 
         started_at = time.perf_counter()
         runtime = RuntimeConfig(
-            context_size=context_size, threads=threads, isa=isa, cache_type=cache_type
+            context_size=context_size,
+            threads=threads,
+            isa=isa,
+            cache_type=cache_type,
+            check_tensors=check_tensors,
         )
         if isinstance(attention, Mapping):
             attention = make_sparse_attention(attention)
@@ -111,7 +116,9 @@ class LLM:
                 weight_bytes=file.n_weight_bytes,
             )
             warn_beyond_training(runtime.context_size, trained)
-            weights = file.load(on_bytes=self._stage_report("load"))
+            weights = file.load(
+                check_tensors=runtime.check_tensors, on_bytes=self._stage_report("load")
+            )
         self.model_path = path
         self._runtime = runtime
         self._weight_bytes = weights.weight_bytes

@@ -6,6 +6,7 @@
 #include "bindings/register.h"
 #include "isa/select.h"
 #include "model/decoder.h"
+#include "quant/tensor_check.h"
 
 namespace py = pybind11;
 
@@ -109,9 +110,19 @@ py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
   return result;
 }
 
+std::optional<size_t> find_bad_block_of(const py::buffer& data, const std::string& type) {
+  const py::buffer_info info = data.request();
+  EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1,
+             "the data of a tensor must be contiguous bytes");
+  const FormatInfo& format = find_format(type);
+  const py::gil_scoped_release release;
+  return find_bad_block(format, static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size));
+}
+
 }  // namespace
 
 void bind_model(py::module_& module) {
+  module.def("find_bad_block", &find_bad_block_of, py::arg("data"), py::arg("type"));
   py::class_<DecoderConfig>(module, "DecoderConfig").def(py::init(&make_config));
   py::class_<Decoder, std::shared_ptr<Decoder>>(module, "Model")
       .def(py::init([](const DecoderConfig& config) {

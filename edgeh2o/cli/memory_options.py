@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config import PrefillConfig
+from .options import read_config
+
 if TYPE_CHECKING:
     from ..engine.memory_profile import MemoryProfile
 
@@ -33,7 +36,7 @@ def watch_memory(args: argparse.Namespace) -> Iterator[MemoryProfile | None]:
     from ..engine.memory_profile import MemoryProfile, check_profile_path
 
     check_profile_path(args.memory_profile)
-    with MemoryProfile(batch_size=args.batch_size) as profile:
+    with MemoryProfile(batch_size=read_config(args, PrefillConfig).batch_size) as profile:
         yield profile
 
 

@@ -103,6 +103,7 @@ def open_model(
             threads=runtime.threads,
             isa=runtime.isa,
             cache_type=runtime.cache_type,
+            check_tensors=runtime.check_tensors,
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,

@@ -13,6 +13,9 @@ from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.fingerprint import Fingerprint, fingerprint_weights
+from ..formats.gguf import TensorInfo
+from ..formats.gguf_types import TENSOR_TYPES
+from ..formats.metadata import quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
@@ -63,11 +66,12 @@ class NativeModelFile:
     ) -> None:
         self._gguf.close()
 
-    def load(self, *, on_bytes: OnBytes | None = None) -> NativeModel:
+    def load(self, *, check_tensors: bool = False, on_bytes: OnBytes | None = None) -> NativeModel:
         """Packs every tensor for the active instruction set.
 
         One tensor at a time is held as it is stored, so that the peak stays near the packed
-        size. ``on_bytes(done, total)`` counts bytes of the file.
+        size. ``check_tensors`` refuses NaN and infinite weights, at the cost of one pass over the
+        data. ``on_bytes(done, total)`` counts bytes of the file.
         """
         core_model = _core.Model(_decoder_config(self.config))
         fingerprint = Fingerprint(self._gguf.metadata)
@@ -75,6 +79,8 @@ class NativeModelFile:
         try:
             for info, bindings in groupby(self._bindings, key=lambda binding: binding.info):
                 data = self._gguf.tensor_bytes(info)
+                if check_tensors:
+                    _check_tensor(info, data)
                 fingerprint.add(info, data)
                 for binding in bindings:
                     core_model.set_tensor(
@@ -280,6 +286,18 @@ def estimate_session_bytes(
     """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
     policy = attention.make_policy(config)
     return _core.Session.estimate_bytes(_decoder_config(config), policy, **asdict(shape))
+
+
+def _check_tensor(info: TensorInfo, data: memoryview) -> None:
+    bad = _core.find_bad_block(data, info.type_name)
+    if bad is None:
+        return
+    block_size = next(t.block_size for t in TENSOR_TYPES.values() if t.name == info.type_name)
+    row, block = divmod(bad, info.cols // block_size)
+    raise ValueError(
+        f"tensor {quote(info.name)} has a NaN or infinite weight in row {row}, block {block} of "
+        f"type {info.type_name}; the file is damaged or was converted wrongly, fetch it again"
+    )
 
 
 def _decoder_config(config: ModelConfig) -> _core.DecoderConfig:
