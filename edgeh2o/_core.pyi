@@ -112,7 +112,10 @@ def python_policy(
     """
 
 class KvCache:
-    """Keys and values of every position, [layer][kv_head][position][head_dim], f16 or f32."""
+    """Keys and values of every position, [layer][kv_head][position][head_dim].
+
+    ``cache_type`` is "f16", "f32" or "q8_0", which needs a ``head_dim`` that is a multiple of 32.
+    """
 
     def __init__(
         self,
@@ -125,7 +128,10 @@ class KvCache:
     @property
     def n_bytes(self) -> int: ...
     def keys(self, layer: int) -> NDArray[Any]:
-        """View [n_kv_heads, max_context, head_dim] of float16 or float32."""
+        """View [n_kv_heads, max_context, head_dim] of float16 or float32.
+
+        Of q8_0: [n_kv_heads, max_context, head_dim / 32 * 34] of uint8, Q8_0 blocks as in GGUF.
+        """
 
     def values(self, layer: int) -> NDArray[Any]: ...
 

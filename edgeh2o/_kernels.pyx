@@ -14,9 +14,11 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 
 
-cdef extern from "base/kv_rows.h" namespace "edgeh2o" nogil:
+cdef extern from "model/kv_cache.h" namespace "edgeh2o" nogil:
     cdef enum class CacheType(uint8_t):
-        kF16, kF32
+        pass
+    CacheType parse_cache_type(const string&) except +
+    size_t kv_row_bytes(CacheType, size_t)
 
 cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
     cdef cppclass PackLayout:
@@ -33,8 +35,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*soft_cap_f32)(float*, float, size_t) noexcept
         void (*add_f32)(float*, const float*, size_t) noexcept
         void (*scale_f32)(float*, const float*, float, size_t) noexcept
-        void (*store_f16_f32)(uint16_t*, const float*, size_t) noexcept
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
+        void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
         void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
@@ -151,9 +153,7 @@ def scale(str isa, const float[::1] x, float factor):
 
 def to_f16(str isa, const float[::1] x):
     """float32 to float16, round to nearest even; [n]."""
-    cdef uint16_t[::1] out = np.empty(x.shape[0], np.uint16)
-    table_of(isa).store_f16_f32(&out[0], &x[0], <size_t>x.shape[0])
-    return np.asarray(out).view(np.float16)
+    return store_kv_row(isa, "f16", x).view(np.float16)
 
 
 def from_f16(str isa, x):
@@ -164,13 +164,25 @@ def from_f16(str isa, x):
     return np.asarray(out)
 
 
+def store_kv_row(str isa, str cache_type, const float[::1] x):
+    """The bytes of one row x [head_dim] of a key-value cache; head_dim fits the type."""
+    cdef CacheType kind = parse_cache_type(cache_type.encode())
+    cdef size_t head_dim = <size_t>x.shape[0]
+    cdef uint8_t[::1] row = np.empty(kv_row_bytes(kind, head_dim), np.uint8)
+    table_of(isa).store_kv_row_f32(kind, &row[0], &x[0], head_dim)
+    return np.asarray(row)
+
+
 def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=None):
-    """x [head_dim] plus the rows [n][head_dim], float16 or float32, at `positions`; None: all rows."""
+    """x [head_dim] plus the rows at `positions`; None: all rows.
+
+    rows: [n][head_dim] of float16 or float32, or [n][bytes] of uint8: of type q8_0.
+    """
     cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
-    cdef bint is_half = rows.dtype == np.float16
+    cdef CacheType kind = parse_cache_type({"float16": b"f16", "float32": b"f32", "uint8": b"q8_0"}[rows.dtype.name])
     cdef size_t n_rows = <size_t>data.shape[0]
     cdef const int32_t* indices = NULL
-    if data.shape[1] != x.shape[0] * (2 if is_half else 4):
+    if <size_t>data.shape[1] != kv_row_bytes(kind, <size_t>x.shape[0]):
         raise ValueError(f"rows are {rows.shape} of {rows.dtype}, x has {x.shape[0]} elements")
     if positions is not None:
         n_rows = <size_t>positions.shape[0]
@@ -178,8 +190,7 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
             raise ValueError(f"a position is not in [0, {data.shape[0]})")
         indices = &positions[0] if n_rows else NULL
     cdef float[::1] out = np.array(x)
-    table_of(isa).add_kv_rows_f32(CacheType.kF16 if is_half else CacheType.kF32, &out[0], &data[0, 0], indices,
-                                  n_rows, <size_t>x.shape[0])
+    table_of(isa).add_kv_rows_f32(kind, &out[0], &data[0, 0], indices, n_rows, <size_t>x.shape[0])
     return np.asarray(out)
 
 

@@ -18,7 +18,7 @@ from .errors import UsageError
 MAX_CONTEXT = 2**31 - 1
 MAX_BATCH = 2**20
 MAX_THREADS = 256
-CACHE_TYPES = ("f16", "f32")
+CACHE_TYPES = ("f16", "f32", "q8_0")
 
 
 def option(

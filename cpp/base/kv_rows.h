@@ -6,15 +6,29 @@
 
 namespace edgeh2o {
 
-enum class CacheType : uint8_t { kF16, kF32 };
+enum class CacheType : uint8_t { kF16, kF32, kQ8_0 };
 
-constexpr size_t cache_type_bytes(CacheType type) { return type == CacheType::kF16 ? 2 : 4; }
+// Rows of kQ8_0 are blocks as in GGUF files: a scale d (f16), then 32 quants q (int8); a value is d * q.
+inline constexpr size_t kKvBlock = 32, kKvBlockBytes = 2 + kKvBlock;
+
+// head_dim is a multiple of kKvBlock for kQ8_0.
+constexpr size_t kv_row_bytes(CacheType type, size_t head_dim) {
+  switch (type) {
+    case CacheType::kF16:
+      return 2 * head_dim;
+    case CacheType::kF32:
+      return 4 * head_dim;
+    case CacheType::kQ8_0:
+      return head_dim / kKvBlock * kKvBlockBytes;
+  }
+  return 0;
+}
 
 struct KvRows {
   CacheType type = CacheType::kF16;
   uint8_t* data = nullptr;
   size_t head_dim = 0;
-  uint8_t* row(size_t position) const { return data + position * head_dim * cache_type_bytes(type); }
+  uint8_t* row(size_t position) const { return data + position * kv_row_bytes(type, head_dim); }
 };
 
 struct LayerKv {

@@ -98,16 +98,20 @@ PolicyPtr make_python_policy(py::object rule, const std::string& column_sums, si
   return std::make_shared<PythonPolicy>(std::move(rule), needs);
 }
 
-// A view of [kv_head][position][head_dim] that keeps the cache alive.
+// A view of [kv_head][position][head_dim] that keeps the cache alive; of q8_0, which NumPy has not, the bytes
+// [kv_head][position][row bytes].
 py::array cache_view(const std::shared_ptr<KvCache>& cache, size_t layer, bool is_keys) {
   EH2O_CHECK(layer < cache->shape().n_layers, "layer ", layer, " does not exist; the cache has ",
              cache->shape().n_layers);
   const KvCache::Shape& shape = cache->shape();
   const LayerKv kv = cache->view(layer);
-  const size_t item = cache_type_bytes(shape.type);
-  return py::array(py::dtype(shape.type == CacheType::kF16 ? "float16" : "float32"),
-                   {shape.n_kv_heads, shape.max_context, shape.head_dim},
-                   {kv.head_stride, shape.head_dim * item, item}, (is_keys ? kv.k(0) : kv.v(0)).data,
+  const py::dtype item(shape.type == CacheType::kF16   ? "float16"
+                       : shape.type == CacheType::kF32 ? "float32"
+                                                       : "uint8");
+  const size_t row_bytes = kv_row_bytes(shape.type, shape.head_dim);
+  const auto item_bytes = static_cast<size_t>(item.itemsize());
+  return py::array(item, {shape.n_kv_heads, shape.max_context, row_bytes / item_bytes},
+                   {kv.head_stride, row_bytes, item_bytes}, (is_keys ? kv.k(0) : kv.v(0)).data,
                    py::cast(cache));
 }
 

@@ -2,6 +2,8 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace py = pybind11;
@@ -14,9 +16,19 @@ using PositionArray = py::array_t<int32_t, py::array::c_style | py::array::force
 
 py::tuple chunk_tuple(PositionRange chunk) { return py::make_tuple(chunk.begin, chunk.end); }
 
-py::array copy_rows(const KvRows& rows, size_t n_rows) {
-  const py::dtype type(rows.type == CacheType::kF16 ? "float16" : "float32");
-  return py::array(type, {n_rows, rows.head_dim}, rows.data);
+// In the cache's own type where NumPy has it, else in float32.
+py::array copy_rows(const SelectionInput& input, const KvRows& rows, size_t n_rows) {
+  if (rows.type != CacheType::kQ8_0) {
+    const py::dtype type(rows.type == CacheType::kF16 ? "float16" : "float32");
+    return py::array(type, {n_rows, rows.head_dim}, rows.data);
+  }
+  py::array_t<float> values({n_rows, rows.head_dim});
+  float* out = values.mutable_data();
+  std::fill_n(out, n_rows * rows.head_dim, 0.0f);
+  for (size_t i = 0; i < n_rows; ++i) {
+    input.add_kv_rows(rows.type, out + i * rows.head_dim, rows.row(i), nullptr, 1, rows.head_dim);
+  }
+  return values;
 }
 
 py::array copy_queries(const SelectionInput& input, size_t group_size) {
@@ -67,8 +79,8 @@ MemorySet PythonPolicy::select_memory(size_t slot, const SelectionInput& input) 
     const size_t n_past = input.chunk.begin;
     const py::object selection =
         method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(input.chunk),
-               copy_queries(input, shape().group_size), copy_rows(input.past_keys, n_past),
-               copy_rows(input.past_values, n_past));
+               copy_queries(input, shape().group_size), copy_rows(input, input.past_keys, n_past),
+               copy_rows(input, input.past_values, n_past));
     SlotState chosen;
     chosen.is_scored = state.is_scored;
     store_selection(chosen, selection, input);

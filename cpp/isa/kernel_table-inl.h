@@ -12,6 +12,8 @@
 #include "kernels/softmax-inl.h"
 //
 #include "kernels/attention_tile-inl.h"
+#include "kernels/kv_rows-inl.h"
+//
 #include "kernels/kv_panels-inl.h"
 //
 #include "kernels/attention_rows-inl.h"
@@ -49,8 +51,8 @@ const KernelTable kTable = {
     soft_cap_f32,
     add_f32,
     scale_f32,
-    store_f16_f32,
     load_f32_f16,
+    store_kv_row_f32,
     pack_keys_f32p,
     pack_values_f32p,
     add_kv_rows_f32,

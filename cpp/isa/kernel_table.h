@@ -42,9 +42,9 @@ struct KernelTable {
   void (*soft_cap_f32)(float* x, float cap, size_t n);
   void (*add_f32)(float* out, const float* x, size_t n);
   void (*scale_f32)(float* out, const float* x, float factor, size_t n);
-  void (*store_f16_f32)(uint16_t* out, const float* x, size_t n);
   void (*load_f32_f16)(float* out, const uint16_t* x, size_t n);
 
+  void (*store_kv_row_f32)(CacheType, uint8_t* out, const float* x, size_t head_dim);
   void (*pack_keys_f32p)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
                          size_t head_dim);
   void (*pack_values_f32p)(CacheType, float* out, size_t panel_stride, const void* rows,

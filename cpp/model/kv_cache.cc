@@ -1,7 +1,6 @@
 #include "model/kv_cache.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -12,18 +11,22 @@ namespace {
 constexpr size_t kWriteTokens = 64;  // of one task
 
 size_t head_bytes(const KvCache::Shape& shape) {
-  return shape.max_context * shape.head_dim * cache_type_bytes(shape.type);
+  return shape.max_context * kv_row_bytes(shape.type, shape.head_dim);
 }
 
 }  // namespace
 
 CacheType parse_cache_type(const std::string& name) {
   if (name == "f16") return CacheType::kF16;
-  EH2O_CHECK(name == "f32", "cache type '", name, "' is not supported; supported: f16, f32");
-  return CacheType::kF32;
+  if (name == "f32") return CacheType::kF32;
+  EH2O_CHECK(name == "q8_0", "cache type '", name, "' is not supported; supported: f16, f32, q8_0");
+  return CacheType::kQ8_0;
 }
 
 size_t KvCache::estimate_bytes(const Shape& shape) {
+  EH2O_CHECK(shape.type != CacheType::kQ8_0 || shape.head_dim % kKvBlock == 0,
+             "cache type q8_0 needs heads of a multiple of ", kKvBlock, " dimensions, not of ",
+             shape.head_dim, "; use --cache-type f16");
   return 2 * shape.n_layers * shape.n_kv_heads * head_bytes(shape);
 }
 
@@ -50,15 +53,8 @@ void KvCache::write(size_t layer, size_t first_position, MatView<const float> k,
     for (size_t head = 0; head < shape_.n_kv_heads; ++head) {
       for (size_t i = begin; i < end; ++i) {
         const size_t position = first_position + i;
-        const float* rows[] = {k.row(i) + head * dim, v.row(i) + head * dim};
-        uint8_t* cached[] = {kv.k(head).row(position), kv.v(head).row(position)};
-        for (size_t j = 0; j < 2; ++j) {
-          if (shape_.type == CacheType::kF16) {
-            table_->store_f16_f32(reinterpret_cast<uint16_t*>(cached[j]), rows[j], dim);
-          } else {
-            std::memcpy(cached[j], rows[j], dim * sizeof(float));
-          }
-        }
+        table_->store_kv_row_f32(shape_.type, kv.k(head).row(position), k.row(i) + head * dim, dim);
+        table_->store_kv_row_f32(shape_.type, kv.v(head).row(position), v.row(i) + head * dim, dim);
       }
     }
   });

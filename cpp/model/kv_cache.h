@@ -1,4 +1,4 @@
-// Keys and values of every position of a prompt: [layer][kv_head][position][head_dim], in one allocation.
+// Keys and values of every position of a prompt: [layer][kv_head][position] rows, in one allocation.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace edgeh2o {
 
-// "f16" or "f32"; anything else throws std::invalid_argument.
+// "f16", "f32" or "q8_0"; anything else throws std::invalid_argument.
 CacheType parse_cache_type(const std::string& name);
 
 class KvCache {
@@ -20,6 +20,7 @@ class KvCache {
     CacheType type = CacheType::kF16;
   };
 
+  // Throws std::invalid_argument for a head_dim that the type cannot store.
   KvCache(const KernelTable& table, const Shape& shape);
   static size_t estimate_bytes(const Shape& shape);
 

@@ -94,7 +94,7 @@ void MemoryRounds::gather() const {
                    end = std::min(block + kPackKeys, job.dest_key + job.n_keys);
       if (begin >= end) continue;
       const size_t first = begin - job.dest_key, n_keys = end - begin;
-      const size_t row_bytes = job.positions ? 0 : first * shape_.head_dim * cache_type_bytes(job.type);
+      const size_t row_bytes = job.positions ? 0 : first * kv_row_bytes(job.type, shape_.head_dim);
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
       table_.pack_keys_f32p(job.type, gather_k(kv_head) + begin * shape_.head_dim, job.k + row_bytes,
                             positions, n_keys, shape_.head_dim);

@@ -94,6 +94,7 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+EH2O_INLINE F32 set1_f16(const uint16_t* p) { return _mm256_set1_ps(_cvtsh_ss(*p)); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -78,6 +78,7 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+EH2O_INLINE F32 set1_f16(const uint16_t* p) { return _mm512_set1_ps(_cvtsh_ss(*p)); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -88,6 +88,7 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 }
 
 EH2O_INLINE F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+EH2O_INLINE F32 set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(p))); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 EH2O_INLINE F32 load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 EH2O_INLINE uint8x8_t load_4_bytes(const void* p) {

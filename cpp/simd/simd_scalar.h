@@ -147,6 +147,7 @@ EH2O_INLINE uint16_t f32_to_f16(float value) {
 EH2O_INLINE F32 load_f16(const uint16_t* p) {
   return from_lanes<F32>([&](size_t i) { return f16_to_f32(p[i]); });
 }
+EH2O_INLINE F32 set1_f16(const uint16_t* p) { return set1(f16_to_f32(*p)); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   for (size_t i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v.lane[i]);
 }

@@ -283,9 +283,16 @@ class NativeRunner:
 def estimate_session_bytes(
     config: ModelConfig, attention: SparseAttentionConfig, shape: SessionShape
 ) -> Mapping[str, int]:
-    """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
+    """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated.
+
+    Raises UsageError for a shape that this model cannot have.
+    """
     policy = attention.make_policy(config)
-    return _core.Session.estimate_bytes(_decoder_config(config), policy, **asdict(shape))
+    decoder_config = _decoder_config(config)
+    try:
+        return _core.Session.estimate_bytes(decoder_config, policy, **asdict(shape))
+    except ValueError as error:
+        raise UsageError(f"the model cannot be run with these options: {error}") from None
 
 
 def _check_tensor(info: TensorInfo, data: memoryview) -> None:

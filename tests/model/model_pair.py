@@ -64,7 +64,7 @@ class ModelPair:
 
     def as_computed(self, make_layer: Callable[[], AttentionLayer]) -> DecoderRun:
         """Reference run with the two roundings of the core: 8-bit activations, f16 cache."""
-        return self.reference.start(make_layer, quantise_activations=True, cache_type=np.float16)
+        return self.reference.start(make_layer, quantise_activations=True, cache_type="f16")
 
 
 def load_pair(tiny_model: TinyModelFactory, **options: object) -> ModelPair:

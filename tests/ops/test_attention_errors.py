@@ -36,7 +36,8 @@ def rows(n_tokens: int, *, n_heads: int = 4, head_dim: int = 8) -> tuple[np.ndar
         ({"max_context": 0}, "max_context = 0"),
         ({"max_context": 2**31}, "max_context = 2147483648"),
         ({"scale": 0.0}, "scale = 0 must be positive"),
-        ({"cache_type": "q8_0"}, "cache type 'q8_0' is not supported; supported: f16, f32"),
+        ({"cache_type": "q4_0"}, "cache type 'q4_0' is not supported; supported: f16, f32, q8_0"),
+        ({"cache_type": "q8_0"}, "q8_0 needs heads of a multiple of 32 dimensions, not of 8; use"),
     ],
 )
 def test_sizes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
@@ -123,3 +124,13 @@ def test_cache_views_outlive_their_cache() -> None:
     assert (view == 7.0).all()
     with pytest.raises(ValueError, match="layer 2 does not exist"):
         _core.KvCache(2, 3, 8, 16).keys(2)
+
+
+def test_view_of_a_quantised_cache_is_its_bytes() -> None:
+    cache = _core.KvCache(2, 3, 64, 16, "q8_0")
+    assert cache.n_bytes == 2 * 2 * 3 * 16 * 68
+    view = cache.keys(1)
+    assert view.shape == (3, 16, 68) and view.dtype == np.uint8
+    view[:] = 7
+    assert (cache.keys(1) == 7).all() and (cache.values(1) == 0).all()
+    assert (cache.keys(0) == 0).all()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from edgeh2o import _core
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.reference.cached_rows import stored
 from tests.reference.dense import causal_attention
 from tests.reference.qkv import random_qkv
 from tests.sparse.policies import POLICIES, PolicyCase
@@ -15,27 +18,31 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 @pytest.mark.parametrize("n_prompt", [1, 5, 255, 256, 257, 700])
-@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
 def test_equals_full_attention(n_prompt: int, cache_type: str) -> None:
     shape = Shape()
     qkv = random_qkv(1, n_tokens=n_prompt + 3, **shape.heads)
     q, k, v = (array.astype(np.float32) for array in qkv)
-    if cache_type == "f16":
-        k, v = (array.astype(np.float16).astype(np.float64) for array in (k, v))
+    cached_k, cached_v = (stored(array, cache_type) for array in (k, v))
     attention = make_attention(
         _core.dense_policy(), shape, chunk_size=64, max_context=n_prompt + 3, cache_type=cache_type
     )
     prefill(attention, (q, k, v), ends=(n_prompt,))
     for position in range(n_prompt, n_prompt + 3):
         end = position + 1
-        expected = causal_attention(q[:, position:end], k[:, :end], v[:, :end])
+        expected = causal_attention(q[:, position:end], cached_k[:, :end], cached_v[:, :end])
         np.testing.assert_allclose(decode(attention, (q, k, v), position), expected, atol=1e-5)
     assert attention.position(0) == n_prompt + 3
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 5, 9])
-@pytest.mark.parametrize("head_dim", [8, 72, 80, 128, 256])
-@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+@pytest.mark.parametrize(
+    ("head_dim", "cache_type"),
+    [
+        *itertools.product([8, 72, 80, 128, 256], ["f16", "f32"]),
+        *itertools.product([32, 96, 128, 256], ["q8_0"]),
+    ],
+)
 def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
     shape = Shape(n_kv_heads=2, group=group, head_dim=head_dim)
     q, k, v = (
@@ -46,7 +53,7 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
         _core.dense_policy(), shape, chunk_size=64, max_context=70, cache_type=cache_type
     )
     prefill(attention, (q, k, v), ends=(69,))
-    expected = causal_attention(q[:, 69:], k, v)
+    expected = causal_attention(q[:, 69:], stored(k, cache_type), stored(v, cache_type))
     np.testing.assert_allclose(decode(attention, (q, k, v), 69), expected, atol=1e-5)
 
 

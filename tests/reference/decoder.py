@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.reference.cached_rows import stored
 from tests.reference.dense import DenseLayer
 from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
@@ -231,7 +232,7 @@ class ReferenceDecoder:
         *,
         rope_layout: RopeLayout = "interleaved",
         quantise_activations: bool = False,
-        cache_type: type[np.floating] = np.float64,
+        cache_type: str = "f64",
     ) -> DecoderRun:
         """Begins a prompt.
 
@@ -242,7 +243,7 @@ class ReferenceDecoder:
                 in half-split order stay as they are.
             quantise_activations: round the inputs of block-quantised matrices to 8 bits per
                 block of 32, as the integer kernels do; everything else stays exact.
-            cache_type: type that keys and values are rounded to.
+            cache_type: type that keys and values are rounded to, see `stored`.
         """
         return DecoderRun(
             self,
@@ -277,7 +278,7 @@ class DecoderRun:
         *,
         rope_layout: RopeLayout,
         quantise_activations: bool,
-        cache_type: type[np.floating],
+        cache_type: str,
     ) -> None:
         self._decoder = decoder
         self._rope_layout: RopeLayout = rope_layout
@@ -342,7 +343,7 @@ class DecoderRun:
         )
         q = rotate(self._ordered(q), angles, self._rope_layout)
         k = rotate(self._ordered(k), angles, self._rope_layout)
-        k, v = (rows.astype(self._cache_type).astype(np.float64) for rows in (k, v))
+        k, v = (stored(rows, self._cache_type) for rows in (k, v))
         output = attend(q, k, v)
         return self._linear(prefix + "attn_output", output.transpose(1, 0, 2).reshape(len(x), -1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from edgeh2o import _core
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
-from edgeh2o.errors import FormatError, ResourceError
+from edgeh2o.config import CACHE_TYPES
+from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.models import TensorBinding
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.runners.native import NativeModel, NativeModelFile, estimate_session_bytes
@@ -51,22 +53,35 @@ def test_model_is_ready_once_the_file_is_closed(model: NativeModel) -> None:
     assert np.isfinite(logits).all()
 
 
-def test_estimate_is_what_a_session_allocates(model: NativeModel) -> None:
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_estimate_is_what_a_session_allocates(model: NativeModel, cache_type: str) -> None:
+    shape = replace(SHAPE, cache_type=cache_type)
     for attention in (DenseConfig(), H2OConfig(local=4, heavy=4)):
-        runner = model.start_session(attention, SHAPE)
-        estimate = model.estimate_session_bytes(attention, SHAPE)
+        runner = model.start_session(attention, shape)
+        estimate = model.estimate_session_bytes(attention, shape)
         assert runner.memory_bytes == estimate
-        assert estimate == estimate_session_bytes(model.config, attention, SHAPE)
+        assert estimate == estimate_session_bytes(model.config, attention, shape)
 
 
 def test_cache_of_the_estimate_grows_with_the_context(model: NativeModel) -> None:
-    double = SessionShape(max_context=192, batch_size=32, chunk_size=16, cache_type="f16")
-    wide = SessionShape(max_context=96, batch_size=32, chunk_size=16, cache_type="f32")
+    double, wide = replace(SHAPE, max_context=192), replace(SHAPE, cache_type="f32")
+    narrow = replace(SHAPE, cache_type="q8_0")
     base = model.estimate_session_bytes(DenseConfig(), SHAPE)["kv_cache"]
     config = model.config
     assert base >= 2 * config.n_layers * config.n_kv_heads * config.head_dim * 96 * 2
     assert model.estimate_session_bytes(DenseConfig(), double)["kv_cache"] == 2 * base
     assert model.estimate_session_bytes(DenseConfig(), wide)["kv_cache"] == 2 * base
+    # 32 values take 34 bytes, in f16 64.
+    assert model.estimate_session_bytes(DenseConfig(), narrow)["kv_cache"] * 64 == 34 * base
+
+
+def test_cache_type_that_does_not_fit_the_heads(tiny_model: TinyModelFactory) -> None:
+    shape = replace(SHAPE, cache_type="q8_0")
+    with (
+        NativeModelFile(tiny_model(tensor_type="Q8_0", head_dim=24)) as file,
+        pytest.raises(UsageError, match="multiple of 32 dimensions, not of 24; use --cache"),
+    ):
+        estimate_session_bytes(file.config, DenseConfig(), shape)
 
 
 def test_runner_tells_its_sizes_and_its_position(model: NativeModel) -> None:

@@ -22,7 +22,19 @@ struct CachedRows {
   std::vector<float> values;  // [n_rows][head_dim]
 
   CachedRows(CacheType type, size_t n_rows, size_t head_dim, Random& random) {
+    double d = 0;
     for (size_t i = 0; i < n_rows * head_dim; ++i) {
+      if (type == CacheType::kQ8_0) {
+        if (i % 32 == 0) {
+          const auto scale = static_cast<uint16_t>(random.integer(0, 0x2500));  // below 2.5 / 127
+          d = f64_from_f16(scale);
+          append(bytes, scale);
+        }
+        const int q = random.integer(-128, 127);
+        append(bytes, static_cast<int8_t>(q));
+        values.push_back(static_cast<float>(d * q));
+        continue;
+      }
       const auto half =
           static_cast<uint16_t>(random.integer(0, 1) << 15 | random.integer(0, 0x40ff));  // below 2.5
       const auto value = static_cast<float>(f64_from_f16(half));
@@ -36,18 +48,84 @@ struct CachedRows {
   }
 };
 
+constexpr CacheType kCacheTypes[] = {CacheType::kF16, CacheType::kF32, CacheType::kQ8_0};
+
+bool can_store(CacheType type, size_t head_dim) { return type != CacheType::kQ8_0 || head_dim % 32 == 0; }
+
 // Calls run(type, n_keys, head_dim, positions, random); positions is empty for rows in order.
 template <typename Run>
 void for_each_gather(const KernelTable& table, const Run& run) {
   Random random(20);
   const size_t nr = table.layout.panel_cols;
-  for (const CacheType type : {CacheType::kF16, CacheType::kF32}) {
+  for (const CacheType type : kCacheTypes) {
     for (const size_t n_keys : {size_t{1}, nr - 1, 2 * nr + 1}) {
-      for (const size_t head_dim : {3, 8, 20, 64}) {
+      for (const size_t head_dim : {3, 8, 20, 64, 96}) {
+        if (!can_store(type, head_dim)) continue;
         std::vector<int32_t> positions(n_keys);
         for (int32_t& position : positions) position = random.integer(0, static_cast<int>(n_keys) - 1);
         run(type, n_keys, head_dim, std::vector<int32_t>{}, random);
         run(type, n_keys, head_dim, positions, random);
+      }
+    }
+  }
+}
+
+void check_store_kv_row(const KernelTable& table, Check& check) {
+  Random random(25);
+  const auto store = [&](CacheType type, const std::vector<float>& x) {
+    std::vector<uint8_t> out(kv_row_bytes(type, x.size()) + kGuard, 0xa5);
+    table.store_kv_row_f32(type, out.data(), x.data(), x.size());
+    for (size_t i = out.size() - kGuard; i < out.size(); ++i) check.equal(out[i], 0xa5);
+    return out;
+  };
+  for (int round = 0; round < 200; ++round) {
+    for (const size_t n : {1, 3, 8, 20, 33, 64, 96}) {
+      std::vector<float> x(n);
+      for (float& value : x) {
+        const uint32_t bits = random.next();
+        std::memcpy(&value, &bits, sizeof(value));
+        if (round % 2) value = std::ldexp(random.uniform(-2, 2), random.integer(-28, 16));
+      }
+      const std::vector<uint8_t> copy = store(CacheType::kF32, x);
+      check.equal(std::memcmp(copy.data(), x.data(), n * sizeof(float)), 0);
+      const std::vector<uint8_t> halves = store(CacheType::kF16, x);
+      for (size_t i = 0; i < n; ++i) {
+        uint16_t half;
+        std::memcpy(&half, halves.data() + 2 * i, sizeof(half));
+        check.equal(f64_from_f16(half), round_to_f16(x[i]));
+        if (!std::isnan(x[i])) check.equal(half >> 15, std::signbit(x[i]));
+      }
+    }
+    for (const size_t n : {32, 96}) {
+      const float unit = std::ldexp(1.0f, random.integer(-40, 22));
+      std::vector<float> x = random.uniform_vector(n, -unit, unit);
+      if (round % 8 == 1) std::fill_n(x.begin(), 32, 0.0f);
+      if (round % 8 == 2) x[random.next() % 32] = std::numeric_limits<float>::quiet_NaN();
+      if (round % 8 == 3) x[random.next() % 32] = kInfinity;
+      if (round % 8 == 4) x[random.next() % 32] = -8.4e6f;  // its scale is beyond f16
+      const std::vector<uint8_t> blocks = store(CacheType::kQ8_0, x);
+      for (size_t i = 0; i < n; i += 32) {
+        double largest = 0;
+        for (size_t j = i; j < i + 32; ++j) {
+          largest = std::isfinite(x[j]) ? std::max(largest, std::fabs(double{x[j]})) : double{kInfinity};
+        }
+        uint16_t half;
+        std::memcpy(&half, blocks.data() + i / 32 * 34, sizeof(half));
+        const double d = f64_from_f16(half), want_d = round_to_f16(static_cast<float>(largest) / 127.0f);
+        if (!std::isfinite(want_d)) {
+          for (size_t j = 0; j < 32; ++j) {
+            const auto q = static_cast<int8_t>(blocks[i / 32 * 34 + 2 + j]);
+            check.equal(std::isnan(d * q), true);
+          }
+          continue;
+        }
+        check.equal(d, want_d);
+        // Half a step; where d is denormal, its own error up to 127 times.
+        const double tolerance = d / 2 * (1 + 256 * kEps) + 127 * 0x1p-25;
+        for (size_t j = 0; j < 32; ++j) {
+          const auto q = static_cast<int8_t>(blocks[i / 32 * 34 + 2 + j]);
+          check.near(d * q, x[i + j], d < 0x1p-14 ? tolerance : d / 2 * (1 + 256 * kEps));
+        }
       }
     }
   }
@@ -314,10 +392,11 @@ void check_merge_softmax(const KernelTable& table, Check& check) {
 
 void check_attention_rows(const KernelTable& table, Check& check) {
   Random random(24);
-  for (const CacheType type : {CacheType::kF16, CacheType::kF32}) {
+  for (const CacheType type : kCacheTypes) {
     for (const size_t n_rows : {1, 2, 3, 9}) {
       for (const size_t n_keys : {1, 2, 3, 7, 33}) {
-        for (const size_t head_dim : {5, 20, 64}) {
+        for (const size_t head_dim : {5, 20, 64, 96}) {
+          if (!can_store(type, head_dim)) continue;
           const CachedRows k(type, n_keys, head_dim, random), v(type, n_keys, head_dim, random);
           TestTile test(table.layout, n_rows, n_rows, head_dim, n_keys, 1, random);
           table.attention_rows_f32(type, test.tile, k.bytes.data(), v.bytes.data(), n_keys);
@@ -333,13 +412,10 @@ void check_attention_rows(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& attention_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"pack_keys_f32p", check_pack_keys},
-      {"pack_values_f32p", check_pack_values},
-      {"attention_tile_f32", check_attention_tile},
-      {"column_sums_f32", check_column_sums},
-      {"softmax_factors_f32", check_softmax_factors},
-      {"merge_softmax_f32", check_merge_softmax},
-      {"attention_rows_f32", check_attention_rows},
+      {"store_kv_row_f32", check_store_kv_row},   {"pack_keys_f32p", check_pack_keys},
+      {"pack_values_f32p", check_pack_values},    {"attention_tile_f32", check_attention_tile},
+      {"column_sums_f32", check_column_sums},     {"softmax_factors_f32", check_softmax_factors},
+      {"merge_softmax_f32", check_merge_softmax}, {"attention_rows_f32", check_attention_rows},
   };
   return checks;
 }

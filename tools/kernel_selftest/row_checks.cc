@@ -119,27 +119,6 @@ void check_scale(const KernelTable& table, Check& check) {
   });
 }
 
-void check_store_f16(const KernelTable& table, Check& check) {
-  Random random(11);
-  for (int round = 0; round < 200; ++round) {
-    for (const size_t n : kLengths) {
-      std::vector<float> x(n);
-      for (float& value : x) {
-        const uint32_t bits = random.next();
-        std::memcpy(&value, &bits, sizeof(value));
-        if (round % 2) value = std::ldexp(random.uniform(-2, 2), random.integer(-28, 16));
-      }
-      std::vector<uint16_t> out(n + kGuard, 0xa5a5);
-      table.store_f16_f32(out.data(), x.data(), n);
-      for (size_t i = 0; i < n; ++i) {
-        check.equal(f64_from_f16(out[i]), round_to_f16(x[i]));
-        if (!std::isnan(x[i])) check.equal(out[i] >> 15, std::signbit(x[i]));
-      }
-      for (size_t i = n; i < out.size(); ++i) check.equal(out[i], 0xa5a5);
-    }
-  }
-}
-
 void check_load_f16(const KernelTable& table, Check& check) {
   std::vector<uint16_t> x(1 << 16);
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(i);
@@ -157,9 +136,9 @@ void check_load_f16(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& row_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"rms_norm_f32", check_rms_norm}, {"rope_f32", check_rope},           {"swiglu_f32", check_swiglu},
-      {"geglu_f32", check_geglu},       {"soft_cap_f32", check_soft_cap},   {"add_f32", check_add},
-      {"scale_f32", check_scale},       {"store_f16_f32", check_store_f16}, {"load_f32_f16", check_load_f16},
+      {"rms_norm_f32", check_rms_norm}, {"rope_f32", check_rope},         {"swiglu_f32", check_swiglu},
+      {"geglu_f32", check_geglu},       {"soft_cap_f32", check_soft_cap}, {"add_f32", check_add},
+      {"scale_f32", check_scale},       {"load_f32_f16", check_load_f16},
   };
   return checks;
 }
