@@ -33,6 +33,7 @@ ISA_FLAGS = {
 }.get(target, {})
 
 debug = os.environ.get("EDGEH2O_DEBUG") == "1"
+sanitizers = os.environ.get("EDGEH2O_SANITIZE", "")  # for example "address,undefined"
 base_flags = [
     "-std=c++17",
     "-fvisibility=hidden",
@@ -41,8 +42,25 @@ base_flags = [
     "-Wall",
     "-Wextra",
 ]
-base_flags += ["-O1", "-g", "-UNDEBUG", "-DEH2O_DEBUG"] if debug else ["-O2", "-g0", "-DNDEBUG"]
-kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"] + (["-O2"] if debug else ["-O3"])
+if debug:
+    base_flags += ["-O1", "-g", "-UNDEBUG", "-DEH2O_DEBUG"]
+elif sanitizers:
+    base_flags += ["-O1", "-g1", "-DNDEBUG", "-fno-omit-frame-pointer"]
+else:
+    base_flags += ["-O2", "-g0", "-DNDEBUG"]
+kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"]
+if not sanitizers:
+    kernel_flags += ["-O2"] if debug else ["-O3"]
+# A finding ends the process. Checks of addresses that are calls keep the compile times bearable.
+sanitizer_flags = [
+    f"-fsanitize={sanitizers}",
+    "-fno-sanitize-recover=all",
+    "--param=asan-instrumentation-with-call-threshold=0",
+]
+# Kernels are all inlined: with checks of undefined behaviour too they compile for many minutes.
+kernel_sanitizer_flags = [*sanitizer_flags, "-fno-sanitize=undefined"]
+if not sanitizers:
+    sanitizer_flags = kernel_sanitizer_flags = []
 
 headers = glob("cpp/**/*.h", recursive=True)
 core_sources = [
@@ -58,9 +76,11 @@ def static_library(name: str, sources: list[str], flags: list[str]) -> tuple[str
     return name, build_info
 
 
-libraries = [static_library("edgeh2o_core", core_sources, base_flags)]
+libraries = [static_library("edgeh2o_core", core_sources, base_flags + sanitizer_flags)]
 libraries += [
-    static_library(f"edgeh2o_{isa}", [f"cpp/isa/{isa}.cc"], kernel_flags + flags)
+    static_library(
+        f"edgeh2o_{isa}", [f"cpp/isa/{isa}.cc"], kernel_flags + flags + kernel_sanitizer_flags
+    )
     for isa, flags in {"scalar": ["-O2", "-fno-tree-vectorize"], **ISA_FLAGS}.items()
 ]
 
@@ -68,8 +88,8 @@ libraries += [
 link = {
     "libraries": [name for name, _ in libraries],
     "include_dirs": ["cpp", pybind11.get_include()],
-    "extra_compile_args": base_flags,
-    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL"],
+    "extra_compile_args": base_flags + sanitizer_flags,
+    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", *sanitizer_flags],
     "language": "c++",
     # The archives are relinked when any of their sources is newer.
     "depends": headers + [source for _, info in libraries for source in info["sources"]],
@@ -85,9 +105,13 @@ cython_extensions = [
     if os.path.exists(source)
 ]
 
+build_base = "build/debug_base" if debug else "build"
+if sanitizers:
+    build_base = "build/sanitize_base"
+
 setup(
-    # Objects of the two kinds of build must not be taken for each other.
-    options={"build": {"build_base": "build/debug_base" if debug else "build"}},
+    # Objects of one kind of build must not be taken for those of another.
+    options={"build": {"build_base": build_base}},
     libraries=libraries,
     ext_modules=extensions + cythonize(cython_extensions, language_level=3),
 )

@@ -22,3 +22,13 @@ def smollm2_path() -> Path:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"needs the default model: {error}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``EDGEH2O_TEST_STEP=N`` runs every N-th test: a slow build is checked on a sample.
+
+    A prime N meets every value of each parameter.
+    """
+    step = int(os.environ.get("EDGEH2O_TEST_STEP", "1"))
+    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step])
+    items[:] = items[::step]
