@@ -76,7 +76,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ctx", type=int, default=4096, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--skip", type=int, default=1024, help="report the tokens after these")
-    parser.add_argument("--attention", choices=sorted(sparse_attention_algorithms()), default="h2o")
+    parser.add_argument(
+        "--attention", choices=sorted(sparse_attention_algorithms()), default="headwise"
+    )
     parser.add_argument("-ub", "--chunk-size", type=int, default=PrefillConfig().chunk_size)
     parser.add_argument("-t", "--threads", type=int, default=default_thread_count())
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="folder of its programs")
