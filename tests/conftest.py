@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from edgeh2o.errors import ResourceError
 from edgeh2o.formats.pull import resolve_model
 
 pytest_plugins = ["tests.tiny_models"]
+
+# A shell's background job ignores Ctrl-C and hands that down; the tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

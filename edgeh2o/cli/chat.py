@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..config import SamplingParams
@@ -98,7 +99,7 @@ class Conversation:
         """Reads and answers until the end of the input or /exit."""
         if self._is_interactive:
             with suppress(ImportError):
-                pass  # noqa: F401: gives input() a history and editing
+                import_module("readline")  # gives input() a history and editing
             if not self._args.quiet:
                 print_note("/help lists the commands")
         while (line := self._read_line()) is not None:
