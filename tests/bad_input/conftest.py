@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from edgeh2o import LLM
 from tests.bad_input.refusal import Refusal
+from tests.tiny_models import TinyModelFactory
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _imports_done() -> None:
+def _imports_done(tiny_model: TinyModelFactory) -> None:
     """Modules that the first run would load count as no allocation of the run."""
-    import edgeh2o.llm
-    import edgeh2o.runners.native  # noqa: F401
+    LLM(tiny_model(tensor_type="Q4_0"), check_tensors=True).close()
 
 
 @pytest.fixture

@@ -127,9 +127,10 @@ def test_row_20_weights_that_are_not_finite(
     tmp_path: Path,
     tiny_model: TinyModelFactory,
     capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
     value: float,
 ) -> None:
-    """Without ``--check-tensors`` they show at the first token."""
+    """``--check-tensors`` names the tensor; without it they show at the first token."""
     path = tmp_path / "damaged.gguf"
     content = bytearray(tiny_model(tensor_type="F16").read_bytes())
     (tensor,) = (
@@ -140,6 +141,12 @@ def test_row_20_weights_that_are_not_finite(
     weights = np.full(tensor.n_elements, value, dtype="<f2").tobytes()
     content[tensor.data_offset : tensor.data_offset + len(weights)] = weights
     path.write_bytes(content)
+    refusal(
+        ["run", str(path), "-p", "x", "--check-tensors"],
+        code=1,
+        problem="damaged.gguf: .*'blk.1.attn_output.weight'.*(NaN|nan|inf)",
+        max_python_bytes=16 * 2**20,
+    )
     assert main(["run", str(path), "-p", "the thing", "-n", "2"]) == 1
     captured = capsys.readouterr()
     require_one_line(captured.err)
