@@ -3,11 +3,13 @@
 import os
 import platform
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 import pybind11
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_clib import build_clib
 
 # The target machine, which differs from this one when cross-compiling.
 target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpartition("-")[2]
@@ -105,13 +107,26 @@ cython_extensions = [
     if os.path.exists(source)
 ]
 
+n_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class BuildLibraries(build_clib):
+    """Compiles the libraries side by side, one per usable core."""
+
+    def build_libraries(self, libraries: list[tuple[str, dict]]) -> None:
+        build = super().build_libraries
+        with ThreadPoolExecutor(n_jobs) as pool:
+            list(pool.map(lambda library: build([library]), libraries))
+
+
 build_base = "build/debug_base" if debug else "build"
 if sanitizers:
     build_base = "build/sanitize_base"
 
 setup(
     # Objects of one kind of build must not be taken for those of another.
-    options={"build": {"build_base": build_base}},
+    options={"build": {"build_base": build_base}, "build_ext": {"parallel": n_jobs}},
+    cmdclass={"build_clib": BuildLibraries},
     libraries=libraries,
     ext_modules=extensions + cythonize(cython_extensions, language_level=3),
 )
