@@ -61,7 +61,7 @@ class SparseAttentionConfig(ABC):
         shown: dict[str, Any] = {"algorithm": self.algorithm}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in self.main_settings or value != item.default:
+            if value is not None and (item.name in self.main_settings or value != item.default):
                 shown[item.name] = value
         return describe_settings(shown)
 

@@ -58,6 +58,11 @@ def test_a_file_and_a_loss(tmp_path: Path) -> None:
         HeadwiseConfig(table=str(path)).choose_budgets(Model(n_layers=4))
 
 
+def test_a_short_description_leaves_out_what_is_not_set() -> None:
+    assert HeadwiseConfig().describe() == "headwise"
+    assert HeadwiseConfig(budget=640, sinks=8).describe() == "headwise budget 640 sinks 8"
+
+
 def test_explicit_budgets_must_fit_the_model() -> None:
     config = HeadwiseConfig(budgets=(4, None, 6))
     assert config.choose_budgets(Model()).per_head == (4, None, 6)
