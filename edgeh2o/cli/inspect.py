@@ -132,7 +132,7 @@ def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
         "total": weights + sum(parts.values()),
         "available": available,
         "largest_context_that_fits": find_largest_context(
-            plan_shape(config.context_length, options.prefill, options.runtime),
+            plan_shape(config.context_length, prefill, options.runtime),
             lambda shape: estimate_session_bytes(config, attention, shape),
             weight_bytes=weights,
         ),
