@@ -40,6 +40,7 @@ class DenseModel:
             DenseConfig(),
             plan_shape(
                 context_size,
+                DenseConfig(),
                 PrefillConfig(batch_size=context_size, chunk_size=chunk_size),
                 RuntimeConfig(),
             ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,11 @@ from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine import memory
 from .engine.generate import Generation
+from .engine.loading import load_model
+from .engine.prompt import TokenIds, check_token_ids, refuse_hopeless_length
 from .engine.prompt_cache import PromptCache
 from .engine.results import GenerationResult, GenerationStream
-from .engine.session import (
-    MIN_DEFAULT_CONTEXT,
-    Session,
-    fit_chunks,
-    plan_shape,
-    require_fit,
-    warn_beyond_training,
-)
+from .engine.session import Session, fit_chunks
 from .engine.stats import GenerationStats
 from .engine.threads import default_thread_count
 from .engine.transcript import Transcript
@@ -40,11 +35,7 @@ if TYPE_CHECKING:
     from .runners.base import Runner
     from .runners.native import NativeModel
 
-# Prompts up to this length are counted exactly before they are refused: that takes a moment.
-CHEAP_PROMPT_TOKENS = 2**17
-
 OnProgress = Callable[[str, int, int], None]
-TokenIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 
 class LLM:
@@ -77,8 +68,6 @@ class LLM:
         chat_template: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        from .runners.native import NativeModelFile, estimate_session_bytes
-
         started_at = time.perf_counter()
         runtime = RuntimeConfig(
             context_size=context_size,
@@ -105,20 +94,13 @@ class LLM:
         self._use_threads()
 
         path = resolve_model(model)
-        with NativeModelFile(path) as file:
-            trained = file.config.context_length
-            least_context = min(MIN_DEFAULT_CONTEXT, trained)
-            if runtime.context_size is not None:
-                least_context = runtime.context_size or trained
-            require_fit(
-                plan_shape(least_context, prefill, runtime),
-                lambda shape: estimate_session_bytes(file.config, attention, shape),
-                weight_bytes=file.n_weight_bytes,
-            )
-            warn_beyond_training(runtime.context_size, trained)
-            weights = file.load(
-                check_tensors=runtime.check_tensors, on_bytes=self._stage_report("load")
-            )
+        weights = load_model(
+            path,
+            attention=attention,
+            prefill=prefill,
+            runtime=runtime,
+            on_bytes=self._stage_report("load"),
+        )
         self.model_path = path
         self._runtime = runtime
         self._weight_bytes = weights.weight_bytes
@@ -128,7 +110,7 @@ class LLM:
             weights.tokenizer,
             {
                 "model": weights.fingerprint,
-                "attention": self._describe_attention(),
+                "attention": attention.resolved(weights.config).to_dict(),
                 "chunk_size": prefill.chunk_size,
                 "cache_type": runtime.cache_type,
             },
@@ -223,7 +205,7 @@ class LLM:
         started_at = time.perf_counter()
         self._refuse_hopeless_length(prompt)
         if not isinstance(prompt, str):
-            ids = self._check_token_ids(prompt)
+            ids = check_token_ids(prompt, self.config.vocab_size)
             return self._begin(ids, None, sampling, logprobs, keep_cache, started_at)
 
         def encode_from(start: int) -> list[int]:
@@ -392,9 +374,6 @@ class LLM:
             raise UsageError("the model is closed; load it again")
         return self._cache
 
-    def _describe_attention(self) -> dict[str, Any]:
-        return {"algorithm": self.attention.algorithm, **asdict(self.attention)}
-
     def _resume(self, stream: GenerationStream) -> None:
         """Lets ``stream`` go on, if it is the one that the session belongs to."""
         if stream is not self._current:
@@ -405,33 +384,8 @@ class LLM:
         self._use_threads()
 
     def _refuse_hopeless_length(self, prompt: str | TokenIds) -> None:
-        """Raises UsageError for what no context holds, before it is tokenised or copied."""
         limit = self._runtime.context_size or self.config.context_length
-        least = len(prompt)
-        if isinstance(prompt, str):
-            least = self._require_open().tokenizer.count_at_least(prompt)
-        if least > max(limit, CHEAP_PROMPT_TOKENS):
-            raise UsageError(
-                f"the prompt has at least {least} tokens and the context holds {limit}; shorten it"
-            )
-
-    def _check_token_ids(self, token_ids: TokenIds) -> NDArray[np.int32]:
-        """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""
-        ids = np.asarray(token_ids)
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise UsageError(
-                "a prompt is text or a flat sequence of integer token ids, got "
-                f"{ids.ndim} dimensions of {ids.dtype}"
-            )
-        vocab_size = self.config.vocab_size
-        outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-        if outside.size:
-            index = int(outside[0])
-            raise UsageError(
-                f"token id {ids[index]} at index {index} is outside the vocabulary "
-                f"of {vocab_size} tokens"
-            )
-        return ids.astype(np.int32)
+        refuse_hopeless_length(prompt, self._require_open().tokenizer, limit)
 
     def _use_threads(self) -> None:
         """The number of threads belongs to the process; another ``LLM`` may have set its own."""

@@ -48,6 +48,13 @@ class SparseAttentionConfig(ABC):
         """These settings, reduced with a warning where they do not fit the chunk size."""
         return self
 
+    def resolved(self, model: AttentionModel) -> Self:
+        """These settings, with what ``make_policy`` would look up for the model filled in.
+
+        A session file holds them: what was looked up may be another the next time.
+        """
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """The algorithm's name and its settings as plain values, fit for JSON."""
         return {"algorithm": self.algorithm, **asdict(self)}

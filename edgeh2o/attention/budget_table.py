@@ -7,10 +7,8 @@ belongs to the weights that have its fingerprint, whatever their quantisation.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +18,7 @@ from typing import Any
 
 from ..config import MAX_CONTEXT
 from ..errors import FormatError
+from ..formats.atomic_file import replacing
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".budgets.json"
@@ -224,12 +223,9 @@ def table_path(fingerprint: str) -> Path:
 
 def write_table(table: BudgetTable, path: Path) -> None:
     """Writes the file as a whole or not at all. Raises FormatError if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(table.to_json(), encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as file:
+            file.write(table.to_json().encode("utf-8"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise FormatError(f"cannot write the budget table {path}: {error.strerror}") from None

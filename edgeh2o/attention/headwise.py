@@ -9,7 +9,7 @@ the rest of every page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -160,6 +160,10 @@ class HeadwiseConfig(SparseAttentionConfig):
             decay=self.decay,
             page_size=self.page_size,
         )
+
+    def resolved(self, model: AttentionModel) -> HeadwiseConfig:
+        chosen = self.choose_budgets(model)
+        return replace(self, budgets=chosen.per_head, budget=chosen.mean, max_loss=None, table=None)
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)

@@ -121,7 +121,7 @@ def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
     config, bindings = read_model(gguf)
     attention, prefill = fit_chunks(options.attention, options.prefill)
     context = options.runtime.context_size or config.context_length
-    shape = plan_shape(context, prefill, options.runtime)
+    shape = plan_shape(context, attention, prefill, options.runtime)
     weights = sum(binding.info.n_bytes for binding in bindings)
     parts = dict(estimate_session_bytes(config, attention, shape))
     available = memory.available_bytes()
@@ -132,7 +132,7 @@ def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
         "total": weights + sum(parts.values()),
         "available": available,
         "largest_context_that_fits": find_largest_context(
-            plan_shape(config.context_length, prefill, options.runtime),
+            plan_shape(config.context_length, attention, prefill, options.runtime),
             lambda shape: estimate_session_bytes(config, attention, shape),
             weight_bytes=weights,
         ),

@@ -114,7 +114,7 @@ class Session:
         )
 
     def _start(self, context: int) -> Runner:
-        shape = plan_shape(context, self._prefill, self._runtime)
+        shape = plan_shape(context, self._attention, self._prefill, self._runtime)
         require_fit(shape, lambda s: self._model.estimate_session_bytes(self._attention, s))
         return self._model.start_session(self._attention, shape)
 
@@ -175,9 +175,14 @@ def fit_chunks(
     return attention.clamped(chunk_size), prefill
 
 
-def plan_shape(context: int, prefill: PrefillConfig, runtime: RuntimeConfig) -> SessionShape:
+def plan_shape(
+    context: int,
+    attention: SparseAttentionConfig,
+    prefill: PrefillConfig,
+    runtime: RuntimeConfig,
+) -> SessionShape:
     """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
-    prefill, chunk_size = prefill.with_chunk_size(SparseAttentionConfig.preferred_chunk_size)
+    prefill, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
     return SessionShape(
         max_context=context,
         batch_size=min(prefill.batch_size, -(-context // chunk_size) * chunk_size),

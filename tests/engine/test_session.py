@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
 from edgeh2o.engine import memory
 from edgeh2o.engine.session import (
@@ -73,10 +75,15 @@ def test_warning_beyond_the_trained_length() -> None:
     ("context", "batch_size"), [(100, 1024), (1024, 1024), (1025, 2048), (5000, 4096)]
 )
 def test_batch_is_no_larger_than_the_context_in_whole_chunks(context: int, batch_size: int) -> None:
-    shape = plan_shape(context, PrefillConfig(), RuntimeConfig())
+    shape = plan_shape(context, DenseConfig(), PrefillConfig(), RuntimeConfig())
     assert shape == SessionShape(
         max_context=context, batch_size=batch_size, chunk_size=1024, cache_type="f16"
     )
+
+
+def test_an_open_chunk_size_is_that_of_the_attention() -> None:
+    shape = plan_shape(5000, HeadwiseConfig(), PrefillConfig(), RuntimeConfig())
+    assert shape.chunk_size == HeadwiseConfig.preferred_chunk_size == 256
 
 
 def _estimate(shape: SessionShape) -> dict[str, int]:
@@ -84,7 +91,7 @@ def _estimate(shape: SessionShape) -> dict[str, int]:
 
 
 def _shape(context: int) -> SessionShape:
-    return plan_shape(context, PrefillConfig(), RuntimeConfig())
+    return plan_shape(context, DenseConfig(), PrefillConfig(), RuntimeConfig())
 
 
 def test_memory_check_passes_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +125,8 @@ def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _session(model: FakeModel, **runtime: Any) -> Session:
-    attention: Any = object()
     return Session(
-        model, attention=attention, prefill=PrefillConfig(), runtime=RuntimeConfig(**runtime)
+        model, attention=DenseConfig(), prefill=PrefillConfig(), runtime=RuntimeConfig(**runtime)
     )
 
 

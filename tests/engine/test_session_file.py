@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
+from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
 from edgeh2o.engine import session_file
 from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
@@ -90,8 +92,8 @@ def test_nothing_to_save(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"attention": H2OConfig(local=3, heavy=2)}, 'with attention {"algorithm": "h2o"'),
-        ({"attention": DenseConfig()}, "with attention"),
+        ({"attention": H2OConfig(local=3, heavy=3)}, "with attention local 2; this run has 3"),
+        ({"attention": DenseConfig()}, 'with attention {"algorithm": "h2o"'),
         ({"prefill": PrefillConfig(batch_size=32, chunk_size=16)}, "chunk_size 8; this run has 16"),
         ({"cache_type": "f32"}, 'cache_type "f16"; this run has "f32"'),
     ],
@@ -101,6 +103,40 @@ def test_other_options_are_refused(
 ) -> None:
     with _load(model, **options) as llm, pytest.raises(UsageError, match=cause):
         llm.load_session(file)
+
+
+def test_budgets_of_another_calibration_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
+    attention = HeadwiseConfig(budget=8, local=2, sinks=1)
+    path = tmp_path / "s"
+    with _load(model, attention=attention) as llm:
+        llm.generate(TEXT, GREEDY, keep_cache=True)
+        llm.save_session(path)
+        n_layers, n_kv_heads = llm.config.n_layers, llm.config.n_kv_heads
+        weights = llm.config.fingerprint
+    n_heads = n_layers * n_kv_heads
+    table = BudgetTable(
+        model="tiny",
+        fingerprint=weights,
+        n_layers=n_layers,
+        n_kv_heads=n_kv_heads,
+        chunk_size=8,
+        length=32,
+        mean_past=16.0,
+        levels=(4, 8, 12),
+        errors=((1.0, 1.0, 1.0), *((9.0, 5.0, 1.0),) * (n_heads - 1)),
+    )
+    write_table(table, table_path(weights))
+    with (
+        _load(model, attention=attention) as llm,
+        pytest.raises(UsageError, match=r"made with attention budgets\[0\] 8; this run has 4"),
+    ):
+        llm.load_session(path)
+    table_path(weights).unlink()
+    with _load(model, attention=attention) as llm:
+        llm.load_session(path)
 
 
 def test_another_model_is_refused(tiny_model: TinyModelFactory, file: Path) -> None:

@@ -1,0 +1,44 @@
+"""Files that are written or replaced as one step."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path, *, folder: Path | None = None) -> Iterator[IO[bytes]]:
+    """A new file that takes the name ``path`` once it is on the disk, or vanishes.
+
+    A full disk or an interrupt leaves what was there before. The new file has the permissions of
+    the old one, else those of the umask. It is written in ``folder``, which must be of the same
+    file system (default: that of ``path``). Raises OSError.
+    """
+    temporary = (folder or path.parent) / f".edgeh2o-{os.urandom(8).hex()}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Puts the rename itself on the disk, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

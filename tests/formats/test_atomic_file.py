@@ -1,0 +1,60 @@
+"""Files are replaced as one step, with the permissions that a user expects."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeh2o.formats.atomic_file import replacing
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def permissions(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_file_has_the_permissions_of_the_umask(umask: None, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as file:
+        file.write(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert permissions(path) == 0o640
+
+
+def test_a_replaced_file_keeps_its_permissions(umask: None, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    with replacing(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert permissions(path) == 0o600
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_file(tmp_path: Path, error: BaseException) -> None:
+    path, folder = tmp_path / "file", tmp_path / "folder"
+    path.write_bytes(b"old")
+    folder.mkdir()
+    with pytest.raises(type(error)), replacing(path, folder=folder) as file:
+        file.write(b"new")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert list(folder.iterdir()) == [] and list(tmp_path.iterdir()) == [path, folder]
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "file"):
+        pass
