@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeH2OError
@@ -35,10 +36,13 @@ def execute(args: argparse.Namespace) -> int:
     """Prints the report; parts that this version cannot read say why."""
     options = read_model_options(args)
 
+    from ..engine.session import fit_chunks
     from ..formats.pull import resolve_model
     from ..formats.split import open_model_file
 
     path = resolve_model(options.model, on_message=print_note)
+    attention, prefill = fit_chunks(options.attention, options.prefill)
+    options = replace(options, attention=attention, prefill=prefill)
     with open_model_file(path) as gguf:
         report = {
             "file": str(path),
@@ -48,6 +52,7 @@ def execute(args: argparse.Namespace) -> int:
             "tensors": _count_tensors(gguf),
             "tokenizer": _try(lambda: _describe_tokenizer(gguf)),
             "chat_template": _try(lambda: _describe_template(gguf)),
+            "attention": _try(lambda: _describe_attention(gguf, options)),
             "memory_bytes": _try(lambda: _estimate_memory(gguf, options)),
         }
     print_report(report, as_json=args.json)
@@ -112,14 +117,21 @@ def _describe_template(gguf: GgufFile) -> str | None:
     return template.render([{"role": "user", "content": "Hello"}]).plain_text
 
 
+def _describe_attention(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
+    from ..models.spec import read_model
+
+    settings = options.attention.report(read_model(gguf)[0])
+    return {**settings, "chunk_size": options.prefill.chunk_size}
+
+
 def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
     from ..engine import memory
-    from ..engine.session import find_largest_context, fit_chunks, plan_shape
+    from ..engine.session import find_largest_context, plan_shape
     from ..models.spec import read_model
     from ..runners.native import estimate_session_bytes
 
     config, bindings = read_model(gguf)
-    attention, prefill = fit_chunks(options.attention, options.prefill)
+    attention, prefill = options.attention, options.prefill
     context = options.runtime.context_size or config.context_length
     shape = plan_shape(context, attention, prefill, options.runtime)
     weights = sum(binding.info.n_bytes for binding in bindings)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..config import ModelConfig
 from ..errors import FormatError
+from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
 from .hyperparameters import Hyperparameters, read_hyperparameters
@@ -94,7 +95,11 @@ def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
             interleaved=spec.qk_row_order == "interleaved",
             read_elsewhere=factors,
         )
-        config = replace(_make_config(gguf, spec, shape), **_read_scales(gguf.metadata, spec))
+        config = replace(
+            _make_config(gguf, spec, shape),
+            **_read_scales(gguf.metadata, spec),
+            fingerprint=fingerprint_weights(gguf),
+        )
         return config, bindings
     except FormatError as error:
         raise FormatError(f"{gguf.path}: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
-from ..formats.fingerprint import Fingerprint, fingerprint_weights
+from ..formats.fingerprint import Fingerprint
 from ..formats.gguf import TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import quote
@@ -46,8 +46,7 @@ class NativeModelFile:
     def __init__(self, path: Path) -> None:
         self._gguf = open_model_file(path)
         try:
-            config, self._bindings = read_model(self._gguf)
-            self.config = replace(config, fingerprint=fingerprint_weights(self._gguf))
+            self.config, self._bindings = read_model(self._gguf)
             self.tokenizer = build_tokenizer(self._gguf.metadata)
         except BaseException:
             self._gguf.close()

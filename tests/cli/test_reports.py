@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o import isa
+from edgeh2o import LLM, isa
+from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.engine.machine import examine_machine
 from edgeh2o.engine.threads import choose_threads
@@ -36,6 +37,41 @@ def test_inspect(tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "  general.architecture " in text
     assert "largest_context_that_fits  2,048" in text
+
+
+def test_inspect_takes_the_budgets_of_the_model(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its numbers are those of a run, whose budgets are looked up by the weights."""
+    model = str(tiny_model(tensor_type="Q4_0"))
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
+    with LLM(model) as llm:
+        config = llm.config
+    heads = config.n_layers * config.n_kv_heads
+    table = BudgetTable(
+        model="tiny",
+        fingerprint=config.fingerprint,
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        chunk_size=256,
+        length=1024,
+        mean_past=512.0,
+        levels=(64, 128),
+        errors=((1.0, 0.5),) * heads,
+    )
+    write_table(table, table_path(config.fingerprint))
+    flags = [model, "-c", "1000", "--budget", "128", "--json"]
+    assert main(["run", *flags, "-p", "the", "-n", "1"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    assert main(["inspect", *flags]) == 0
+    inspected = json.loads(capsys.readouterr().out)
+    assert inspected["attention"]["table"] == "cache"
+    assert inspected["attention"] == run["attention"] | {"chunk_size": run["chunk_size"]}
+    for purpose in ("kv_cache", "activations", "scratch", "scores"):
+        assert inspected["memory_bytes"][purpose] == run["memory_bytes"][purpose]
 
 
 def test_inspect_of_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,8 +47,10 @@ from tests.tiny_models import TinyModelFactory
 
 def test_reads_the_configuration(tmp_path: Path) -> None:
     config, bindings = read(tmp_path, Change())
+    assert len(config.fingerprint) == 32
     assert config == ModelConfig(
         architecture="llama",
+        fingerprint=config.fingerprint,
         n_layers=N_LAYERS,
         model_dim=MODEL_DIM,
         n_heads=N_HEADS,
