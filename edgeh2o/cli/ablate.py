@@ -11,19 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ..config import PrefillConfig
 from ..errors import UsageError
 from .evaluation_options import (
-    add_output_option,
+    add_evaluation_options,
     add_skip_option,
     add_text_option,
     add_window_options,
     print_results,
 )
-from .model_options import (
-    add_model_argument,
-    add_model_options,
-    add_verbosity_options,
-    open_model,
-    read_model_options,
-)
+from .model_options import add_model_argument, open_model, read_model_options
 from .options import parse_value
 from .prompt import read_text
 
@@ -33,16 +27,15 @@ if TYPE_CHECKING:
 TABLE_NAME = "perplexity_ablation.csv"
 PICTURE_NAME = "perplexity_ablation.png"
 
+HELP = "measure loss and cost over a grid of attention settings"
+DESCRIPTION = (
+    "Measure the loss of every combination of attention settings on the same "
+    f"windows of a text. Writes {TABLE_NAME} and {PICTURE_NAME}."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "ablate",
-        help="measure loss and cost over a grid of attention settings",
-        description="Measure the loss of every combination of attention settings on the same "
-        f"windows of a text. Writes {TABLE_NAME} and {PICTURE_NAME}.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_text_option(parser)
     parser.add_argument(
@@ -54,9 +47,7 @@ def add_parser(verbs: Any) -> None:
     )
     add_window_options(parser, windows=1)
     add_skip_option(parser)
-    add_model_options(parser)
-    output = parser.add_argument_group("output")
-    add_output_option(output)
+    output = add_evaluation_options(parser)
     output.add_argument(
         "--folder", type=Path, default=Path(), help="where the files go (default: here)"
     )
@@ -66,8 +57,6 @@ def add_parser(verbs: Any) -> None:
         action="store_false",
         help=f"do not draw {PICTURE_NAME}, which needs edgeh2o[plot]",
     )
-    add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -86,7 +75,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.plot:
         figures.check_matplotlib()
     make_folder(args.folder)
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+    with open_model(options) as (llm, bars):
         report = evaluate_ablation(
             llm,
             text,

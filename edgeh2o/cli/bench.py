@@ -7,16 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .evaluation_options import add_output_option, add_text_option, list_of
-from .model_options import (
-    add_model_argument,
-    add_model_options,
-    add_verbosity_options,
-    open_model,
-    read_model_options,
-)
+from .evaluation_options import add_evaluation_options, add_text_option, list_of
+from .model_options import add_model_argument, open_model, read_model_options
 from .prompt import read_text
 
 if TYPE_CHECKING:
@@ -24,16 +18,15 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("md", "csv", "json", "jsonl")
 
+HELP = "measure prefill and decode speed, dense and sparse"
+DESCRIPTION = (
+    "Measure the speed of prefill and decode, without tokenisation and sampling. "
+    "Dense and sparse attention take turns. Lists stand between commas."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "bench",
-        help="measure prefill and decode speed, dense and sparse",
-        description="Measure the speed of prefill and decode, without tokenisation and sampling. "
-        "Dense and sparse attention take turns. Lists stand between commas.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_text_option(parser, required=False)
     tests = parser.add_argument_group("tests")
@@ -70,9 +63,7 @@ def add_parser(verbs: Any) -> None:
         help="attention to measure: dense, sparse or both (default: dense,sparse)",
     )
     tests.add_argument("--no-warmup", action="store_true", help="no run before the timed ones")
-    add_model_options(parser, skip=("context_size", "threads"))
-    output = parser.add_argument_group("output")
-    add_output_option(output, OUTPUTS)
+    output = add_evaluation_options(parser, skip=("context_size", "threads"), formats=OUTPUTS)
     output.add_argument(
         "--plot",
         type=Path,
@@ -85,8 +76,6 @@ def add_parser(verbs: Any) -> None:
         metavar="FILE.csv",
         help="draw also the prefill tests that 'llama-bench -o csv' wrote",
     )
-    add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -114,7 +103,7 @@ def execute(args: argparse.Namespace) -> int:
     for n_threads in args.thread_counts or (None,):
         runtime = replace(options.runtime, threads=n_threads)
         each = replace(options, runtime=runtime)
-        with open_model(each, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        with open_model(each) as (llm, bars):
             results += benchmark_throughput(
                 llm,
                 workloads,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from .model_options import (
     add_model_argument,
@@ -15,17 +14,16 @@ from .model_options import (
 )
 from .prompt import read_text
 
+HELP = "measure the memory that every KV head of a model needs"
+DESCRIPTION = (
+    "Measure the error that every KV head makes with memory sets of several sizes, "
+    "and write the table from which --budget and --max-loss take the budgets. `run` finds it "
+    "by itself for every quantisation of the same weights."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "calibrate",
-        help="measure the memory that every KV head of a model needs",
-        description="Measure the error that every KV head makes with memory sets of several sizes, "
-        "and write the table from which --budget and --max-loss take the budgets. `run` finds it "
-        "by itself for every quantisation of the same weights.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     parser.add_argument(
         "--text",
@@ -46,7 +44,6 @@ def add_parser(verbs: Any) -> None:
     )
     add_model_options(parser)
     add_verbosity_options(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -57,7 +54,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..attention.budget_table import table_path, write_table
     from ..evaluation.calibration import calibrate
 
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+    with open_model(options) as (llm, bars):
         table = calibrate(llm, texts, length=args.length, on_progress=bars)
     path = Path(args.output) if args.output else table_path(table.fingerprint)
     write_table(table, path)

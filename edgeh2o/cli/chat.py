@@ -35,37 +35,32 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 PROMPT = "> "
-HELP = """/help   this list
+COMMANDS = """/help   this list
 /reset  forget the conversation, except the system message
 /exit   leave, as Ctrl-D does
 Ctrl-C stops an answer. A line that ends with \\ goes on in the next."""
 
+HELP = "talk to a model"
+DESCRIPTION = (
+    "Talk to a model. One line is one message; answers go to stdout. Type /help for commands."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "chat",
-        help="talk to a model",
-        description="Talk to a model. One line is one message; answers go to stdout. "
-        "Type /help for commands.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_chat_options(parser)
     add_session_options(parser)
     add_config_options(parser, SamplingParams, title="sampling")
     add_model_options(parser)
     add_verbosity_options(parser.add_argument_group("output"))
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Answers line after line; returns the exit code."""
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
-    with open_model(
-        options, quiet=args.quiet, verbose=args.verbose, chat_template=read_template(args)
-    ) as (llm, bars):
+    with open_model(options, chat_template=read_template(args)) as (llm, bars):
         _ = llm.chat_template  # not to fail after the first message
         messages = _read_messages(load_session(llm, args)) or begin_messages(args)
         bars.close()
@@ -107,7 +102,7 @@ class Conversation:
             if text == "/exit":
                 return
             if text == "/help":
-                print_note(HELP)
+                print_note(COMMANDS)
             elif text == "/reset":
                 self.messages[:] = begin_messages(self._args)
             elif text.startswith("/") and " " not in text:

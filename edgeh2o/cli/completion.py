@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -30,18 +29,16 @@ complete -o filenames -F _edgeh2o edgeh2o
 """
 _ZSH_START = "autoload -U +X bashcompinit && bashcompinit\n"
 
+HELP = "print a shell's completion script"
+DESCRIPTION = (
+    "Print a completion script: source <(edgeh2o completion bash), the same with "
+    "zsh, or edgeh2o completion fish | source."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "completion",
-        help="print a shell's completion script",
-        description="Print a completion script: source <(edgeh2o completion bash), the same with "
-        "zsh, or edgeh2o completion fish | source.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     parser.add_argument("shell", choices=SHELLS, help="the shell to print it for")
-    parser.set_defaults(execute=execute, verbs=verbs)
 
 
 def execute(args: argparse.Namespace) -> int:

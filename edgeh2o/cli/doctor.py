@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from .report import add_json_option, print_report
 
+HELP = "show what this machine offers: CPU, threads, memory, heat"
+DESCRIPTION = (
+    "Show the CPU and its features, the kernels and the number of threads that "
+    "are chosen and why, limits, memory, temperature and versions."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "doctor",
-        help="show what this machine offers: CPU, threads, memory, heat",
-        description="Show the CPU and its features, the kernels and the number of threads that "
-        "are chosen and why, limits, memory, temperature and versions.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_json_option(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:

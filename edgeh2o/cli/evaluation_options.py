@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
+
+from .model_options import add_model_options, add_verbosity_options
 
 OUTPUTS = ("text", "csv", "json")
 Value = TypeVar("Value")
@@ -66,15 +68,27 @@ def add_skip_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output_option(parser: argparse._ActionsContainer, formats: Sequence[str] = OUTPUTS) -> None:
-    """Adds ``-o FORMAT`` for what goes to stdout; the first format is the default."""
-    parser.add_argument(
+def add_evaluation_options(
+    parser: argparse.ArgumentParser,
+    *,
+    skip: Collection[str] = (),
+    formats: Sequence[str] = OUTPUTS,
+) -> argparse._ArgumentGroup:
+    """Adds how the model is run, and the group "output", which is returned.
+
+    ``skip`` is that of ``add_model_options``; the first of ``formats`` is the default.
+    """
+    add_model_options(parser, skip=skip)
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "-o",
         "--output",
         choices=formats,
         default=formats[0],
         help=f"format of the results on stdout (default: {formats[0]})",
     )
+    add_verbosity_options(output)
+    return output
 
 
 def list_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from .evaluation_options import (
     add_context_option,
-    add_output_option,
+    add_evaluation_options,
     add_text_option,
     list_of,
     print_results,
 )
-from .model_options import (
-    add_model_argument,
-    add_model_options,
-    add_verbosity_options,
-    open_model,
-    read_model_options,
-)
+from .model_options import add_model_argument, open_model, read_model_options
 from .prompt import read_text
 
+HELP = "draw which positions each layer and head keeps"
+DESCRIPTION = (
+    "Draw which positions of a text each layer and KV head keeps, how it treats "
+    "the first ones, and how similar the choices of runs, chunks, heads and texts are. Needs "
+    "edgeh2o[plot]."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "heatmap",
-        help="draw which positions each layer and head keeps",
-        description="Draw which positions of a text each layer and KV head keeps, how it treats "
-        "the first ones, and how similar the choices of runs, chunks, heads and texts are. Needs "
-        "edgeh2o[plot].",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_text_option(parser)
     add_context_option(parser)
@@ -42,17 +34,13 @@ def add_parser(verbs: Any) -> None:
         metavar="N,...",
         help="layers to draw chunk by chunk (default: a few)",
     )
-    add_model_options(parser)
-    output = parser.add_argument_group("output")
-    add_output_option(output)
+    output = add_evaluation_options(parser)
     output.add_argument(
         "--folder",
         type=Path,
         default=Path("attention_heatmaps"),
         help="where the pictures go (default: attention_heatmaps)",
     )
-    add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -65,7 +53,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation.windows import choose_context
 
     figures.check_matplotlib()
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+    with open_model(options) as (llm, bars):
         report = visualize_attention_patterns(
             llm,
             text,

@@ -16,20 +16,18 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 200
 
+HELP = "show a model file: metadata, tensors, tokenizer, memory"
+DESCRIPTION = (
+    "Show what is in a model file, and the memory that it needs for a context "
+    "(-c, default: the model's trained length). No weights are loaded."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "inspect",
-        help="show a model file: metadata, tensors, tokenizer, memory",
-        description="Show what is in a model file, and the memory that it needs for a context "
-        "(-c, default: the model's trained length). No weights are loaded.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_json_option(parser)
     add_model_options(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -50,18 +50,20 @@ EXIT_BROKEN_PIPE = 141
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every verb; each verb stores its function as ``execute``."""
+    """The parser of every verb; ``execute`` of what it returns is the function of the verb."""
     parser = Parser(
         prog="edgeh2o",
         description="Run language models on edge CPUs with chunked H2O sparse prefill.",
         epilog="Every flag can be set by an environment variable: --ctx-size by "
         "EDGEH2O_CTX_SIZE. A flag that is given beats its variable.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"edgeh2o {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for verb in VERBS:
-        verb.add_parser(verbs)
+        name = verb.__name__.rpartition(".")[2]
+        command = verbs.add_parser(name, help=verb.HELP, description=verb.DESCRIPTION)
+        verb.add_arguments(command)
+        command.set_defaults(execute=verb.execute, verbs=verbs)
     return parser
 
 

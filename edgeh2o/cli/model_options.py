@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """A model and how it is to be run; every value was found good."""
+    """A model and how it is to be run; every value was found good.
+
+    ``quiet`` shows no progress, ``verbose`` tells stderr what was loaded.
+    """
 
     model: str
     runtime: RuntimeConfig
     prefill: PrefillConfig
     attention: SparseAttentionConfig
+    quiet: bool = False
+    verbose: bool = False
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +69,8 @@ def read_model_options(args: argparse.Namespace) -> ModelOptions:
         runtime=read_config(args, RuntimeConfig),
         prefill=prefill,
         attention=attention,
+        quiet=getattr(args, "quiet", False),
+        verbose=getattr(args, "verbose", False),
     )
 
 
@@ -71,15 +78,13 @@ def read_model_options(args: argparse.Namespace) -> ModelOptions:
 def open_model(
     options: ModelOptions,
     *,
-    quiet: bool = False,
-    verbose: bool = False,
     chat_template: str | None = None,
     profile: MemoryProfile | None = None,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
     """Loads the model, with bars on a terminal; closes both at the end.
 
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
-    own; ``verbose`` tells stderr what was loaded; ``profile`` follows the progress.
+    own; ``profile`` follows the progress.
     """
     import logging
 
@@ -87,8 +92,8 @@ def open_model(
     from ..llm import LLM
 
     logging.basicConfig(format="edgeh2o: warning: %(message)s")
-    path = resolve_model(options.model, on_message=None if quiet else print_note)
-    bars = bars_for_terminal(quiet=quiet)
+    path = resolve_model(options.model, on_message=None if options.quiet else print_note)
+    bars = bars_for_terminal(quiet=options.quiet)
     runtime = options.runtime
 
     def report(stage: str, done: int, total: int) -> None:
@@ -109,7 +114,7 @@ def open_model(
             chat_template=chat_template,
             on_progress=report,
         ) as llm:
-            if verbose:
+            if options.verbose:
                 bars.close()
                 print_note(_describe(llm))
             yield llm, bars

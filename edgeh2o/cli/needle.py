@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from .evaluation_options import (
-    add_output_option,
+    add_evaluation_options,
     add_text_option,
     list_of,
     print_results,
 )
-from .model_options import (
-    add_model_argument,
-    add_model_options,
-    add_verbosity_options,
-    open_model,
-    read_model_options,
-)
+from .model_options import add_model_argument, open_model, read_model_options
 from .prompt import read_text
 
+HELP = "hide a passkey in long prompts and ask for it"
+DESCRIPTION = (
+    "Hide a passkey in prompts of several lengths, at several depths and places "
+    "inside a chunk. The prompts are read densely and sparsely, the answers decoded with full "
+    "attention."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "needle",
-        help="hide a passkey in long prompts and ask for it",
-        description="Hide a passkey in prompts of several lengths, at several depths and places "
-        "inside a chunk. The prompts are read densely and sparsely, the answers decoded with full "
-        "attention.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_text_option(parser, required=False)
     parser.add_argument(
@@ -62,14 +54,10 @@ def add_parser(verbs: Any) -> None:
     grid.add_argument(
         "--passkey-seed", type=int, metavar="N", default=0, help="seed of the passkeys (default: 0)"
     )
-    add_model_options(parser, skip=("context_size",))
-    output = parser.add_argument_group("output")
-    add_output_option(output)
+    output = add_evaluation_options(parser, skip=("context_size",))
     output.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw a heat map (needs edgeh2o[plot])"
     )
-    add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -85,7 +73,7 @@ def execute(args: argparse.Namespace) -> int:
     )
     if args.plot is not None:
         figures.check_picture(args.plot)
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+    with open_model(options) as (llm, bars):
         report = evaluate_needle(llm, grid, filler=filler, chat=args.chat, on_progress=bars)
     if args.plot is not None:
         figures.draw_needle(report, args.plot)

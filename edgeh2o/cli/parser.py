@@ -22,6 +22,10 @@ _ORIGINS = "flags_of_environment"
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors take one line and whose flags heed the environment."""
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # An abbreviation would change its meaning when a flag is added.
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")
 

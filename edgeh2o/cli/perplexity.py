@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from .evaluation_options import (
-    add_output_option,
+    add_evaluation_options,
     add_skip_option,
     add_text_option,
     add_window_options,
     print_results,
 )
-from .model_options import (
-    add_model_argument,
-    add_model_options,
-    add_verbosity_options,
-    open_model,
-    read_model_options,
-)
+from .model_options import add_model_argument, open_model, read_model_options
 from .prompt import read_text
 
+HELP = "compare the predictions of sparse and dense prefill on a text"
+DESCRIPTION = (
+    "Read windows of a text densely and sparsely in one run and compare the "
+    "predictions of every token: perplexity, loss, KL divergence, top-1 agreement, each with "
+    "its standard error."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "perplexity",
-        help="compare the predictions of sparse and dense prefill on a text",
-        description="Read windows of a text densely and sparsely in one run and compare the "
-        "predictions of every token: perplexity, loss, KL divergence, top-1 agreement, each with "
-        "its standard error.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_text_option(parser)
     add_window_options(parser, windows=None)
     add_skip_option(parser)
-    add_model_options(parser)
-    output = parser.add_argument_group("output")
-    add_output_option(output)
-    add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
+    add_evaluation_options(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -51,7 +39,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation.perplexity import evaluate_perplexity
     from ..evaluation.windows import choose_context
 
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+    with open_model(options) as (llm, bars):
         report = evaluate_perplexity(
             llm,
             text,

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+
+HELP = "fetch a known model into the cache folder"
+DESCRIPTION = "Fetch a known model into the cache folder and print its path."
 
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "pull",
-        help="fetch a known model into the cache folder",
-        description="Fetch a known model into the cache folder and print its path.",
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     parser.add_argument("name", metavar="NAME", help="name of the model, such as smollm2-135m")
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:

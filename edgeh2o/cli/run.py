@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config import SamplingParams
 from ..errors import UsageError
@@ -35,15 +35,12 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 
+HELP = "answer a prompt"
+DESCRIPTION = "Answer a prompt. The answer streams to stdout, statistics go to stderr."
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "run",
-        help="answer a prompt",
-        description="Answer a prompt. The answer streams to stdout, statistics go to stderr.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_prompt_options(parser)
     parser.add_argument(
@@ -66,7 +63,6 @@ def add_parser(verbs: Any) -> None:
     output.add_argument("--json", action="store_true", help="print one JSON object to stdout")
     add_memory_profile_option(output)
     add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -80,8 +76,6 @@ def execute(args: argparse.Namespace) -> int:
         watch_memory(args) as profile,
         open_model(
             options,
-            quiet=args.quiet,
-            verbose=args.verbose,
             chat_template=read_template(args),
             profile=profile,
         ) as (llm, bars),
