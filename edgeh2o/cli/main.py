@@ -16,6 +16,7 @@ from .._version import __version__
 from ..errors import EdgeH2OError, UsageError
 from . import (
     ablate,
+    agreement,
     bench,
     calibrate,
     chat,
@@ -41,6 +42,7 @@ VERBS = (
     calibrate,
     perplexity,
     needle,
+    agreement,
     ablate,
     heatmap,
     completion,

@@ -1,0 +1,72 @@
+"""``edgeh2o agreement``: is greedy decoding after a sparse prefill that after a dense one?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .evaluation_options import (
+    add_context_option,
+    add_output_option,
+    add_text_option,
+    print_results,
+)
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    read_model_options,
+)
+from .prompt import read_text
+
+
+def add_parser(verbs: Any) -> None:
+    """Adds the verb to the subparsers of the main parser."""
+    parser = verbs.add_parser(
+        "agreement",
+        help="compare greedy texts after sparse and dense prefill",
+        description="Read windows of a text sparsely and densely, decode greedily after each and "
+        "compare the texts, and the distributions of the first token. A second dense prefill in "
+        "other chunks shows how much of the difference is rounding.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    add_text_option(parser)
+    add_context_option(parser)
+    parser.add_argument(
+        "--prompts", type=int, metavar="K", default=20, help="windows to read (default: 20)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        default=100,
+        help="tokens to decode after every prompt (default: 100)",
+    )
+    add_model_options(parser)
+    output = parser.add_argument_group("output")
+    add_output_option(output)
+    add_verbosity_options(output)
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Decodes after every prompt, prints the report; returns the exit code."""
+    options = read_model_options(args)
+    text = read_text(args.file)
+
+    from ..evaluation.agreement import evaluate_agreement
+    from ..evaluation.windows import choose_context
+
+    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+        report = evaluate_agreement(
+            llm,
+            text,
+            context_size=choose_context(llm, options.runtime.context_size),
+            prompts=args.prompts,
+            n_tokens=args.tokens,
+            on_progress=bars,
+        )
+    print_results(args.output, report)
+    return 0
