@@ -138,9 +138,14 @@ class KvCache:
 class ChunkedAttention:
     """Sparse prefill and full decode of attention layers, over a cache of its own.
 
-    q is [n_tokens, n_heads, head_dim], k and v are [n_tokens, n_kv_heads, head_dim], all float32
-    with the rotary embedding applied; head_dim is a multiple of 8. Sizes that do not fit raise
-    ValueError. A ``soft_cap`` bounds logits by ``soft_cap * tanh(logit / soft_cap)``.
+    q is [n_tokens, n_heads, head_dim], k and v are [n_tokens, n_kv_heads, head_dim], all float32;
+    head_dim is a multiple of 8. Rows may lie apart, as those of a fused QKV do. Sizes that do not
+    fit raise ValueError. A ``soft_cap`` bounds logits by ``soft_cap * tanh(logit / soft_cap)``.
+
+    q and k are taken to have the rotary embedding applied, unless ``rotary`` gives the cos and sin
+    of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then
+    rotated, where they lie if they are writable. Pairs are (i, i + pairs), or (2i, 2i + 1) if
+    ``is_interleaved``. ``out`` is a writable array of the shape of q that takes the output.
     """
 
     def __init__(
@@ -158,13 +163,38 @@ class ChunkedAttention:
         soft_cap: float = 0.0,
         cache_type: str = "f16",
     ) -> None: ...
+    @staticmethod
+    def estimate_bytes(
+        policy: SparsePolicy,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        *,
+        n_layers: int = 1,
+        chunk_size: int,
+        batch_size: int,
+        max_context: int,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        cache_type: str = "f16",
+    ) -> dict[str, int]:
+        """Bytes by purpose that the constructor would allocate; nothing is allocated."""
+
     @property
     def policy(self) -> SparsePolicy: ...
     @property
     def cache(self) -> KvCache: ...
     @property
+    def prefill_end(self) -> int:
+        """Position after the latest ``run``."""
+
+    @property
     def pairs_computed(self) -> int:
         """Query-key pairs of this prompt's prefill, averaged over layers and heads."""
+
+    @property
+    def pairs_dense(self) -> int:
+        """The pairs of the same calls without a policy, averaged over layers."""
 
     def run(
         self,
@@ -175,6 +205,9 @@ class ChunkedAttention:
         *,
         window: int = 0,
         is_last: bool,
+        rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+        is_interleaved: bool = False,
+        out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends the next tokens of the prompt; returns their output, in the shape of q.
 
@@ -190,6 +223,9 @@ class ChunkedAttention:
         v: NDArray[np.floating[Any]],
         *,
         window: int = 0,
+        rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+        is_interleaved: bool = False,
+        out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends one token, which reads everything before it; returns [1, n_heads, head_dim]."""
 
@@ -201,6 +237,16 @@ class ChunkedAttention:
 
     def reset(self) -> None:
         """Forgets the prompt."""
+
+    def rewind(self, position: int) -> None:
+        """Forgets the tokens of all layers from ``position`` on, those of ``decode`` only."""
+
+    def save_state(self) -> bytes:
+        """All that later calls depend on but the cached rows; see ``Session.save_state``."""
+
+    def load_state(self, state: Buffer) -> None: ...
+    def cached_rows(self, layer: int) -> list[NDArray[np.uint8]]:
+        """Writable views of the layer's rows in the cache: keys, values of each KV head."""
 
 class Session:
     @property

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_core, module) {
     return names;
   });
   bind_attention(module);
+  bind_attention_session(module);
   bind_model(module);
   bind_session(module);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "base/parallel.h"
 
 namespace edgeh2o {
@@ -91,6 +92,22 @@ void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, 
   parallel_for(rows.rows, [&](size_t i, size_t) {
     for (size_t column = 0; column < rows.cols; column += head_dim) {
       table.rope_f32(rows.row(i) + column, cos + i * n_pairs, sin + i * n_pairs, n_pairs);
+    }
+  });
+}
+
+void split_rotary_pairs(MatView<float> rows, size_t head_dim, size_t n_pairs) {
+  EH2O_CHECK(n_pairs <= kMaxRotaryPairs, "heads with ", n_pairs, " rotary pairs; at most ", kMaxRotaryPairs,
+             " are supported");
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    float second[kMaxRotaryPairs];
+    for (size_t column = 0; column < rows.cols; column += head_dim) {
+      float* head = rows.row(i) + column;
+      for (size_t pair = 0; pair < n_pairs; ++pair) {
+        second[pair] = head[2 * pair + 1];
+        head[pair] = head[2 * pair];
+      }
+      std::copy(second, second + n_pairs, head + n_pairs);
     }
   });
 }

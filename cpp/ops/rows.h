@@ -46,4 +46,9 @@ void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_pos
 void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
                size_t head_dim, size_t n_pairs);
 
+// Brings the pairs (2i, 2i + 1) of every head to where rope_rows has them, (i, n_pairs + i), in place. Queries
+// and keys both reordered give the same logits. n_pairs <= kMaxRotaryPairs.
+inline constexpr size_t kMaxRotaryPairs = 512;
+void split_rotary_pairs(MatView<float> rows, size_t head_dim, size_t n_pairs);
+
 }  // namespace edgeh2o
