@@ -1,0 +1,195 @@
+"""Runs an aarch64 wheel in an emulated Python and compares its answers with this machine's.
+
+    python -m tools.run_wheel_aarch64 build/wheels-aarch64/edgeh2o-*-cp311-*.whl
+
+The wheel and its dependencies (aarch64 wheels of NumPy, tokenizers, ... from the package index) go
+into a Python of Debian arm64 under qemu-user. There `edgeh2o run` answers a prompt with sparse
+prefill; text, greedy tokens and logits must be those of the edgeh2o that runs this script. The
+models are small random ones, of float and of 4-bit weights, or --model. With --tests FOLDER ...
+pytest runs those in the same place instead.
+
+Exit status: 0 equal, 1 not, 77 skipped because a tool is missing (stderr names it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tools.aarch64_packages import PackageError
+from tools.aarch64_python import (
+    SUITES,
+    EmulatedPython,
+    InstallError,
+    find_missing,
+    install_python,
+)
+from tools.make_tiny_model import write_tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+SKIPPED = 77
+PROBE = ROOT / "tools" / "aarch64_probe.py"
+# The instruction set that each processor model of qemu must choose by itself.
+PROCESSORS = {"cortex-a76": "neon_dotprod", "cortex-a72": "neon", "max": "neon_i8mm"}
+ATTENTION = ("h2o", "headwise")
+# Largest relative error by tensor type. Sums run in another order, and where that carries an
+# activation across a rounding step of its 8 bits it moves by a whole step. Measured with these
+# models on x86 between avx512vnni and scalar: 2e-5 and 3e-2.
+TOLERANCES = {"F32": 1e-4, "Q4_0": 5e-2}
+MODEL = {
+    "n_layers": 4,
+    "model_dim": 256,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "head_dim": 32,
+    "ffn_dim": 512,
+    "context_length": 4096,
+    "seed": 4,  # its greedy tokens lead by more than the differences between instruction sets
+}
+WORDS = "the art of the thing is that it is there and for all that he was in the house on a hill"
+N_WORDS = 500
+RUN_OPTIONS = ["-n", "24", "--temp", "0", "-b", "256", "-ub", "64", "--budget", "96", "--json"]
+
+
+class DifferentError(Exception):
+    """An answer is not the one of this machine, or a command failed; the message says which."""
+
+
+def checked(result: subprocess.CompletedProcess[str], what: str) -> str:
+    if result.returncode != 0:
+        raise DifferentError(f"{what} failed:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+    return result.stdout
+
+
+def run_here(arguments: Sequence[str | Path], **variables: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, *map(str, arguments)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    return checked(result, "edgeh2o on this machine")
+
+
+def relative_error(logits: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of the difference over the standard deviation of the expected logits."""
+    difference = logits.astype(np.float64) - expected
+    return float(np.sqrt(np.mean(difference**2)) / np.std(expected))
+
+
+def compare_logits(
+    python: EmulatedPython, processor: str, probe: Sequence[str | Path], out: Path, tolerance: float
+) -> None:
+    """Runs the probe in both places; greedy tokens must be equal and logits nearly."""
+    attention = probe[-1]
+    here, there = out / f"here-{attention}.npz", out / f"there-{attention}.npz"
+    run_here([*probe, here])
+    started = time.monotonic()
+    result = python.run(processor, [*probe, there, here])
+    isa = checked(result, f"the probe on {processor}").strip()
+    if isa != PROCESSORS.get(processor, isa):
+        raise DifferentError(f"{processor}: {isa} is in use, not {PROCESSORS[processor]}")
+    with np.load(here) as x86, np.load(there) as arm:
+        expected, actual, n_tokens = x86["logits"], arm["logits"], int(x86["n_tokens"])
+    is_same = actual.argmax(axis=1) == expected.argmax(axis=1)
+    error = relative_error(actual, expected)
+    print(
+        f"{processor} ({isa}), {attention}, prompt of {n_tokens} tokens: relative error of the "
+        f"logits {error:.1e}, {is_same.sum()} of {len(is_same)} greedy tokens equal, "
+        f"{time.monotonic() - started:.0f} s",
+        flush=True,
+    )
+    if error > tolerance or not is_same.all():
+        raise DifferentError(f"{processor}, {attention}: logits differ by more than {tolerance}")
+
+
+def compare_answers(python: EmulatedPython, processor: str, run: Sequence[str | Path]) -> None:
+    """`edgeh2o run` in both places gives the same text, by sparse prefill."""
+    expected = json.loads(run_here(["-m", "edgeh2o", *run]))
+    result = python.run(processor, [python.site / "bin" / "edgeh2o", *run])
+    actual = json.loads(checked(result, f"edgeh2o run on {processor}"))
+    if actual["text"] != expected["text"]:
+        raise DifferentError(f"{processor}: {actual['text']!r} is not {expected['text']!r}")
+    stats = actual["stats"]
+    if stats["pairs_computed"] >= stats["pairs_dense"]:
+        raise DifferentError(f"{processor}: the prefill was not sparse: {stats}")
+    print(f"{processor}: edgeh2o run gives the same text, {len(actual['text'])} characters")
+
+
+def check_refusal(python: EmulatedPython) -> None:
+    """A kernel table that the processor lacks is refused by name."""
+    command = [python.site / "bin" / "edgeh2o", "doctor"]
+    result = python.run("cortex-a72", command, EDGEH2O_ISA="neon_dotprod")
+    message = "ISA 'neon_dotprod' is not available on this processor; available: scalar, neon"
+    if result.returncode == 0 or message not in result.stderr + result.stdout:
+        raise DifferentError(f"neon_dotprod on cortex-a72 was not refused: {result}")
+    print(f"cortex-a72: refused: {message}")
+
+
+def run_tests(python: EmulatedPython, processor: str, tests: Sequence[str], out: Path) -> None:
+    """pytest on the installed package; the tests come from this repository."""
+    command = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-x"]
+    folders = [str(ROOT / test) for test in tests]
+    paths = f"{python.site}{os.pathsep}{ROOT}"
+    step = os.environ.get("EDGEH2O_TEST_STEP", "1")
+    env = python.environment(PYTHONPATH=paths, EDGEH2O_TEST_STEP=step)
+    result = subprocess.run(python.command(processor, [*command, *folders]), env=env, cwd=out)
+    if result.returncode != 0:
+        raise DifferentError(f"tests fail on {processor}")
+
+
+def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path) -> None:
+    words = WORDS.split()
+    prompt = out / "prompt.txt"
+    prompt.write_text(" ".join(words[i * i % len(words)] for i in range(arguments.words)))
+    models = {arguments.model: TOLERANCES["Q4_0"]} if arguments.model else {}
+    for tensor_type, tolerance in TOLERANCES.items() if not models else ():
+        path = out / f"tiny-{tensor_type}.gguf"
+        models[write_tiny_model(path, tensor_type=tensor_type, **MODEL)] = tolerance
+    for processor in arguments.processor:
+        for model, tolerance in models.items():
+            print(model.name)
+            for name in ATTENTION:
+                probe: list[str | Path] = [PROBE, model, prompt, name]
+                compare_logits(python, processor, probe, out, tolerance)
+            compare_answers(python, processor, ["run", model, "-f", prompt, *RUN_OPTIONS])
+    check_refusal(python)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--processor", nargs="+", default=list(PROCESSORS), metavar="MODEL")
+    parser.add_argument("--model", type=Path, help="a GGUF file instead of the tiny random ones")
+    parser.add_argument("--words", type=int, default=N_WORDS, help="length of the prompt")
+    parser.add_argument("--tests", nargs="+", default=[], help="test folders to run instead")
+    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "wheel-aarch64")
+    arguments = parser.parse_args(argv)
+    if missing := find_missing():
+        print(f"skipped: not installed: {', '.join(missing)}", file=sys.stderr)
+        return SKIPPED
+    versions = {f"cp{version.replace('.', '')}": version for version in SUITES}
+    version = versions[arguments.wheel.name.split("-")[2]]
+    requirement = f"{arguments.wheel.resolve()}[test]" if arguments.tests else arguments.wheel
+    out = arguments.build_dir.resolve() / f"run{version}"
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        python = install_python(version, [str(requirement)], arguments.build_dir.resolve())
+        if not arguments.tests:
+            check_wheel(python, arguments, out)
+        for processor in arguments.processor if arguments.tests else []:
+            run_tests(python, processor, arguments.tests, out)
+    except (DifferentError, InstallError, PackageError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
