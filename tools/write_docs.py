@@ -20,8 +20,7 @@ from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
 from edgeh2o.formats.pull import DEFAULT_MODELS
 from edgeh2o.models import registered_architectures
-from edgeh2o.tokenizer import tokenizer_models
-from edgeh2o.tokenizer.pre_tokenizers import pre_tokenizer_names
+from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
 DOCS = Path(__file__).parents[1] / "docs"
 _SECTION = re.compile(

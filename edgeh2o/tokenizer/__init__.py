@@ -5,18 +5,55 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer.base import Tokenizer
 from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer
+from edgeh2o.tokenizer.pre_tokenizers import pre_tokenizer_names as byte_pre_tokenizer_names
+from edgeh2o.tokenizer.raw_bpe import RAW_RULES, RawBpeTokenizer
 from edgeh2o.tokenizer.sentencepiece import SentencePieceTokenizer
 from edgeh2o.tokenizer.stream_decoder import StreamDecoder
 
-__all__ = ["StreamDecoder", "Tokenizer", "build_tokenizer", "tokenizer_models"]
+__all__ = [
+    "StreamDecoder",
+    "Tokenizer",
+    "build_tokenizer",
+    "pre_tokenizer_names",
+    "tokenizer_models",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+def _build_bpe(metadata: Mapping[str, object]) -> Tokenizer:
+    name = _read_pre_name(metadata)
+    if name in RAW_RULES:
+        return RawBpeTokenizer.from_metadata(metadata, model_name="gpt2", pre_name=name)
+    return ByteBpeTokenizer.from_metadata(metadata, pre_name=name)
+
+
+def _build_gemma4(metadata: Mapping[str, object]) -> Tokenizer:
+    return RawBpeTokenizer.from_metadata(metadata, model_name="gemma4", pre_name="gemma4")
+
+
+def _read_pre_name(metadata: Mapping[str, object]) -> str:
+    name = metadata.get("tokenizer.ggml.pre", "")
+    if not isinstance(name, str):
+        raise FormatError(f"tokenizer.ggml.pre must be a string, not {type(name).__name__}")
+    if not name:
+        _logger.warning(
+            "the file does not name its pre-tokenizer (tokenizer.ggml.pre); using 'default', "
+            "which may give poorer answers. Convert the model again with a newer converter"
+        )
+        return "default"
+    return name
+
 
 _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
-    "gpt2": ByteBpeTokenizer.from_metadata,
+    "gemma4": _build_gemma4,
+    "gpt2": _build_bpe,
     "llama": SentencePieceTokenizer.from_metadata,
 }
 
@@ -26,12 +63,16 @@ _NOT_SUPPORTED = {
     "t5": "SentencePiece unigram",
     "rwkv": "RWKV trie",
     "plamo2": "PLaMo-2",
-    "gemma4": "BPE on raw UTF-8",
     "hybriddna": "BPE with DNA k-mers",
     "whitespace": "BPE on words between whitespace",
     "none": "no vocabulary",
     "no_vocab": "no vocabulary",
 }
+
+
+def pre_tokenizer_names() -> list[str]:
+    """Values of ``tokenizer.ggml.pre`` that the model "gpt2" takes, sorted."""
+    return sorted((*byte_pre_tokenizer_names(), *RAW_RULES))
 
 
 def tokenizer_models() -> tuple[str, ...]:

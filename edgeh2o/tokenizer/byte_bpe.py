@@ -6,12 +6,10 @@ are built up by merging the pair of lowest rank, until no pair is left.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
 
-from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer.base import Tokenizer
+from edgeh2o.tokenizer.bpe import build_merger
 from edgeh2o.tokenizer.pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
 from edgeh2o.tokenizer.special_tokens import Fragment
 from edgeh2o.tokenizer.vocabulary import (
@@ -21,11 +19,6 @@ from edgeh2o.tokenizer.vocabulary import (
     read_string_list,
     read_vocabulary,
 )
-
-if TYPE_CHECKING:
-    import tokenizers
-
-_logger = logging.getLogger(__name__)
 
 
 def _list_byte_characters() -> list[str]:
@@ -70,12 +63,15 @@ class ByteBpeTokenizer(Tokenizer):
         ids: Mapping[str, int] = vocabulary.ids
         if any(character not in ids for character in _BYTE_CHARACTERS):
             self._dropped_id = len(vocabulary)
-        self._pipeline = _build_pipeline(ids, merges, rule, dropped_id=self._dropped_id)
+        self._pipeline = build_merger(
+            ids, merges, unknown_id=self._dropped_id, ignore_merges=rule.ignore_merges
+        )
+        self._pipeline.pre_tokenizer = rule.build()
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, object]) -> ByteBpeTokenizer:
+    def from_metadata(cls, metadata: Mapping[str, object], *, pre_name: str) -> ByteBpeTokenizer:
         """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
-        rule = find_pre_tokenizer(_read_pre_name(metadata))
+        rule = find_pre_tokenizer(pre_name)
         vocabulary = read_vocabulary(metadata)
         merges = read_string_list(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, metadata, merges=merges, rule=rule)
@@ -102,66 +98,3 @@ class ByteBpeTokenizer(Tokenizer):
         if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
             return b""
         return text.encode("utf-8")
-
-
-def _read_pre_name(metadata: Mapping[str, object]) -> str:
-    name = metadata.get("tokenizer.ggml.pre", "")
-    if not isinstance(name, str):
-        raise FormatError(f"tokenizer.ggml.pre must be a string, not {type(name).__name__}")
-    if not name:
-        _logger.warning(
-            "the file does not name its pre-tokenizer (tokenizer.ggml.pre); using 'default', "
-            "which may give poorer answers. Convert the model again with a newer converter"
-        )
-        return "default"
-    return name
-
-
-def _build_pipeline(
-    ids: Mapping[str, int],
-    merges: Sequence[str],
-    rule: PreTokenizer,
-    *,
-    dropped_id: int | None,
-) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, models
-
-    # The library panics over a merge that makes a text longer than any of the vocabulary.
-    longest = max(len(text.encode("utf-8")) for text in ids)
-    if len(set(merges)) != len(merges) or any(
-        len(merge.encode("utf-8", "surrogatepass")) - 1 > longest for merge in merges
-    ):
-        _check_merges(ids, merges)
-    vocab = dict(ids)
-    unknown = None
-    if dropped_id is not None:
-        unknown = "\0"
-        while unknown in vocab:
-            unknown += "\0"
-        vocab[unknown] = dropped_id
-    # BPE refuses what is not a pair of known texts; the checks then say which entry it is.
-    pairs = cast("list[tuple[str, str]]", [tuple(merge.split(" ")) for merge in merges])
-    try:
-        bpe = models.BPE(vocab, pairs, unk_token=unknown, ignore_merges=rule.ignore_merges)
-    except Exception as error:
-        _check_merges(ids, merges)
-        raise FormatError(f"the vocabulary cannot be used: {error}") from error
-    pipeline = Tokenizer(bpe)
-    pipeline.pre_tokenizer = rule.build()
-    return pipeline
-
-
-def _check_merges(ids: Mapping[str, int], merges: Sequence[str]) -> None:
-    """Raise ``FormatError`` that names the first malformed merge, if there is one."""
-    key = "tokenizer.ggml.merges"
-    first: dict[str, int] = {}
-    for i, merge in enumerate(merges):
-        shown = repr(merge[:80])
-        parts = merge.split(" ")
-        if len(parts) != 2 or not all(parts):
-            raise FormatError(f"{key}[{i}] is {shown}; a merge is two token texts and one space")
-        for text in (*parts, "".join(parts)):
-            if text not in ids:
-                raise FormatError(f"{key}[{i}] is {shown}, but the vocabulary has no {text[:40]!r}")
-        if first.setdefault(merge, i) != i:
-            raise FormatError(f"{key}[{i}] repeats entry {first[merge]}: {shown}")

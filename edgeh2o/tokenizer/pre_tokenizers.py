@@ -261,14 +261,11 @@ _RULES = (
     ),
 )
 
-# Rules of vocabularies on raw UTF-8, not on byte characters.
-_NOT_SUPPORTED = frozenset(("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace"))
-
 _BY_NAME = {rule.name: rule for rules in _RULES for rule in rules}
 
 
 def pre_tokenizer_names() -> list[str]:
-    """Return every supported value of ``tokenizer.ggml.pre``, sorted."""
+    """Return every value of ``tokenizer.ggml.pre`` that has a rule here, sorted."""
     return sorted(_BY_NAME)
 
 
@@ -277,8 +274,11 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
     rule = _BY_NAME.get(name)
     if rule is not None:
         return rule
-    if name in _NOT_SUPPORTED:
-        raise FormatError(f"the pre-tokenizer '{name}' (tokenizer.ggml.pre) is not supported yet")
+    if name == "whitespace":
+        raise FormatError(
+            "the pre-tokenizer 'whitespace' (tokenizer.ggml.pre) is of models for embeddings, "
+            "which edgeh2o does not run"
+        )
     raise FormatError(
         f"unknown pre-tokenizer '{name}' (tokenizer.ggml.pre); the token ids would be a guess. "
         "Use a file of a supported model family or a newer edgeh2o"

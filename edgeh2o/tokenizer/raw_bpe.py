@@ -1,0 +1,137 @@
+"""BPE on raw UTF-8: the merges of byte-level BPE with the characters of SentencePiece.
+
+The text is cut at line ends only, blanks are written as U+2581, and a character that is no token
+becomes the tokens ``<0x00>`` to ``<0xFF>`` of its bytes, as far as the vocabulary has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgeh2o.tokenizer.base import Tokenizer
+from edgeh2o.tokenizer.bpe import build_merger
+from edgeh2o.tokenizer.special_tokens import Fragment
+from edgeh2o.tokenizer.vocabulary import (
+    TokenType,
+    Vocabulary,
+    parse_byte_token,
+    read_string_list,
+    read_vocabulary,
+)
+
+_BLANK = "\u2581"
+_LINES = re.compile(r"[^\n]+|\n+")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RawRule:
+    """What a family of models wants.
+
+    ``takes_line_ends_whole``: a run of line ends that is a token stays one, whatever the merges
+    say. ``always_adds_bos``: even where the file says no, as published files of the family do.
+    """
+
+    name: str
+    takes_line_ends_whole: bool = False
+    always_adds_bos: bool = False
+
+
+RAW_RULES = {
+    rule.name: rule
+    for rule in (
+        RawRule("gemma4", takes_line_ends_whole=True, always_adds_bos=True),
+        RawRule("granite-embed-multi-311m", takes_line_ends_whole=True, always_adds_bos=True),
+        RawRule("sarvam-moe"),
+    )
+}
+
+
+class RawBpeTokenizer(Tokenizer):
+    """BPE on raw UTF-8 (``tokenizer.ggml.pre`` of ``RAW_RULES``)."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        metadata: Mapping[str, object],
+        *,
+        model_name: str,
+        merges: Sequence[str],
+        rule: RawRule,
+    ) -> None:
+        """``merges`` are "left right" pairs of token texts, the first merged first."""
+        super().__init__(
+            vocabulary,
+            metadata,
+            model_name=model_name,
+            pre_name=rule.name,
+            default_add_bos=rule.always_adds_bos,
+        )
+        if rule.always_adds_bos and not self.add_bos and self.bos_id is not None:
+            _logger.warning("the file asks for no BOS token, but '%s' needs one", rule.name)
+            self.add_bos = True
+        self._rule = rule
+        self._unknown_id = len(vocabulary)
+        self._merger = build_merger(vocabulary.ids, merges, unknown_id=self._unknown_id)
+        self._byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, object], *, model_name: str, pre_name: str
+    ) -> RawBpeTokenizer:
+        """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
+        return cls(
+            read_vocabulary(metadata),
+            metadata,
+            model_name=model_name,
+            merges=read_string_list(metadata, "tokenizer.ggml.merges"),
+            rule=RAW_RULES[pre_name],
+        )
+
+    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
+        ids: list[int] = []
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                ids.append(fragment)
+                continue
+            for word in _LINES.findall(fragment.replace(" ", _BLANK)):
+                ids += self._encode_word(word)
+        return ids
+
+    def _encode_word(self, word: str) -> list[int]:
+        if self._rule.takes_line_ends_whole and word[0] == "\n":
+            whole = self._vocabulary.ids.get(word)
+            if whole is not None:
+                return [whole]
+        encoding = self._merger.encode(word, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self._unknown_id not in ids:
+            return ids
+        return list(self._spell_out(word, ids, encoding.offsets))
+
+    def _spell_out(
+        self, word: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+    ) -> Iterator[int]:
+        """The ids with the byte tokens of what is unknown; bytes without a token vanish."""
+        for token_id, (start, end) in zip(ids, offsets, strict=True):
+            if token_id != self._unknown_id:
+                yield token_id
+                continue
+            for byte in word[start:end].encode("utf-8"):
+                byte_id = self._byte_ids[byte]
+                if byte_id is not None:
+                    yield byte_id
+
+    def _spell(self, token_id: int, kind: int) -> bytes:
+        text = self._vocabulary.tokens[token_id]
+        if kind == TokenType.NORMAL:
+            return text.replace(_BLANK, " ").encode("utf-8")
+        if kind == TokenType.BYTE:
+            return bytes([parse_byte_token(text, token_id)])
+        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
+            return b""
+        return text.encode("utf-8")
