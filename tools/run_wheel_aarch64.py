@@ -134,7 +134,7 @@ def check_refusal(python: EmulatedPython) -> None:
 def run_tests(python: EmulatedPython, processor: str, tests: Sequence[str], out: Path) -> None:
     """pytest on the installed package; the tests come from this repository."""
     command = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-x"]
+    command += ["--import-mode=importlib", "-p", "no:cacheprovider"]
     folders = [str(ROOT / test) for test in tests]
     paths = f"{python.site}{os.pathsep}{ROOT}"
     step = os.environ.get("EDGEH2O_TEST_STEP", "1")

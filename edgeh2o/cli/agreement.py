@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from .evaluation_options import (
     add_context_option,
-    add_output_option,
+    add_evaluation_options,
     add_text_option,
     print_results,
 )
-from .model_options import (
-    add_model_argument,
-    add_model_options,
-    add_verbosity_options,
-    open_model,
-    read_model_options,
-)
+from .model_options import add_model_argument, open_model, read_model_options
 from .prompt import read_text
 
+HELP = "compare greedy texts after sparse and dense prefill"
+DESCRIPTION = (
+    "Read windows of a text sparsely and densely, decode greedily after each and "
+    "compare the texts, and the distributions of the first token. A second dense prefill in "
+    "other chunks shows how much of the difference is rounding."
+)
 
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the subparsers of the main parser."""
-    parser = verbs.add_parser(
-        "agreement",
-        help="compare greedy texts after sparse and dense prefill",
-        description="Read windows of a text sparsely and densely, decode greedily after each and "
-        "compare the texts, and the distributions of the first token. A second dense prefill in "
-        "other chunks shows how much of the difference is rounding.",
-        allow_abbrev=False,
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_text_option(parser)
     add_context_option(parser)
@@ -44,11 +36,7 @@ def add_parser(verbs: Any) -> None:
         default=100,
         help="tokens to decode after every prompt (default: 100)",
     )
-    add_model_options(parser)
-    output = parser.add_argument_group("output")
-    add_output_option(output)
-    add_verbosity_options(output)
-    parser.set_defaults(execute=execute)
+    add_evaluation_options(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -59,7 +47,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation.agreement import evaluate_agreement
     from ..evaluation.windows import choose_context
 
-    with open_model(options, quiet=args.quiet, verbose=args.verbose) as (llm, bars):
+    with open_model(options) as (llm, bars):
         report = evaluate_agreement(
             llm,
             text,
