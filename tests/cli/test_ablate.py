@@ -13,31 +13,23 @@ from edgeh2o import H2OConfig, UsageError
 from edgeh2o.cli.ablate import parse_grid
 from edgeh2o.cli.main import main
 from edgeh2o.cli.options import parse_value
+from tests.cli.conftest import ExpectUsageError
 from tests.evaluation.pictures import png_size
-from tests.tiny_models import TinyModelFactory
 
-TEXT = "the thing is that the art is there and the hen is in the pen " * 12
 SIZES = ["--ctx", "96", "--skip", "16", "-b", "32", "-ub", "16"]
 ATTENTION = ["--h2o-local", "4", "--h2o-heavy", "4"]
 
 
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
-
-
-def _run(model: str, folder: Path, *options: str) -> int:
-    text = folder / "text.txt"
-    text.write_text(TEXT)
-    paths = ["-f", str(text), "--folder", str(folder / "results")]
+def _run(model: str, text: str, folder: Path, *options: str) -> int:
+    paths = ["-f", text, "--folder", str(folder / "results")]
     return main(["ablate", model, *paths, *SIZES, *ATTENTION, *options])
 
 
 def test_writes_the_table_and_the_picture(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = ["--grid", "heavy=2,6", "--grid", "chunk-size=16, 32"]
-    assert _run(model, tmp_path, *grid, "-o", "csv") == 0
+    assert _run(model, text, tmp_path, *grid, "-o", "csv") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     table = (tmp_path / "results" / "perplexity_ablation.csv").read_text()
@@ -53,9 +45,9 @@ def test_writes_the_table_and_the_picture(
 
 
 def test_no_plot_writes_the_table_alone(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(model, tmp_path, "--grid", "local=2", "--no-plot", "-o", "json") == 0
+    assert _run(model, text, tmp_path, "--grid", "local=2", "--no-plot", "-o", "json") == 0
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["perplexity_ablation.csv"]
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["values"] == {"local": 2}
@@ -99,13 +91,10 @@ def test_values_of_another_type_are_refused(type_name: str, text: str) -> None:
 )
 def test_wrong_usage_is_one_line(
     model: str,
+    text: str,
     options: list[str],
     message: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    expect_usage_error: ExpectUsageError,
 ) -> None:
-    assert _run(model, tmp_path, *options) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    expect_usage_error(_run(model, text, tmp_path, *options), message)

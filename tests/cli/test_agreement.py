@@ -5,23 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 
 from edgeh2o.cli.main import main
-from tests.tiny_models import TinyModelFactory
+from tests.cli.conftest import ExpectUsageError
 
-TEXT = "the thing is that the art is there and the hen is in the pen " * 12
 SIZES = ["--ctx", "96", "--prompts", "2", "--tokens", "5", "-b", "32", "-ub", "16"]
 ATTENTION = ["--h2o-local", "4", "--h2o-heavy", "4"]
 
 
 @pytest.fixture
-def arguments(tiny_model: TinyModelFactory, tmp_path: Path) -> list[str]:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return ["agreement", str(tiny_model(tensor_type="Q4_0")), "-f", str(path), *SIZES, *ATTENTION]
+def arguments(model: str, text: str) -> list[str]:
+    return ["agreement", model, "-f", text, *SIZES, *ATTENTION]
 
 
 def test_every_format_has_every_prompt(
@@ -49,10 +45,6 @@ def test_every_format_has_every_prompt(
     ],
 )
 def test_errors_are_one_line(
-    arguments: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], options: list[str], message: str, expect_usage_error: ExpectUsageError
 ) -> None:
-    assert main([*arguments, *options]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    expect_usage_error(main([*arguments, *options]), message)

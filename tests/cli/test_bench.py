@@ -11,17 +11,12 @@ import pytest
 
 from edgeh2o import __version__
 from edgeh2o.cli.main import main
+from tests.cli.conftest import ExpectUsageError
 from tests.evaluation.pictures import png_size
-from tests.tiny_models import TinyModelFactory
 
 SIZES = ["-p", "32,80", "-n", "3", "-r", "2", "-b", "32", "-ub", "16"]
 ATTENTION = ["--h2o-local", "4", "--h2o-heavy", "4"]
 LLAMA_BENCH = "n_threads,flash_attn,n_prompt,n_gen,avg_ts\n2,0,64,0,100\n"
-
-
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
 
 
 def _run(model: str, *options: str) -> int:
@@ -102,13 +97,9 @@ def test_wrong_usage_is_one_line(
     options: list[str],
     message: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    expect_usage_error: ExpectUsageError,
 ) -> None:
     file = tmp_path / "llama.csv"
     file.write_text(LLAMA_BENCH)
     names = {"{folder}": str(tmp_path), "{file}": str(file)}
-    assert _run(model, *(names.get(option, option) for option in options)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    expect_usage_error(_run(model, *(names.get(option, option) for option in options)), message)

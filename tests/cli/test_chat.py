@@ -24,11 +24,6 @@ SHORT = ["--temp", "0", "--ignore-eos", "-n", "5", "-ub", "16", "-b", "64", "--h
 SHORT += ["--h2o-heavy", "4"]
 
 
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
-
-
 def _run(model: str, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     assert main(["run", model, "--json", *SHORT, *options]) == 0
     values: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -8,28 +8,20 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.cli.main import main
-from tests.tiny_models import TinyModelFactory
+from tests.cli.conftest import ExpectUsageError
 
-TEXT = "the thing is that the art is there and the hen is in the pen " * 12
 SIZES = ["--ctx", "96", "-b", "32", "-ub", "16", "--h2o-local", "4", "--h2o-heavy", "4"]
 
 
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
-
-
-def _run(model: str, folder: Path, *options: str) -> int:
-    text = folder / "text.txt"
-    text.write_text(TEXT)
-    paths = ["-f", str(text), "--folder", str(folder / "maps")]
+def _run(model: str, text: str, folder: Path, *options: str) -> int:
+    paths = ["-f", text, "--folder", str(folder / "maps")]
     return main(["heatmap", model, *paths, *SIZES, *options])
 
 
 def test_pictures_in_the_folder_and_the_summary_on_stdout(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(model, tmp_path, "--layers", "0,2", "-o", "json") == 0
+    assert _run(model, text, tmp_path, "--layers", "0,2", "-o", "json") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     report = json.loads(captured.out)
@@ -49,13 +41,10 @@ def test_pictures_in_the_folder_and_the_summary_on_stdout(
 )
 def test_wrong_usage_is_one_line(
     model: str,
+    text: str,
     options: list[str],
     message: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    expect_usage_error: ExpectUsageError,
 ) -> None:
-    assert _run(model, tmp_path, *options) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    expect_usage_error(_run(model, text, tmp_path, *options), message)

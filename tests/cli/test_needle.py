@@ -12,16 +12,11 @@ import pytest
 
 from edgeh2o.cli.main import main
 from edgeh2o.evaluation import figures
+from tests.cli.conftest import ExpectUsageError
 from tests.evaluation.pictures import png_size
-from tests.tiny_models import TinyModelFactory
 
 SIZES = ["--lengths", "300", "--depths", "0.2,0.8", "--places", "start,end"]
 CHUNKS = ["-b", "64", "-ub", "32", "--h2o-local", "4", "--h2o-heavy", "4"]
-
-
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
 
 
 def _run(model: str, *options: str) -> int:
@@ -73,13 +68,9 @@ def test_the_plot_is_a_png(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_wrong_usage_is_one_line(
-    model: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    model: str, options: list[str], message: str, expect_usage_error: ExpectUsageError
 ) -> None:
-    assert _run(model, *options) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    expect_usage_error(_run(model, *options), message)
 
 
 def test_a_missing_matplotlib_is_found_before_any_work(

@@ -5,28 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 
 from edgeh2o.cli.main import main
-from tests.tiny_models import TinyModelFactory
+from tests.cli.conftest import ExpectUsageError
 
-TEXT = "the thing is that the art is there and the hen is in the pen " * 12
 SIZES = ["--ctx", "96", "--windows", "2", "--skip", "16", "-b", "32", "-ub", "16"]
 ATTENTION = ["--h2o-local", "4", "--h2o-heavy", "4"]
-
-
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return str(path)
 
 
 def _run(model: str, text: str, *options: str) -> int:
@@ -73,11 +59,6 @@ def test_csv_and_json_agree(model: str, text: str, capsys: pytest.CaptureFixture
     ],
 )
 def test_errors_are_one_line(
-    model: str, text: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    model: str, text: str, options: list[str], message: str, expect_usage_error: ExpectUsageError
 ) -> None:
-    assert _run(model, text, *options) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("edgeh2o: error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    expect_usage_error(_run(model, text, *options), message)

@@ -19,7 +19,6 @@ from edgeh2o.cli.main import main
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.runners.native import NativeModelFile
 from edgeh2o.tokenizer import build_tokenizer
-from tests.tiny_models import TinyModelFactory
 
 PROMPT = "the thing is that the art is there"
 JSON_FIELDS = {
@@ -38,11 +37,6 @@ JSON_FIELDS = {
     "isa",
     "threads",
 }
-
-
-@pytest.fixture
-def model(tiny_model: TinyModelFactory) -> str:
-    return str(tiny_model(tensor_type="Q4_0"))
 
 
 @pytest.fixture
