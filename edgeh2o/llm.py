@@ -33,7 +33,7 @@ from .tokenizer.chat_template import ChatTemplate, Message, read_chat_template
 
 if TYPE_CHECKING:
     from .runners.base import Runner
-    from .runners.native import NativeModel
+    from .runners.opening import LoadedModel
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -41,9 +41,10 @@ OnProgress = Callable[[str, int, int], None]
 class LLM:
     """A loaded model that answers one prompt at a time.
 
-    ``model`` is the path of a GGUF file or the name of a known model, which is fetched when it is
-    missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
-    ``DenseConfig``, or a mapping such as ``{"algorithm": "h2o", "local": 256}``.
+    ``model`` is the path of a GGUF file or of the folder of an ONNX model, or the name of a known
+    model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
+    ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, or a mapping such as
+    ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type`` and ``check_tensors`` are those of
     ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
     (jinja2) takes the place of the model's own. ``on_progress(stage, done, total)`` is called in
@@ -104,7 +105,7 @@ class LLM:
         self.model_path = path
         self._runtime = runtime
         self._weight_bytes = weights.weight_bytes
-        self._model: NativeModel | None = weights
+        self._model: LoadedModel | None = weights
         self._cache: PromptCache | None = PromptCache(
             Session(weights, attention=attention, prefill=prefill, runtime=runtime),
             weights.tokenizer,
@@ -139,7 +140,7 @@ class LLM:
         return self._runtime.cache_type
 
     @property
-    def model(self) -> NativeModel:
+    def model(self) -> LoadedModel:
         """The loaded weights, for tools that start runners of their own."""
         return self._require_open()
 
@@ -364,7 +365,7 @@ class LLM:
         self._cache = None
         self._model = None
 
-    def _require_open(self) -> NativeModel:
+    def _require_open(self) -> LoadedModel:
         if self._model is None:
             raise UsageError("the model is closed; load it again")
         return self._model

@@ -11,7 +11,7 @@ from ..config import PrefillConfig, RuntimeConfig
 from .session import MIN_DEFAULT_CONTEXT, plan_shape, require_fit, warn_beyond_training
 
 if TYPE_CHECKING:
-    from ..runners.native import NativeModel
+    from ..runners.opening import LoadedModel
 
 
 def load_model(
@@ -21,24 +21,24 @@ def load_model(
     prefill: PrefillConfig,
     runtime: RuntimeConfig,
     on_bytes: Callable[[int, int], None] | None = None,
-) -> NativeModel:
-    """The packed weights of a file and its tokenizer.
+) -> LoadedModel:
+    """The weights of a model file or folder, and its tokenizer.
 
     The context that ``runtime`` asks for, or the least of a prompt, must fit in memory with the
     weights. ``on_bytes(done, total)`` counts bytes of the file. Raises FormatError for a bad file,
     UsageError for options that do not fit the model, ResourceError before anything large is
     allocated.
     """
-    from ..runners.native import NativeModelFile, estimate_session_bytes
+    from ..runners.opening import open_model
 
-    with NativeModelFile(path) as file:
+    with open_model(path) as file:
         trained = file.config.context_length
         least_context = min(MIN_DEFAULT_CONTEXT, trained)
         if runtime.context_size is not None:
             least_context = runtime.context_size or trained
         require_fit(
             plan_shape(least_context, attention, prefill, runtime),
-            lambda shape: estimate_session_bytes(file.config, attention, shape),
+            lambda shape: file.estimate_session_bytes(attention, shape),
             weight_bytes=file.n_weight_bytes,
         )
         warn_beyond_training(runtime.context_size, trained)

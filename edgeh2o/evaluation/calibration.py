@@ -14,6 +14,7 @@ from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
+from ..runners.native import NativeModel
 from .comparison import WindowComparer
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def calibrate(
             f"calibration needs windows of at least {_MIN_LENGTH} tokens, got {length}; "
             "use a larger --length"
         )
+    model = llm.model
+    if not isinstance(model, NativeModel):
+        raise UsageError(
+            "calibration needs the model as a GGUF file; ONNX models that `edgeh2o export-onnx` "
+            "made of it use its table, others take it with --budget-table"
+        )
     windows = [_first_tokens(llm, text, length) for text in texts or calibration_texts()]
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(measured_budgets) + 1)
@@ -70,7 +77,7 @@ def calibrate(
         if on_progress is not None:
             on_progress("calibrate", done, n_steps)
 
-    measured = [measure_head_errors(llm.model, window, on_layer=advance) for window in windows]
+    measured = [measure_head_errors(model, window, on_layer=advance) for window in windows]
     errors = np.mean([result.errors for result in measured], axis=0)
     table = BudgetTable(
         model=llm.model_path.name,

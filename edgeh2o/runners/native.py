@@ -65,6 +65,12 @@ class NativeModelFile:
     ) -> None:
         self._gguf.close()
 
+    def estimate_session_bytes(
+        self, attention: SparseAttentionConfig, shape: SessionShape
+    ) -> Mapping[str, int]:
+        """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
+        return estimate_session_bytes(self.config, attention, shape)
+
     def load(self, *, check_tensors: bool = False, on_bytes: OnBytes | None = None) -> NativeModel:
         """Packs every tensor for the active instruction set.
 

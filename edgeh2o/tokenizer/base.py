@@ -59,6 +59,11 @@ class Tokenizer(ABC):
         )
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """Token texts and types."""
+        return self._vocabulary
+
+    @property
     def vocab_size(self) -> int:
         """Number of token ids."""
         return len(self._vocabulary)

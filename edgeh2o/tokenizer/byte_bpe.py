@@ -6,7 +6,9 @@ are built up by merging the pair of lowest rank, until no pair is left.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edgeh2o.tokenizer.base import Tokenizer
 from edgeh2o.tokenizer.bpe import build_merger
@@ -19,6 +21,9 @@ from edgeh2o.tokenizer.vocabulary import (
     read_string_list,
     read_vocabulary,
 )
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Pipeline
 
 
 def _list_byte_characters() -> list[str]:
@@ -35,6 +40,11 @@ _BYTE_OF = {character: bytes([byte]) for byte, character in enumerate(_BYTE_CHAR
 def to_byte_characters(data: bytes) -> str:
     """Return ``data`` as the vocabulary writes it, one printable character per byte."""
     return "".join(map(_BYTE_CHARACTERS.__getitem__, data))
+
+
+def spell_byte_characters(text: str) -> bytes:
+    """Return the bytes that ``text`` stands for; other characters stand for themselves."""
+    return b"".join(_BYTE_OF.get(c) or c.encode("utf-8") for c in text)
 
 
 class ByteBpeTokenizer(Tokenizer):
@@ -76,6 +86,16 @@ class ByteBpeTokenizer(Tokenizer):
         merges = read_string_list(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, metadata, merges=merges, rule=rule)
 
+    def copy_pipeline(self) -> Pipeline:
+        """Return a copy of the library's tokenizer, without special tokens and decoder."""
+        from tokenizers import Tokenizer as Pipeline
+
+        document = json.loads(self._pipeline.to_str())
+        vocab = document["model"]["vocab"]
+        document["model"]["vocab"] = {t: i for t, i in vocab.items() if i != self._dropped_id}
+        document["model"]["unk_token"] = None
+        return Pipeline.from_str(json.dumps(document))
+
     def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
         encode = self._pipeline.encode
         ids: list[int] = []
@@ -92,7 +112,7 @@ class ByteBpeTokenizer(Tokenizer):
     def _spell(self, token_id: int, kind: int) -> bytes:
         text = self._vocabulary.tokens[token_id]
         if kind == TokenType.NORMAL:
-            return b"".join(_BYTE_OF.get(c) or c.encode("utf-8") for c in text)
+            return spell_byte_characters(text)
         if kind == TokenType.BYTE:
             return bytes([parse_byte_token(text, token_id)])
         if kind in (TokenType.UNUSED, TokenType.UNDEFINED):

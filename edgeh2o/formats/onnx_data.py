@@ -1,0 +1,249 @@
+"""The bytes of ONNX tensors: checked before anybody uses them, mapped instead of read.
+
+An ONNX file names the files of its weights. onnxruntime follows such names out of the folder (1.23,
+the newest for Python 3.10, follows `..`, absolute paths and links), so they are opened here, one
+path component after the other, and only mapped memory is handed on.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError, ResourceError
+from .metadata import quote
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import TensorProto
+
+MAX_ELEMENTS = 2**40
+_CURE = "the file is damaged or was made to do harm; fetch the model again from its publisher"
+
+# Bits per element of TensorProto.DataType; strings and complex numbers have no place in a decoder.
+_BITS = {
+    1: 32,  # FLOAT
+    2: 8,  # UINT8
+    3: 8,  # INT8
+    4: 16,  # UINT16
+    5: 16,  # INT16
+    6: 32,  # INT32
+    7: 64,  # INT64
+    9: 8,  # BOOL
+    10: 16,  # FLOAT16
+    11: 64,  # DOUBLE
+    12: 32,  # UINT32
+    13: 64,  # UINT64
+    16: 16,  # BFLOAT16
+    17: 8,  # FLOAT8E4M3FN
+    18: 8,  # FLOAT8E4M3FNUZ
+    19: 8,  # FLOAT8E5M2
+    20: 8,  # FLOAT8E5M2FNUZ
+    21: 4,  # UINT4
+    22: 4,  # INT4
+}
+# Types that NumPy has.
+_DTYPES = {
+    1: "<f4",
+    2: "u1",
+    3: "i1",
+    4: "<u2",
+    5: "<i2",
+    6: "<i4",
+    7: "<i8",
+    9: "?",
+    10: "<f2",
+    11: "<f8",
+    12: "<u4",
+    13: "<u8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTensor:
+    """A constant of the graph: its element type (TensorProto.DataType), shape and bytes."""
+
+    name: str
+    elem_type: int
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def has_dtype(self) -> bool:
+        """Whether NumPy has the type."""
+        return self.elem_type in _DTYPES
+
+    def array(self) -> NDArray[Any]:
+        """A read-only view in the shape of the tensor. Raises FormatError for a type unlike any."""
+        import numpy as np
+
+        dtype = _DTYPES.get(self.elem_type)
+        if dtype is None:
+            raise FormatError(
+                f"tensor {quote(self.name)} is of element type {self.elem_type}, which cannot be "
+                "read here; export the model with float or MatMulNBits weights"
+            )
+        return np.frombuffer(self.data, dtype).reshape(self.shape)
+
+
+class ExternalFiles:
+    """Maps the weight files of one model, all inside its folder.
+
+    Raises FormatError for a name that leads elsewhere, ResourceError for what cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: dict[str, memoryview] = {}
+        self._ranges: dict[str, dict[tuple[int, int], str]] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all files that were opened."""
+        return sum(map(len, self._maps.values()))
+
+    def read(self, tensor: TensorProto) -> memoryview:
+        """The bytes of a tensor whose data lies in another file."""
+        entries = _read_entries(tensor)
+        location = entries.get("location", "")
+        expected = tensor_bytes(tensor)
+        offset = _read_count(tensor, entries, "offset", default=0)
+        length = _read_count(tensor, entries, "length", default=expected)
+        if length != expected:
+            raise FormatError(
+                f"tensor {quote(tensor.name)} needs {expected} bytes by its shape and type, but "
+                f"its external data has length {length}; {_CURE}"
+            )
+        data = self._map(location, tensor.name)
+        if offset + length > len(data):
+            raise FormatError(
+                f"tensor {quote(tensor.name)} ends at byte {offset + length} of "
+                f"{quote(location)}, which has {len(data)}; the file is incomplete, fetch it again"
+            )
+        self._ranges.setdefault(location, {}).setdefault((offset, length), tensor.name)
+        return data[offset : offset + length]
+
+    def check_overlaps(self) -> None:
+        """Refuses tensors that share a part of their bytes; the same bytes may serve several."""
+        for location, ranges in self._ranges.items():
+            end, before = 0, ""
+            for (offset, length), name in sorted(ranges.items()):
+                if offset < end and length:
+                    raise FormatError(
+                        f"tensors {quote(before)} and {quote(name)} overlap in "
+                        f"{quote(location)}; {_CURE}"
+                    )
+                end, before = max(end, offset + length), name
+
+    def _map(self, location: str, tensor: str) -> memoryview:
+        if location not in self._maps:
+            try:
+                descriptor = _open_inside(self._folder, location, tensor)
+            except OSError as error:
+                raise ResourceError(
+                    f"the weights of tensor {quote(tensor)} are in {quote(location)} beside the "
+                    f"model, which cannot be read: {error.strerror}; fetch that file too"
+                ) from None
+            try:
+                self._maps[location] = map_descriptor(descriptor)
+            finally:
+                os.close(descriptor)
+        return self._maps[location]
+
+
+def map_descriptor(descriptor: int) -> memoryview:
+    """The whole of an open file, read-only; empty for an empty one."""
+    if os.fstat(descriptor).st_size == 0:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """Bytes of a tensor by its type and shape. Raises FormatError if it can have none."""
+    bits = _BITS.get(tensor.data_type)
+    if bits is None:
+        raise FormatError(
+            f"tensor {quote(tensor.name)} is of element type {tensor.data_type}, which no weight "
+            "has; export the model again"
+        )
+    n_elements = math.prod(tensor.dims)
+    if any(dim < 0 for dim in tensor.dims) or n_elements > MAX_ELEMENTS:
+        raise FormatError(f"tensor {quote(tensor.name)} has shape {list(tensor.dims)}; {_CURE}")
+    return int(-(-n_elements * bits // 8))
+
+
+def _read_entries(tensor: TensorProto) -> Mapping[str, str]:
+    entries: dict[str, str] = {}
+    for entry in tensor.external_data:
+        if entry.key in entries:
+            raise FormatError(
+                f"tensor {quote(tensor.name)} gives {quote(entry.key)} of its external data "
+                f"twice; {_CURE}"
+            )
+        entries[entry.key] = entry.value
+    return entries
+
+
+def _read_count(tensor: TensorProto, entries: Mapping[str, str], key: str, *, default: int) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise FormatError(
+            f"the {key} of the external data of tensor {quote(tensor.name)} is "
+            f"{quote(text)}, which is no number of bytes; {_CURE}"
+        )
+    return int(text)
+
+
+def _open_inside(folder: Path, location: str, tensor: str) -> int:
+    """Opens a file below ``folder`` without following links; the caller closes it."""
+    parts = location.split("/")
+    if (
+        not location
+        or "\0" in location
+        or "\\" in location
+        or "*" in location  # onnxruntime's mark for an address in memory
+        or ":" in location
+        or any(part in ("", ".", "..") for part in parts)
+    ):
+        raise FormatError(
+            f"tensor {quote(tensor)} has its data in {quote(location)}, which is not the name of "
+            f"a file in the model's folder; {_CURE}"
+        )
+    no_follow = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    at = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for i, part in enumerate(parts):
+            info = os.stat(part, dir_fd=at, follow_symlinks=False)
+            if stat.S_ISLNK(info.st_mode):
+                raise _link_error(tensor, location, "a symbolic link")
+            is_last = i == len(parts) - 1
+            inner = os.open(part, no_follow | (0 if is_last else os.O_DIRECTORY), dir_fd=at)
+            os.close(at)
+            at = inner
+        info = os.fstat(at)
+        if not stat.S_ISREG(info.st_mode):
+            raise FormatError(
+                f"tensor {quote(tensor)} has its data in {quote(location)}, which is not a "
+                f"regular file; {_CURE}"
+            )
+        if info.st_nlink > 1:
+            raise _link_error(tensor, location, "a file with several names (hard links)")
+        return at
+    except BaseException:
+        os.close(at)
+        raise
+
+
+def _link_error(tensor: str, location: str, what: str) -> FormatError:
+    return FormatError(
+        f"the weights of tensor {quote(tensor)} are in {quote(location)}, which is {what}: it may "
+        "lead to a file that is none of the model's; copy the model with 'cp -rL' and use the copy"
+    )

@@ -1,0 +1,231 @@
+"""Where the files of an ONNX model lie: the layouts of onnxruntime-genai and transformers.js.
+
+onnxruntime-genai: `genai_config.json`, the model file that it names, `tokenizer.json`.
+transformers.js and optimum: `config.json`, `tokenizer.json`, and model files there or in `onnx/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError, ResourceError, UsageError
+from .metadata import quote
+
+GENAI_CONFIG = "genai_config.json"
+MAX_JSON_BYTES = 16 * 2**20
+MAX_TOKENIZER_BYTES = 128 * 2**20
+# What a folder of several exports is taken to mean, the first that is there.
+_PREFERRED = ("model.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx")
+_INT_KEYS = {
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "head_size": "head_dim",
+    "head_dim": "head_dim",
+    "hidden_size": "model_dim",
+    "vocab_size": "vocab_size",
+    "context_length": "context_length",
+    "max_position_embeddings": "context_length",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxFolder:
+    """The files of one model and what its configuration says; sizes it lacks are left out."""
+
+    model_path: Path
+    architecture: str = "onnx"
+    config_name: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    bos: int | str | None = None
+    eos: int | str | None = None
+    more_eos: tuple[int, ...] = ()
+    tokenizer_json: str | None = None
+    chat_template: object = None
+
+
+def is_onnx(path: Path) -> bool:
+    """Whether a path is to be read as an ONNX model: a folder, or a file called ``.onnx``."""
+    return path.suffix == ".onnx" or os.path.isdir(path)
+
+
+def find_onnx_model(path: Path) -> OnnxFolder:
+    """Finds the files of a model from a folder, or from one of its ``.onnx`` files.
+
+    Raises FormatError for a configuration that is malformed or unsafe, UsageError for a folder
+    that leaves open which file is meant, ResourceError for what cannot be read.
+    """
+    folder = path if os.path.isdir(path) else path.parent
+    root = folder.parent if folder.name == "onnx" and not _has_settings(folder) else folder
+    if (root / GENAI_CONFIG).is_file():
+        return _read_genai(root, None if folder == path or root == path else path)
+    model_path = _choose_file(folder) if os.path.isdir(path) else path
+    return _read_transformers(root, model_path)
+
+
+def _has_settings(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (GENAI_CONFIG, "config.json"))
+
+
+def _read_genai(root: Path, model_path: Path | None) -> OnnxFolder:
+    config = read_json(root / GENAI_CONFIG)
+    model = _section(config, "model", GENAI_CONFIG)
+    decoder = _section(model, "decoder", GENAI_CONFIG)
+    filename = decoder.get("filename")
+    if not isinstance(filename, str) or not filename:
+        raise FormatError(
+            f"{root / GENAI_CONFIG} names no model file (model.decoder.filename); pipelines of "
+            "several models are not supported"
+        )
+    if "/" in filename or "\\" in filename or "\0" in filename or filename in (".", ".."):
+        raise FormatError(
+            f"{root / GENAI_CONFIG}: model.decoder.filename is {quote(filename)}, which is not "
+            "the name of a file in the folder; fetch the model again from its publisher"
+        )
+    kind = model.get("type", "onnx")
+    eos = _id_list(model.get("eos_token_id"), "model.eos_token_id")
+    return OnnxFolder(
+        model_path=model_path or root / filename,
+        architecture=kind if isinstance(kind, str) else "onnx",
+        config_name=GENAI_CONFIG,
+        sizes=_read_sizes({**model, **decoder}, GENAI_CONFIG),
+        bos=next(iter(_id_list(model.get("bos_token_id"), "model.bos_token_id")), None),
+        eos=eos[0] if eos else None,
+        more_eos=eos,
+        **_read_tokenizer_files(root),
+    )
+
+
+def _read_transformers(root: Path, model_path: Path) -> OnnxFolder:
+    name = "config.json"
+    config = read_json(root / name) if (root / name).is_file() else {}
+    files = _read_tokenizer_files(root)
+    settings = read_json_if_there(root / "tokenizer_config.json")
+    generation = read_json_if_there(root / "generation_config.json")
+    more = _id_list(config.get("eos_token_id"), "eos_token_id")
+    more += _id_list(generation.get("eos_token_id"), "eos_token_id")
+    kind = config.get("model_type", "onnx")
+    return OnnxFolder(
+        model_path=model_path,
+        architecture=kind if isinstance(kind, str) else "onnx",
+        config_name=name,
+        sizes=_read_sizes(config, name),
+        bos=_token_text(settings.get("bos_token")),
+        eos=_token_text(settings.get("eos_token")),
+        more_eos=more,
+        **files,
+    )
+
+
+def _choose_file(folder: Path) -> Path:
+    for place in (folder / "onnx", folder):
+        try:
+            names = sorted(entry.name for entry in os.scandir(place) if _is_model(entry.name))
+        except NotADirectoryError:
+            continue
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ResourceError(f"{place} cannot be read: {error.strerror}") from None
+        found = next((name for name in _PREFERRED if name in names), None)
+        if found is None and len(names) == 1:
+            found = names[0]
+        if found is not None:
+            return place / found
+        if names:
+            raise UsageError(
+                f"{place} holds several models ({', '.join(names)}); give the path of one of them"
+            )
+    raise UsageError(
+        f"{folder} holds no model: neither {GENAI_CONFIG} nor a .onnx file; give the path of a "
+        "GGUF file or of the folder of an ONNX model"
+    )
+
+
+def _is_model(name: str) -> bool:
+    return name.endswith(".onnx")
+
+
+def _read_sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
+    sizes = {}
+    for key, size in _INT_KEYS.items():
+        value = config.get(key)
+        if value is None:
+            continue
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise FormatError(f"{name}: {key} is {value!r:.40}, which is no size of a model")
+        sizes[size] = value
+    return sizes
+
+
+def _read_tokenizer_files(root: Path) -> dict[str, Any]:
+    path = root / "tokenizer.json"
+    settings = read_json_if_there(root / "tokenizer_config.json")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {item.get("name"): item for item in template if isinstance(item, dict)}
+        template = named.get("default", {}).get("template")
+    jinja = root / "chat_template.jinja"
+    if jinja.is_file():
+        template = _read_text(jinja, MAX_JSON_BYTES)
+    return {
+        "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
+        "chat_template": template,
+    }
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises FormatError for anything else."""
+    text = _read_text(path, MAX_JSON_BYTES)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} is not valid JSON: {error}; fetch it again") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path} holds no JSON object; fetch it again")
+    return value
+
+
+def _read_text(path: Path, limit: int) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
+                raise FormatError(f"{path} has {info.st_size} bytes, more than {limit}")
+            return file.read(limit).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is not UTF-8 text; fetch it again") from None
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _section(config: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
+    value = config.get(key)
+    if not isinstance(value, dict):
+        raise FormatError(f"{name} has no section {key!r}; fetch it again")
+    return value
+
+
+def _id_list(value: object, key: str) -> tuple[int, ...]:
+    values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(item) is int for item in values):
+        raise FormatError(f"{key} is {value!r:.60}, not a token id or a list of them")
+    return tuple(item for item in values if item >= 0)
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

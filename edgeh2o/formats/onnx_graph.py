@@ -1,0 +1,311 @@
+"""ONNX files as a graph: opened, checked, sorted. Nothing is computed and no weight is read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError, ResourceError, UsageError
+from .foreign_magic import PROBE_BYTES, describe_foreign_file
+from .metadata import quote
+from .onnx_data import ExternalFiles, OnnxTensor, map_descriptor, tensor_bytes
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+MAX_FILE_BYTES = 2**31 - 1
+MAX_NODES = 2**20
+INSTALL_HINT = "pip install 'edgeh2o[onnx]'"
+
+
+class OnnxGraph:
+    """The main graph of a model file: nodes in an order in which they can run, and its constants.
+
+    ``producers`` maps a value to the node that computes it. Raises FormatError for a file that
+    is damaged, unsafe or uses control flow, ResourceError for one that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        model, self.n_file_bytes = _parse(path)
+        try:
+            self._check_kind(model)
+            graph = model.graph
+            self.ir_version = model.ir_version
+            self.opsets: Mapping[str, int] = _read_opsets(model)
+            self.properties: Mapping[str, str] = {
+                item.key: item.value for item in model.metadata_props
+            }
+            self._files = ExternalFiles(path.parent)
+            self.tensors = self._read_tensors(graph.initializer)
+            self._files.check_overlaps()
+            self.inputs: Mapping[str, ValueInfoProto] = {
+                item.name: item for item in graph.input if item.name not in self.tensors
+            }
+            self._output_infos = {item.name: item for item in graph.output}
+            self.outputs = list(self._output_infos)
+            self.producers: dict[str, NodeProto] = {}
+            self._index(graph.node)
+            self.nodes: Sequence[NodeProto] = self._sort(graph.node)
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}") from None
+        except ResourceError as error:
+            raise ResourceError(f"{path}: {error}") from None
+
+    @property
+    def n_weight_bytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(len(tensor.data) for tensor in self.tensors.values())
+
+    def output_dims(self, name: str) -> list[int]:
+        """Declared dimensions of an output, 0 where they are open; empty if none are declared."""
+        info = self._output_infos.get(name)
+        if info is None:
+            return []
+        return [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+
+    def consumers(self, value: str) -> list[NodeProto]:
+        """The nodes that read ``value``."""
+        if not hasattr(self, "_consumers"):
+            self._consumers: dict[str, list[NodeProto]] = {}
+            for node in self.nodes:
+                for name in dict.fromkeys(node.input):
+                    self._consumers.setdefault(name, []).append(node)
+        return self._consumers.get(value, [])
+
+    def constant(self, name: str) -> OnnxTensor | None:
+        """The constant of that name: an initializer or the output of a Constant node."""
+        found = self.tensors.get(name)
+        if found is not None:
+            return found
+        node = self.producers.get(name)
+        if node is None or node.op_type != "Constant":
+            return None
+        return _read_constant(node)
+
+    def _check_kind(self, model: ModelProto) -> None:
+        graph = model.graph
+        if not graph.node:
+            raise FormatError("this is no ONNX model: its graph has no nodes")
+        if len(graph.node) > MAX_NODES:
+            raise FormatError(f"the graph has {len(graph.node)} nodes, more than {MAX_NODES}")
+        if graph.sparse_initializer:
+            raise FormatError("sparse constants are not supported; export the model again")
+        if model.functions:
+            raise FormatError(
+                f"the model has {len(model.functions)} functions of its own, such as "
+                f"{quote(model.functions[0].name)}; inline them with onnx.inliner and try again"
+            )
+        for node in graph.node:
+            if any(_has_graph(attribute) for attribute in node.attribute):
+                raise self._control_flow_error(node)
+
+    def _control_flow_error(self, node: NodeProto) -> FormatError:
+        if node.op_type == "If":
+            others = [
+                name
+                for name in ("decoder_with_past_model.onnx", "decoder_model.onnx", "model.onnx")
+                if (self.path.parent / name).is_file() and name != self.path.name
+            ]
+            cure = " or ".join(others) or "decoder_with_past_model.onnx of the same export"
+            return FormatError(
+                f"this is a merged export: node {quote(node.name)} (If) chooses between two "
+                f"decoders; use {cure} instead"
+            )
+        return FormatError(
+            f"node {quote(node.name)} ({node.op_type}) holds a graph of its own, which is not "
+            "supported; export the decoder without control flow"
+        )
+
+    def _read_tensors(self, initializers: Sequence[TensorProto]) -> dict[str, OnnxTensor]:
+        tensors: dict[str, OnnxTensor] = {}
+        for proto in initializers:
+            if not proto.name or proto.name in tensors:
+                raise FormatError(f"two constants have the name {quote(proto.name)}")
+            tensors[proto.name] = self._read_tensor(proto)
+            proto.ClearField("raw_data")  # the bytes were copied out; hold them once
+        return tensors
+
+    def _read_tensor(self, proto: TensorProto) -> OnnxTensor:
+        expected = tensor_bytes(proto)
+        if proto.data_location == proto.EXTERNAL:
+            data = self._files.read(proto)
+        elif proto.HasField("raw_data"):
+            data = memoryview(proto.raw_data)
+        else:
+            data = _pack_fields(proto)
+        if len(data) != expected:
+            raise FormatError(
+                f"constant {quote(proto.name)} of shape {list(proto.dims)} has {len(data)} bytes "
+                f"instead of {expected}; the file is damaged, fetch it again"
+            )
+        return OnnxTensor(proto.name, proto.data_type, tuple(proto.dims), data)
+
+    def _index(self, nodes: Sequence[NodeProto]) -> None:
+        for node in nodes:
+            for name in filter(None, node.output):
+                if name in self.producers or name in self.tensors or name in self.inputs:
+                    raise FormatError(f"the value {quote(name)} is computed twice")
+                self.producers[name] = node
+        known = self.producers.keys() | self.tensors.keys() | self.inputs.keys()
+        for node in nodes:
+            for name in filter(None, node.input):
+                if name not in known:
+                    raise FormatError(
+                        f"node {quote(node.name)} ({node.op_type}) reads {quote(name)}, which "
+                        "nothing computes; the file is damaged, fetch it again"
+                    )
+        for name in self.outputs:
+            if name not in known:
+                raise FormatError(f"nothing computes the output {quote(name)}")
+
+    def _sort(self, nodes: Sequence[NodeProto]) -> list[NodeProto]:
+        """The nodes so that each comes after those it reads from (Kahn 1962)."""
+        waiting: dict[int, int] = {}
+        readers: dict[int, list[NodeProto]] = {}
+        by_id = {id(node): node for node in nodes}
+        for node in nodes:
+            sources = {id(self.producers[name]) for name in node.input if name in self.producers}
+            waiting[id(node)] = len(sources)
+            for source in sources:
+                readers.setdefault(source, []).append(node)
+        ready = deque(node for node in nodes if not waiting[id(node)])
+        order = []
+        while ready:
+            node = ready.popleft()
+            order.append(node)
+            for reader in readers.get(id(node), ()):
+                waiting[id(reader)] -= 1
+                if not waiting[id(reader)]:
+                    ready.append(reader)
+        if len(order) != len(nodes):
+            stuck = next(by_id[key] for key, count in waiting.items() if count)
+            raise FormatError(
+                f"the graph has a cycle through node {quote(stuck.name)} ({stuck.op_type}); "
+                "the file is damaged, fetch it again"
+            )
+        return order
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    """The attributes of a node as plain values; strings are decoded."""
+    from onnx import helper
+
+    values = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        values[attribute.name] = (
+            value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        )
+    return values
+
+
+def describe_node(node: NodeProto) -> str:
+    """How messages name a node: its name and operator."""
+    name = node.name or (node.output[0] if node.output else "")
+    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
+    return f"node {quote(name)} ({domain}{node.op_type})"
+
+
+def input_names(node: NodeProto, count: int) -> Iterator[str]:
+    """The first ``count`` inputs, "" for those left out."""
+    for i in range(count):
+        yield node.input[i] if i < len(node.input) else ""
+
+
+def require_onnx() -> None:
+    """Raises UsageError, with the cure, if the packages for ONNX models are missing."""
+    try:
+        import onnx
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"ONNX models need the packages onnx and onnxruntime ({error}); install them with "
+            f"{INSTALL_HINT}"
+        ) from None
+    del onnx
+
+
+def _parse(path: Path) -> tuple[ModelProto, int]:
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise ResourceError(f"{path} is not a regular file; give the path of a .onnx file")
+            if info.st_size > MAX_FILE_BYTES:
+                raise FormatError(
+                    f"{path} has {info.st_size} bytes; an ONNX file of 2 GiB or more must keep "
+                    "its weights in a file beside it (save it with external data)"
+                )
+            data = map_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ResourceError(f"{path}: {error.strerror}") from None
+    foreign = describe_foreign_file(bytes(data[:PROBE_BYTES]))
+    if bytes(data[:4]) == b"GGUF":
+        foreign = "a GGUF file; rename it to .gguf"
+    if foreign is not None and "ONNX" not in foreign:
+        raise FormatError(f"{path} is not an ONNX file: it is {foreign}")
+    model = ModelProto()
+    try:
+        model.ParseFromString(bytes(data))
+    except (DecodeError, ValueError) as error:
+        raise FormatError(
+            f"{path} is not an ONNX model, or is cut short ({error}); fetch it again"
+        ) from None
+    return model, len(data)
+
+
+def _read_opsets(model: ModelProto) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for item in model.opset_import:
+        domain = "" if item.domain == "ai.onnx" else item.domain
+        if domain in opsets:
+            raise FormatError(f"the file names two versions of operator set {quote(domain)}")
+        opsets[domain] = item.version
+    if "" not in opsets:
+        raise FormatError("the file does not say which version of the ONNX operators it uses")
+    return opsets
+
+
+def _has_graph(attribute: AttributeProto) -> bool:
+    return attribute.HasField("g") or len(attribute.graphs) > 0
+
+
+def _pack_fields(proto: TensorProto) -> memoryview:
+    """The bytes of a small tensor that is written as a list of numbers."""
+    from onnx import numpy_helper
+
+    try:
+        return memoryview(numpy_helper.to_array(proto).tobytes())
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"constant {quote(proto.name)} cannot be read: {error}") from None
+
+
+def _read_constant(node: NodeProto) -> OnnxTensor:
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    values = attributes(node)
+    name = node.output[0]
+    try:
+        array = (
+            numpy_helper.to_array(values["value"])
+            if "value" in values
+            else np.asarray(next(iter(values.values())))
+        )
+        if array.dtype == np.float64 and "value" not in values:
+            array = array.astype(np.float32)
+        elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+        return OnnxTensor(name, int(elem_type), array.shape, memoryview(array.tobytes()))
+    except (ValueError, TypeError, KeyError, StopIteration) as error:
+        raise FormatError(f"{describe_node(node)} cannot be read: {error}") from None

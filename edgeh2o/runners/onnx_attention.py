@@ -1,0 +1,289 @@
+"""Finds the attention nodes of an ONNX decoder and says what each of them computes.
+
+Known are the operators GroupQueryAttention and MultiHeadAttention of onnxruntime (domain
+com.microsoft) and Attention of ONNX (opset 23). A node with an input or attribute whose effect is
+not reproduced here is refused by name: nothing is computed approximately.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+from ..formats.metadata import quote
+from ..formats.onnx_graph import OnnxGraph, attributes, describe_node, input_names
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+MICROSOFT = "com.microsoft"
+# Other operators that compute attention: found, they are named instead of being run in pieces.
+_UNSUPPORTED = (
+    "PagedAttention",
+    "SparseAttention",
+    "LinearAttention",
+    "DecoderMaskedMultiHeadAttention",
+    "DecoderMaskedSelfAttention",
+    "DecoderAttention",
+    "MultiScaleDeformableAttention",
+    "PackedAttention",
+    "PackedMultiHeadAttention",
+    "QAttention",
+    "QOrderedAttention",
+    "LongformerAttention",
+    "GatedRelativePositionBias",
+    "CausalConvWithState",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """A rotary embedding that the node applies: names of the tables [positions, pairs]."""
+
+    cos: str
+    sin: str
+    is_interleaved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSite:
+    """One attention node, or what stands for one.
+
+    ``q``, ``k`` and ``v`` name values [1, n, heads * head_dim], or [1, heads, n, head_dim] if
+    ``is_head_major``. An empty ``k`` and ``v`` mean that ``q`` holds all three, one after the other
+    in every row. ``output`` is in the layout of ``q`` (of n_heads). Sizes are None where the node
+    does not give them.
+    """
+
+    node: NodeProto
+    q: str
+    k: str
+    v: str
+    output: str
+    is_head_major: bool
+    n_heads: int | None
+    n_kv_heads: int | None
+    scale: float | None
+    soft_cap: float = 0.0
+    window: int = 0
+    rotary: Rotary | None = None
+    past_key: str = ""
+    # Values that must be what a causal decoder makes them, and what that is.
+    masks: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_packed(self) -> bool:
+        return not self.k
+
+
+def find_attention(graph: OnnxGraph) -> list[AttentionSite]:
+    """The attention of a decoder, in graph order.
+
+    Raises FormatError that names the node and the operator for one that cannot be replaced, and
+    if there is none.
+    """
+    sites = []
+    for node in graph.nodes:
+        if node.op_type in _UNSUPPORTED:
+            raise FormatError(
+                f"{describe_node(node)}: this operator is not supported; export the model with "
+                "GroupQueryAttention, MultiHeadAttention or Attention"
+            )
+        read = _READERS.get((_domain(node), node.op_type))
+        if read is not None:
+            sites.append(read(graph, node))
+        elif node.op_type == "Attention":
+            raise FormatError(
+                f"{describe_node(node)}: this fused operator (with the projections inside) is not "
+                "supported; export with GroupQueryAttention or MultiHeadAttention"
+            )
+    return sites
+
+
+def _domain(node: NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _read_group_query_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
+    values = _known_attributes(
+        node,
+        allowed={"num_heads", "kv_num_heads", "scale", "do_rotary", "rotary_interleaved"}
+        | {"local_window_size", "softcap", "qk_norm_epsilon"},
+        neutral={
+            "smooth_softmax": (0, -1),
+            "causal": (1,),
+            "qk_output": (0,),
+            "k_quant_type": ("NONE",),
+            "v_quant_type": ("NONE",),
+            "kv_cache_bit_width": (0, 8, 16, 32),
+            "sliding_window_cache": (0,),
+        },
+    )
+    names = list(input_names(node, 16))
+    _refuse_inputs(node, names, {
+        10: "an attention bias", 11: "attention sinks", 12: "a quantised cache",
+        13: "a quantised cache", 14: "norms of its own", 15: "norms of its own",
+    })  # fmt: skip
+    q, k, v, past_key = names[:4]
+    if bool(k) != bool(v):
+        raise FormatError(f"{describe_node(node)} has a key or a value, but not both")
+    rotary = None
+    if values.get("do_rotary", 0):
+        rotary = Rotary(
+            cos=names[7], sin=names[8], is_interleaved=bool(values.get("rotary_interleaved", 0))
+        )
+        if not (rotary.cos and rotary.sin):
+            raise FormatError(f"{describe_node(node)} rotates without tables of cos and sin")
+    window = int(values.get("local_window_size", -1))
+    masks = [(names[5], "last position"), (names[6], "total length")]
+    if names[9]:
+        masks.append((names[9], "positions"))
+    return AttentionSite(
+        node=node,
+        q=q,
+        k=k,
+        v=v,
+        output=node.output[0],
+        is_head_major=False,
+        n_heads=_count(node, values, "num_heads"),
+        n_kv_heads=_count(node, values, "kv_num_heads"),
+        scale=_scale(node, values),
+        soft_cap=_soft_cap(node, values),
+        window=max(0, window),
+        rotary=rotary,
+        past_key=past_key,
+        masks=tuple(mask for mask in masks if mask[0]),
+    )
+
+
+def _read_multi_head_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
+    values = _known_attributes(
+        node,
+        allowed={"num_heads", "scale", "unidirectional", "mask_filter_value"},
+        neutral={},
+    )
+    names = list(input_names(node, 10))
+    _refuse_inputs(node, names, {
+        3: "biases of its own", 8: "a shared cache", 9: "beam search",
+    })  # fmt: skip
+    q, k, v, _, padding, bias, past_key, _ = names[:8]
+    if not (k and v):
+        raise FormatError(
+            f"{describe_node(node)} has queries, keys and values in one tensor; export the model "
+            "with separate ones"
+        )
+    masks = [(padding, "no padding")] if padding else []
+    if bias:
+        masks.append((bias, "bias" if values.get("unidirectional", 0) else "causal bias"))
+    elif not values.get("unidirectional", 0):
+        raise FormatError(
+            f"{describe_node(node)} is not causal (no attention bias, unidirectional is not set): "
+            "this is no decoder of text"
+        )
+    n_heads = _count(node, values, "num_heads")
+    return AttentionSite(
+        node=node,
+        q=q,
+        k=k,
+        v=v,
+        output=node.output[0],
+        is_head_major=False,
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
+        scale=_scale(node, values),
+        past_key=past_key,
+        masks=tuple(masks),
+    )
+
+
+def _read_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
+    values = _known_attributes(
+        node,
+        allowed={"is_causal", "q_num_heads", "kv_num_heads", "scale", "softcap"}
+        | {"qk_matmul_output_mode", "softmax_precision"},
+        neutral={},
+    )
+    names = list(input_names(node, 7))
+    _refuse_inputs(node, names, {6: "a padded cache"})
+    if len(node.output) > 3 and node.output[3]:
+        raise FormatError(f"{describe_node(node)} gives out its logits, which is not supported")
+    kind = "bias" if values.get("is_causal", 0) else "causal bias"
+    masks = [(names[3], kind)] if names[3] else []
+    if not masks and not values.get("is_causal", 0):
+        raise FormatError(
+            f"{describe_node(node)} is not causal (no mask, is_causal is not set): this is no "
+            "decoder of text"
+        )
+    is_head_major = "q_num_heads" not in values
+    return AttentionSite(
+        node=node,
+        q=names[0],
+        k=names[1],
+        v=names[2],
+        output=node.output[0],
+        is_head_major=is_head_major,
+        n_heads=None if is_head_major else _count(node, values, "q_num_heads"),
+        n_kv_heads=None if is_head_major else _count(node, values, "kv_num_heads"),
+        scale=_scale(node, values),
+        soft_cap=_soft_cap(node, values),
+        past_key=names[4],
+        masks=tuple(masks),
+    )
+
+
+_READERS: Mapping[tuple[str, str], Callable[[OnnxGraph, NodeProto], AttentionSite]] = {
+    (MICROSOFT, "GroupQueryAttention"): _read_group_query_attention,
+    (MICROSOFT, "MultiHeadAttention"): _read_multi_head_attention,
+    ("", "Attention"): _read_attention,
+}
+
+
+def _known_attributes(
+    node: NodeProto, *, allowed: set[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """The attributes, all of which are known and none of which asks for what is not done here."""
+    values = attributes(node)
+    for name, value in values.items():
+        if name in allowed or value in neutral.get(name, ()):
+            continue
+        raise FormatError(
+            f"{describe_node(node)} has the attribute {quote(name)} = {value!r:.40}, which is not "
+            "supported; export the model without it"
+        )
+    return values
+
+
+def _refuse_inputs(node: NodeProto, names: list[str], refused: Mapping[int, str]) -> None:
+    for i, what in refused.items():
+        if names[i]:
+            raise FormatError(
+                f"{describe_node(node)} has {what} (input {i}, {quote(names[i])}), which is not "
+                "supported; export the model without it"
+            )
+
+
+def _count(node: NodeProto, values: Mapping[str, Any], name: str) -> int:
+    count = values.get(name)
+    if not isinstance(count, int) or not 1 <= count <= 2**16:
+        raise FormatError(f"{describe_node(node)} has {name} = {count!r}, which cannot be")
+    return count
+
+
+def _scale(node: NodeProto, values: Mapping[str, Any]) -> float | None:
+    """None: one over the square root of the head's width. GroupQueryAttention takes 0 for that."""
+    scale = values.get("scale")
+    if scale is None or scale == 0.0:
+        return None
+    if not math.isfinite(scale) or scale < 0.0:
+        raise FormatError(f"{describe_node(node)} has scale = {scale!r}, which cannot be")
+    return float(scale)
+
+
+def _soft_cap(node: NodeProto, values: Mapping[str, Any]) -> float:
+    cap = values.get("softcap", 0.0)
+    if not math.isfinite(cap) or cap < 0.0:
+        raise FormatError(f"{describe_node(node)} has softcap = {cap!r}, which cannot be")
+    return float(cap)

@@ -1,0 +1,247 @@
+"""Cuts an ONNX decoder at its attention: what runs before, between and after.
+
+Segment i computes the queries, keys and values of the i-th attention from the output of the one
+before; the last segment computes the logits. A value that a later segment needs too, such as the
+residual stream, crosses the cut as a tensor. What depends only on constants and on the shapes of
+the inputs is computed anew wherever it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import FormatError
+from ..formats.metadata import quote
+from ..formats.onnx_graph import OnnxGraph, describe_node
+from .onnx_attention import AttentionSite, find_attention
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+TOKENS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
+# Stands for Shape(past key or value): int64 [4].
+PAST_SHAPE = "edgeh2o/past_shape"
+LOGITS = "logits"
+# A segment's inputs that the runner fills itself.
+CONTEXT_INPUTS = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
+
+
+@dataclass(slots=True)
+class Segment:
+    """Nodes between two attentions: what they read from outside and what others need of them."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    constants: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """``segments`` has one more entry than ``sites``, which are in the order they run.
+
+    ``masks`` computes the masks of all sites from the inputs.
+    """
+
+    graph: OnnxGraph
+    sites: Sequence[AttentionSite]
+    segments: Sequence[Segment]
+    masks: Segment
+
+
+def cut_decoder(graph: OnnxGraph, sites: Sequence[AttentionSite] | None = None) -> Cut:
+    """Cuts at all attention nodes. Raises FormatError for a graph that is no plain decoder."""
+    return _Cutter(graph, find_attention(graph) if sites is None else sites).cut()
+
+
+class _Cutter:
+    def __init__(self, graph: OnnxGraph, sites: Sequence[AttentionSite]) -> None:
+        if not sites:
+            raise FormatError(_explain_missing_attention(graph))
+        if LOGITS not in graph.outputs:
+            raise FormatError(
+                f"the model has no output {LOGITS!r} but {_list(graph.outputs)}; "
+                "export it as a language model (text-generation-with-past)"
+            )
+        if TOKENS not in graph.inputs:
+            raise FormatError(f"the model has no input {TOKENS!r} but {_list(graph.inputs)}")
+        self._graph = graph
+        self._site_of = {site.output: site for site in sites}
+        self._site_nodes = {id(site.node) for site in sites}
+        self._past_shapes = self._find_past_shapes()
+        # Per value, the segment that computes it; None: computed anew where it is needed.
+        self._levels: dict[str, int | None] = {}
+        self._site_levels: dict[str, int] = {}
+        self._find_levels(sites)
+        self._sites = self._order(sites)
+
+    def cut(self) -> Cut:
+        """The segments, from the last one back: each asks for what it needs of those before."""
+        n_segments = len(self._sites) + 1
+        wanted: list[list[str]] = [
+            *([name for name in (site.q, site.k, site.v) if name] for site in self._sites),
+            [LOGITS],
+        ]
+        segments = []
+        for level in reversed(range(n_segments)):
+            segment = self._collect(level, list(dict.fromkeys(wanted[level])))
+            for name in segment.inputs:
+                source = self._levels.get(name)
+                if source is not None and name not in self._site_of:
+                    wanted[source].append(name)
+            segments.append(segment)
+        masks = dict.fromkeys(name for site in self._sites for name, _ in site.masks)
+        return Cut(self._graph, self._sites, segments[::-1], self.context(list(masks)))
+
+    def context(self, names: Sequence[str]) -> Segment:
+        """What computes values that depend on the inputs alone, such as masks."""
+        segment = self._collect(0, list(names), whole=True)
+        for name in segment.inputs:
+            if name in self._levels:
+                node = self._graph.producers[name]
+                raise FormatError(f"a mask of the attention depends on {describe_node(node)}")
+        return segment
+
+    def _find_past_shapes(self) -> dict[str, str]:
+        """Outputs of Shape nodes on the past, by the node's output."""
+        graph = self._graph
+        found = {}
+        for name in graph.inputs:
+            if not _is_past(name):
+                continue
+            for node in graph.consumers(name):
+                if node.op_type == "Shape":
+                    found[node.output[0]] = name
+        return found
+
+    def _find_levels(self, sites: Sequence[AttentionSite]) -> None:
+        by_node = {id(site.node): site for site in sites}
+        for node in self._graph.nodes:
+            site = by_node.get(id(node))
+            if site is not None:
+                reads = filter(None, (site.q, site.k, site.v))
+                level: int | None = max(self._level(name) or 0 for name in reads)
+                assert level is not None
+                self._site_levels[site.output] = level
+                for output in node.output:
+                    self._levels[output] = level + 1
+                continue
+            level = self._node_level(node)
+            for output in node.output:
+                self._levels.setdefault(output, level)
+
+    def _node_level(self, node: NodeProto) -> int | None:
+        if node.op_type == "Shape" and (
+            node.input[0] in self._graph.inputs or node.output[0] in self._past_shapes
+        ):
+            return None
+        levels = [self._level(name) for name in node.input if name]
+        known = [level for level in levels if level is not None]
+        return max(known) if known else None
+
+    def _level(self, name: str) -> int | None:
+        if name in self._graph.tensors:
+            return None
+        if name in self._graph.inputs:
+            return 0
+        return self._levels.get(name)
+
+    def _order(self, sites: Sequence[AttentionSite]) -> list[AttentionSite]:
+        ordered = sorted(sites, key=lambda site: self._site_levels[site.output])
+        for i, site in enumerate(ordered):
+            if self._site_levels[site.output] != i:
+                raise FormatError(
+                    f"{describe_node(site.node)} does not follow the attention before it: layers "
+                    "with several attentions side by side are not supported"
+                )
+        return ordered
+
+    def _collect(self, level: int, outputs: list[str], *, whole: bool = False) -> Segment:
+        """The nodes of segment ``level`` that compute ``outputs``; ``whole``: of all up to it."""
+        needed: set[int] = set()
+        inputs: dict[str, None] = {}
+        constants: dict[str, None] = {}
+        waiting = list(outputs)
+        while waiting:
+            name = waiting.pop()
+            if name in self._graph.tensors:
+                constants[name] = None
+                continue
+            if name in self._past_shapes:
+                inputs[PAST_SHAPE] = None
+                continue
+            if name in self._graph.inputs:
+                self._check_input(name, level)
+                inputs[name] = None
+                continue
+            own_level = self._levels[name]
+            node = self._graph.producers[name]
+            if id(node) in self._site_nodes and name not in self._site_of:
+                raise FormatError(
+                    f"the output {quote(name)} of {describe_node(node)} is read by the model "
+                    "itself, which is not supported"
+                )
+            is_before = own_level is not None and own_level < level
+            if name in self._site_of or (is_before and not whole):
+                inputs[name] = None
+            elif id(node) not in needed:
+                needed.add(id(node))
+                waiting += filter(None, node.input)
+        segment = Segment(inputs=list(inputs), outputs=outputs, constants=list(constants))
+        segment.nodes = [
+            self._with_past_shape(node) for node in self._graph.nodes if id(node) in needed
+        ]
+        return segment
+
+    def _check_input(self, name: str, level: int) -> None:
+        if name in (TOKENS, POSITIONS, MASK):
+            return
+        if _is_past(name):
+            node = self._graph.consumers(name)[0]
+            raise FormatError(
+                f"the cache {quote(name)} is read outside of a known attention, by "
+                f"{describe_node(node)}; {_KNOWN}"
+            )
+        raise FormatError(
+            f"the model wants the input {quote(name)}, which this version cannot give; plain "
+            "decoders with input_ids, attention_mask, position_ids and past keys and values run"
+        )
+
+    def _with_past_shape(self, node: NodeProto) -> NodeProto:
+        """The node, reading the shape of the past from the runner."""
+        if not any(name in self._past_shapes for name in node.input):
+            return node
+        from onnx import NodeProto
+
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        for i, name in enumerate(copy.input):
+            if name in self._past_shapes:
+                copy.input[i] = PAST_SHAPE
+        return copy
+
+
+_KNOWN = (
+    "known are GroupQueryAttention, MultiHeadAttention and Attention (opset 23): export the model "
+    "with one of them (onnxruntime-genai's model builder does)"
+)
+
+
+def _is_past(name: str) -> bool:
+    return name.startswith(("past_key_values", "past_key", "past_value", "past."))
+
+
+def _explain_missing_attention(graph: OnnxGraph) -> str:
+    softmax = next((node for node in graph.nodes if node.op_type == "Softmax"), None)
+    if softmax is not None:
+        return f"the attention at {describe_node(softmax)} is made of single operators; {_KNOWN}"
+    operators = sorted({node.op_type for node in graph.nodes})
+    return f"no attention was found among the operators {_list(operators)}; {_KNOWN}"
+
+
+def _list(names: Iterable[str] | Mapping[str, object]) -> str:
+    shown = [quote(name, 40) for name in names]
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return ", ".join(shown[:8]) + more

@@ -1,0 +1,294 @@
+"""Tokenizers from a ``tokenizer.json`` of the Hugging Face ``tokenizers`` library, and to one.
+
+The library does the encoding; special tokens are found by us, as for GGUF models, so that control
+tokens in a user's text stay text. Two kinds of vocabularies are known: byte-level BPE, and
+SentencePiece pieces with byte fallback.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from edgeh2o.errors import FormatError, UsageError
+from edgeh2o.tokenizer.base import Tokenizer
+from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer, spell_byte_characters
+from edgeh2o.tokenizer.special_tokens import Fragment
+from edgeh2o.tokenizer.vocabulary import (
+    TokenType,
+    Vocabulary,
+    parse_byte_token,
+    read_string_list,
+    read_vocabulary,
+)
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MODEL_NAME = "tokenizer.json"
+_BLANK = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_CURE = "fetch tokenizer.json of the model again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSettings:
+    """What the files beside tokenizer.json say; ids or texts, None where they are silent."""
+
+    vocab_size: int
+    bos: int | str | None = None
+    eos: int | str | None = None
+    more_eos: tuple[int, ...] = ()
+
+
+class JsonTokenizer(Tokenizer):
+    """The pipeline of a tokenizer.json."""
+
+    def __init__(self, text: str, settings: TokenizerSettings) -> None:
+        """Raises FormatError for a file that is malformed, or does not fit the model."""
+        document = _parse(text)
+        self._pipeline = _build_pipeline(document)
+        later = _without_prefix(document)
+        self._later = self._pipeline if later is None else _build_pipeline(later)
+        self._is_byte_level = _is_byte_level(document)
+        vocabulary, metadata = _read_vocabulary(document, self._pipeline, settings)
+        super().__init__(
+            vocabulary,
+            metadata,
+            model_name=MODEL_NAME,
+            pre_name="default",
+            default_add_bos=False,
+            space_prefix=not self._is_byte_level and _adds_space(document),
+        )
+
+    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
+        ids: list[int] = []
+        for i, fragment in enumerate(fragments):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+                continue
+            pipeline = self._later if i else self._pipeline
+            try:
+                ids += pipeline.encode(fragment, add_special_tokens=False).ids
+            except Exception as error:
+                raise UsageError(f"the text cannot be tokenized: {error}") from None
+        return ids
+
+    def _spell(self, token_id: int, kind: int) -> bytes:
+        text = self._vocabulary.tokens[token_id]
+        if kind == TokenType.BYTE:
+            return bytes([parse_byte_token(text, token_id)])
+        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
+            return b""
+        if kind != TokenType.NORMAL:
+            return text.encode("utf-8")
+        if self._is_byte_level:
+            return spell_byte_characters(text)
+        return text.replace(_BLANK, " ").encode("utf-8")
+
+
+def dump_tokenizer(
+    metadata: Mapping[str, object], tokenizer: Tokenizer, template: str | None
+) -> dict[str, str]:
+    """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, by file name."""
+    from tokenizers import AddedToken, decoders, processors
+
+    if isinstance(tokenizer, ByteBpeTokenizer):
+        pipeline = tokenizer.copy_pipeline()
+        pipeline.decoder = decoders.ByteLevel()
+    else:
+        pipeline = _sentencepiece_pipeline(metadata)
+    vocabulary = tokenizer.vocabulary
+    for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            pipeline.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+        elif kind == TokenType.USER_DEFINED:
+            pipeline.add_tokens([AddedToken(text, normalized=False)])
+    if tokenizer.add_bos or tokenizer.add_eos:
+        before = f"{tokenizer.bos_text} " if tokenizer.add_bos else ""
+        after = f" {tokenizer.eos_text}" if tokenizer.add_eos else ""
+        ids = [(tokenizer.bos_text, tokenizer.bos_id), (tokenizer.eos_text, tokenizer.eos_id)]
+        pipeline.post_processor = processors.TemplateProcessing(
+            single=f"{before}$A{after}",
+            special_tokens=[pair for pair in ids if pair[1] is not None],
+        )
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for key, text in (("bos_token", tokenizer.bos_text), ("eos_token", tokenizer.eos_text)):
+        if text:
+            config[key] = text
+    if template is not None:
+        config["chat_template"] = template
+    return {
+        "tokenizer.json": pipeline.to_str(pretty=False),
+        "tokenizer_config.json": json.dumps(config, indent=2),
+    }
+
+
+def _sentencepiece_pipeline(metadata: Mapping[str, object]) -> tokenizers.Tokenizer:
+    """Pieces that merge by score, as merges: the highest score first."""
+    from tokenizers import Tokenizer as Pipeline
+    from tokenizers import decoders, models, normalizers
+
+    tokens = read_string_list(metadata, "tokenizer.ggml.tokens")
+    scores: Any = metadata["tokenizer.ggml.scores"]
+    types: Any = metadata["tokenizer.ggml.token_type"]
+    ids = {text: i for i, text in enumerate(tokens)}
+    mergeable = {
+        text for text, i in ids.items() if types[i] in (TokenType.NORMAL, TokenType.USER_DEFINED)
+    }
+    pairs = [
+        (-float(scores[ids[text]]), ids[text[:i]], ids[text[i:]], text[:i], text[i:])
+        for text in mergeable
+        for i in range(1, len(text))
+        if text[:i] in mergeable and text[i:] in mergeable
+    ]
+    unknown = next((text for text, i in ids.items() if types[i] == TokenType.UNKNOWN), None)
+    merges = [(left, right) for *_, left, right in sorted(pairs)]
+    pipeline = Pipeline(
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    steps = [normalizers.Replace(" ", _BLANK)]
+    ending: list[Any] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        steps.insert(0, normalizers.Prepend(_BLANK))  # type: ignore[arg-type]
+        ending.append(decoders.Strip(" ", 1, 0))
+    pipeline.normalizer = normalizers.Sequence(steps)
+    pipeline.decoder = decoders.Sequence(ending)
+    return pipeline
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"tokenizer.json is not JSON ({error}); {_CURE}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
+        raise FormatError(f"tokenizer.json describes no tokenizer; {_CURE}")
+    # Both would change the ids of a prompt.
+    return {**document, "truncation": None, "padding": None}
+
+
+def _build_pipeline(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Pipeline
+
+    try:
+        pipeline = Pipeline.from_str(json.dumps(document))
+    except BaseException as error:
+        # The library panics, which is no Exception, over some malformed files.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise FormatError(f"tokenizer.json cannot be used: {error}; {_CURE}") from None
+    pipeline.encode_special_tokens = True
+    return pipeline
+
+
+def _steps(document: Mapping[str, Any], part: str) -> Iterator[dict[str, Any]]:
+    """The steps of the normalizer, pre-tokenizer or decoder, those of sequences one by one."""
+    inner = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
+    waiting = [document.get(part)]
+    while waiting:
+        step = waiting.pop(0)
+        if not isinstance(step, dict):
+            continue
+        if step.get("type") == "Sequence":
+            waiting[:0] = step.get(inner[part]) or []
+        else:
+            yield step
+
+
+def _is_byte_level(document: Mapping[str, Any]) -> bool:
+    kinds = {step.get("type") for step in _steps(document, "decoder")}
+    if "ByteLevel" in kinds:
+        return True
+    pieces = {step.get("type") for step in _steps(document, "pre_tokenizer")} | kinds
+    if kinds & {"ByteFallback", "Metaspace"} or "Metaspace" in pieces:
+        return False
+    raise FormatError(
+        f"tokenizer.json decodes by {', '.join(sorted(map(str, kinds))) or 'nothing'}; byte-level "
+        "BPE and SentencePiece tokenizers are supported"
+    )
+
+
+def _adds_space(document: Mapping[str, Any]) -> bool:
+    prepends = any(step.get("type") == "Prepend" for step in _steps(document, "normalizer"))
+    return prepends or any(
+        step.get("type") == "Metaspace"
+        and step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+        != "never"
+        for step in _steps(document, "pre_tokenizer")
+    )
+
+
+def _without_prefix(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The document for text that is not the first, if a blank goes before the first alone."""
+    copy: dict[str, Any] = json.loads(json.dumps(document))
+    found = False
+    for step in _steps(copy, "pre_tokenizer"):
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+            found = True
+    return copy if found else None
+
+
+def _read_vocabulary(
+    document: Mapping[str, Any], pipeline: tokenizers.Tokenizer, settings: TokenizerSettings
+) -> tuple[Vocabulary, dict[str, object]]:
+    """The vocabulary as GGUF metadata would give it, so that the same rules apply."""
+    import numpy as np
+
+    ids = pipeline.get_vocab(with_added_tokens=True)
+    if not ids or max(ids.values()) >= settings.vocab_size:
+        raise FormatError(
+            f"tokenizer.json has token ids up to {max(ids.values(), default=-1)}, the model a "
+            f"vocabulary of {settings.vocab_size}; the files belong to different models"
+        )
+    tokens = [f"[UNUSED_{i}]" for i in range(settings.vocab_size)]
+    types = np.full(settings.vocab_size, TokenType.UNUSED, np.int32)
+    is_byte_level = _is_byte_level(document)
+    for text, token_id in ids.items():
+        tokens[token_id] = text
+        is_byte = not is_byte_level and _BYTE_TOKEN.fullmatch(text)
+        types[token_id] = TokenType.BYTE if is_byte else TokenType.NORMAL
+    for added in document.get("added_tokens") or []:
+        added_id = ids.get(str(added.get("content"))) if isinstance(added, dict) else None
+        if added_id is not None:
+            is_special = added.get("special") is True
+            types[added_id] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+    before, after = _find_added_ids(pipeline)
+    bos = _find_id(settings.bos, ids) if before is None else before
+    eos = _find_id(settings.eos, ids) if after is None else after
+    metadata: dict[str, object] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_bos_token": before is not None,
+        "tokenizer.ggml.add_eos_token": after is not None,
+    }
+    for name, named_id in (("bos", bos), ("eos", eos)):
+        if named_id is not None:
+            metadata[f"tokenizer.ggml.{name}_token_id"] = named_id
+    vocabulary = read_vocabulary(metadata)
+    endings = {_find_id(settings.eos, ids), *settings.more_eos}
+    ending = {i for i in endings if i is not None and 0 <= i < settings.vocab_size}
+    return replace(vocabulary, eog_ids=vocabulary.eog_ids | ending), metadata
+
+
+def _find_id(value: int | str | None, ids: Mapping[str, int]) -> int | None:
+    return ids.get(value) if isinstance(value, str) else value
+
+
+def _find_added_ids(pipeline: tokenizers.Tokenizer) -> tuple[int | None, int | None]:
+    """The ids that the post-processor puts before and after a text."""
+    plain = pipeline.encode("a", add_special_tokens=False).ids
+    full = pipeline.encode("a", add_special_tokens=True).ids
+    for n_before in range(len(full) - len(plain) + 1):
+        end = n_before + len(plain)
+        if full[n_before:end] == plain and n_before <= 1 and len(full) - end <= 1:
+            before, after = full[:n_before], full[end:]
+            return (before[0] if before else None), (after[0] if after else None)
+    raise FormatError(
+        f"tokenizer.json adds {len(full) - len(plain)} tokens to every text; one before and one "
+        "after it are supported"
+    )
