@@ -1,0 +1,107 @@
+// The operations of cases.h by edgeh2o, with the kernels that the processor gets by default.
+#include <cmath>
+#include <memory>
+
+#include "base/parallel.h"
+#include "cases.h"
+#include "isa/select.h"
+#include "model/kv_cache.h"
+#include "ops/chunked_attention.h"
+#include "ops/matmul.h"
+#include "quant/packed_matrix.h"
+#include "sparse/dense_policy.h"
+
+namespace {
+
+using namespace edgeh2o;
+
+// Any bytes are weights; f16 scales of 0x2c.. are about 0.06.
+PackedMatrix make_weights(const char* type) {
+  const FormatInfo& info = find_format(type);
+  const KernelTable& table = active_kernel_table();
+  std::vector<uint8_t> data(kOutputs * kDepth / info.block_values * info.block_bytes);
+  for (size_t i = 0; i < data.size(); ++i) {
+    data[i] = i % info.block_bytes == 1 ? 0x2c : static_cast<uint8_t>(37 * i + i / 91);
+  }
+  return PackedMatrix(info, table.layout.panel_cols, table.layout.is_signed(info.format), data.data(),
+                      data.size(), kOutputs, kDepth, nullptr);
+}
+
+void multiply(const char* type, size_t n_rows, size_t repetitions) {
+  const KernelTable& table = active_kernel_table();
+  const PackedMatrix weights = make_weights(type);
+  std::vector<float> x = random_floats(n_rows * kDepth), out(n_rows * kOutputs);
+  AlignedBuffer packed(Activations8::bytes(table, n_rows, kDepth)), scratch(matmul_scratch_bytes(table));
+  const MatView<const float> rows{x.data(), n_rows, kDepth, kDepth};
+  for (size_t i = 0; i < repetitions; ++i) {
+    const MatmulInput input{quantize_rows(table, rows, packed.data()), rows};
+    const MatmulOutput output{&weights, nullptr, out.data(), kOutputs};
+    matmul(table, input, {&output, 1}, scratch.data());
+  }
+}
+
+struct Attention {
+  AttentionShape shape;
+  KvCache cache;
+  ChunkedAttention attention;
+  std::vector<float> q, k, v, out;
+
+  explicit Attention(size_t n_tokens)
+      : shape(make_shape(n_tokens)),
+        cache(active_kernel_table(), {1, kKvHeads, kHeadDim, n_tokens}),
+        attention(active_kernel_table(), shape, std::make_shared<DensePolicy>()),
+        q(random_floats(n_tokens * kHeads * kHeadDim)),
+        k(random_floats(n_tokens * kKvHeads * kHeadDim)),
+        v(random_floats(n_tokens * kKvHeads * kHeadDim)),
+        out(q.size()) {
+    const size_t width = kKvHeads * kHeadDim;
+    cache.write(0, 0, {k.data(), n_tokens, width, width}, {v.data(), n_tokens, width, width});
+  }
+
+  static AttentionShape make_shape(size_t n_tokens) {
+    AttentionShape shape;
+    shape.n_heads = kHeads, shape.n_kv_heads = kKvHeads, shape.head_dim = kHeadDim;
+    shape.max_context = shape.batch_size = n_tokens;
+    shape.chunk_size = kPromptTokens;
+    shape.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+    return shape;
+  }
+  template <typename T>
+  MatView<T> rows(std::vector<float>& values, size_t n) const {
+    return {values.data(), n, kHeads * kHeadDim, kHeads * kHeadDim};
+  }
+};
+
+void attend_prompt(size_t repetitions) {
+  Attention a(kPromptTokens);
+  for (size_t i = 0; i < repetitions; ++i) {
+    a.attention.begin_prompt();
+    a.attention.run(0, a.rows<const float>(a.q, kPromptTokens), a.cache.view(0), 0, 0, true,
+                    a.rows<float>(a.out, kPromptTokens));
+  }
+}
+
+void attend_token(size_t repetitions) {
+  Attention a(kCachedTokens);
+  for (size_t i = 0; i < repetitions; ++i) {
+    a.attention.decode(a.rows<const float>(a.q, 1), a.cache.view(0), kCachedTokens - 1, 0,
+                       a.rows<float>(a.out, 1));
+  }
+}
+
+constexpr double kProduct = static_cast<double>(kDepth) * kOutputs;
+const Case kCases[] = {
+    {"gemm Q4_0", kProduct * kRows, [](size_t n) { multiply("Q4_0", kRows, n); }},
+    {"gemm Q8_0", kProduct * kRows, [](size_t n) { multiply("Q8_0", kRows, n); }},
+    {"gemv Q4_0", kProduct, [](size_t n) { multiply("Q4_0", 1, n); }},
+    {"gemv Q8_0", kProduct, [](size_t n) { multiply("Q8_0", 1, n); }},
+    {"attention, prefill", 2 * kPromptPairs * kHeads * kHeadDim, attend_prompt},
+    {"attention, decode", 2.0 * kCachedTokens * kHeads * kHeadDim, attend_token},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  edgeh2o::set_num_threads(1);
+  return run_case(argc, argv, kCases, sizeof(kCases) / sizeof(*kCases));
+}
