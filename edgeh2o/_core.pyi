@@ -84,7 +84,10 @@ def h2o_policy(
     window: int = 64,
     decay: float = 1.0,
     by_values: bool = False,
-) -> SparsePolicy: ...
+    tail: int = 0,
+) -> SparsePolicy:
+    """The last ``tail`` tokens of the prompt's last call read everything."""
+
 def headwise_policy(
     budgets: Sequence[int | None],
     *,
@@ -92,8 +95,13 @@ def headwise_policy(
     sinks: int = 4,
     decay: float = 0.9,
     page_size: int = 64,
+    max_past: int = 8192,
 ) -> SparsePolicy:
-    """``budgets`` per layer and KV head, layer-major; None reads the whole past."""
+    """``budgets`` per layer and KV head, layer-major; None reads the whole past.
+
+    Once that is longer than ``max_past`` (0: never), such a head reads about so many positions:
+    the pages that the chunk's queries ask for.
+    """
 
 def python_policy(
     rule: object, *, column_sums: str = "none", max_memory: int = 0, max_synthetic: int = 0

@@ -41,15 +41,15 @@ py::array_t<int32_t> memory_set(const SparsePolicy& policy, size_t layer, size_t
 }
 
 py::array_t<float> scores(const SparsePolicy& policy, size_t layer, size_t kv_head, std::optional<size_t> n) {
-  const Span<const float> all = policy.scores(checked_slot(policy, layer, kv_head));
-  EH2O_CHECK(all.size > 0, "the policy (", policy.describe(), ") keeps no scores");
-  const size_t count = n.value_or(all.size);
-  EH2O_CHECK(count <= all.size, "asked for the scores of ", count, " positions, there are ", all.size);
-  return py::array_t<float>(static_cast<py::ssize_t>(count), all.data);
+  const std::vector<float> all = policy.scores(checked_slot(policy, layer, kv_head));
+  EH2O_CHECK(!all.empty(), "the policy (", policy.describe(), ") keeps no scores");
+  const size_t count = n.value_or(all.size());
+  EH2O_CHECK(count <= all.size(), "asked for the scores of ", count, " positions, there are ", all.size());
+  return py::array_t<float>(static_cast<py::ssize_t>(count), all.data());
 }
 
 PolicyPtr make_h2o_policy(size_t local, size_t heavy, size_t sinks, const std::string& score, size_t window,
-                          float decay, bool by_values) {
+                          float decay, bool by_values, size_t tail) {
   static constexpr std::pair<const char*, H2OScore> kScores[] = {{"sum", H2OScore::kSum},
                                                                  {"mean", H2OScore::kMean},
                                                                  {"lift", H2OScore::kLift},
@@ -65,17 +65,19 @@ PolicyPtr make_h2o_policy(size_t local, size_t heavy, size_t sinks, const std::s
   options.n_window = window;
   options.decay = decay;
   options.by_values = by_values;
+  options.n_tail = tail;
   return std::make_shared<H2OPolicy>(options);
 }
 
 PolicyPtr make_headwise_policy(const std::vector<std::optional<size_t>>& budgets, size_t local, size_t sinks,
-                               float decay, size_t page_size) {
+                               float decay, size_t page_size, size_t max_past) {
   HeadwiseOptions options;
   for (const auto& budget : budgets) options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
   options.n_local = local;
   options.n_sinks = sinks;
   options.decay = decay;
   options.page_size = page_size;
+  options.max_past = max_past;
   return std::make_shared<HeadwisePolicy>(options);
 }
 
@@ -104,10 +106,10 @@ void bind_attention(py::module_& module) {
   module.def("dense_policy", []() -> PolicyPtr { return std::make_shared<DensePolicy>(); });
   module.def("h2o_policy", &make_h2o_policy, py::arg("local"), py::arg("heavy"), py::kw_only(),
              py::arg("sinks") = 0, py::arg("score") = "sum", py::arg("window") = 64, py::arg("decay") = 1.0f,
-             py::arg("by_values") = false);
+             py::arg("by_values") = false, py::arg("tail") = 0);
   module.def("headwise_policy", &make_headwise_policy, py::arg("budgets"), py::kw_only(),
-             py::arg("local") = 256, py::arg("sinks") = 4, py::arg("decay") = 0.9f,
-             py::arg("page_size") = 64);
+             py::arg("local") = 256, py::arg("sinks") = 4, py::arg("decay") = 0.9f, py::arg("page_size") = 64,
+             py::arg("max_past") = 8192);
   module.def("python_policy", &make_python_policy, py::arg("rule"), py::kw_only(),
              py::arg("column_sums") = "none", py::arg("max_memory") = 0, py::arg("max_synthetic") = 0);
 }

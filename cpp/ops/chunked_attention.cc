@@ -53,10 +53,12 @@ ChunkedAttention::ChunkedAttention(const KernelTable& table, const AttentionShap
       sizes_(table, shape_, needs_),
       n_threads_(static_cast<size_t>(num_threads())),
       decode_(shape),
-      rounds_(table_, shape_, sizes_, buffers_) {
+      rounds_(table_, shape_, sizes_, buffers_),
+      page_scores_(table_, shape_, needs_) {
   const auto take_buffers = [this] {
     buffers_.take(arena_, shape_, sizes_, n_threads_);
     decode_.take_scratch(arena_, table_, n_threads_);
+    page_scores_.take_scratch(arena_);
   };
   take_buffers();
   arena_.allocate();
@@ -68,11 +70,13 @@ ChunkedAttention::~ChunkedAttention() { policy_->end_session(); }
 
 size_t ChunkedAttention::estimate_bytes(const KernelTable& table, const AttentionShape& shape,
                                         const SparsePolicy& policy) {
-  const AttentionSizes sizes(table, checked(shape), policy.needs(shape.policy_shape()));
+  const PolicyNeeds needs = policy.needs(checked(shape).policy_shape());
+  const AttentionSizes sizes(table, shape, needs);
   const auto n_threads = static_cast<size_t>(num_threads());
   Arena counter;
   AttentionBuffers().take(counter, shape, sizes, n_threads);
   DecodeAttention(shape).take_scratch(counter, table, n_threads);
+  PageScores(table, shape, needs).take_scratch(counter);
   return counter.used();
 }
 
@@ -105,18 +109,43 @@ void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& 
                            size_t window, bool is_last, MatView<float> out) {
   const Call call{layer, q, kv, {first_position, q.rows, shape_.longest_chunk()}, window, is_last, out};
   check_call(call);
+  const size_t n_tail = is_last && window == 0 ? std::min(needs_.n_dense_tail, q.rows) : 0;
+  if (n_tail == 0) {
+    run_part(call);
+  } else {
+    const size_t n_head = q.rows - n_tail;
+    if (n_head > 0) run_part(part_of(call, 0, n_head));
+    Call tail = part_of(call, n_head, n_tail);
+    tail.window = first_position + q.rows;  // everything
+    run_part(tail);
+  }
+  if (window == 0) policy_->end_layer();
+}
+
+// Tokens [first, first + n_tokens) of the call.
+ChunkedAttention::Call ChunkedAttention::part_of(const Call& call, size_t first, size_t n_tokens) {
+  Call part = call;
+  part.q = call.q.rows_from(first, n_tokens);
+  part.out = call.out.rows_from(first, n_tokens);
+  part.plan.first_position += first;
+  part.plan.n_tokens = n_tokens;
+  part.first_row = first;
+  return part;
+}
+
+void ChunkedAttention::run_part(const Call& call) {
+  const size_t first_position = call.plan.first_position, window = call.window;
   const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
-  rounds_.pack_batch(kv, call.plan);
+  rounds_.pack_batch(call.kv, call.plan);
   run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
     n_pairs_ += shape_.n_kv_heads * causal_pairs(0, call.plan.chunk(i).size(), window);
     if (i >= n_without_past) run_phase_2(call, i);
   }
-  if (!is_last) {
+  if (!call.is_last) {
     parallel_for(shape_.n_kv_heads,
                  [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
   }
-  if (window == 0) policy_->end_layer();
 }
 
 void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
@@ -187,7 +216,8 @@ MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk,
                                                       {queries, chunk.size(), width, call.q.stride},
                                                       call.kv.k(kv_head),
                                                       call.kv.v(kv_head),
-                                                      table_.add_kv_rows_f32});
+                                                      table_.add_kv_rows_f32,
+                                                      &page_scores_});
 }
 
 // What happens for one KV head between two chunks.
@@ -240,7 +270,7 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
     std::memset(q + n_rows * shape_.head_dim, 0, n_padding * shape_.head_dim * sizeof(float));
     tile.scratch.tile.n_rows = n_rows;
-    const size_t row = task.kv_head * rows_per_head() + token * group_size;
+    const size_t row = task.kv_head * rows_per_head() + (call.first_row + token) * group_size;
     tile.state = {buffers_.m + row, buffers_.l + row, call.out.row(token) + task.kv_head * width,
                   call.out.stride};
     tile.first_query = first;

@@ -22,6 +22,7 @@
 #include "ops/chunk_plan.h"
 #include "ops/decode_attention.h"
 #include "ops/memory_rounds.h"
+#include "ops/page_scores.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
@@ -80,6 +81,7 @@ class ChunkedAttention {
     size_t window;  // 0: none
     bool is_last;
     MatView<float> out;
+    size_t first_row = 0;  // token of the call of run that this part of it begins with
   };
 
   // Consecutive tiles of one chunk and KV head. They share partial column sums, which are added up in task
@@ -108,6 +110,8 @@ class ChunkedAttention {
   }
   size_t task_queries() const { return sizes_.tiles_per_task * sizes_.tile_queries; }
 
+  static Call part_of(const Call& call, size_t first, size_t n_tokens);
+  void run_part(const Call& call);
   void run_phase_1(const Call& call, size_t n_chunks) const;
   void run_phase_2(const Call& call, size_t chunk_idx);
   MemorySet select_memory(const Call& call, PositionRange chunk, size_t kv_head) const;
@@ -139,6 +143,7 @@ class ChunkedAttention {
   AttentionBuffers buffers_;
   DecodeAttention decode_;
   MemoryRounds rounds_;
+  PageScores page_scores_;
   uint64_t n_pairs_ = 0;  // summed over layers and KV heads
 };
 

@@ -47,6 +47,7 @@ PolicyNeeds H2OPolicy::needs(const PolicyShape& shape) const {
     needs.n_last_queries = options_.n_window;
   }
   needs.max_scored_memory = capacity(shape);
+  needs.n_dense_tail = options_.n_tail;
   return needs;
 }
 

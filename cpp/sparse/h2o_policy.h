@@ -26,6 +26,7 @@ struct H2OOptions {
   size_t n_window = 64;    // of kWindow
   float decay = 1.0f;      // factor of the old score at every chunk
   bool by_values = false;  // score times the norm of the value row
+  size_t n_tail = 0;       // last queries of the prompt that read everything
 };
 
 class H2OPolicy final : public SparsePolicy {
@@ -47,7 +48,7 @@ class H2OPolicy final : public SparsePolicy {
   void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
   void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }
   MemorySet memory(size_t slot) const override { return hitters_.memory(slot); }
-  Span<const float> scores(size_t slot) const override { return hitters_.sums(slot); }
+  std::vector<float> scores(size_t slot) const override { return hitters_.scores(slot); }
 
  protected:
   void allocate(const PolicyShape& shape) override;

@@ -7,7 +7,10 @@
 namespace edgeh2o {
 
 HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
-    : options_(options), hitters_({/*is_mean=*/true, options.decay}), landmarks_(options.page_size) {
+    : options_(options),
+      hitters_({/*is_mean=*/true, options.decay}),
+      landmarks_(options.page_size),
+      recall_(options.max_past) {
   EH2O_CHECK(!options.budgets.empty(), "headwise needs a budget for every layer and KV head, got none");
   for (const size_t budget : options.budgets) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
@@ -30,22 +33,36 @@ std::vector<size_t> HeadwisePolicy::capacities(const PolicyShape& shape) const {
   return result;
 }
 
+std::vector<bool> HeadwisePolicy::recalls(const PolicyShape& shape) const {
+  std::vector<bool> result;
+  for (const size_t budget : options_.budgets) {
+    result.push_back(budget == HeadwiseOptions::kFull && recall_.is_needed(shape));
+  }
+  return result;
+}
+
 PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   const std::vector<size_t> all = capacities(shape);
+  const std::vector<bool> recall = recalls(shape);
   PolicyNeeds needs;
   needs.max_scored_memory = *std::max_element(all.begin(), all.end());
-  if (needs.max_scored_memory > 0) {
-    needs.column_sums = ColumnSums::kJoint;
-    needs.max_synthetic = landmarks_.max_rows(shape);
+  if (needs.max_scored_memory > 0) needs.column_sums = ColumnSums::kJoint;
+  if (std::find(recall.begin(), recall.end(), true) != recall.end()) {
+    needs.max_scored_pages = recall_.max_pages(shape);
   }
+  if (needs.max_scored_memory + needs.max_scored_pages > 0) needs.max_synthetic = landmarks_.max_rows(shape);
   return needs;
 }
 
 void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
   const std::vector<size_t> all = capacities(shape);
-  n_read_ = arena.take<size_t>(shape.n_slots());
+  const std::vector<bool> recall = recalls(shape);
+  std::vector<bool> has_landmarks;
+  for (size_t i = 0; i < all.size(); ++i) has_landmarks.push_back(all[i] > 0 || recall[i]);
+  full_memory_ = arena.take<MemorySet>(shape.n_slots());
   hitters_.take_buffers(arena, shape, all);
-  landmarks_.take_buffers(arena, shape, all);
+  landmarks_.take_buffers(arena, shape, has_landmarks);
+  recall_.take_buffers(arena, shape, recall);
 }
 
 size_t HeadwisePolicy::state_bytes(const PolicyShape& shape) const {
@@ -63,15 +80,21 @@ void HeadwisePolicy::allocate(const PolicyShape& shape) {
 }
 
 void HeadwisePolicy::begin_prompt() {
-  std::fill_n(n_read_, shape().n_slots(), 0);
+  std::fill_n(full_memory_, shape().n_slots(), MemorySet{});
   hitters_.begin_prompt();
+  recall_.begin_prompt();
   landmarks_.begin_prompt();
 }
 
 MemorySet HeadwisePolicy::select_memory(size_t slot, const SelectionInput& input) {
   if (!is_scored(slot)) {
-    n_read_[slot] = input.chunk.begin;
-    return memory(slot);
+    const size_t n_past = input.chunk.begin;
+    MemorySet set = MemorySet::all_of({0, n_past});
+    if (recall_.is_needed(n_past)) {
+      set = recall_.select(slot, input, options_.n_sinks, options_.n_local);
+      set.synthetic = landmarks_.summarise(slot, input, set);
+    }
+    return full_memory_[slot] = set;
   }
   const size_t budget = std::min(options_.budgets[slot], shape().max_context);
   MemorySet set = hitters_.select(
@@ -81,11 +104,11 @@ MemorySet HeadwisePolicy::select_memory(size_t slot, const SelectionInput& input
 }
 
 MemorySet HeadwisePolicy::memory(size_t slot) const {
-  return is_scored(slot) ? hitters_.memory(slot) : MemorySet::all_of({0, n_read_[slot]});
+  return is_scored(slot) ? hitters_.memory(slot) : full_memory_[slot];
 }
 
-Span<const float> HeadwisePolicy::scores(size_t slot) const {
-  return is_scored(slot) ? hitters_.sums(slot) : Span<const float>{};
+std::vector<float> HeadwisePolicy::scores(size_t slot) const {
+  return is_scored(slot) ? hitters_.scores(slot) : std::vector<float>{};
 }
 
 }  // namespace edgeh2o

@@ -9,18 +9,20 @@
 #include "base/arena.h"
 #include "sparse/heavy_hitters.h"
 #include "sparse/landmarks.h"
+#include "sparse/page_recall.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
 
 struct HeadwiseOptions {
-  static constexpr size_t kFull = SIZE_MAX;  // budget of a head that reads its whole past
+  static constexpr size_t kFull = SIZE_MAX;  // budget of a head that reads its whole past, up to max_past
 
   std::vector<size_t> budgets;  // [n_layers * n_kv_heads] positions of a full memory set
   size_t n_local = 256;         // at most half of the budget
   size_t n_sinks = 4;           // at most a quarter of it
   float decay = 0.9f;           // factor of the old score at every chunk
   size_t page_size = 64;        // positions per landmark, 0: none
+  size_t max_past = 8192;       // beyond it full heads read the pages that the queries ask for; 0: no limit
 };
 
 class HeadwisePolicy final : public SparsePolicy {
@@ -44,20 +46,22 @@ class HeadwisePolicy final : public SparsePolicy {
   void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
   void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }
   MemorySet memory(size_t slot) const override;
-  Span<const float> scores(size_t slot) const override;
+  std::vector<float> scores(size_t slot) const override;
 
  protected:
   void allocate(const PolicyShape& shape) override;
 
  private:
   std::vector<size_t> capacities(const PolicyShape& shape) const;  // 0: the whole past
+  std::vector<bool> recalls(const PolicyShape& shape) const;       // full heads that may need pages
   void take_buffers(Arena& arena, const PolicyShape& shape);
 
   HeadwiseOptions options_;
   HeavyHitters hitters_;
   Landmarks landmarks_;
+  PageRecall recall_;
   Arena arena_;
-  size_t* n_read_ = nullptr;  // [n_slots] positions that the latest chunk of a full head read
+  MemorySet* full_memory_ = nullptr;  // [n_slots] what the latest chunk of a full head read
 };
 
 }  // namespace edgeh2o

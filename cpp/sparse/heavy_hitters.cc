@@ -39,12 +39,15 @@ void HeavyHitters::begin_prompt() {
   }
 }
 
+float HeavyHitters::score(const Slot& slot, size_t position) const {
+  const float sum = slot.sums[position];
+  return slot.ages ? sum / std::max(slot.ages[position], kMinAge) : sum;
+}
+
 // Orders by score, then by lower position, and holds the position. Scores are sums of weights, never
 // negative, so that their bits order like their values; NaN from a broken model keeps the order total.
 uint64_t HeavyHitters::rank(size_t slot, size_t position, const SelectionInput& input) const {
-  const Slot& state = slots_[slot];
-  float score = state.sums[position];
-  if (state.ages) score /= std::max(state.ages[position], kMinAge);
+  float value = score(slots_[slot], position);
   if (rule_.by_values) {
     const size_t head_dim = shape_.head_dim;
     float* row = value_rows_ + slot % shape_.n_kv_heads * head_dim;
@@ -52,11 +55,11 @@ uint64_t HeavyHitters::rank(size_t slot, size_t position, const SelectionInput& 
     input.add_kv_rows(input.past_values.type, row, input.past_values.row(position), nullptr, 1, head_dim);
     float norm = 0.0f;
     for (size_t i = 0; i < head_dim; ++i) norm += row[i] * row[i];
-    score *= std::sqrt(norm);
+    value *= std::sqrt(norm);
   }
-  uint32_t score_bits;
-  std::memcpy(&score_bits, &score, sizeof(score_bits));
-  return uint64_t{score_bits} << 32 | ~static_cast<uint32_t>(position);
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return uint64_t{bits} << 32 | ~static_cast<uint32_t>(position);
 }
 
 MemorySet HeavyHitters::select(size_t slot, const SelectionInput& input, const Forced& forced) {
@@ -158,6 +161,10 @@ MemorySet HeavyHitters::memory(size_t slot) const {
   return MemorySet::list(slots_[slot].memory, slots_[slot].n_memory);
 }
 
-Span<const float> HeavyHitters::sums(size_t slot) const { return {slots_[slot].sums, shape_.max_context}; }
+std::vector<float> HeavyHitters::scores(size_t slot) const {
+  std::vector<float> result(shape_.max_context);
+  for (size_t i = 0; i < result.size(); ++i) result[i] = score(slots_[slot], i);
+  return result;
+}
 
 }  // namespace edgeh2o

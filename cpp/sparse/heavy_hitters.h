@@ -45,7 +45,8 @@ class HeavyHitters {
   void load(size_t n_tokens, ByteReader& in);
 
   MemorySet memory(size_t slot) const;
-  Span<const float> sums(size_t slot) const;  // decayed column sums by position
+  // [max_context] scores by position, without the norms of value rows.
+  std::vector<float> scores(size_t slot) const;
 
  private:
   struct Slot {
@@ -58,6 +59,7 @@ class HeavyHitters {
     size_t n_scored = 0;     // positions [0, n_scored) may have sums other than 0
   };
 
+  float score(const Slot& slot, size_t position) const;
   uint64_t rank(size_t slot, size_t position, const SelectionInput& input) const;
 
   ScoreRule rule_;

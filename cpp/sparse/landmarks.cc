@@ -5,16 +5,16 @@
 
 namespace edgeh2o {
 
-void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<size_t>& capacities) {
+void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_landmarks) {
   const size_t n_rows = max_rows(shape), dim = shape.head_dim;
   shape_ = shape;
   slots_ = arena.take<Slot>(shape.n_slots());
   k_ = arena.take<float>(shape.n_kv_heads * n_rows * dim);
   v_ = arena.take<float>(shape.n_kv_heads * n_rows * dim);
   biases_ = arena.take<float>(shape.n_kv_heads * n_rows);
-  for (size_t i = 0; i < capacities.size(); ++i) {
+  for (size_t i = 0; i < has_landmarks.size(); ++i) {
     Slot slot;
-    if (capacities[i] > 0) slot.page_sums = arena.take<float>(n_rows * 2 * dim);
+    if (has_landmarks[i]) slot.page_sums = arena.take<float>(n_rows * 2 * dim);
     if (slots_) slots_[i] = slot;
   }
 }

@@ -18,8 +18,7 @@ class Landmarks {
   size_t max_rows(const PolicyShape& shape) const {
     return page_size_ == 0 ? 0 : shape.max_context / page_size_;
   }
-  // capacities[slot] = 0: the slot has no landmarks.
-  void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<size_t>& capacities);
+  void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_landmarks);
   void begin_prompt();
 
   // Rows for the pages that lie before the chunk as a whole. Valid until the next layer's first call.

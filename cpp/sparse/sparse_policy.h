@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/byte_stream.h"
 #include "base/kv_rows.h"
@@ -88,6 +89,20 @@ struct PolicyNeeds {
   size_t n_last_queries = 0;
   size_t max_scored_memory = 0;  // most positions of a memory set in a scored slot
   size_t max_synthetic = 0;      // most synthetic rows of a memory set
+  size_t max_scored_pages = 0;   // most pages that a slot has scored at once
+  // Last queries of the prompt that read their whole past, as far as the call reaches that ends it.
+  size_t n_dense_tail = 0;
+};
+
+// Finds out which pages of past keys a chunk's queries ask for; see PageRecall.
+class PageScorer {
+ public:
+  virtual ~PageScorer() = default;
+  // out[n_pages]: sum over the query rows of the squared softmax over the pages of the largest logit that a
+  // page may have. queries as in SelectionInput; bounds: [n_pages][2 * head_dim], maxima of the keys, then
+  // minima.
+  virtual void score(size_t kv_head, MatView<const float> queries, const float* bounds, size_t n_pages,
+                     float* out) const = 0;
 };
 
 // What select_memory may look at.
@@ -99,6 +114,7 @@ struct SelectionInput {
   // out[head_dim] += the rows at `positions`, or rows 0 to n_rows - 1 if that is null.
   void (*add_kv_rows)(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                       size_t head_dim) = nullptr;
+  const PageScorer* page_scorer = nullptr;  // for as many pages as needs() says
 };
 
 class SparsePolicy {
@@ -142,10 +158,10 @@ class SparsePolicy {
   virtual void save(size_t n_tokens, ByteWriter& out) const;
   virtual void load(size_t n_tokens, ByteReader& in);
 
-  // For inspection: the memory set that the slot's latest chunk read, and its accumulated scores by position
-  // (empty if the algorithm keeps none).
+  // For inspection: the memory set that the slot's latest chunk read, and the accumulated scores by position
+  // that the next choice goes by, [max_context] (empty if the algorithm keeps none).
   virtual MemorySet memory(size_t slot) const = 0;
-  virtual Span<const float> scores(size_t /*slot*/) const { return {}; }
+  virtual std::vector<float> scores(size_t /*slot*/) const { return {}; }
 
  protected:
   virtual void allocate(const PolicyShape& shape) = 0;

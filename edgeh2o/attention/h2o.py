@@ -55,9 +55,15 @@ class H2OConfig(SparseAttentionConfig):
     by_values: bool = option(
         False, "--h2o-by-values", help="multiply scores by the norms of the value vectors"
     )
+    tail: int = option(
+        0,
+        "--h2o-tail",
+        help="last tokens of the prompt that read everything, as far back as its last logical "
+        "batch begins; not in a chat",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("local", "heavy", "sinks"):
+        for name in ("local", "heavy", "sinks", "tail"):
             check_int(self, name, 0)
         check_int(self, "window", 1)
         check_real(
@@ -95,4 +101,5 @@ class H2OConfig(SparseAttentionConfig):
             window=self.window,
             decay=self.decay,
             by_values=self.by_values,
+            tail=self.tail,
         )

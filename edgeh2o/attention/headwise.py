@@ -78,6 +78,12 @@ class HeadwiseConfig(SparseAttentionConfig):
     page_size: int = option(
         64, "--landmark-size", help="tokens that share a landmark, 0 = no landmarks"
     )
+    max_past: int = option(
+        8192,
+        "--headwise-max-past",
+        help="most tokens that a head with unlimited budget reads: beyond it the pages that the "
+        "chunk's queries ask for, 0 = no limit",
+    )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
 
     def __post_init__(self) -> None:
@@ -92,7 +98,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         check_real(
             self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
         )
-        for name in ("local", "sinks", "page_size"):
+        for name in ("local", "sinks", "page_size", "max_past"):
             check_int(self, name, 0)
         if not all(budget is None or _is_positive_int(budget) for budget in self.budgets or ()):
             raise UsageError("budgets must be positive integers, or None for the whole past")
@@ -159,6 +165,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             sinks=self.sinks,
             decay=self.decay,
             page_size=self.page_size,
+            max_past=self.max_past,
         )
 
     def resolved(self, model: AttentionModel) -> HeadwiseConfig:
@@ -176,6 +183,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             "sinks": self.sinks,
             "decay": self.decay,
             "landmarks": self.page_size,
+            "max_past": self.max_past,
         }
 
 

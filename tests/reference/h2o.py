@@ -17,6 +17,9 @@ s_j <- decay s_j + sum_i w_i A_ij, n_j <- decay n_j + number of queries that see
     lift    the same with w_i = the number of keys of that part that query i sees;
     window  s_j of chunk c alone, with w_i = 1 for the last `window` queries of C_c, else 0;
 and `by_values` multiplies it by the norm of v_j.
+
+Dense tail: when the prompt ends, the last T queries of that call read everything before them; the
+chunks end where the tail begins.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.reference.dense import CachedLayer, group_queries
+from tests.reference.dense import CachedLayer, causal_attention, group_queries
 from tests.reference.heavy_hitters import ColumnSums, Positions, select_memory
 from tests.reference.pairs import chunk_bounds
 from tests.reference.softmax_state import Array, SoftmaxState, attend, merge
@@ -48,6 +51,7 @@ class ChunkRecord:
         intra_sums: [n_kv_heads, n] column sums over the chunk's own tokens.
         inter_sums: per KV head, column sums over `memory`.
         scores: [n_kv_heads, stop] accumulated column sums s after the chunk.
+        ranks: [n_kv_heads, stop] the scores that follow from them, without norms.
     """
 
     start: int
@@ -59,6 +63,7 @@ class ChunkRecord:
     intra_sums: Array
     inter_sums: tuple[Array, ...]
     scores: Array
+    ranks: Array
 
 
 class H2OLayer(CachedLayer):
@@ -83,6 +88,7 @@ class H2OLayer(CachedLayer):
         window: int = 64,
         decay: float = 1.0,
         by_values: bool = False,
+        tail: int = 0,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
@@ -94,6 +100,7 @@ class H2OLayer(CachedLayer):
         self._score = score
         self._window = window
         self._by_values = by_values
+        self._tail = tail
         self._column_sums = ColumnSums(decay=0.0 if score == "window" else decay)
         self.chunks: list[ChunkRecord] = []
 
@@ -109,23 +116,32 @@ class H2OLayer(CachedLayer):
         """
         first = self.append(k, v)
         self._column_sums.grow(k.shape[0], first + k.shape[1])
-        bounds = chunk_bounds(q.shape[1], chunk_size=self._chunk_size)
+        n_sparse = q.shape[1] - min(self._tail if is_last else 0, q.shape[1])
+        bounds = chunk_bounds(n_sparse, chunk_size=self._chunk_size)
         parts = [
             self._run_chunk(
                 q[:, start:stop],
                 first + start,
                 first + stop,
-                is_scored=not (is_last and stop == q.shape[1]),
+                is_scored=not (is_last and stop == n_sparse),
             )
             for start, stop in bounds
         ]
+        if n_sparse < q.shape[1]:
+            tail = q[:, n_sparse:]
+            parts.append(
+                causal_attention(tail, self.k, self.v, scale=self.scale, soft_cap=self.soft_cap)
+            )
         return np.concatenate(parts, axis=1)
+
+    def _ranks_of(self, head: int) -> Array:
+        """[n_positions] scores without norms."""
+        is_mean = self._score in ("mean", "lift")
+        return self._column_sums.means(head) if is_mean else self._column_sums.sums[head]
 
     def _scores_of(self, head: int) -> Array:
         """[n_positions] by which `head` chooses."""
-        is_mean = self._score in ("mean", "lift")
-        sums = self._column_sums
-        scores = sums.means(head) if is_mean else sums.sums[head]
+        scores = self._ranks_of(head)
         return scores * np.linalg.norm(self.v[head], axis=1) if self._by_values else scores
 
     def _select(self, n_kv_heads: int, start: int) -> tuple[tuple[Positions, ...], Array]:
@@ -204,6 +220,7 @@ class H2OLayer(CachedLayer):
                 intra_sums=intra_sums,
                 inter_sums=inter_sums,
                 scores=self.scores[:, :stop].copy(),
+                ranks=np.array([self._ranks_of(head)[:stop] for head in range(n_kv_heads)]),
             )
         )
         return merge(intra, inter).o.reshape(q.shape)

@@ -14,6 +14,13 @@ Scores: unless chunk c is the prompt's last, for j in M_c and in C_c
     s_j <- decay s_j + sum_i p_ij, over the queries i and the query heads of the group, and
     n_j <- decay n_j + number of queries i of the chunk that see j;
 the score is s_j / max(n_j, 32). Heads with b = None have none.
+Recall: once a > P, the limit `max_past`, a head with b = None reads no longer [0, a) but whole
+pages of 16 positions: those of the first min(n_sinks, P // 4) positions, those from that of the
+first of the last min(L, P // 2) before a on, and the others with the highest scores, as many as P
+has room for; ties go to the lower page. With k_max and k_min the elementwise bounds of a page's
+keys, u_ip = scale (max(q_i, 0) . k_max + min(q_i, 0) . k_min) bounds the logits of query i there;
+a page's score is the sum over the chunk's queries and the heads of the group of softmax_p(u_ip)^2,
+over the pages that are neither of the first nor of the last. The rest gets landmarks.
 """
 
 from __future__ import annotations
@@ -27,6 +34,9 @@ from tests.reference.dense import CachedLayer, group_queries
 from tests.reference.heavy_hitters import ColumnSums, Positions, select_memory
 from tests.reference.pairs import chunk_bounds
 from tests.reference.softmax_state import Array, attend
+
+# Positions of a page whose keys' bounds a recall goes by.
+RECALL_PAGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,7 @@ class HeadwiseRecord:
         landmarks: per KV head.
         margins: [n_kv_heads] as `select_memory` returns them.
         scores: [n_kv_heads, stop] decayed column sums s after the chunk.
+        means: [n_kv_heads, stop] the scores that follow from them.
     """
 
     start: int
@@ -56,6 +67,7 @@ class HeadwiseRecord:
     landmarks: tuple[Landmarks, ...]
     margins: Array
     scores: Array
+    means: Array
 
 
 def make_landmarks(
@@ -75,6 +87,19 @@ def make_landmarks(
     )
 
 
+def score_pages(
+    q: Array, k: Array, pages: Positions, *, scale: float, soft_cap: float | None
+) -> Array:
+    """[n_pages] scores of `pages` of the rows k [n, d] for the queries q [group, n, d]."""
+    rows = k[pages[:, None] * RECALL_PAGE + np.arange(RECALL_PAGE)]
+    logits = np.maximum(q, 0) @ rows.max(axis=1).T + np.minimum(q, 0) @ rows.min(axis=1).T
+    logits *= scale
+    if soft_cap is not None:
+        logits = soft_cap * np.tanh(logits / soft_cap)
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.square(weights / weights.sum(axis=-1, keepdims=True)).sum(axis=(0, 1))
+
+
 class HeadwiseLayer(CachedLayer):
     """One layer during one prompt; same face as H2OLayer.
 
@@ -92,6 +117,7 @@ class HeadwiseLayer(CachedLayer):
         sinks: int = 4,
         decay: float = 0.9,
         page_size: int = 64,
+        max_past: int = 8192,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
@@ -101,6 +127,7 @@ class HeadwiseLayer(CachedLayer):
         self._local = local
         self._sinks = sinks
         self._page_size = page_size
+        self._max_past = max_past
         self._column_sums = ColumnSums(decay=decay)
         self.chunks: list[HeadwiseRecord] = []
 
@@ -122,9 +149,31 @@ class HeadwiseLayer(CachedLayer):
         ]
         return np.concatenate(parts, axis=1)
 
-    def _select(self, head: int, start: int) -> tuple[Positions, float]:
+    def _recall(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:
+        """What a head with a long past reads for `queries` [group, n, d], and the margin."""
+        limit = self._max_past
+        local_page = (start - min(self._local, limit // 2)) // RECALL_PAGE
+        n_sink_pages = min(-(-min(self._sinks, limit // 4) // RECALL_PAGE), local_page)
+        local = np.arange(local_page * RECALL_PAGE, start)
+        room = max(0, limit - n_sink_pages * RECALL_PAGE - len(local)) // RECALL_PAGE
+        pages = np.arange(n_sink_pages, local_page)
+        margin = np.inf
+        if room < len(pages):
+            scale = self.k.shape[2] ** -0.5 if self.scale is None else self.scale
+            scores = score_pages(queries, self.k[head], pages, scale=scale, soft_cap=self.soft_cap)
+            order = np.lexsort((pages, -scores))
+            if room > 0:
+                margin = float(scores[order[room - 1]] - scores[order[room]])
+            pages = np.sort(pages[order[:room]])
+        pages = np.concatenate([np.arange(n_sink_pages), pages])
+        chosen = (pages[:, None] * RECALL_PAGE + np.arange(RECALL_PAGE)).ravel()
+        return np.concatenate([chosen, local]), margin
+
+    def _select(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:
         """Memory set and margin of the chunk at `start`."""
         budget = self.budgets[head]
+        if budget is None and 0 < self._max_past < start:
+            return self._recall(head, queries, start)
         if budget is None or budget >= start:
             return np.arange(start), np.inf
         sinks, local = min(self._sinks, budget // 4), min(self._local, budget // 2)
@@ -144,7 +193,7 @@ class HeadwiseLayer(CachedLayer):
         outputs, memory, landmarks, margins = [], [], [], []
         for head, queries in enumerate(group_queries(q, n_kv_heads)):
             k, v, budget = self.k[head], self.v[head], self.budgets[head]
-            members, margin = self._select(head, start)
+            members, margin = self._select(head, queries, start)
             marks = make_landmarks(k, v, members, start, page_size=self._page_size)
             # One softmax; nobody waits for a landmark.
             positions = np.concatenate([members, own, np.full(len(marks.counts), -1)])
@@ -175,6 +224,9 @@ class HeadwiseLayer(CachedLayer):
                 landmarks=tuple(landmarks),
                 margins=np.array(margins),
                 scores=self._column_sums.sums[:, :stop].copy(),
+                means=np.array(
+                    [self._column_sums.means(head)[:stop] for head in range(n_kv_heads)]
+                ),
             )
         )
         return np.concatenate(outputs)

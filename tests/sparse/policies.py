@@ -29,6 +29,7 @@ class PolicyCase:
         make_oracle: the oracle of a chunk size.
         budgets: positions of a full memory set, per KV head; None for the whole past.
         has_landmarks: a chunk reads more than itself and the memory set.
+        max_past: where the past of a head without a budget begins to be cut.
     """
 
     name: str
@@ -36,6 +37,7 @@ class PolicyCase:
     make_oracle: Callable[[int], Oracle]
     budgets: tuple[int | None, ...]
     has_landmarks: bool = False
+    max_past: int = 10**9
 
     def make_policy(self, n_layers: int = 1) -> _core.SparsePolicy:
         return self.make_policy_for(n_layers)
@@ -55,13 +57,14 @@ def h2o_case(local: int, heavy: int, **options: Any) -> PolicyCase:
 
 
 def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
-    """options: local, sinks, decay and page_size."""
+    """options: local, sinks, decay, page_size and max_past."""
     return PolicyCase(
         "-".join(["headwise", *map(str, budgets), *(f"{k}={v}" for k, v in options.items())]),
         lambda n_layers: _core.headwise_policy(list(budgets) * n_layers, **options),
         lambda chunk_size: HeadwiseLayer(chunk_size=chunk_size, budgets=budgets, **options),
         budgets,
         has_landmarks=options.get("page_size") != 0,
+        max_past=options.get("max_past", 10**9),
     )
 
 
@@ -77,6 +80,7 @@ HEADWISE = [
     headwise_case(24, None, local=8, sinks=3, page_size=16),
     headwise_case(1, 100, local=20, page_size=10),
     headwise_case(7, 40, local=4, sinks=0, decay=1.0, page_size=0),
+    headwise_case(24, None, local=8, sinks=3, page_size=32, max_past=70),
 ]
 POLICIES = [
     DENSE,

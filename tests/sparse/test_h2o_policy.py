@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edgeh2o import _core
-from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.ops.attention_case import Shape, decode, head_major, make_attention, prefill
+from tests.reference.dense import causal_attention
 from tests.reference.h2o import H2OLayer
 from tests.reference.heavy_hitters import select_memory
+from tests.reference.pairs import pairs_chunked, pairs_dense
 from tests.reference.qkv import random_qkv, separated_qkv
 from tests.reference.softmax_state import attend
 
@@ -54,7 +57,7 @@ def check_chunk_by_chunk(
             positions = attention.policy.memory_set(0, head)
             np.testing.assert_array_equal(positions, chunk.memory[head])
             scores = attention.policy.scores(0, head, chunk.stop)
-            np.testing.assert_allclose(scores, chunk.scores[head], **CLOSE)
+            np.testing.assert_allclose(scores, chunk.ranks[head], **CLOSE)
 
 
 @pytest.mark.parametrize(("local", "heavy"), [(4, 6), (0, 8), (8, 0), (20, 40)])
@@ -96,7 +99,8 @@ def test_lift_of_uniform_attention_is_one() -> None:
     prefill(attention, (np.zeros((SHAPE.n_heads, 2 * S, 8)), k, v), is_last=False)
     ages = np.concatenate([np.arange(S, 0, -1) + S, np.arange(S, 0, -1)])
     for head in range(SHAPE.n_kv_heads):
-        np.testing.assert_allclose(attention.policy.scores(0, head), SHAPE.group * ages, rtol=1e-5)
+        lift = SHAPE.group * ages / np.maximum(ages, 32)  # 1 per query head once it has an age
+        np.testing.assert_allclose(attention.policy.scores(0, head), lift, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +205,52 @@ def test_prefill_goes_on_after_decode(local: int, heavy: int) -> None:
             visible=keys[None, :] <= np.arange(begin, end)[:, None],
         )
         np.testing.assert_allclose(output[:, heads].swapaxes(0, 1), state.o, atol=1e-5)
+
+
+@pytest.mark.parametrize("tail", [1, 5, S, 2 * S + 9, 10 * S])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_dense_tail_equals_the_oracle(tail: int, calls: int) -> None:
+    """The last queries of the last call read everything; what comes before them does not."""
+    n_tokens = 5 * S + 7
+    ends = (n_tokens,) if calls == 1 else (2 * S, 4 * S, n_tokens)
+    qkv = separated(n_tokens, 4, 6)
+    layer = H2OLayer(chunk_size=S, local=4, heavy=6, tail=tail)
+    expected = [
+        layer.prefill(*(array[:, start:end] for array in qkv), is_last=end == n_tokens)
+        for start, end in pairwise((0, *ends))
+    ]
+    attention = make_attention(
+        _core.h2o_policy(4, 6, tail=tail), SHAPE, chunk_size=S, max_context=n_tokens
+    )
+    output = prefill(attention, qkv, ends=ends)
+    np.testing.assert_allclose(output, np.concatenate(expected, axis=1), atol=2e-5)
+    n_tail = min(tail, n_tokens - (0 if calls == 1 else ends[-2]))
+    dense = causal_attention(qkv[0][:, -n_tail:], *qkv[1:])
+    np.testing.assert_allclose(output[:, -n_tail:], dense, atol=2e-5)
+    # A tail as long as its call leaves no chunk before it there.
+    n_sparse = n_tokens - n_tail
+    pairs = pairs_chunked(n_sparse, chunk_size=S, memory_size=10)
+    assert attention.pairs_computed == pairs + pairs_dense(n_tokens) - pairs_dense(n_sparse)
+    # The state is that of the whole call, the tail at its end.
+    _, _, rows = attention.state()
+    np.testing.assert_array_equal(head_major(rows)[:, -n_tail:], output[:, -n_tail:])
+    m, l, _ = attention.state()  # noqa: E741
+    logits = np.einsum("hd,hjd->hj", qkv[0][:, -1], np.repeat(qkv[1], SHAPE.group, axis=0)) / 8**0.5
+    np.testing.assert_allclose(m[-1], logits.max(axis=1), atol=1e-5)
+    total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    np.testing.assert_allclose(l[-1], total, rtol=1e-5)
+
+
+def test_a_prompt_that_goes_on_has_no_tail() -> None:
+    qkv = random_qkv(5, n_tokens=3 * S, **SHAPE.heads)
+    outputs = [
+        prefill(
+            make_attention(
+                _core.h2o_policy(4, 6, tail=tail), SHAPE, chunk_size=S, max_context=3 * S
+            ),
+            qkv,
+            is_last=False,
+        )
+        for tail in (0, 20)
+    ]
+    np.testing.assert_array_equal(outputs[0], outputs[1])

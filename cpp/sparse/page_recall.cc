@@ -1,0 +1,96 @@
+#include "sparse/page_recall.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace edgeh2o {
+
+size_t PageRecall::capacity(const PolicyShape& shape) const {
+  return std::min(max_past_ + 2 * kPageSize, shape.max_context);
+}
+
+void PageRecall::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_recall) {
+  shape_ = shape;
+  slots_ = arena.take<Slot>(shape.n_slots());
+  const bool is_any = std::find(has_recall.begin(), has_recall.end(), true) != has_recall.end();
+  const size_t n_pages = is_any ? max_pages(shape) : 0;
+  scores_ = arena.take<float>(shape.n_kv_heads * n_pages);
+  pages_ = arena.take<int32_t>(shape.n_kv_heads * n_pages);
+  row_ = arena.take<float>(shape.n_kv_heads * shape.head_dim);
+  for (size_t i = 0; i < has_recall.size(); ++i) {
+    Slot slot;
+    if (has_recall[i]) {
+      slot.bounds = arena.take<float>(n_pages * 2 * shape.head_dim);
+      slot.positions = arena.take<int32_t>(capacity(shape));
+    }
+    if (slots_) slots_[i] = slot;
+  }
+}
+
+void PageRecall::begin_prompt() {
+  for (size_t i = 0; i < shape_.n_slots(); ++i) slots_[i].n_pages = 0;
+}
+
+// Bounds of the pages that the past has filled since the last call.
+void PageRecall::add_pages(Slot& slot, size_t kv_head, const SelectionInput& input) const {
+  const size_t dim = shape_.head_dim, n_pages = input.chunk.begin / kPageSize;
+  float* row = row_ + kv_head * dim;
+  for (; slot.n_pages < n_pages; ++slot.n_pages) {
+    float *largest = slot.bounds + slot.n_pages * 2 * dim, *smallest = largest + dim;
+    for (size_t i = 0; i < kPageSize; ++i) {
+      const KvRows& keys = input.past_keys;
+      std::fill_n(row, dim, 0.0f);
+      input.add_kv_rows(keys.type, row, keys.row(slot.n_pages * kPageSize + i), nullptr, 1, dim);
+      for (size_t d = 0; d < dim; ++d) {
+        largest[d] = i == 0 ? row[d] : std::max(largest[d], row[d]);
+        smallest[d] = i == 0 ? row[d] : std::min(smallest[d], row[d]);
+      }
+    }
+  }
+}
+
+// Puts the n_room best of `pages`, in ascending order, at the front of pages_; returns their number.
+size_t PageRecall::choose_pages(Slot& slot, size_t kv_head, const SelectionInput& input, PositionRange pages,
+                                size_t n_room) const {
+  const size_t n_most = max_pages(shape_);
+  float* scores = scores_ + kv_head * n_most;
+  int32_t* chosen = pages_ + kv_head * n_most;
+  std::iota(chosen, chosen + pages.size(), static_cast<int32_t>(pages.begin));
+  if (n_room >= pages.size()) return pages.size();
+  input.page_scorer->score(kv_head, input.queries, slot.bounds + pages.begin * 2 * shape_.head_dim,
+                           pages.size(), scores);
+  const auto is_better = [&](int32_t a, int32_t b) {
+    const float score_a = scores[static_cast<size_t>(a) - pages.begin],
+                score_b = scores[static_cast<size_t>(b) - pages.begin];
+    return score_a > score_b || (!(score_b > score_a) && a < b);
+  };
+  std::nth_element(chosen, chosen + n_room, chosen + pages.size(), is_better);
+  std::sort(chosen, chosen + n_room);
+  return n_room;
+}
+
+MemorySet PageRecall::select(size_t slot_idx, const SelectionInput& input, size_t n_sinks, size_t n_local) {
+  Slot& slot = slots_[slot_idx];
+  const size_t kv_head = slot_idx % shape_.n_kv_heads, n_past = input.chunk.begin;
+  add_pages(slot, kv_head, input);
+  // Sinks and local window are whole pages too, within a quarter and half of the limit.
+  const size_t local_page = (n_past - std::min(n_local, max_past_ / 2)) / kPageSize;
+  const size_t n_sink_pages = std::min(ceil_div(std::min(n_sinks, max_past_ / 4), kPageSize), local_page);
+  const size_t n_forced = n_sink_pages * kPageSize + n_past - local_page * kPageSize;
+  const size_t n_room = (max_past_ - std::min(max_past_, n_forced)) / kPageSize;
+  const size_t n_chosen = choose_pages(slot, kv_head, input, {n_sink_pages, local_page}, n_room);
+
+  int32_t* next = slot.positions;
+  const auto append = [&next](size_t begin, size_t end) {
+    while (begin < end) *next++ = static_cast<int32_t>(begin++);
+  };
+  append(0, n_sink_pages * kPageSize);
+  for (size_t i = 0; i < n_chosen; ++i) {
+    const auto page = static_cast<size_t>(pages_[kv_head * max_pages(shape_) + i]);
+    append(page * kPageSize, (page + 1) * kPageSize);
+  }
+  append(local_page * kPageSize, n_past);
+  return MemorySet::list(slot.positions, static_cast<size_t>(next - slot.positions));
+}
+
+}  // namespace edgeh2o
