@@ -47,8 +47,9 @@ class LLM:
     ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type`` and ``check_tensors`` are those of
     ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
-    (jinja2) takes the place of the model's own. ``on_progress(stage, done, total)`` is called in
-    the stages "load" (bytes) and "prefill" (tokens).
+    (jinja2) takes the place of the model's own, and ``chat_template_kwargs`` are variables of it
+    such as ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the
+    stages "load" (bytes) and "prefill" (tokens).
 
     Raises UsageError for a bad option, FormatError for a bad file, and ResourceError, before
     anything large is allocated, for a context or weights that do not fit in memory.
@@ -67,6 +68,7 @@ class LLM:
         cache_type: str = "f16",
         check_tensors: bool = False,
         chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         started_at = time.perf_counter()
@@ -88,6 +90,7 @@ class LLM:
         self._on_progress = on_progress
         self._current: GenerationStream | None = None
         self._template_source = chat_template
+        self._template_variables = chat_template_kwargs
         self._template: ChatTemplate | None = None
         if runtime.isa is not None:
             instruction_sets.use(runtime.isa)
@@ -264,7 +267,9 @@ class LLM:
                     "this model has no chat template; give one with --chat-template FILE, or "
                     "use the model without chat (--no-chat)"
                 )
-            self._template = ChatTemplate(source, model.tokenizer)
+            self._template = ChatTemplate(
+                source, model.tokenizer, variables=self._template_variables
+            )
         return self._template
 
     @property

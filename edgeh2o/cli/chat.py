@@ -60,7 +60,7 @@ def execute(args: argparse.Namespace) -> int:
     """Answers line after line; returns the exit code."""
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
-    with open_model(options, chat_template=read_template(args)) as (llm, bars):
+    with open_model(options, **read_template(args)) as (llm, bars):
         _ = llm.chat_template  # not to fail after the first message
         messages = _read_messages(load_session(llm, args)) or begin_messages(args)
         bars.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Adds ``--system`` and ``--chat-template``; returns their group."""
+    """Adds ``--system`` and what concerns the template; returns their group."""
     group = parser.add_argument_group("chat")
     group.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     group.add_argument(
@@ -22,12 +23,38 @@ def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         metavar="FILE",
         help="jinja2 template that takes the place of the model's own",
     )
+    group.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the template as one JSON object, such as "
+        '{"enable_thinking": false} (default: what the template does without)',
+    )
     return group
 
 
-def read_template(args: argparse.Namespace) -> str | None:
-    """The template of ``--chat-template``, None for the model's own."""
-    return None if args.chat_template is None else read_text(args.chat_template)
+def read_template(args: argparse.Namespace) -> dict[str, Any]:
+    """The template and its variables, as ``LLM`` takes them.
+
+    Raises UsageError for a file that cannot be read and for variables that are no JSON object.
+    """
+    path, text = args.chat_template, args.chat_template_kwargs
+    return {
+        "chat_template": None if path is None else read_text(path),
+        "chat_template_kwargs": None if text is None else _parse_variables(text),
+    }
+
+
+def _parse_variables(text: str) -> dict[str, Any]:
+    try:
+        variables = json.loads(text)
+    except (ValueError, RecursionError):
+        variables = None
+    if not isinstance(variables, dict):
+        raise UsageError(
+            "--chat-template-kwargs takes one JSON object such as "
+            f"'{{\"enable_thinking\": false}}', got {text!r:.80}"
+        )
+    return variables
 
 
 def begin_messages(args: argparse.Namespace) -> list[dict[str, Any]]:

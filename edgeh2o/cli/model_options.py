@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import PrefillConfig, RuntimeConfig
 from .attention_options import add_attention_options, read_attention
@@ -79,12 +79,13 @@ def open_model(
     options: ModelOptions,
     *,
     chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     profile: MemoryProfile | None = None,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
     """Loads the model, with bars on a terminal; closes both at the end.
 
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
-    own; ``profile`` follows the progress.
+    own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress.
     """
     import logging
 
@@ -112,6 +113,7 @@ def open_model(
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
             on_progress=report,
         ) as llm:
             if options.verbose:

@@ -70,14 +70,15 @@ def execute(args: argparse.Namespace) -> int:
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
     prompt = read_prompt(args)
-    if not args.chat and not (args.system is None and args.chat_template is None):
-        raise UsageError("--system and --chat-template need --chat")
+    given = (args.system, args.chat_template, args.chat_template_kwargs)
+    if not args.chat and any(value is not None for value in given):
+        raise UsageError("--system, --chat-template and --chat-template-kwargs need --chat")
     with (
         watch_memory(args) as profile,
         open_model(
             options,
-            chat_template=read_template(args),
             profile=profile,
+            **read_template(args),
         ) as (llm, bars),
     ):
         load_session(llm, args)

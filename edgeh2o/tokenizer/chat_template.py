@@ -60,7 +60,10 @@ class RenderedChat:
 class ChatTemplate:
     """One compiled template. Raises FormatError if it is too large or not a template."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, *, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """``variables`` are what the template may ask for besides the conversation."""
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise FormatError(
                 f"the chat template has {len(source)} characters, more than "
@@ -68,6 +71,7 @@ class ChatTemplate:
             )
         self._source = source
         self._tokenizer = tokenizer
+        self._variables = dict(variables or {})
         self._environment, self._template = _guarded(lambda: _compile(source))
 
     def render(
@@ -88,6 +92,7 @@ class ChatTemplate:
         )
         text = _guarded(
             lambda: self._template.render(
+                self._variables,
                 messages=marked,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=tokenizer.bos_text,

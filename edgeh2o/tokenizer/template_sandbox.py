@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
+from string import Formatter
 from typing import Any, cast
 
 from jinja2 import Environment, nodes
@@ -158,6 +159,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _permitted(self, function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
         """What to call for ``function``. Raises SecurityError if it is not on a list."""
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        # jinja2 hands out a substitute for this method, which would allow attributes and widths.
+        formatted = getattr(getattr(function, "__wrapped__", None), "__self__", None)
+        if name == "format" and isinstance(formatted, str):
+            return partial(self._format, formatted)
         is_listed = (
             function in self._functions
             or isinstance(function, (Macro, LoopContext))
@@ -216,6 +221,21 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             if attribute is not None:
                 item = self.getattr(item, attribute)
             parts += [d, str(item)] if parts else [str(item)]
+        return self.concat(parts)
+
+    def _format(self, text: str, *args: Any, **kwargs: Any) -> str:
+        """``str.format`` for fields such as {}, {0} and {name}."""
+        parts: list[str] = []
+        n_unnamed = 0
+        for literal, field, spec, conversion in Formatter().parse(text):
+            parts.append(literal)
+            if field is None:
+                continue
+            if spec or conversion or not re.fullmatch(r"\w{0,99}", field, re.ASCII):
+                raise LimitError(f"it formats a field of a form that is not allowed: {field!r:.40}")
+            if not field:
+                field, n_unnamed = str(n_unnamed), n_unnamed + 1
+            parts.append(str(args[int(field)] if field.isdigit() else kwargs[field]))
         return self.concat(parts)
 
     def _indent(self, s: str, width: int = 4, first: bool = False, blank: bool = False) -> str:

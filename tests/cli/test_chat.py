@@ -47,6 +47,22 @@ def test_run_takes_raw_text_unless_chat_is_asked_for(
     assert system["prompt_tokens"] > chat["prompt_tokens"] > raw["prompt_tokens"]
 
 
+def test_variables_of_the_template(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "template"
+    path.write_text(
+        "{{ messages[0].content }}{% if thinks is defined and not thinks %} is it{% endif %}"
+    )
+    options = ["-p", PROMPT, "--chat", "--chat-template", str(path)]
+    plain = _run(model, capsys, "-p", PROMPT)
+    longer = _run(model, capsys, "-p", PROMPT + " is it")
+    assert _run(model, capsys, *options)["token_ids"] == plain["token_ids"]
+    changed = _run(model, capsys, *options, "--chat-template-kwargs", '{"thinks": false}')
+    assert changed["prompt_tokens"] == longer["prompt_tokens"] > plain["prompt_tokens"]
+    assert changed["token_ids"] == longer["token_ids"]
+
+
 def test_a_template_from_a_file(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -65,7 +81,10 @@ def test_a_template_from_a_file(
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [
-        (["--system", "x"], "--system and --chat-template need --chat"),
+        (["--system", "x"], "--chat-template and --chat-template-kwargs need --chat"),
+        (["--chat-template-kwargs", "{}"], "--chat-template-kwargs need --chat"),
+        (["--chat", "--chat-template-kwargs", "[1]"], "takes one JSON object"),
+        (["--chat", "--chat-template-kwargs", "{"], "takes one JSON object"),
         (["--session-read-only"], "--session-read-only needs --session"),
         (["--session", "none", "--session-read-only"], "does not exist"),
         (["--session", "no/such/folder/s"], "there is no folder"),

@@ -107,6 +107,7 @@ def test_the_default_model_s_template(smollm2_path: Path) -> None:
         ),
         ("{{ '<b>' | safe ~ '&' }}", "<b>&"),
         ("{{ dict(a=1).get('a') }}", "1"),
+        ("{{ '{}={}, {1}{x} {{}}'.format('a', 2, x='b') }}", "a=2, 2b {}"),
     ],
 )
 def test_what_templates_may_use(tokenizer: Tokenizer, source: str, expected: str) -> None:
@@ -123,7 +124,13 @@ def test_what_templates_may_use(tokenizer: Tokenizer, source: str, expected: str
         ("{{ ''['__class__'].__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "append.* unsafe|must not be called"),
         ("{{ messages[0].update(a=1) }}", "must not be called|unsafe"),
-        ("{{ '{0.__class__}'.format(1) }}", "format must not be called"),
+        ("{{ '{0.__class__}'.format(1) }}", "formats a field of a form"),
+        ("{{ '{0[0]}'.format('a') }}", "formats a field of a form"),
+        ("{{ '{!r}'.format('a') }}", "formats a field of a form"),
+        ("{{ '{:1000000000}'.format(1) }}", "formats a field of a form"),
+        ("{{ '{} {}'.format(1) }}", "index out of range"),
+        ("{{ '{x}'.format_map({'x': 1}) }}", "format_map must not be called|undefined"),
+        ("{% set x = 'a' * 1000 %}" + "{% set x = '{0}{0}'.format(x) %}" * 40, "more than"),
         ("{{ (1).to_bytes(10**9) }}", "exponent|to_bytes must not be called"),
         ("{{ cycler('a').__init__.__globals__ }}", "undefined|must not"),
         ("{{ lipsum.__globals__ }}", "undefined"),
