@@ -109,16 +109,7 @@ class LLM:
         self._runtime = runtime
         self._weight_bytes = weights.weight_bytes
         self._model: LoadedModel | None = weights
-        self._cache: PromptCache | None = PromptCache(
-            Session(weights, attention=attention, prefill=prefill, runtime=runtime),
-            weights.tokenizer,
-            {
-                "model": weights.fingerprint,
-                "attention": attention.resolved(weights.config).to_dict(),
-                "chunk_size": prefill.chunk_size,
-                "cache_type": runtime.cache_type,
-            },
-        )
+        self._cache: PromptCache | None = self._make_cache(weights)
         self.load_s = time.perf_counter() - started_at
 
     def __enter__(self) -> LLM:
@@ -318,7 +309,6 @@ class LLM:
         keep_cache: bool,
         started_at: float,
     ) -> GenerationStream:
-        cache = self._require_cache()
         if len(token_ids) == 0:
             raise UsageError(
                 "the prompt is empty and this model adds no beginning-of-text token; "
@@ -329,7 +319,9 @@ class LLM:
             sampling = replace(sampling, seed=self._seed)
         self._use_threads()  # sessions are sized for the number of threads
         self._current = None
-        generation = cache.begin(
+        if not keep_cache:  # a saved session must fit the budgets of another process
+            self.profile_budgets(token_ids)
+        generation = self._require_cache().begin(
             token_ids,
             prompt,
             sampling,
@@ -340,6 +332,39 @@ class LLM:
         )
         self._current = GenerationStream(generation, resume=self._resume, make_stats=self._stats)
         return self._current
+
+    def profile_budgets(self, token_ids: NDArray[np.int32]) -> bool:
+        """Fits the attention to the model by the beginning of a long prompt, if it needs that.
+
+        For models without a budget table: the first prompt of ``PROFILED_LENGTH`` tokens or more
+        decides for this object; prompts with ``keep_cache`` do not. Whether this call did it.
+        """
+        from .engine.calibration import PROFILED_LENGTH, profile_prompt
+        from .runners.native import NativeModel
+
+        model, attention = self._require_open(), self.attention
+        if len(token_ids) < PROFILED_LENGTH or not attention.needs_profile(model.config):
+            return False
+        if not isinstance(model, NativeModel):
+            return False
+        self._use_threads()
+        self.attention = attention.with_profile(profile_prompt(model, token_ids))
+        self._cache = self._make_cache(model)
+        return True
+
+    def _make_cache(self, model: LoadedModel) -> PromptCache:
+        attention, prefill = fit_chunks(self.attention, self.prefill)
+        session = Session(model, attention=attention, prefill=prefill, runtime=self._runtime)
+        return PromptCache(
+            session,
+            model.tokenizer,
+            {
+                "model": model.fingerprint,
+                "attention": attention.resolved(model.config).to_dict(),
+                "chunk_size": prefill.chunk_size,
+                "cache_type": self._runtime.cache_type,
+            },
+        )
 
     def start_runner(
         self,

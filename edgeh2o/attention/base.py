@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .._core import SparsePolicy
+    from .budget_table import BudgetTable
 
 
 class AttentionModel(Protocol):
@@ -55,9 +56,19 @@ class SparseAttentionConfig(ABC):
         """
         return self
 
+    def needs_profile(self, model: AttentionModel) -> bool:
+        """Whether a profile of a prompt's beginning would serve the model better than a guess."""
+        return False
+
+    def with_profile(self, table: BudgetTable) -> Self:
+        """These settings, with what the profile says in the place of the guess."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """The algorithm's name and its settings as plain values, fit for JSON."""
-        return {"algorithm": self.algorithm, **asdict(self)}
+        values = asdict(self)
+        settings = {item.name: values[item.name] for item in fields(self) if is_setting(item)}
+        return {"algorithm": self.algorithm, **settings}
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         """``to_dict`` with what ``make_policy`` makes of it for a model, for statistics."""
@@ -67,10 +78,15 @@ class SparseAttentionConfig(ABC):
         """The main settings and those that differ from the default: ``h2o local 256 heavy 256``."""
         shown: dict[str, Any] = {"algorithm": self.algorithm}
         for item in fields(self):
-            value = getattr(self, item.name)
+            value = getattr(self, item.name) if is_setting(item) else None
             if value is not None and (item.name in self.main_settings or value != item.default):
                 shown[item.name] = value
         return describe_settings(shown)
+
+
+def is_setting(item: Field[Any]) -> bool:
+    """Whether a field is a setting, not the result of a measurement."""
+    return bool(item.metadata.get("is_setting", True))
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:

@@ -42,8 +42,9 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     Without ``table`` the one of the model is looked up: in the cache folder, where
     `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
-    the same budget for every head. ``max_loss`` needs a table. ``budgets`` gives the budgets
-    themselves, ``None`` for the whole past. Raises UsageError for values out of range.
+    the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt.
+    ``max_loss`` needs a table. ``budgets`` gives the budgets themselves, ``None`` for the whole
+    past. Raises UsageError for values out of range.
     """
 
     preferred_chunk_size: ClassVar[int] = 256
@@ -85,6 +86,9 @@ class HeadwiseConfig(SparseAttentionConfig):
         "chunk's queries ask for, 0 = no limit",
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
+    profile: BudgetTable | None = field(
+        default=None, metadata={"is_option": False, "is_setting": False}
+    )
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.max_loss is not None:
@@ -145,6 +149,8 @@ class HeadwiseConfig(SparseAttentionConfig):
         return budget
 
     def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
+        if self.profile is not None:
+            return self.profile, "profile"
         if self.table is None:
             return find_table(model.fingerprint)
         table = read_table(Path(self.table))
@@ -168,9 +174,28 @@ class HeadwiseConfig(SparseAttentionConfig):
             max_past=self.max_past,
         )
 
+    def needs_profile(self, model: AttentionModel) -> bool:
+        return (
+            self.budgets is None
+            and self.table is None
+            and self.profile is None
+            and self.max_loss is None
+            and find_table(model.fingerprint) is None
+        )
+
+    def with_profile(self, table: BudgetTable) -> HeadwiseConfig:
+        return replace(self, profile=table)
+
     def resolved(self, model: AttentionModel) -> HeadwiseConfig:
         chosen = self.choose_budgets(model)
-        return replace(self, budgets=chosen.per_head, budget=chosen.mean, max_loss=None, table=None)
+        return replace(
+            self,
+            budgets=chosen.per_head,
+            budget=chosen.mean,
+            max_loss=None,
+            table=None,
+            profile=None,
+        )
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)

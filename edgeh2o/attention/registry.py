@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from ..errors import UsageError
-from .base import SparseAttentionConfig
+from .base import SparseAttentionConfig, is_setting
 
 Config = TypeVar("Config", bound=type[SparseAttentionConfig])
 
@@ -58,7 +58,7 @@ def make_sparse_attention(settings: Mapping[str, Any]) -> SparseAttentionConfig:
     if not isinstance(name, str):
         raise UsageError("sparse attention settings need an entry 'algorithm'")
     config = find_sparse_attention(name)
-    known = {item.name for item in fields(config)}
+    known = {item.name for item in fields(config) if is_setting(item)}
     unknown = sorted(str(key) for key in values if key not in known)
     if unknown:
         raise UsageError(

@@ -2,19 +2,21 @@
 
 The text is read dense once. On every layer's queries, keys and values the sparse rule runs with the
 same budget for all heads, once per level, and the error of a head is what its difference from
-the dense output adds to the residual stream.
+the dense output adds to the residual stream. ``calibrate`` does that once per model; a model
+without a table is profiled on the first tokens of a prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
+from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..runners.base import SessionShape
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 LEVELS = (64, 128, 256, 448, 704, 1024)
 # Queries whose past is shorter lose little, and would hide what later ones lose.
 FIRST_QUERY = 1024
+
+# A profile is a calibration at a quarter of the length: memory sets a quarter as large, of chunks
+# half as long, stand for those of a prompt of PROFILED_LENGTH tokens.
+PROFILE_TOKENS = 1024
+PROFILED_LENGTH = 4 * PROFILE_TOKENS
+PROFILE_CHUNK = 128
 
 Floats = NDArray[np.float32]
 
@@ -45,16 +53,20 @@ def measure_head_errors(
     levels: Sequence[int] = LEVELS,
     first_query: int = FIRST_QUERY,
     rule: HeadwiseConfig | None = None,
+    chunk_size: int | None = None,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> HeadErrors:
     """Errors of ``tokens`` [n] with each level's budget in every head.
 
     The error of head h is mean_i |Wo_h (o_sparse - o_dense)_ih|^2 / mean_i |x_i|^2 over the
     queries i >= ``first_query``, with x the residual stream before the layer and Wo_h the
-    columns of the output projection that read the head's group. ``first_query`` must be below n.
+    columns of the output projection that read the head's group. ``first_query`` must be below n;
+    ``chunk_size`` defaults to what the rule prefers.
     """
     rule = rule or HeadwiseConfig()
-    probe = _LayerProbe(model, len(tokens), levels, first_query, rule)
+    probe = _LayerProbe(
+        model, len(tokens), levels, first_query, rule, chunk_size or rule.preferred_chunk_size
+    )
     shape = SessionShape(
         max_context=len(tokens),
         batch_size=len(tokens),
@@ -64,6 +76,38 @@ def measure_head_errors(
     runner = model.start_session(DenseConfig(), shape)
     runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)
     return HeadErrors(probe.errors, float(np.mean(np.arange(first_query, len(tokens)))))
+
+
+def profile_prompt(
+    model: NativeModel, tokens: NDArray[np.int32], rule: HeadwiseConfig | None = None
+) -> BudgetTable:
+    """A table without losses from the first ``PROFILE_TOKENS`` of ``tokens`` [n], n at least that.
+
+    They are read once more for it, with several memory sizes: as much work as some thousand
+    tokens of prefill. One text says less than a calibration does.
+    """
+    rule = rule or HeadwiseConfig()
+    scale = PROFILED_LENGTH // PROFILE_TOKENS
+    measured = measure_head_errors(
+        model,
+        tokens[:PROFILE_TOKENS],
+        levels=[level // scale for level in LEVELS],
+        first_query=PROFILE_TOKENS // 2,
+        rule=replace(rule, local=min(rule.local, PROFILE_CHUNK)),
+        chunk_size=PROFILE_CHUNK,
+    )
+    config = model.config
+    return BudgetTable(
+        model=f"profile of {PROFILE_TOKENS} tokens",
+        fingerprint=config.fingerprint,
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        chunk_size=PROFILE_CHUNK,
+        length=PROFILE_TOKENS,
+        mean_past=float(np.mean(np.arange(FIRST_QUERY, PROFILED_LENGTH))),
+        levels=LEVELS,
+        errors=tuple(tuple(map(float, row)) for row in measured.errors),
+    )
 
 
 class _LayerProbe:
@@ -76,6 +120,7 @@ class _LayerProbe:
         levels: Sequence[int],
         first_query: int,
         rule: HeadwiseConfig,
+        chunk_size: int,
     ) -> None:
         config = model.config
         self._model = model
@@ -83,7 +128,6 @@ class _LayerProbe:
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
         self._sliding_layers = config.sliding_layers
-        chunk_size = rule.preferred_chunk_size
         self._attentions = [
             _core.ChunkedAttention(
                 _core.headwise_policy(

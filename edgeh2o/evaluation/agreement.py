@@ -161,6 +161,7 @@ def evaluate_agreement(
         raise UsageError(f"the number of tokens must be at least 1, got {n_tokens}")
     windows = cut_windows(llm, text, context_size, prompts)
     n_positions = context_size + n_tokens
+    llm.profile_budgets(windows[0])
     sparse = llm.start_runner(n_positions)
     same_chunks = PrefillConfig(batch_size=sparse.batch_size, chunk_size=sparse.chunk_size)
     floor = llm.start_runner(n_positions, attention=DenseConfig(), prefill=same_chunks)

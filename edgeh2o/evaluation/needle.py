@@ -191,6 +191,7 @@ def evaluate_needle(
     prompts = [maker.make(length, depth, place, grid.seed) for length, depth, place in grid.cells()]
     n_positions = max(len(prompt.tokens) + len(prompt.answer) for prompt in prompts)
     dense = llm.start_runner(n_positions, attention=DenseConfig())
+    llm.profile_budgets(max((prompt.tokens for prompt in prompts), key=len))
     sparse = llm.start_runner(n_positions)
     total, done = sum(len(prompt.tokens) for prompt in prompts), 0
     results = []

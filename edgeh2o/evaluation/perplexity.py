@@ -140,6 +140,7 @@ def evaluate_perplexity(
     if skip < 0:
         raise UsageError(f"the number of tokens to skip must be at least 0, got {skip}")
     tokens = cut_windows(llm, text, context_size, windows)
+    llm.profile_budgets(tokens[0])
     sparse = llm.start_runner(context_size)
     same_batches = PrefillConfig(batch_size=sparse.batch_size, chunk_size=sparse.chunk_size)
     comparer = WindowComparer(

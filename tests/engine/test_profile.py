@@ -1,0 +1,122 @@
+"""Models without a budget table: the first long prompt says what each head needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
+from edgeh2o.attention.budget_table import find_table
+from edgeh2o.engine import calibration
+from edgeh2o.engine.calibration import LEVELS, PROFILE_TOKENS, PROFILED_LENGTH, profile_prompt
+from edgeh2o.runners.native import NativeModel
+from tests.tiny_models import TinyModelFactory
+
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
+CHUNKS = PrefillConfig(batch_size=1024, chunk_size=256)
+
+
+@pytest.fixture
+def llm(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LLM]:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
+    path = tiny_model(tensor_type="Q8_0", context_length=8192)
+    with LLM(path, attention=HeadwiseConfig(budget=600), prefill=CHUNKS) as loaded:
+        yield loaded
+
+
+def random_prompt(llm: LLM, n_tokens: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(3, llm.config.vocab_size, n_tokens).astype(np.int32)
+
+
+def native(llm: LLM) -> NativeModel:
+    assert isinstance(llm.model, NativeModel)
+    return llm.model
+
+
+def test_the_first_long_prompt_decides(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = (random_prompt(llm, n) for n in (PROFILED_LENGTH - 1, PROFILED_LENGTH))
+    assert llm.generate(short, ONE_TOKEN).stats.attention["table"] == "uniform"
+    stats = llm.generate(long, ONE_TOKEN).stats
+    assert (stats.attention["table"], stats.attention["budget"]) == ("profile", 600)
+    expected = profile_prompt(native(llm), long)
+    assert isinstance(llm.attention, HeadwiseConfig)
+    assert llm.attention.profile == expected
+    budgets = llm.attention.choose_budgets(llm.config).per_head
+    assert budgets == expected.budgets(600)
+    assert len(set(budgets)) > 1
+
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("profiled again")
+
+    monkeypatch.setattr(calibration, "profile_prompt", unexpected)
+    assert llm.generate(random_prompt(llm, 5000, 1), ONE_TOKEN).stats.attention["table"] == (
+        "profile"
+    )
+    assert llm.attention.profile == expected
+    assert "profile" not in llm.attention.to_dict()
+    assert "profile" not in llm.attention.describe()
+
+
+def test_the_answer_is_that_of_the_budgets(llm: LLM) -> None:
+    prompt = random_prompt(llm, PROFILED_LENGTH)
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    ids = llm.generate(prompt, greedy).token_ids
+    assert isinstance(llm.attention, HeadwiseConfig)
+    budgets = llm.attention.choose_budgets(llm.config).per_head
+    given = HeadwiseConfig(budgets=budgets)
+    with LLM(llm.model_path, attention=given, prefill=CHUNKS) as other:
+        assert other.generate(prompt, greedy).token_ids == ids
+        assert other.attention == given
+
+
+def test_prompts_that_may_be_saved_do_not_profile(llm: LLM) -> None:
+    prompt = random_prompt(llm, PROFILED_LENGTH)
+    stats = llm.generate(prompt, ONE_TOKEN, keep_cache=True).stats
+    assert stats.attention["table"] == "uniform"
+
+
+def test_a_table_is_better_than_a_profile(llm: LLM) -> None:
+    from edgeh2o.attention.budget_table import table_path, write_table
+
+    prompt = random_prompt(llm, PROFILED_LENGTH)
+    write_table(profile_prompt(native(llm), prompt), table_path(llm.config.fingerprint))
+    assert find_table(llm.config.fingerprint) is not None
+    assert not llm.attention.needs_profile(llm.config)
+    assert not llm.profile_budgets(prompt)
+    assert llm.generate(prompt, ONE_TOKEN).stats.attention["table"] == "cache"
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        HeadwiseConfig(budgets=(None,) * 6),
+        HeadwiseConfig(table="t.json"),
+        HeadwiseConfig(max_loss=1.0),
+    ],
+    ids=["budgets", "table", "max_loss"],
+)
+def test_settings_that_say_the_budgets_need_no_profile(llm: LLM, attention: HeadwiseConfig) -> None:
+    assert not attention.needs_profile(llm.config)
+
+
+def test_a_profile_is_a_calibration_at_a_quarter_of_the_length(llm: LLM) -> None:
+    prompt = random_prompt(llm, PROFILED_LENGTH)
+    table = profile_prompt(native(llm), prompt)
+    assert table.levels == LEVELS
+    assert table.mean_past == np.mean(np.arange(1024, 4096))
+    measured = calibration.measure_head_errors(
+        native(llm),
+        prompt[:PROFILE_TOKENS],
+        levels=[16, 32, 64, 112, 176, 256],
+        first_query=512,
+        rule=HeadwiseConfig(local=128),
+        chunk_size=128,
+    )
+    np.testing.assert_array_equal(np.array(table.errors), measured.errors)
+    assert (measured.errors[:, 0] > measured.errors[:, -1]).all()
