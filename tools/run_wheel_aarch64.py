@@ -1,12 +1,12 @@
 """Runs an aarch64 wheel in an emulated Python and compares its answers with this machine's.
 
-    python -m tools.run_wheel_aarch64 build/wheels-aarch64/edgeh2o-*-cp311-*.whl
+    python -m tools.run_wheel_aarch64 [build/wheels-aarch64/edgeh2o-*-cp311-*.whl]
 
 The wheel and its dependencies (aarch64 wheels of NumPy, tokenizers, ... from the package index) go
 into a Python of Debian arm64 under qemu-user. There `edgeh2o run` answers a prompt with sparse
 prefill; text, greedy tokens and logits must be those of the edgeh2o that runs this script. The
 models are small random ones, of float and of 4-bit weights, or --model. With --tests FOLDER ...
-pytest runs those in the same place instead.
+pytest runs those in the same place instead. Without a wheel it is built first.
 
 Exit status: 0 equal, 1 not, 77 skipped because a tool is missing (stderr names it).
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tools import build_wheel_aarch64
 from tools.aarch64_packages import PackageError
 from tools.aarch64_python import (
     SUITES,
@@ -168,7 +169,7 @@ def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("wheel", type=Path, nargs="?", help="default: built for CPython 3.11")
     parser.add_argument("--processor", nargs="+", default=list(PROCESSORS), metavar="MODEL")
     parser.add_argument("--model", type=Path, help="a GGUF file instead of the tiny random ones")
     parser.add_argument("--words", type=int, default=N_WORDS, help="length of the prompt")
@@ -178,6 +179,12 @@ def main(argv: list[str] | None = None) -> int:
     if missing := find_missing():
         print(f"skipped: not installed: {', '.join(missing)}", file=sys.stderr)
         return SKIPPED
+    if arguments.wheel is None:
+        out = arguments.build_dir / "out"
+        options = ["--python", "3.11", "--build-dir", str(arguments.build_dir), "--out", str(out)]
+        if status := build_wheel_aarch64.main(options):
+            return status
+        (arguments.wheel,) = out.glob("*-cp311-*.whl")
     versions = {f"cp{version.replace('.', '')}": version for version in SUITES}
     version = versions[arguments.wheel.name.split("-")[2]]
     requirement = f"{arguments.wheel.resolve()}[test]" if arguments.tests else arguments.wheel

@@ -7,16 +7,16 @@ namespace edgeh2o::EH2O_ISA {
 
 inline constexpr size_t kGemmQ8Columns = simd::kGemmQ8Vectors * simd::kLanes;
 
-// Weights that the ISA multiplies as signed have had their offset removed; unsigned ones are corrected by
-// -offset * sum(x), which is the accumulator's start value.
-template <PackedFormat kFormat>
+// Weights that the ISA multiplies as signed have had their offset removed, unless kKeepsOffset; all others
+// are corrected by -offset * sum(x), which is the accumulator's start value.
+template <PackedFormat kFormat, bool kKeepsOffset = !simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned>
 struct Correction {
   static constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
-  static constexpr bool kNeeded = kOffsetLog2 >= 0 && !simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned;
-  static_assert(!kNeeded || simd::kDotBias == 0);
   static EH2O_INLINE simd::I32 start(int32_t negated_sum8) {
-    if constexpr (kNeeded) {
-      return simd::shift_left_i32<kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
+    if constexpr (kOffsetLog2 >= 0 && kKeepsOffset) {
+      const simd::I32 offset = simd::shift_left_i32<kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
+      if constexpr (simd::kDotBias == 0) return offset;
+      return simd::add_i32(offset, simd::set1_i32(simd::kDotBias));
     } else {
       return simd::set1_i32(simd::kDotBias);
     }

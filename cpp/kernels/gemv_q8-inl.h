@@ -71,8 +71,14 @@ struct CodebookBytes {
   }
 };
 
-// The weights of depth step `step` (4 values of depth) of vector v, ready to multiply.
+// Stored without their offset removed by the packer, though the ISA multiplies signed weights.
 template <PackedFormat kFormat>
+inline constexpr bool kHasSignedNibbles =
+    PackedTraits<kFormat>::kNibbles && PackedTraits<kFormat>::kCodebook == Codebook::kNone &&
+    PackedTraits<kFormat>::kOffsetLog2 >= 0 && simd::Dot4<4>::kSigned;
+
+// The weights of depth step `step` (4 values of depth) of vector v, ready to multiply.
+template <PackedFormat kFormat, bool kKeepsOffset = false>
 EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t step, size_t v) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
@@ -85,7 +91,7 @@ EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t step, size_t v) 
     if constexpr (Traits::kCodebook != Codebook::kNone) {
       static constexpr CodebookBytes<kFormat> kTable;
       return look_up(kTable.byte, values);
-    } else if constexpr (Dot4<4>::kSigned && Traits::kOffsetLog2 >= 0) {
+    } else if constexpr (kHasSignedNibbles<kFormat> && !kKeepsOffset) {
       return sub_i8(values, 1 << Traits::kOffsetLog2);
     } else {
       return values;
@@ -103,6 +109,9 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
   constexpr size_t kXSteps = Dot::kXRows < kStepsAtOnce ? Dot::kXRows : kStepsAtOnce;
   static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce % kXSteps == 0);
+  // A correction of the sum takes fewer instructions than one of every weight.
+  using Offset = Correction<kFormat, !Dot::kSigned || kHasSignedNibbles<kFormat>>;
+  constexpr size_t kChains = kGemvQ8Chains;  // so that the latency of the dot product is hidden
 
   F32 sum[kVectors];
   unroll<kVectors>([&](auto v) { sum[v] = zero(); });
@@ -119,26 +128,25 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
       if constexpr (kSubBlocks == 2)
         negated_sum8 = sub == 0 ? x_negated_sum8[1] : negated_sum8 - x_negated_sum8[1];
       I32 dot[kVectors];
-      unroll<kVectors>([&](auto v) { dot[v] = Correction<kFormat>::start(negated_sum8); });
+      unroll<kVectors>([&](auto v) { dot[v] = Offset::start(negated_sum8); });
       unroll<kSteps / kStepsAtOnce>([&](auto part) {
-        // Two chains of accumulators, so that the latency of the dot product is hidden.
-        typename Dot::Acc acc[2][kVectors];
-        unroll<kVectors>([&](auto v) {
-          acc[0][v] = Dot::start(dot[v]);
-          acc[1][v] = Dot::start(set1_i32(0));
+        typename Dot::Acc acc[kChains][kVectors];
+        unroll<kChains>([&](auto c) {
+          unroll<kVectors>([&](auto v) { acc[c][v] = Dot::start(c == 0 ? dot[v] : set1_i32(0)); });
         });
         unroll<kStepsAtOnce / kXSteps>([&](auto group) {
           constexpr size_t kFirst = (sub * kSteps) + part * kStepsAtOnce + group * kXSteps;
           const typename Dot::X values = Dot::load_x(x_quants + 4 * kFirst);
           unroll<kXSteps>([&](auto i) {
             unroll<kVectors>([&](auto v) {
-              auto& a = acc[(group * kXSteps + i) % 2][v];
-              a = Dot::template add<i>(a, load_weights<kFormat>(w_quants, kFirst + i, v), values);
+              auto& a = acc[(group * kXSteps + i) % kChains][v];
+              a = Dot::template add<i>(a, load_weights<kFormat, true>(w_quants, kFirst + i, v), values);
             });
           });
         });
         unroll<kVectors>([&](auto v) {
-          dot[v] = add_i32(Dot::finish(acc[0][v], dot[v]), Dot::finish(acc[1][v], set1_i32(0)));
+          dot[v] = Dot::finish(acc[0][v], dot[v]);
+          if constexpr (kChains == 2) dot[v] = add_i32(dot[v], Dot::finish(acc[1][v], set1_i32(0)));
         });
       });
       unroll<kVectors>(

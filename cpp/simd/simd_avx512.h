@@ -19,6 +19,7 @@ inline constexpr bool kHasLaneMulAdd = false;
 inline constexpr int32_t kDotBias = 0;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return _mm512_setzero_ps(); }

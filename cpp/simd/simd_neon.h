@@ -25,6 +25,7 @@ inline constexpr bool kHasLaneMulAdd = true;
 // and one subtraction replaces the conversion, which occupies a Cortex-A76 pipe twice.
 inline constexpr int32_t kDotBias = 0x4b400000;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
 
 EH2O_INLINE F32 zero() { return vdupq_n_f32(0.0f); }

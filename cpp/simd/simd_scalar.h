@@ -15,6 +15,7 @@ inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
 inline constexpr int32_t kDotBias = 0;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
 
 struct F32 {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-constexpr size_t kRows = 128, kDepth = 2048, kOutputs = 512;  // matrix products
+constexpr size_t kRows = 256, kDepth = 2048, kOutputs = 1024; // matrix products
 constexpr size_t kHeads = 8, kKvHeads = 2, kHeadDim = 64;     // attention
 constexpr size_t kPromptTokens = 512, kCachedTokens = 2048;   // prefill, decode
 constexpr double kPromptPairs = kPromptTokens * (kPromptTokens + 1) / 2.0;
