@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeH2OError
@@ -11,7 +13,10 @@ from .model_options import add_model_argument, add_model_options, print_note, re
 from .report import add_json_option, print_report
 
 if TYPE_CHECKING:
+    from ..config import ModelConfig
     from ..formats.gguf import GgufFile
+    from ..runners.base import SessionShape
+    from ..tokenizer import Tokenizer
     from .model_options import ModelOptions
 
 MAX_TEXT = 200
@@ -35,26 +40,67 @@ def execute(args: argparse.Namespace) -> int:
     options = read_model_options(args)
 
     from ..engine.session import fit_chunks
+    from ..formats.onnx_folder import is_onnx
     from ..formats.pull import resolve_model
     from ..formats.split import open_model_file
 
     path = resolve_model(options.model, on_message=print_note)
     attention, prefill = fit_chunks(options.attention, options.prefill)
     options = replace(options, attention=attention, prefill=prefill)
-    with open_model_file(path) as gguf:
-        report = {
-            "file": str(path),
-            "bytes": path.stat().st_size,
-            "gguf_version": gguf.version,
-            "metadata": {key: _describe(value) for key, value in gguf.metadata.items()},
-            "tensors": _count_tensors(gguf),
-            "tokenizer": _try(lambda: _describe_tokenizer(gguf)),
-            "chat_template": _try(lambda: _describe_template(gguf)),
-            "attention": _try(lambda: _describe_attention(gguf, options)),
-            "memory_bytes": _try(lambda: _estimate_memory(gguf, options)),
-        }
+    if is_onnx(path):
+        report = _report_onnx(path, options)
+    else:
+        with open_model_file(path) as gguf:
+            report = _report_gguf(path, gguf, options)
     print_report(report, as_json=args.json)
     return 0
+
+
+def _report_gguf(path: Path, gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
+    from ..models.spec import read_model
+    from ..runners.native import estimate_session_bytes
+    from ..tokenizer import build_tokenizer
+    from ..tokenizer.chat_template import TEMPLATE_KEY
+
+    def estimate_memory() -> dict[str, Any]:
+        config, bindings = read_model(gguf)
+        weights = sum(binding.info.n_bytes for binding in bindings)
+
+        def estimate(shape: SessionShape) -> Mapping[str, int]:
+            return estimate_session_bytes(config, options.attention, shape)
+
+        return _describe_memory(config.context_length, weights, estimate, options)
+
+    template = gguf.metadata.get(TEMPLATE_KEY)
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "gguf_version": gguf.version,
+        "metadata": {key: _describe(value) for key, value in gguf.metadata.items()},
+        "tensors": _count_tensors(gguf),
+        "tokenizer": _try(lambda: _describe_tokenizer(build_tokenizer(gguf.metadata))),
+        "chat_template": _try(lambda: _render(template, build_tokenizer(gguf.metadata))),
+        "attention": _try(lambda: _describe_attention(read_model(gguf)[0], options)),
+        "memory_bytes": _try(estimate_memory),
+    }
+
+
+def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
+    from ..runners.onnx import OnnxModelFile
+
+    with OnnxModelFile(path) as file:
+
+        def estimate(shape: SessionShape) -> Mapping[str, int]:
+            return file.estimate_session_bytes(options.attention, shape)
+
+        trained, weights = file.config.context_length, file.n_weight_bytes
+        return {
+            **file.describe(),
+            "tokenizer": _describe_tokenizer(file.tokenizer),
+            "chat_template": _try(lambda: _render(file.chat_template, file.tokenizer)),
+            "attention": _try(lambda: _describe_attention(file.config, options)),
+            "memory_bytes": _try(lambda: _describe_memory(trained, weights, estimate, options)),
+        }
 
 
 def _try(describe: Any) -> Any:
@@ -87,10 +133,7 @@ def _count_tensors(gguf: GgufFile) -> dict[str, Any]:
     return {**types, "all": total}
 
 
-def _describe_tokenizer(gguf: GgufFile) -> dict[str, Any]:
-    from ..tokenizer import build_tokenizer
-
-    tokenizer = build_tokenizer(gguf.metadata)
+def _describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "model": tokenizer.model_name,
         "pre": tokenizer.pre_name,
@@ -104,36 +147,32 @@ def _describe_tokenizer(gguf: GgufFile) -> dict[str, Any]:
     }
 
 
-def _describe_template(gguf: GgufFile) -> str | None:
-    from ..tokenizer import build_tokenizer
-    from ..tokenizer.chat_template import TEMPLATE_KEY, ChatTemplate, read_chat_template
+def _render(template: object, tokenizer: Tokenizer) -> str | None:
+    from ..tokenizer.chat_template import ChatTemplate, read_chat_template
 
-    source = read_chat_template(gguf.metadata.get(TEMPLATE_KEY))
+    source = read_chat_template(template)
     if source is None:
         return None
-    template = ChatTemplate(source, build_tokenizer(gguf.metadata))
-    return template.render([{"role": "user", "content": "Hello"}]).plain_text
+    rendered = ChatTemplate(source, tokenizer).render([{"role": "user", "content": "Hello"}])
+    return rendered.plain_text
 
 
-def _describe_attention(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
-    from ..models.spec import read_model
-
-    settings = options.attention.report(read_model(gguf)[0])
-    return {**settings, "chunk_size": options.prefill.chunk_size}
+def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str, Any]:
+    return {**options.attention.report(config), "chunk_size": options.prefill.chunk_size}
 
 
-def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
+def _describe_memory(
+    trained: int,
+    weights: int,
+    estimate: Callable[[SessionShape], Mapping[str, int]],
+    options: ModelOptions,
+) -> dict[str, Any]:
     from ..engine import memory
     from ..engine.session import find_largest_context, plan_shape
-    from ..models.spec import read_model
-    from ..runners.native import estimate_session_bytes
 
-    config, bindings = read_model(gguf)
     attention, prefill = options.attention, options.prefill
-    context = options.runtime.context_size or config.context_length
-    shape = plan_shape(context, attention, prefill, options.runtime)
-    weights = sum(binding.info.n_bytes for binding in bindings)
-    parts = dict(estimate_session_bytes(config, attention, shape))
+    context = options.runtime.context_size or trained
+    parts = dict(estimate(plan_shape(context, attention, prefill, options.runtime)))
     available = memory.available_bytes()
     return {
         "context": context,
@@ -142,8 +181,8 @@ def _estimate_memory(gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
         "total": weights + sum(parts.values()),
         "available": available,
         "largest_context_that_fits": find_largest_context(
-            plan_shape(config.context_length, attention, prefill, options.runtime),
-            lambda shape: estimate_session_bytes(config, attention, shape),
+            plan_shape(trained, attention, prefill, options.runtime),
+            estimate,
             weight_bytes=weights,
         ),
     }

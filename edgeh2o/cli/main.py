@@ -22,6 +22,7 @@ from . import (
     chat,
     completion,
     doctor,
+    export_onnx,
     heatmap,
     inspect,
     needle,
@@ -45,6 +46,7 @@ VERBS = (
     agreement,
     ablate,
     heatmap,
+    export_onnx,
     completion,
 )
 EXIT_INTERRUPTED = 130
@@ -62,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgeh2o {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for verb in VERBS:
-        name = verb.__name__.rpartition(".")[2]
+        name = verb.__name__.rpartition(".")[2].replace("_", "-")
         command = verbs.add_parser(name, help=verb.HELP, description=verb.DESCRIPTION)
         verb.add_arguments(command)
         command.set_defaults(execute=verb.execute, verbs=verbs)

@@ -38,7 +38,9 @@ class ModelOptions:
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Adds the positional MODEL."""
     parser.add_argument(
-        "model", metavar="MODEL", help="GGUF file, or a known model such as smollm2-135m"
+        "model",
+        metavar="MODEL",
+        help="GGUF file, folder of an ONNX model, or a known model such as smollm2-135m",
     )
 
 

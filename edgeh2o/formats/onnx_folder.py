@@ -90,13 +90,15 @@ def _read_genai(root: Path, model_path: Path | None) -> OnnxFolder:
         )
     kind = model.get("type", "onnx")
     eos = _id_list(model.get("eos_token_id"), "model.eos_token_id")
+    bos = _id_list(model.get("bos_token_id"), "model.bos_token_id")
+    settings = read_json_if_there(root / "tokenizer_config.json")
     return OnnxFolder(
         model_path=model_path or root / filename,
         architecture=kind if isinstance(kind, str) else "onnx",
         config_name=GENAI_CONFIG,
         sizes=_read_sizes({**model, **decoder}, GENAI_CONFIG),
-        bos=next(iter(_id_list(model.get("bos_token_id"), "model.bos_token_id")), None),
-        eos=eos[0] if eos else None,
+        bos=_token_text(settings.get("bos_token")) or next(iter(bos), None),
+        eos=_token_text(settings.get("eos_token")) or next(iter(eos), None),
         more_eos=eos,
         **_read_tokenizer_files(root),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 OnBytes = Callable[[int, int], None]
 
 # Rows that pass a segment at a time: what it computes in between stays in the caches.
-BLOCK_ROWS = 512
+BLOCK_ROWS = 256
 DEFAULT_CONTEXT = 2048
 SAMPLE_BYTES = 4096
 FINGERPRINT_PROPERTY = "edgeh2o.fingerprint"
@@ -80,6 +81,31 @@ class OnnxModelFile:
         trace: TracebackType | None,
     ) -> None:
         pass  # the mapped files close with the last array over them
+
+    @property
+    def chat_template(self) -> object:
+        """As in the files, unchecked."""
+        return self._folder.chat_template
+
+    def describe(self) -> dict[str, Any]:
+        """What is in the files, for people."""
+        graph, config = self._graph, self.config
+        operators = Counter(node.op_type for node in graph.nodes)
+        return {
+            "file": str(self._folder.model_path),
+            "bytes": graph.n_file_bytes,
+            "weights": {"tensors": len(graph.tensors), "bytes": graph.n_weight_bytes},
+            "architecture": config.architecture,
+            "layers": config.n_layers,
+            "query_heads": config.n_heads,
+            "kv_heads": config.n_kv_heads,
+            "head_dim": config.head_dim,
+            "vocabulary": config.vocab_size,
+            "context_length": config.context_length,
+            "attention_operator": self._cut.sites[0].node.op_type,
+            "rotary_by_attention": self._cut.sites[0].rotary is not None,
+            "operators": dict(operators.most_common()),
+        }
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -127,7 +153,8 @@ class OnnxModel:
             if on_bytes is not None:
                 on_bytes(self.weight_bytes * (level + 1) // len(cut.segments), self.weight_bytes)
         width = config.n_heads * config.head_dim
-        self.shapes = probe_segments(self.sessions, width, past_shape)
+        operators = {node.op_type for node in graph.nodes}
+        self.shapes = probe_segments(self.sessions, width, past_shape, operators)
         _check_shapes(self.shapes, self.sites, config)
         self.rotary = [_read_rotary(graph, site, config) for site in self.sites]
         self.attention_args = _attention_args(config, self.sites)

@@ -432,7 +432,7 @@ def _genai_config(config: ModelConfig, tokenizer: Tokenizer) -> str:
             "present_value_names": "present.%d.value",
         },
     }
-    endings = sorted(tokenizer.eog_ids)
+    endings = sorted(tokenizer.eog_ids, key=lambda i: (i != tokenizer.eos_id, i))
     model: Mapping[str, Any] = {
         "type": "decoder" if config.architecture not in _GENAI_TYPES else config.architecture,
         "bos_token_id": _first(tokenizer.bos_id, tokenizer.eos_id, 0),

@@ -8,7 +8,7 @@ segment for one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,13 @@ from .onnx_sessions import SegmentSession, attended_name, context_feed
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Of the largest output: integer kernels round the rows of a block together.
-ROW_TOLERANCE = 0.05
+# Of the largest output: rounding that depends on the number of rows.
+ROW_TOLERANCE = 2e-3
+# With operators that quantise all rows of a call by one scale.
+JOINT_ROW_TOLERANCE = 0.05
+JOINT_OPERATORS = frozenset(
+    ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,16 @@ class ValueShape:
 
 
 def probe_segments(
-    sessions: Sequence[SegmentSession], attended_width: int, past_shape: Sequence[int]
+    sessions: Sequence[SegmentSession],
+    attended_width: int,
+    past_shape: Sequence[int],
+    operators: Collection[str],
 ) -> dict[str, ValueShape]:
-    """Shapes of all values that cross, by name. Raises FormatError for an unfit graph."""
+    """Shapes of all values that cross, by name. Raises FormatError for an unfit graph.
+
+    ``operators`` are those of the graph.
+    """
+    tolerance = ROW_TOLERANCE if JOINT_OPERATORS.isdisjoint(operators) else JOINT_ROW_TOLERANCE
     two, three, later = (
         _run_all(sessions, n, n_past, attended_width, past_shape)
         for n, n_past in ((2, 0), (3, 0), (2, 3))
@@ -59,7 +71,7 @@ def probe_segments(
     for name, value in two.items():
         shapes[name] = _find_shape(name, value, three[name], later[name])
     for session in sessions:
-        _check_rows(session, three, shapes, past_shape)
+        _check_rows(session, three, shapes, past_shape, tolerance)
     return shapes
 
 
@@ -116,6 +128,7 @@ def _check_rows(
     values: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, ValueShape],
     past_shape: Sequence[int],
+    tolerance: float,
 ) -> None:
     """The last of three rows alone must give what it gives among them."""
     feed = context_feed(session, 2, 1, past_shape)
@@ -124,7 +137,7 @@ def _check_rows(
             feed[name] = _last_row(values[name], shapes[name])
     for name, found in zip(session.outputs, _run(session, feed), strict=True):
         expected = _last_row(values[name], shapes[name])
-        if found.shape != expected.shape or not _is_close(found, expected):
+        if found.shape != expected.shape or not _is_close(found, expected, tolerance):
             raise FormatError(
                 f"the value {quote(name)} of one token depends on other tokens outside of the "
                 "attention; such models are not supported"
@@ -138,12 +151,12 @@ def _last_row(value: NDArray[Any], shape: ValueShape) -> NDArray[Any]:
     return np.take(value, [value.shape[axis] - 1], axis)
 
 
-def _is_close(found: NDArray[Any], expected: NDArray[Any]) -> bool:
+def _is_close(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> bool:
     if found.dtype.kind != "f":
         return np.array_equal(found, expected)
     largest = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
-    tolerance = ROW_TOLERANCE * largest + 1e-5
-    return bool(np.allclose(found.astype(np.float64), expected, rtol=0, atol=tolerance))
+    atol = tolerance * largest + 1e-5
+    return bool(np.allclose(found.astype(np.float64), expected, rtol=0, atol=atol))
 
 
 class ValueStore:

@@ -224,7 +224,7 @@ class SegmentFactory:
         options.inter_op_num_threads = 1
         options.log_severity_level = LOG_FATAL
         # Threads of other segments and of the attention need the cores between two runs.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.use_env_allocators", "1")
         return options
 
