@@ -1,6 +1,7 @@
 """What sparse prefill costs in quality on several files, and that the dense baseline is sound.
 
-    python -m bench.quality model.gguf --text wiki.txt --ctx 4096 --windows 4 --llama-cpp DIR
+    python -m bench.quality model.gguf --text wiki.txt --ctx 4096 --windows 8 \
+        --attention headwise --attention headwise:budget=384 --attention h2o --llama-cpp DIR
 
 The numbers are those of ``edgeh2o perplexity``; with ``--llama-cpp`` the dense perplexity stands
 beside that of llama-perplexity, which scores the second half of the same windows.
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from edgeh2o import LLM, PrefillConfig
-from edgeh2o.attention.base import describe_settings
-from edgeh2o.attention.registry import find_sparse_attention, sparse_attention_algorithms
+from edgeh2o.attention.base import SparseAttentionConfig, describe_settings
+from edgeh2o.attention.registry import make_sparse_attention
 from edgeh2o.engine.threads import default_thread_count
+from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.perplexity import PerplexityReport, evaluate_perplexity
 from edgeh2o.evaluation.reporting import markdown_table
 
@@ -46,14 +50,27 @@ class Quality:
         }
 
 
-def measure(path: Path, args: argparse.Namespace) -> Quality:
+def parse_attention(text: str) -> SparseAttentionConfig:
+    """An argparse type: an algorithm with its settings, ``headwise:budget=384,local=128``."""
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {"algorithm": name}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        settings[key] = yaml.safe_load(value)
+    try:
+        return make_sparse_attention(settings)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def measure(path: Path, attention: SparseAttentionConfig, args: argparse.Namespace) -> Quality:
     """Reads the windows with edgeh2o, and with llama.cpp where it is given."""
     text = args.text.read_text(encoding="utf-8")
     with LLM(
         path,
         threads=args.threads,
         prefill=PrefillConfig(chunk_size=args.chunk_size),
-        attention=find_sparse_attention(args.attention)(),
+        attention=attention,
     ) as llm:
         report = evaluate_perplexity(
             llm, text, context_size=args.ctx, windows=args.windows, skip=args.skip
@@ -77,7 +94,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--skip", type=int, default=1024, help="report the tokens after these")
     parser.add_argument(
-        "--attention", choices=sorted(sparse_attention_algorithms()), default="headwise"
+        "--attention",
+        type=parse_attention,
+        action="append",
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="may be given several times (default: headwise)",
     )
     parser.add_argument("-ub", "--chunk-size", type=int, default=PrefillConfig().chunk_size)
     parser.add_argument("-t", "--threads", type=int, default=default_thread_count())
@@ -92,7 +113,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measures every file and prints one table; returns the exit code."""
     args = parse_arguments()
-    results = [measure(path, args) for path in args.models]
+    attentions = args.attention or [parse_attention("headwise")]
+    results = [measure(path, each, args) for path in args.models for each in attentions]
     header = ["model", "attention", "tokens", "keys per query", "dense perplexity"]
     header += ["loss %", "KL", "same top-1 %", "second half", "llama.cpp", "difference %"]
     rows = [_row(result, args.skip) for result in results]

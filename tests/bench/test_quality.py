@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 
-from bench.quality import Quality, _row
+from bench.quality import Quality, _row, parse_attention
+from edgeh2o import H2OConfig, HeadwiseConfig
 from edgeh2o.evaluation.comparison import TokenScores
 from edgeh2o.evaluation.perplexity import PerplexityReport, summarise_ranges
 
@@ -28,6 +31,14 @@ def make_report() -> PerplexityReport:
         ranges=summarise_ranges([scores], N, 16),
         windows=(),
     )
+
+
+def test_attention_with_its_settings() -> None:
+    assert parse_attention("headwise:budget=384,local=128") == HeadwiseConfig(budget=384, local=128)
+    assert parse_attention("h2o:score=mean,decay=0.5") == H2OConfig(score="mean", decay=0.5)
+    for text, message in (("x", "not known"), ("h2o:loc=1", "no setting"), ("h2o:local=x", "int")):
+        with pytest.raises(argparse.ArgumentTypeError, match=message):
+            parse_attention(text)
 
 
 def test_the_second_half_is_compared_with_llama_cpp() -> None:
