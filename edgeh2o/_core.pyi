@@ -23,6 +23,8 @@ class DecoderConfig:
         n_kv_heads: int,
         head_dim: int,
         ffn_dim: int,
+        n_experts: int = 0,
+        n_experts_used: int = 0,
         vocab_size: int,
         norm_eps: float,
         rope_inv_freq: Sequence[float],

@@ -71,8 +71,10 @@ class ModelConfig:
 
     ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
     output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
-    "projection", or "none". Soft caps of 0 are none. ``sliding_layers`` has one entry per layer,
-    or is empty. ``fingerprint`` names the weights, whatever their quantisation.
+    "projection", or "none". With experts, every token goes through ``n_experts_used`` of
+    ``n_experts`` feed-forward networks of ``ffn_dim``. Soft caps of 0 are none.
+    ``sliding_layers`` has one entry per layer, or is empty. ``fingerprint`` names the weights,
+    whatever their quantisation.
     """
 
     architecture: str
@@ -88,6 +90,8 @@ class ModelConfig:
     norm_eps: float
     rope_inv_freq: tuple[float, ...]
     attention_scale: float
+    n_experts: int = 0
+    n_experts_used: int = 0
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0

@@ -26,6 +26,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "qwen2": {"architecture": "qwen2"},
     "qwen2_yarn": {"architecture": "qwen2", "rope_scaling": "yarn", "original_context": 512},
     "qwen3": {"architecture": "qwen3", "head_dim": 32},
+    "qwen3moe": {"architecture": "qwen3moe"},
     "phi3": {"architecture": "phi3"},
     "phi3_short": {"architecture": "phi3", "rope_scaling": "longrope", "original_context": 512},
     "phi3_long": {"architecture": "phi3", "rope_scaling": "longrope", "original_context": 64},

@@ -35,6 +35,8 @@ INTEGER_OPTIONS = (
     "n_kv_heads",
     "head_dim",
     "ffn_dim",
+    "n_experts",
+    "n_experts_used",
     "vocab_size",
     "context_length",
     "sliding_window",
@@ -60,6 +62,8 @@ LLAMA3_FACTOR, LLAMA3_LOW, LLAMA3_HIGH = 8.0, 1.0, 4.0
 LINEAR_FACTOR = 4.0
 LONGROPE_FACTORS = {"short": (1.0, 1.5), "long": (1.0, 8.0)}  # of the fastest and slowest pair
 LONGROPE_ATTENTION_FACTOR = 1.2
+ROUTER_SUFFIX = ".ffn_gate_inp.weight"
+ROUTER = "blk.{}" + ROUTER_SUFFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ class TinyModel:
     Attributes:
         tensor_type: type of every matrix, one of TENSOR_TYPES; vectors are F32.
         embedding_type: type of the token embedding and output; None for tensor_type.
+        n_experts, n_experts_used: of a layer and of a token, in families that have experts.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
@@ -90,6 +95,8 @@ class TinyModel:
     n_kv_heads: int = 2
     head_dim: int = 32
     ffn_dim: int = 512
+    n_experts: int = 6
+    n_experts_used: int = 2
     vocab_size: int = 320
     context_length: int = 2048
     tied: bool = True
@@ -169,6 +176,10 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)
     writer.add_feed_forward_length(model.ffn_dim)
+    if model.family.has_experts:
+        writer.add_expert_count(model.n_experts)
+        writer.add_expert_used_count(model.n_experts_used)
+        writer.add_expert_feed_forward_length(model.ffn_dim)
     writer.add_head_count(model.n_heads)
     writer.add_head_count_kv(model.n_kv_heads)
     writer.add_key_length(model.head_dim)
@@ -267,6 +278,16 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             if model.biases or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
+        if family.has_experts:
+            normal(ROUTER.format(layer_idx), model.n_experts, width, std=2.0 * width**-0.5)
+            for name, rows, cols in (
+                ("ffn_gate", model.ffn_dim, width),
+                ("ffn_up", model.ffn_dim, width),
+                ("ffn_down", width, model.ffn_dim),
+            ):
+                del tensors[f"{prefix}{name}.weight"]
+                stacked = f"{prefix}{name}_exps.weight"
+                normal(stacked, model.n_experts, rows, cols, std=cols**-0.5)
         if family.is_fused:
             _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
             _fuse(tensors, prefix, "ffn_up", ("ffn_gate", "ffn_up"))
@@ -292,7 +313,7 @@ def _llama3_factors(model: TinyModel) -> NDArray[np.float32]:
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1:
+    if values.ndim == 1 or name.endswith(ROUTER_SUFFIX):
         return "F32"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type
@@ -300,10 +321,10 @@ def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
 
 
 def _add_tensor(writer: GGUFWriter, name: str, values: NDArray[np.float32], type_name: str) -> None:
-    if type_name in K_TYPES:
-        data = quantize_k(values, type_name)
-    elif type_name in CODEBOOK_TYPES:
-        data = quantize_codebook(values, type_name)
+    if type_name in K_TYPES or type_name in CODEBOOK_TYPES:
+        quantize_rows = quantize_k if type_name in K_TYPES else quantize_codebook
+        rows = quantize_rows(values.reshape(-1, values.shape[-1]), type_name)
+        data = rows.reshape(*values.shape[:-1], -1)
     else:
         data = quantize(values, GGMLQuantizationType[type_name])
     writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[type_name])

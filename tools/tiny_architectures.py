@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
     "qwen2": Family(qkv_biases=True),
     "qwen3": Family(qk_norm="head"),
+    "qwen3moe": Family(qk_norm="head", has_experts=True),
     "phi3": Family(is_fused=True),
     "granite": Family(
         keys={

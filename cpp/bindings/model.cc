@@ -57,6 +57,8 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("n_kv_heads", config.n_kv_heads);
   reader.read("head_dim", config.head_dim);
   reader.read("ffn_dim", config.ffn_dim);
+  reader.read("n_experts", config.n_experts);
+  reader.read("n_experts_used", config.n_experts_used);
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
   reader.read_choice(

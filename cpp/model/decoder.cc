@@ -11,6 +11,8 @@ namespace {
 
 // Rows that pass the feed-forward network at a time: gate and up of 256 x 1,536 are 3 MB.
 constexpr size_t kFfnRows = 256;
+// With experts more, because each of them gets a few of the rows only: 64 of 1,024 with 8 of 128.
+constexpr size_t kExpertFfnRows = 1024;
 
 bool any_float(std::initializer_list<const Linear*> layers) {
   return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return !l->weight.is_quantised(); });
@@ -27,7 +29,9 @@ MatmulOutput to(const Linear& linear, float* out, size_t stride, bool accumulate
 
 Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size,
                          Arena& arena)
-    : ffn_rows(std::min(kFfnRows, batch_size)), n_threads(num_threads()) {
+    : ffn_rows(std::min(config.n_experts > 0 ? kExpertFfnRows : kFfnRows, batch_size)),
+      n_threads(num_threads()),
+      routes(ffn_rows, config.n_experts, config.n_experts_used, arena) {
   const size_t n = batch_size, widest = std::max({config.model_dim, config.q_dim(), config.ffn_dim});
   x = arena.take<float>(n * config.model_dim);
   norm = arena.take<float>(n * config.model_dim);
@@ -45,6 +49,11 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   rope = take_table(config.rope);
   sliding_rope = take_table(config.sliding_rope);
   logits = arena.take<float>(config.vocab_size);
+  const size_t n_mixed = config.n_experts > 0 ? ffn_rows * config.model_dim : 0;
+  router = arena.take<float>(ffn_rows * config.n_experts);
+  expert_rows = arena.take<float>(n_mixed);
+  expert_input = arena.take<float>(n_mixed);
+  mixed = arena.take<float>(n_mixed);
   scratch = arena.take<uint8_t>(static_cast<size_t>(n_threads) *
                                 std::max(matmul_scratch_bytes(table), row_scratch_bytes(table, widest)));
 }
@@ -124,24 +133,65 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
 
 // x += down(activation(gate(x)) * up(x)), with the norms that the model has
 void Decoder::feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const {
+  const size_t dim = config_.model_dim;
+  for (size_t first = 0; first < n_tokens; first += a.ffn_rows) {
+    const MatView<float> x{a.x + first * dim, std::min(a.ffn_rows, n_tokens - first), dim, dim};
+    if (config_.n_experts > 0) {
+      mix_experts(w, x, a);
+      continue;
+    }
+    const FeedForward& ffn = w.ffn[0];
+    const MatmulInput input = begin_branch(x, w.ffn_norm, {&ffn.gate, &ffn.up}, a);
+    end_branch(x, gate_up(ffn, input, a), ffn.down, w.ffn_post_norm, a);
+  }
+}
+
+MatmulInput Decoder::gate_up(const FeedForward& ffn, const MatmulInput& input, Activations& a) const {
   const KernelTable& table = weights_.table();
-  const size_t dim = config_.model_dim, ffn_dim = config_.ffn_dim;
+  const size_t n = input.rows.rows, ffn_dim = config_.ffn_dim;
   const GateKernel activation =
       config_.activation == Activation::kGeluTanh ? table.geglu_f32 : table.swiglu_f32;
-  for (size_t first = 0; first < n_tokens; first += a.ffn_rows) {
-    const size_t n = std::min(a.ffn_rows, n_tokens - first);
-    const MatView<float> x{a.x + first * dim, n, dim, dim};
-    const MatmulInput input = begin_branch(x, w.ffn_norm, {&w.ffn_gate, &w.ffn_up}, a);
-    const MatmulOutput gate_up[] = {to(w.ffn_gate, a.gate, ffn_dim), to(w.ffn_up, a.up, ffn_dim)};
-    matmul(table, input, {gate_up, 2}, a.scratch);
+  const MatmulOutput gate_up[] = {to(ffn.gate, a.gate, ffn_dim), to(ffn.up, a.up, ffn_dim)};
+  matmul(table, input, {gate_up, 2}, a.scratch);
+  const bool is_quantised = ffn.down.weight.is_quantised();
+  const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
+                               is_quantised ? a.packed : nullptr};
+  return gate_rows(table, activation, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim}, product,
+                   a.scratch);
+}
 
-    const bool is_quantised = w.ffn_down.weight.is_quantised();
-    const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
-                                 is_quantised ? a.packed : nullptr};
-    const MatmulInput activated = gate_rows(table, activation, {a.gate, n, ffn_dim, ffn_dim},
-                                            {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
-    end_branch(x, activated, w.ffn_down, w.ffn_post_norm, a);
+void Decoder::mix_experts(const LayerWeights& w, MatView<float> x, Activations& a) const {
+  const KernelTable& table = weights_.table();
+  const size_t n = x.rows, dim = x.cols, n_experts = config_.n_experts;
+  const MatView<float> normed{a.expert_input, n, dim, dim}, mixed{a.mixed, n, dim, dim};
+  if (w.ffn_norm.empty()) {
+    std::copy_n(x.data, n * dim, normed.data);
+  } else {
+    rms_norm_rows(table, {x.data, n, dim, x.stride}, w.ffn_norm.data(), config_.norm_eps, {normed}, a.scratch);
   }
+  const auto packed_for = [&](const Linear& linear) {
+    return linear.weight.is_quantised() ? a.packed : nullptr;
+  };
+  const MatView<const float> rows{normed.data, n, dim, dim};
+  const MatmulOutput router = to(w.ffn_router, a.router, n_experts);
+  matmul(table, pack_rows(table, rows, packed_for(w.ffn_router)), {&router, 1}, a.scratch);
+  route_rows({a.router, n, n_experts, n_experts}, a.routes);
+
+  std::fill_n(mixed.data, n * dim, 0.0f);
+  for (size_t e = 0; e < n_experts; ++e) {  // one after the other: sums have a fixed order
+    const size_t first = a.routes.begin[e], count = a.routes.begin[e + 1] - first;
+    if (count == 0) continue;
+    const FeedForward& ffn = w.ffn[e];
+    const MatView<float> part{a.expert_rows, count, dim, dim};
+    gather_rows(rows, a.routes.rows + first, part);
+    uint8_t* packed = any_quantised({&ffn.gate, &ffn.up}) ? a.packed : nullptr;
+    const MatmulInput product = gate_up(ffn, pack_rows(table, {part.data, count, dim, dim}, packed), a);
+    const MatmulOutput down = to(ffn.down, part.data, dim);
+    matmul(table, product, {&down, 1}, a.scratch);
+    scatter_rows({part.data, count, dim, dim}, a.routes.rows + first, a.routes.weights + first, mixed);
+  }
+  add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), config_.norm_eps,
+           config_.residual_scale);
 }
 
 MatmulInput Decoder::begin_branch(MatView<float> x, const std::vector<float>& pre_norm,

@@ -14,6 +14,7 @@
 #include "model/kv_cache.h"
 #include "model/weights.h"
 #include "ops/chunked_attention.h"
+#include "ops/experts.h"
 #include "ops/matmul.h"
 
 namespace edgeh2o {
@@ -41,6 +42,13 @@ struct Activations {
   uint8_t* scratch;        // num_threads() x the largest scratch of an op
   size_t ffn_rows;         // rows that pass the feed-forward network at a time
   int n_threads;           // threads that `scratch` serves
+
+  // Of a mixture of experts, for ffn_rows rows:
+  float* router;        // [ffn_rows][n_experts] logits
+  float* expert_rows;   // [ffn_rows][model_dim] input, then output of one expert
+  float* expert_input;  // [ffn_rows][model_dim] normed rows
+  float* mixed;         // [ffn_rows][model_dim] weighted sum of the outputs
+  ExpertRoutes routes;
 };
 
 class Decoder {
@@ -86,6 +94,10 @@ class Decoder {
   void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
               const Observer& observer) const;
   void feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const;
+  // x += the weighted outputs of every row's experts, with the norms that the model has.
+  void mix_experts(const LayerWeights& w, MatView<float> x, Activations& a) const;
+  // activation(gate(input)) * up(input), as the down projection wants it.
+  MatmulInput gate_up(const FeedForward& ffn, const MatmulInput& input, Activations& a) const;
 
   // The input of a residual branch: rows of x, normed unless pre_norm is empty, as the linear layers want
   // them.

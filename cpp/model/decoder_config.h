@@ -27,6 +27,10 @@ struct DecoderConfig {
   size_t n_kv_heads = 0;
   size_t head_dim = 0;
   size_t ffn_dim = 0;
+  // Mixture of experts: every token goes through n_experts_used of n_experts feed-forward networks. 0: one
+  // network for all.
+  size_t n_experts = 0;
+  size_t n_experts_used = 0;
   size_t vocab_size = 0;
   float norm_eps = 0.0f;
   NormPlacement norm_placement = NormPlacement::kPre;

@@ -17,12 +17,17 @@ struct Linear {
   std::vector<float> bias;  // [n_out], or empty
 };
 
+struct FeedForward {
+  Linear gate, up, down;  // [ffn_dim], [ffn_dim], [model_dim] outputs
+};
+
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
   Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [kv_dim], [kv_dim], [model_dim] outputs
   std::vector<float> attn_q_norm, attn_k_norm;   // [head_dim] or [q_dim] and [kv_dim], or empty
   std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
-  Linear ffn_gate, ffn_up, ffn_down;             // [ffn_dim], [ffn_dim], [model_dim] outputs
+  std::vector<FeedForward> ffn;                  // one, or one per expert
+  Linear ffn_router;                             // [n_experts] outputs, where there are experts
 };
 
 class Weights {

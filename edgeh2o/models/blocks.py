@@ -74,3 +74,9 @@ FUSED_FEED_FORWARD = (
     ),
     tensor("blk.{layer}.ffn_down.weight", "ffn_dim", "model_dim"),
 )
+EXPERTS = (
+    tensor("blk.{layer}.ffn_gate_inp.weight", "model_dim", "n_experts"),
+    tensor("blk.{layer}.ffn_gate_exps.weight", "model_dim", "ffn_dim", "n_experts"),
+    tensor("blk.{layer}.ffn_up_exps.weight", "model_dim", "ffn_dim", "n_experts"),
+    tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
+)

@@ -21,6 +21,7 @@ MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
 MAX_HEAD_DIM = 2**13
 MAX_VOCAB = 2**24
+MAX_EXPERTS = 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Hyperparameters:
     head_dim: int
     rotary_dim: int
     ffn_dim: int
+    n_experts: int
+    n_experts_used: int
     vocab_size: int
     context_length: int
     norm_eps: float
@@ -49,6 +52,7 @@ class Hyperparameters:
         return {
             "model_dim": self.model_dim,
             "ffn_dim": self.ffn_dim,
+            "n_experts": self.n_experts,
             "vocab_size": self.vocab_size,
             "head_dim": self.head_dim,
             "q_dim": self.n_heads * self.head_dim,
@@ -59,12 +63,17 @@ class Hyperparameters:
 
 
 def read_hyperparameters(
-    metadata: Metadata, architecture: str, windows: SlidingWindows | None = None
+    metadata: Metadata,
+    architecture: str,
+    windows: SlidingWindows | None = None,
+    *,
+    has_experts: bool = False,
 ) -> Hyperparameters:
     """Read ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
     keys = ArchitectureKeys(metadata, architecture, n_layers)
-    _refuse_unsupported(keys)
+    _refuse_unsupported(keys, has_experts=has_experts)
+    n_experts, n_experts_used, ffn_dim = _read_feed_forward(keys, has_experts=has_experts)
 
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     n_heads = keys.integer("attention.head_count", maximum=MAX_HEADS)
@@ -90,7 +99,9 @@ def read_hyperparameters(
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         rotary_dim=rotary_dim,
-        ffn_dim=keys.integer("feed_forward_length", maximum=MAX_WIDTH),
+        ffn_dim=ffn_dim,
+        n_experts=n_experts,
+        n_experts_used=n_experts_used,
         vocab_size=_read_vocab_size(keys),
         context_length=context_length,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", above=0.0, below=1.0),
@@ -102,13 +113,26 @@ def read_hyperparameters(
     )
 
 
-def _refuse_unsupported(keys: ArchitectureKeys) -> None:
+def _read_feed_forward(keys: ArchitectureKeys, *, has_experts: bool) -> tuple[int, int, int]:
+    """Experts, experts of a token, and the width of a feed-forward network."""
+    if not has_experts:
+        return 0, 0, keys.integer("feed_forward_length", maximum=MAX_WIDTH)
+    n_experts = keys.integer("expert_count", maximum=MAX_EXPERTS)
+    n_used = keys.integer("expert_used_count", maximum=n_experts)
+    if keys.has("expert_feed_forward_length"):
+        return n_experts, n_used, keys.integer("expert_feed_forward_length", maximum=MAX_WIDTH)
+    # What older files have is the width of all experts of a token together.
+    width = keys.integer("feed_forward_length", minimum=n_used, maximum=MAX_WIDTH)
+    return n_experts, n_used, width // n_used
+
+
+def _refuse_unsupported(keys: ArchitectureKeys, *, has_experts: bool) -> None:
     """Features that would be computed wrongly if their keys were ignored."""
     n_experts = keys.metadata.get_int(keys.full("expert_count"), default=0)
-    if n_experts:
+    if n_experts and not has_experts:
         raise FormatError(
             f"{keys.quoted('expert_count')} is {n_experts}: mixture-of-experts models are not "
-            "supported; use a dense model"
+            "supported for this architecture; use a dense model"
         )
     if not keys.metadata.get_bool(keys.full("attention.causal"), default=True):
         raise FormatError(

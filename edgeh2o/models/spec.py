@@ -37,6 +37,7 @@ class ArchitectureSpec:
         rope_switch: key, after the architecture's name, that turns the rotary embedding off if it
             is false.
         windows: None: the family has no sliding windows.
+        has_experts: the feed-forward network is a mixture of experts.
         scales: keys that set a scale or soft cap of ``ModelConfig``.
         divisors: keys whose inverse is a scale of ``ModelConfig``.
         default_soft_caps: soft caps of files without the key.
@@ -55,6 +56,7 @@ class ArchitectureSpec:
     long_rope_factors: tuple[str, str] | None = None
     rope_switch: str | None = None
     windows: SlidingWindows | None = None
+    has_experts: bool = False
     scales: Mapping[str, str] = field(default_factory=dict)
     divisors: Mapping[str, str] = field(default_factory=dict)
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
@@ -85,7 +87,9 @@ def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
     """
     try:
         spec = _find_spec(gguf.metadata)
-        shape = read_hyperparameters(gguf.metadata, spec.name, spec.windows)
+        shape = read_hyperparameters(
+            gguf.metadata, spec.name, spec.windows, has_experts=spec.has_experts
+        )
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         bindings = bind_tensors(
             gguf.tensors,
@@ -134,6 +138,8 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         head_dim=shape.head_dim,
         rotary_dim=shape.rotary_dim,
         ffn_dim=shape.ffn_dim,
+        n_experts=shape.n_experts,
+        n_experts_used=shape.n_experts_used,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,

@@ -39,7 +39,8 @@ class TensorRule:
     """One tensor of a family, or one per layer if the name contains ``{layer}``.
 
     ``shape`` names sizes, contiguous dimension first. ``parts`` covers all rows of a matrix that
-    holds several weights of the core.
+    holds several weights of the core. One of three dimensions holds a matrix per entry of the
+    last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
     """
 
     name: str
@@ -153,7 +154,12 @@ def _parts(
     info: TensorInfo, rule: TensorRule, shape: Hyperparameters
 ) -> Iterator[tuple[TensorPart, int, int]]:
     """Every part with its first row and its number of rows."""
-    if not rule.parts:
+    if len(rule.shape) == 3:
+        n_rows = info.shape[1]
+        for index in range(info.shape[2]):
+            name = rule.name.replace(".weight", f".{index}.weight")
+            yield TensorPart(name, rule.shape[1]), index * n_rows, n_rows
+    elif not rule.parts:
         yield TensorPart(rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
     for part in rule.parts:

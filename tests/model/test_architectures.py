@@ -27,6 +27,9 @@ NARROW, WIDE, ALL = 20, CHUNK_SIZE + 30, 1000
 MODELS = {
     "qwen2": {"architecture": "qwen2"},
     "qwen3": {"architecture": "qwen3"},
+    "qwen3moe": {"architecture": "qwen3moe"},
+    "qwen3moe-one": {"architecture": "qwen3moe", "n_experts_used": 1},
+    "qwen3moe-all": {"architecture": "qwen3moe", "n_experts": 3, "n_experts_used": 3},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
     "granite": {"architecture": "granite"},
     "olmo2": {"architecture": "olmo2", "tied": False},

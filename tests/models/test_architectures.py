@@ -211,3 +211,20 @@ def test_bad_keys_are_named(
 ) -> None:
     with pytest.raises(FormatError, match=f"'{architecture}.{key}'.*{problem}"):
         read_with_key(architecture, add)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_experts_used": 7}, "expert_used_count' is 7"),
+        ({"n_experts_used": 0}, "expert_used_count' is 0"),
+        ({"n_experts": 1200, "model_dim": 4, "n_layers": 1}, "expert_count' is 1200"),
+    ],
+)
+def test_numbers_of_experts_that_cannot_be(
+    tmp_path: Path, options: dict[str, int], problem: str
+) -> None:
+    sizes = {**SHAPE, "architecture": "qwen3moe", **options}
+    path = write_tiny_model(tmp_path / "tiny.gguf", **sizes)
+    with pytest.raises(FormatError, match=problem):
+        read(path)

@@ -8,6 +8,7 @@ pair are neighbours (interleaved), or reordered to the half-split layout.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class ReferenceConfig:
     logit_soft_cap: float | None = None
     has_gelu: bool = False
     is_interleaved: bool = True
+    n_experts_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ FAMILIES = {
     "granite": Family(is_interleaved=True),
     "qwen2": Family(),
     "qwen3": Family(),
+    "qwen3moe": Family(),
     "phi3": Family(),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "gemma2": Family(window_period=2, has_gelu=True),
@@ -106,6 +109,13 @@ def _split_fused(
         for name, part in zip(names, (*parts, *gate_up), strict=True):
             split[f"{prefix}{name}.weight"] = part
     return split
+
+
+def _name_experts(weights: dict[str, NDArray[np.float32]]) -> None:
+    """Makes matrices ``ffn_up_exps.3.weight`` of the stacks ``ffn_up_exps.weight``."""
+    for name in [name for name in weights if name.endswith("_exps.weight")]:
+        for index, matrix in enumerate(weights.pop(name)):
+            weights[name.replace(".weight", f".{index}.weight")] = matrix
 
 
 def half_split_row_order(n_heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.int64]:
@@ -221,7 +231,9 @@ class ReferenceDecoder:
             logit_soft_cap=number("final_logit_softcapping", 0.0) or None,
             has_gelu=family.has_gelu,
             is_interleaved=family.is_interleaved,
+            n_experts_used=int(number("expert_used_count", 0.0)),
         )
+        _name_experts(weights)
         if "blk.0.attn_qkv.weight" in weights:
             weights = _split_fused(weights, config)
         return cls(config, weights, quantised)
@@ -349,14 +361,32 @@ class DecoderRun:
 
     def _ffn_block(self, prefix: str, x: Array) -> Array:
         normed = self._norm(prefix + "ffn_norm", x)
-        gate = self._linear(prefix + "ffn_gate", normed)
-        up = self._linear(prefix + "ffn_up", normed)
+        if self._decoder.config.n_experts_used:
+            return self._mix_experts(prefix, normed)
+        return self._feed_forward(prefix, "", normed)
+
+    def _mix_experts(self, prefix: str, x: Array) -> Array:
+        """The experts of highest probability, weighted by what they have of their sum."""
+        logits = self._linear(prefix + "ffn_gate_inp", x)
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        out = np.zeros_like(x)
+        for row, probability in enumerate(probabilities):
+            chosen = np.argsort(-probability)[: self._decoder.config.n_experts_used]
+            for expert in chosen:
+                output = self._feed_forward(prefix, f"_exps.{expert}", x[row : row + 1])[0]
+                out[row] += probability[expert] / probability[chosen].sum() * output
+        return out
+
+    def _feed_forward(self, prefix: str, suffix: str, normed: Array) -> Array:
+        gate = self._linear(f"{prefix}ffn_gate{suffix}", normed)
+        up = self._linear(f"{prefix}ffn_up{suffix}", normed)
         if self._decoder.config.has_gelu:
             u = np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
             activated = 0.5 * gate * (1.0 + np.tanh(u))
         else:
             activated = gate / (1.0 + np.exp(-gate))
-        return self._linear(prefix + "ffn_down", activated * up)
+        return self._linear(f"{prefix}ffn_down{suffix}", activated * up)
 
     def _norm(self, name: str, x: Array) -> Array:
         """RMS norm of groups of as many elements as the weight has; x if there is no weight."""
@@ -371,7 +401,8 @@ class DecoderRun:
     def _linear(self, name: str, x: Array) -> Array:
         """x [n, cols] times the rows of a matrix, plus its bias if the file has one."""
         weights = self._decoder.weights
-        if self._quantise_activations and name + ".weight" in self._decoder.quantised:
+        stored = re.sub(r"_exps\.\d+", "_exps", name) + ".weight"
+        if self._quantise_activations and stored in self._decoder.quantised:
             x = dequantise_q8_rows(*quantise_q8_rows(x))
         out = x @ weights[name + ".weight"].astype(np.float64).T
         bias = weights.get(name + ".bias")

@@ -1,0 +1,83 @@
+#include "ops/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/parallel.h"
+
+namespace edgeh2o {
+namespace {
+
+// As llama.cpp: the smallest normal number of half precision, lest nothing be divided by nothing.
+constexpr float kLeastSum = 6.103515625e-5f;
+
+void route_row(const float* logits, const ExpertRoutes& routes, int32_t* chosen, float* probabilities) {
+  const float highest = *std::max_element(logits, logits + routes.n_experts);
+  float sum = 0.0f;
+  for (size_t e = 0; e < routes.n_experts; ++e) sum += std::exp(logits[e] - highest);
+  for (size_t i = 0; i < routes.n_used; ++i) {
+    int32_t best = -1;
+    for (size_t e = 0; e < routes.n_experts; ++e) {
+      const auto expert = static_cast<int32_t>(e);
+      if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
+      if (best < 0 || logits[e] > logits[best]) best = expert;
+    }
+    chosen[i] = best;
+    probabilities[i] = std::exp(logits[best] - highest) / sum;
+  }
+}
+
+}  // namespace
+
+ExpertRoutes::ExpertRoutes(size_t max_rows, size_t n_experts, size_t n_used, Arena& arena)
+    : n_experts(n_experts),
+      n_used(n_used),
+      begin(arena.take<size_t>(n_experts == 0 ? 0 : n_experts + 1)),
+      rows(arena.take<int32_t>(max_rows * n_used)),
+      weights(arena.take<float>(max_rows * n_used)),
+      chosen(arena.take<int32_t>(max_rows * n_used)),
+      probabilities(arena.take<float>(max_rows * n_used)) {}
+
+void route_rows(MatView<const float> logits, ExpertRoutes& routes) {
+  const size_t n_used = routes.n_used, n_entries = logits.rows * n_used;
+  parallel_for(logits.rows, [&](size_t row, size_t) {
+    route_row(logits.data + row * logits.stride, routes, routes.chosen + row * n_used,
+              routes.probabilities + row * n_used);
+  });
+  // Counting sort: begin[e + 1] counts expert e, then becomes the end of its entries.
+  std::fill_n(routes.begin, routes.n_experts + 1, size_t{0});
+  for (size_t i = 0; i < n_entries; ++i) ++routes.begin[routes.chosen[i] + 1];
+  for (size_t e = 0; e < routes.n_experts; ++e) routes.begin[e + 1] += routes.begin[e];
+  for (size_t row = logits.rows; row-- > 0;) {
+    const float* probabilities = routes.probabilities + row * n_used;
+    float sum = 0.0f;
+    for (size_t i = 0; i < n_used; ++i) sum += probabilities[i];
+    for (size_t i = 0; i < n_used; ++i) {
+      const size_t entry = --routes.begin[routes.chosen[row * n_used + i] + 1];
+      routes.rows[entry] = static_cast<int32_t>(row);
+      routes.weights[entry] = probabilities[i] / std::max(sum, kLeastSum);
+    }
+  }
+  // Every end has moved to its beginning, one place too far on.
+  std::copy(routes.begin + 1, routes.begin + routes.n_experts + 1, routes.begin);
+  routes.begin[routes.n_experts] = n_entries;
+}
+
+void gather_rows(MatView<const float> rows, const int32_t* indices, MatView<float> out) {
+  parallel_for(out.rows, [&](size_t i, size_t) {
+    std::memcpy(out.data + i * out.stride, rows.data + static_cast<size_t>(indices[i]) * rows.stride,
+                out.cols * sizeof(float));
+  });
+}
+
+void scatter_rows(MatView<const float> rows, const int32_t* indices, const float* weights,
+                  MatView<float> out) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    const float* row = rows.data + i * rows.stride;
+    float* sum = out.data + static_cast<size_t>(indices[i]) * out.stride;
+    for (size_t c = 0; c < rows.cols; ++c) sum[c] += weights[i] * row[c];
+  });
+}
+
+}  // namespace edgeh2o

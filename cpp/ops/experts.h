@@ -1,0 +1,34 @@
+// Mixture of experts: which tokens go through which expert, and their way there and back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/arena.h"
+#include "base/mat_view.h"
+
+namespace edgeh2o {
+
+// The rows of a block sorted by expert: those of expert e are entries [begin[e], begin[e + 1]).
+struct ExpertRoutes {
+  ExpertRoutes(size_t max_rows, size_t n_experts, size_t n_used, Arena& arena);
+
+  size_t n_experts, n_used;
+  size_t* begin;   // [n_experts + 1]
+  int32_t* rows;   // [n_rows * n_used] row of the block, ascending within an expert
+  float* weights;  // [n_rows * n_used] share of the expert in the row's output; those of a row add up to 1
+  int32_t* chosen;       // [n_rows][n_used] experts of a row, the most probable first
+  float* probabilities;  // [n_rows][n_used] of the chosen ones
+};
+
+// Every row takes the n_used experts of highest softmax probability (of equal ones the first), weighted by
+// these probabilities over their sum. logits [n_rows][n_experts].
+void route_rows(MatView<const float> logits, ExpertRoutes& routes);
+
+// out[i] = rows[indices[i]] for i < out.rows.
+void gather_rows(MatView<const float> rows, const int32_t* indices, MatView<float> out);
+
+// out[indices[i]] += weights[i] * rows[i]; no index stands twice.
+void scatter_rows(MatView<const float> rows, const int32_t* indices, const float* weights, MatView<float> out);
+
+}  // namespace edgeh2o
