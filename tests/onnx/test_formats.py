@@ -19,7 +19,7 @@ from edgeh2o.errors import UsageError
 from edgeh2o.runners import onnx_sessions
 from edgeh2o.runners.onnx_export import CONFIG_NAME, DATA_NAME, MODEL_NAME
 from tests.onnx.conftest import OnnxModelFactory
-from tests.onnx.editing import SMALL, copy_folder
+from tests.onnx.editing import SMALL, copy_folder, edited
 from tests.onnx.reading import Uncut, make_tokens, open_llm, read_all
 from tests.tiny_models import TinyModelFactory
 
@@ -155,6 +155,22 @@ def test_layout_of_transformers_js(onnx_model: OnnxModelFactory, tmp_path: Path)
                 assert (llm.config.architecture, llm.config.context_length) == ("llama", 512)
     for found in logits[1:]:
         np.testing.assert_array_equal(found, logits[0])
+
+
+def test_decoder_without_a_past(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
+    """decoder_model.onnx: no past goes in; the sizes of the cache come from the configuration."""
+    folder = copy_folder(onnx_model(), tmp_path / "model")
+    with edited(folder) as model:
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.input[3] = node.input[4] = ""
+        kept = [info for info in model.graph.input if not info.name.startswith("past")]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+    tokens = make_tokens(40)
+    with open_llm(folder) as llm, open_llm(onnx_model()) as original:
+        found, expected = read_all(llm, tokens, 30), read_all(original, tokens, 30)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_folder_of_several_models(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:

@@ -158,6 +158,12 @@ class MaskedAttention(StandardAttention):
         return causal_bias(self)
 
 
+class LaterAttention(StandardAttention):
+    """Attention of opset 24."""
+
+    opset = 24
+
+
 class HeadMajorAttention(Rotated):
     """Attention of opset 23 on [batch, heads, tokens, head_dim], as PyTorch exports it."""
 
@@ -222,8 +228,11 @@ VARIANTS: Sequence[type[DecoderExporter]] = (
     BiasedMultiHead,
     StandardAttention,
     MaskedAttention,
+    LaterAttention,
     HeadMajorAttention,
 )
+# The first onnxruntime that runs a variant, if not all do that edgeh2o takes.
+FIRST_RUNTIME: dict[type[DecoderExporter], tuple[int, ...]] = {LaterAttention: (1, 24)}
 # Their windows are an attribute of the operator, or come from the mask that the graph computes.
 WINDOWED = (GroupQuery, Packed, Interleaved, RotatedGroupQuery, BiasedMultiHead, MaskedAttention)
 
