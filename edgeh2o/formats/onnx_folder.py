@@ -144,7 +144,7 @@ def _choose_file(folder: Path) -> Path:
             raise UsageError(
                 f"{place} holds several models ({', '.join(names)}); give the path of one of them"
             )
-    raise UsageError(
+    raise ResourceError(
         f"{folder} holds no model: neither {GENAI_CONFIG} nor a .onnx file; give the path of a "
         "GGUF file or of the folder of an ONNX model"
     )

@@ -30,7 +30,7 @@ def _fifo(path: Path) -> Path:
 
 NOT_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda path: path, "model.gguf: no such file .* check the path"),
-    "directory": (lambda path: path.parent, "is a directory; give the .gguf file inside it"),
+    "directory": (lambda path: path.parent, "holds no model: .*; give the path of a GGUF file"),
     "fifo": (_fifo, r"is not a regular file \(a pipe or a device\); give a .gguf file"),
     "endless device": (lambda _: Path("/dev/zero"), "/dev/zero: is not a regular file"),
     "symlink loop": (_loop, "model.gguf: no such file .* check the path"),

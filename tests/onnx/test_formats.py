@@ -15,7 +15,7 @@ import pytest
 
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
-from edgeh2o.errors import UsageError
+from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.runners import onnx_sessions
 from edgeh2o.runners.onnx_export import CONFIG_NAME, DATA_NAME, MODEL_NAME
 from tests.onnx.conftest import OnnxModelFactory
@@ -185,7 +185,7 @@ def test_folder_of_several_models(onnx_model: OnnxModelFactory, tmp_path: Path) 
 
 
 def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no model"):
+    with pytest.raises(ResourceError, match="holds no model"):
         LLM(tmp_path)
 
 
