@@ -169,11 +169,12 @@ class OnnxModel:
         return _estimate_session_bytes(self.config, self.sites, attention, shape)
 
     def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> OnnxRunner:
-        limit = min((len(tables[0]) for tables in self.rotary if tables), default=2**31)
-        if shape.max_context > limit:
+        limits = [len(tables[0]) for tables in self.rotary if tables]
+        limits += [site.max_context for site in self.sites if site.max_context is not None]
+        if shape.max_context > min(limits, default=2**31):
             raise UsageError(
-                f"a context of {shape.max_context} is longer than the model's table of rotary "
-                f"positions, which has {limit}; use -c {limit} or less"
+                f"a context of {shape.max_context} is longer than the {min(limits)} positions for "
+                f"which this graph has rotary tables or masks; use -c {min(limits)} or less"
             )
         policy = attention.make_policy(self.config)
         try:
@@ -426,7 +427,7 @@ class OnnxRunner:
             binding = self._bind(level, 0, 1, n_past, None)
             if MASK not in self._model.sessions[level].inputs:  # that one grows
                 self._one_row[level] = binding
-        self._model.sessions[level].session.run_with_iobinding(binding)
+        self._run(level, binding)
 
     def _run_segment(
         self,
@@ -438,8 +439,17 @@ class OnnxRunner:
     ) -> None:
         """Runs a segment on rows of the call whose first token is at position ``n_past``."""
         self._context.set_past(n_past + first_row)
-        binding = self._bind(level, first_row, n_rows, n_past, logits)
-        self._model.sessions[level].session.run_with_iobinding(binding)
+        self._run(level, self._bind(level, first_row, n_rows, n_past, logits))
+
+    def _run(self, level: int, binding: onnxruntime.IOBinding) -> None:
+        try:
+            self._model.sessions[level].session.run_with_iobinding(binding)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ResourceError(
+                f"onnxruntime failed in segment {level} of the model: {reason:.300}; if memory is "
+                "short, use a smaller context or batch (-c, -b)"
+            ) from None
 
     def _bind(
         self,
@@ -561,6 +571,7 @@ def _read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> ModelConfig:
         if site.rotary is not None and (tensor := graph.constant(site.rotary.cos)) is not None
     ]
     context = sizes.get("context_length", min(tables, default=DEFAULT_CONTEXT))
+    tables += [site.max_context for site in sites if site.max_context is not None]
     own_print = graph.properties.get(FINGERPRINT_PROPERTY, "")
     is_print = re.fullmatch(r"[0-9a-f]{32}", own_print) is not None
     scale = sites[0].scale or sizes["head_dim"] ** -0.5

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 MICROSOFT = "com.microsoft"
+# Graphs may compute a mask of all positions against all to take a row of it: 1 GiB in float32.
+MAX_MASK_CONTEXT = 16384
 # Other operators that compute attention: found, they are named instead of being run in pieces.
 _UNSUPPORTED = (
     "PagedAttention",
@@ -77,6 +79,11 @@ class AttentionSite:
     @property
     def is_packed(self) -> bool:
         return not self.k
+
+    @property
+    def max_context(self) -> int | None:
+        """Positions up to which a mask of [tokens, total] is tried out; None without one."""
+        return MAX_MASK_CONTEXT if any(kind.endswith("bias") for _, kind in self.masks) else None
 
 
 def find_attention(graph: OnnxGraph) -> list[AttentionSite]:

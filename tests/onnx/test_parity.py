@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 
 from edgeh2o import SamplingParams
+from edgeh2o.errors import UsageError
 from edgeh2o.runners.onnx_export import MODEL_NAME, DecoderExporter
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.reading import Uncut, make_tokens, open_llm, read_all
@@ -14,6 +15,7 @@ from tests.onnx.variants import (
     FIRST_RUNTIME,
     VARIANTS,
     WINDOWED,
+    BiasedMultiHead,
     GroupQuery,
     Packed,
     RotatedGroupQuery,
@@ -86,6 +88,15 @@ def test_windows(onnx_model: OnnxModelFactory, variant: type[DecoderExporter]) -
         found = read_all(llm, tokens, 60)
         assert {site.window for site in llm.model.sites} == {20}  # type: ignore[attr-defined]
     np.testing.assert_allclose(found, Uncut(folder / MODEL_NAME).read(tokens), atol=TOLERANCE)
+
+
+def test_masks_bound_the_context(onnx_model: OnnxModelFactory) -> None:
+    """A mask is tried out up to a length; beyond it the model is not run."""
+    folder = onnx_model(BiasedMultiHead, context_length=20000, n_kv_heads=8)
+    with open_llm(folder) as llm:
+        assert llm.config.context_length == 16384
+        with pytest.raises(UsageError, match="use -c 16384 or less"):
+            llm.start_runner(16385)
 
 
 def test_greedy_text_equals(onnx_model: OnnxModelFactory) -> None:
