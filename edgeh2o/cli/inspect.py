@@ -64,7 +64,7 @@ def _report_gguf(path: Path, gguf: GgufFile, options: ModelOptions) -> dict[str,
 
     def estimate_memory() -> dict[str, Any]:
         config, bindings = read_model(gguf)
-        weights = sum(binding.info.n_bytes for binding in bindings)
+        weights = sum(binding.n_bytes for binding in bindings)
 
         def estimate(shape: SessionShape) -> Mapping[str, int]:
             return estimate_session_bytes(config, options.attention, shape)

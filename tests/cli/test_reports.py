@@ -39,6 +39,16 @@ def test_inspect(tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str
     assert "largest_context_that_fits  2,048" in text
 
 
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "qwen3moe"])
+def test_inspect_counts_every_weight_once(
+    tiny_model: TinyModelFactory, architecture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tensor of the file may hold several weights."""
+    assert main(["inspect", str(tiny_model(architecture=architecture)), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["memory_bytes"]["weights"] == report["tensors"]["all"]["bytes"]
+
+
 def test_inspect_takes_the_budgets_of_the_model(
     tiny_model: TinyModelFactory,
     tmp_path: Path,
