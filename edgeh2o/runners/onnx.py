@@ -21,6 +21,7 @@ from ..formats.onnx_graph import OnnxGraph, require_onnx
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .base import OnLayer, RunnerState, SessionShape
 from .onnx_attention import AttentionSite
+from .onnx_checks import check_blocks
 from .onnx_cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, cut_decoder
 from .onnx_plan import ValueShape, ValueStore, probe_segments
 from .onnx_sessions import (
@@ -65,6 +66,7 @@ class OnnxModelFile:
         self._graph = OnnxGraph(self._folder.model_path)
         try:
             self._cut = cut_decoder(self._graph)
+            check_blocks(self._graph)
             self.config = _read_config(self._folder, self._graph, self._cut)
             self.tokenizer = _read_tokenizer(self._folder, self.config.vocab_size)
         except FormatError as error:

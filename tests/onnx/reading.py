@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
@@ -14,6 +15,7 @@ from edgeh2o import LLM, DenseConfig, PrefillConfig
 Array = NDArray[Any]
 
 BATCH_SIZE = 64
+RUNTIME = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 
 def make_tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
@@ -44,10 +46,30 @@ def read_all(llm: LLM, tokens: NDArray[np.int32], n_prompt: int) -> Array:
     return np.concatenate(rows)
 
 
+def _with_wider_windows(path: Path) -> Path:
+    """GroupQueryAttention of onnxruntime 1.23 sees one position more than the window has."""
+    model = onnx.load(path, load_external_data=False)
+    windows = [
+        attribute
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "local_window_size" and attribute.i > 0
+    ]
+    if not windows:
+        return path
+    for attribute in windows:
+        attribute.i -= 1
+    copy = path.with_name("uncut.onnx")
+    copy.write_bytes(model.SerializeToString())
+    return copy
+
+
 class Uncut:
     """One session over the whole graph. ``read`` appends tokens and returns their logits."""
 
     def __init__(self, path: Path) -> None:
+        if RUNTIME < (1, 24):
+            path = _with_wider_windows(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(

@@ -20,7 +20,7 @@ from edgeh2o.runners import onnx_sessions
 from edgeh2o.runners.onnx_export import CONFIG_NAME, DATA_NAME, MODEL_NAME
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited
-from tests.onnx.reading import Uncut, make_tokens, open_llm, read_all
+from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
 from tests.tiny_models import TinyModelFactory
 
 
@@ -36,7 +36,7 @@ def test_matmul_n_bits(onnx_model: OnnxModelFactory, tensor_type: str) -> None:
         found = read_all(llm, tokens, 90)
     expected = Uncut(folder / MODEL_NAME).read(tokens)
     assert np.abs(found - expected).max() < 0.1 * expected.std()
-    assert np.abs(found - expected).mean() < 0.01 * expected.std()
+    assert np.abs(found - expected).mean() < 0.02 * expected.std()
     np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
 
 
@@ -82,6 +82,8 @@ def test_dynamic_int8(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
 
     Blocks of rows are other calls, so the bound is that of the rounding: a tenth of a deviation.
     """
+    if RUNTIME < (1, 24):
+        pytest.importorskip("sympy", reason="this onnxruntime quantises with its help")
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     source = onnx_model()

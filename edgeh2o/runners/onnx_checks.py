@@ -1,0 +1,68 @@
+"""Checks of operands that onnxruntime itself does not make in every version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+from ..formats.onnx_graph import OnnxGraph, attributes, describe_node
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+_UINT8 = 2
+_MAX_SIZE = 2**31
+
+
+def check_blocks(graph: OnnxGraph) -> None:
+    """Sizes of all MatMulNBits, which onnxruntime 1.23 does not compare with K and N.
+
+    Raises FormatError that names the node.
+    """
+    for node in graph.nodes:
+        if node.op_type == "MatMulNBits":
+            _check_node(graph, node)
+
+
+def _check_node(graph: OnnxGraph, node: NodeProto) -> None:
+    values = attributes(node)
+    n_inputs, n_outputs = _size(node, values, "K"), _size(node, values, "N")
+    block_size, bits = _size(node, values, "block_size"), values.get("bits", 4)
+    if bits not in (2, 4, 8) or block_size < 16 or block_size & (block_size - 1):
+        raise FormatError(
+            f"{describe_node(node)} has blocks of {block_size} values of {bits} bits; such blocks "
+            "do not exist"
+        )
+    n_blocks = -(-n_inputs // block_size)
+    expected: dict[int, tuple[str, int]] = {
+        1: ("weights", n_outputs * n_blocks * (block_size * bits // 8)),
+        2: ("scales", n_outputs * n_blocks),
+        3: ("zero points", n_outputs * n_blocks),
+        4: ("group indices", n_inputs),
+        5: ("bias", n_outputs),
+    }
+    for i, (what, count) in expected.items():
+        name = node.input[i] if i < len(node.input) else ""
+        if not name:
+            continue
+        tensor = graph.constant(name)
+        if tensor is None:
+            raise FormatError(f"the {what} of {describe_node(node)} are no constants of the model")
+        if i == 3 and tensor.elem_type == _UINT8:
+            count = n_outputs * (-(-n_blocks * bits // 8))
+        found = 1
+        for dim in tensor.shape:
+            found *= dim
+        is_shaped = i != 1 or len(tensor.shape) != 3 or tensor.shape[:2] == (n_outputs, n_blocks)
+        if found < count or (i < 3 and found != count) or not is_shaped:
+            raise FormatError(
+                f"the {what} of {describe_node(node)} have shape {list(tensor.shape)}; "
+                f"K = {n_inputs} and N = {n_outputs} need {count} numbers"
+            )
+
+
+def _size(node: NodeProto, values: dict[str, Any], name: str) -> int:
+    size = values.get(name)
+    if not isinstance(size, int) or not 1 <= size < _MAX_SIZE:
+        raise FormatError(f"{describe_node(node)} has {name} = {size!r}, which cannot be")
+    return size
