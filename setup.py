@@ -19,6 +19,8 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 # 16 registers: without these, gcc gathers the products of several steps and spills them.
 FEW_REGISTERS = ["-fno-tree-reassoc", "-fschedule-insns", "-fsched-pressure"]
 AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "vnni"))]
+# gcc 12's first scheduling pass makes tiles of widening multiplies spill, others copy accumulators.
+IN_ORDER = ["-fno-schedule-insns"]
 ISA_FLAGS = {
     "x86_64": {
         "avx2": [*AVX2, *FEW_REGISTERS],
@@ -27,10 +29,9 @@ ISA_FLAGS = {
         "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized", "-Wno-uninitialized"],
     },
     "aarch64": {
-        # gcc 12's first scheduling pass makes the tiles of widening multiplies spill.
-        "neon": ["-march=armv8-a", "-fno-schedule-insns"],
-        "neon_dotprod": ["-march=armv8.2-a+dotprod+fp16"],
-        "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm"],
+        "neon": ["-march=armv8-a", *IN_ORDER],
+        "neon_dotprod": ["-march=armv8.2-a+dotprod+fp16", *IN_ORDER],
+        "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm", *IN_ORDER],
     },
 }.get(target, {})
 

@@ -18,7 +18,7 @@ struct Correction {
       if constexpr (simd::kDotBias == 0) return offset;
       return simd::add_i32(offset, simd::set1_i32(simd::kDotBias));
     } else {
-      return simd::set1_i32(simd::kDotBias);
+      return simd::dot_bias();
     }
   }
 };
@@ -95,8 +95,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
       };
       I32 dot[kRows][kVectors];
       unroll<kRows>([&](auto r) {
-        const I32 start = Correction<kFormat>::start(negated_sum8(r));
-        unroll<kVectors>([&](auto v) { dot[r][v] = start; });
+        unroll<kVectors>([&](auto v) { dot[r][v] = Correction<kFormat>::start(negated_sum8(r)); });
       });
       if constexpr (kHasMmla) {
         matrix_dot<Dot, kSteps>(dot, x_quants, w_quants);

@@ -99,8 +99,10 @@ EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t step, size_t v) 
   }
 }
 
+// Flat: gcc leaves a lambda of some formats out of line, with its accumulators in memory.
 template <PackedFormat kFormat>
-void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, size_t n_cols) {
+__attribute__((flatten)) void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records,
+                                      size_t n_cols) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
   using Dot = Dot4<Traits::kBits>;
@@ -130,9 +132,10 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
       I32 dot[kVectors];
       unroll<kVectors>([&](auto v) { dot[v] = Offset::start(negated_sum8); });
       unroll<kSteps / kStepsAtOnce>([&](auto part) {
-        typename Dot::Acc acc[kChains][kVectors];
-        unroll<kChains>([&](auto c) {
-          unroll<kVectors>([&](auto v) { acc[c][v] = Dot::start(c == 0 ? dot[v] : set1_i32(0)); });
+        typename Dot::Acc acc[2][kVectors];
+        unroll<kVectors>([&](auto v) {
+          acc[0][v] = Dot::start(dot[v]);
+          acc[1][v] = Dot::start(set1_i32(0));
         });
         unroll<kStepsAtOnce / kXSteps>([&](auto group) {
           constexpr size_t kFirst = (sub * kSteps) + part * kStepsAtOnce + group * kXSteps;
@@ -145,8 +148,11 @@ void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records, siz
           });
         });
         unroll<kVectors>([&](auto v) {
-          dot[v] = Dot::finish(acc[0][v], dot[v]);
-          if constexpr (kChains == 2) dot[v] = add_i32(dot[v], Dot::finish(acc[1][v], set1_i32(0)));
+          if constexpr (kChains == 2) {
+            dot[v] = add_i32(Dot::finish(acc[0][v], dot[v]), Dot::finish(acc[1][v], set1_i32(0)));
+          } else {
+            dot[v] = Dot::finish(acc[0][v], dot[v]);
+          }
         });
       });
       unroll<kVectors>(

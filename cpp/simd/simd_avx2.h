@@ -122,6 +122,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm256_slli_epi32(a, N);
 }
+EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
 EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

@@ -105,6 +105,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm512_slli_epi32(a, N);
 }
+EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
 EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm512_loadu_si512(p); }

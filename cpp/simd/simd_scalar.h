@@ -180,6 +180,7 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return from_lanes<I32>([&](size_t i) { return a.lane[i] * (1 << N); });
 }
+EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
 EH2O_INLINE F32 dot_to_f32(I32 a) {
   return from_lanes<F32>([&](size_t i) { return static_cast<float>(a.lane[i]); });
 }
