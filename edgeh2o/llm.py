@@ -17,7 +17,6 @@ from .attention.base import SparseAttentionConfig
 from .attention.headwise import HeadwiseConfig
 from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
-from .engine import memory
 from .engine.generate import Generation
 from .engine.loading import load_model
 from .engine.prompt import TokenIds, check_token_ids, refuse_hopeless_length
@@ -354,17 +353,7 @@ class LLM:
 
     def _make_cache(self, model: LoadedModel) -> PromptCache:
         attention, prefill = fit_chunks(self.attention, self.prefill)
-        session = Session(model, attention=attention, prefill=prefill, runtime=self._runtime)
-        return PromptCache(
-            session,
-            model.tokenizer,
-            {
-                "model": model.fingerprint,
-                "attention": attention.resolved(model.config).to_dict(),
-                "chunk_size": prefill.chunk_size,
-                "cache_type": self._runtime.cache_type,
-            },
-        )
+        return PromptCache.of(model, attention=attention, prefill=prefill, runtime=self._runtime)
 
     def start_runner(
         self,
@@ -435,27 +424,13 @@ class LLM:
         return on_step
 
     def _stats(self, generation: Generation) -> GenerationStats:
-        return GenerationStats(
+        return GenerationStats.of(
+            generation,
             model=str(self.model_path),
             isa=self.isa,
             threads=self.threads,
             attention=self.attention.report(self.config),
-            batch_size=generation.runner.batch_size,
-            chunk_size=generation.runner.chunk_size,
-            context_size=generation.runner.max_context,
             cache_type=self._runtime.cache_type,
-            seed=generation.seed,
-            prompt_tokens=generation.n_prompt_tokens,
-            cached_tokens=generation.n_cached_tokens,
-            generated_tokens=len(generation.token_ids),
             load_s=self.load_s,
-            prefill_s=generation.prefill_s,
-            ttft_s=generation.ttft_s,
-            decode_s=generation.decode_s,
-            prefill_tps=generation.prefill_tps,
-            decode_tps=generation.decode_tps,
-            peak_rss_bytes=memory.peak_rss_bytes(),
-            pairs_computed=generation.pairs_computed,
-            pairs_dense=generation.pairs_dense,
-            memory_bytes={"weights": self._weight_bytes, **generation.runner.memory_bytes},
+            weight_bytes=self._weight_bytes,
         )

@@ -167,7 +167,8 @@ void Decoder::mix_experts(const LayerWeights& w, MatView<float> x, Activations& 
   if (w.ffn_norm.empty()) {
     std::copy_n(x.data, n * dim, normed.data);
   } else {
-    rms_norm_rows(table, {x.data, n, dim, x.stride}, w.ffn_norm.data(), config_.norm_eps, {normed}, a.scratch);
+    rms_norm_rows(table, {x.data, n, dim, x.stride}, w.ffn_norm.data(), config_.norm_eps, {normed},
+                  a.scratch);
   }
   const auto packed_for = [&](const Linear& linear) {
     return linear.weight.is_quantised() ? a.packed : nullptr;

@@ -22,8 +22,8 @@ void DecoderConfig::check() const {
     EH2O_CHECK(table->inv_freq.empty() || table->n_pairs() == rope.n_pairs(),
                "a table of RoPE frequencies has ", table->n_pairs(), " entries, another ", rope.n_pairs());
   }
-  EH2O_CHECK(n_experts_used <= n_experts && (n_experts_used > 0) == (n_experts > 0), "n_experts_used = ",
-             n_experts_used, " of n_experts = ", n_experts);
+  EH2O_CHECK(n_experts_used <= n_experts && (n_experts_used > 0) == (n_experts > 0),
+             "n_experts_used = ", n_experts_used, " of n_experts = ", n_experts);
   EH2O_CHECK(sliding_layers.empty() || (sliding_layers.size() == n_layers && sliding_window > 0),
              "sliding_layers has ", sliding_layers.size(), " entries for ", n_layers,
              " layers, with a sliding_window of ", sliding_window);
@@ -71,7 +71,8 @@ void Weights::for_each_tensor(const F& f) {
     linear(prefix + "attn_v", layer.attn_v, kv_dim, model_dim);
     linear(prefix + "attn_output", layer.attn_output, model_dim, q_dim);
     layer.ffn.resize(std::max<size_t>(1, config_.n_experts));
-    if (config_.n_experts > 0) linear(prefix + "ffn_gate_inp", layer.ffn_router, config_.n_experts, model_dim);
+    if (config_.n_experts > 0)
+      linear(prefix + "ffn_gate_inp", layer.ffn_router, config_.n_experts, model_dim);
     for (size_t e = 0; e < layer.ffn.size(); ++e) {
       const std::string suffix = config_.n_experts > 0 ? "_exps." + std::to_string(e) : "";
       linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, config_.ffn_dim, model_dim);

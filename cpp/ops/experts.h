@@ -14,10 +14,10 @@ struct ExpertRoutes {
   ExpertRoutes(size_t max_rows, size_t n_experts, size_t n_used, Arena& arena);
 
   size_t n_experts, n_used;
-  size_t* begin;   // [n_experts + 1]
-  int32_t* rows;   // [n_rows * n_used] row of the block, ascending within an expert
-  float* weights;  // [n_rows * n_used] share of the expert in the row's output; those of a row add up to 1
-  int32_t* chosen;       // [n_rows][n_used] experts of a row, the most probable first
+  size_t* begin;    // [n_experts + 1]
+  int32_t* rows;    // [n_rows * n_used] row of the block, ascending within an expert
+  float* weights;   // [n_rows * n_used] share of the expert in the row's output; those of a row add up to 1
+  int32_t* chosen;  // [n_rows][n_used] experts of a row, the most probable first
   float* probabilities;  // [n_rows][n_used] of the chosen ones
 };
 
@@ -29,6 +29,7 @@ void route_rows(MatView<const float> logits, ExpertRoutes& routes);
 void gather_rows(MatView<const float> rows, const int32_t* indices, MatView<float> out);
 
 // out[indices[i]] += weights[i] * rows[i]; no index stands twice.
-void scatter_rows(MatView<const float> rows, const int32_t* indices, const float* weights, MatView<float> out);
+void scatter_rows(MatView<const float> rows, const int32_t* indices, const float* weights,
+                  MatView<float> out);
 
 }  // namespace edgeh2o

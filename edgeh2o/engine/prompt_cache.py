@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import SamplingParams
+from ..config import PrefillConfig, RuntimeConfig, SamplingParams
 from ..errors import FormatError, UsageError
 from .generate import Generation, OnPrefill
 from .session import Session
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..attention.base import SparseAttentionConfig
+    from ..runners.opening import LoadedModel
     from ..tokenizer import Tokenizer
 
 
@@ -31,6 +33,25 @@ class PromptCache:
         self._fingerprint = fingerprint
         self._transcript: Transcript | None = None
         self._generation: Generation | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: LoadedModel,
+        *,
+        attention: SparseAttentionConfig,
+        prefill: PrefillConfig,
+        runtime: RuntimeConfig,
+    ) -> PromptCache:
+        """An empty one. Its files hold the attention in effect, budgets of the model included."""
+        session = Session(model, attention=attention, prefill=prefill, runtime=runtime)
+        fingerprint = {
+            "model": model.fingerprint,
+            "attention": attention.resolved(model.config).to_dict(),
+            "chunk_size": prefill.chunk_size,
+            "cache_type": runtime.cache_type,
+        }
+        return cls(session, model.tokenizer, fingerprint)
 
     def encode(
         self, prompt: Transcript, encode_from: Callable[[int], list[int]], *, keep: bool
