@@ -120,6 +120,10 @@ class DecoderExporter:
 
     def emit(self) -> None:
         """Adds all nodes."""
+        if self.config.n_experts:
+            raise FormatError(
+                "a mixture of experts cannot be written as ONNX yet; run the GGUF file itself"
+            )
         if self.config.rotary_dim % 16:
             raise FormatError(
                 f"the model rotates {self.config.rotary_dim} dimensions of a head; "

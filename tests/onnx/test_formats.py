@@ -257,6 +257,14 @@ def test_the_budget_table_of_the_weights_is_found(
         assert ours.config.fingerprint == native.config.fingerprint
 
 
+def test_experts_are_not_exported(
+    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_model(architecture="qwen3moe"))
+    assert main(["export-onnx", model, str(tmp_path / "folder")]) == 1
+    assert "a mixture of experts cannot be written as ONNX" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("version", ["1.19.2", "1.22.1"])
 def test_old_onnxruntime_is_refused(
     version: str, onnx_model: OnnxModelFactory, monkeypatch: pytest.MonkeyPatch
