@@ -33,6 +33,7 @@ class OnnxGraph:
         self.path = path
         model, self.n_file_bytes = _parse(path)
         try:
+            _check_texts(model)
             self._check_kind(model)
             graph = model.graph
             self.ir_version = model.ir_version
@@ -263,6 +264,24 @@ def _parse(path: Path) -> tuple[ModelProto, int]:
             f"{path} is not an ONNX model, or is cut short ({error}); fetch it again"
         ) from None
     return model, len(data)
+
+
+def _check_texts(model: ModelProto) -> None:
+    """Refuses names that are no UTF-8: the library gives them as bytes, which no name equals."""
+    graph = model.graph
+    texts: list[object] = []
+    for node in graph.node:
+        texts += [node.name, node.op_type, node.domain, *node.input, *node.output]
+        texts += [attribute.name for attribute in node.attribute]
+    for tensor in graph.initializer:
+        texts.append(tensor.name)
+        for entry in tensor.external_data:
+            texts += [entry.key, entry.value]
+    texts += [info.name for info in (*graph.input, *graph.output)]
+    texts += [text for item in model.metadata_props for text in (item.key, item.value)]
+    texts += [item.domain for item in model.opset_import]
+    if not all(isinstance(text, str) for text in texts):
+        raise FormatError("a name in the file is not UTF-8; the file is damaged, fetch it again")
 
 
 def _read_opsets(model: ModelProto) -> dict[str, int]:
