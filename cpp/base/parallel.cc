@@ -22,4 +22,6 @@ int num_threads() {
   return n_default < kMaxThreads ? n_default : kMaxThreads;
 }
 
+void release_threads() { omp_pause_resource_all(omp_pause_soft); }
+
 }  // namespace edgeh2o

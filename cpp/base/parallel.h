@@ -13,6 +13,10 @@ void set_num_threads(int n_threads);  // throws std::invalid_argument unless 1 <
 int num_threads();
 inline constexpr int kMaxThreads = 256;
 
+// Ends the threads that wait for the next parallel_for, which makes new ones. Waiting threads spin at first
+// (libgomp: for 15 ms on some machines), in the way of another runtime's threads.
+void release_threads();
+
 // Calls f(task, thread) for every task in [0, n_tasks); thread < num_threads(). f must not throw.
 template <typename F>
 void parallel_for(size_t n_tasks, const F& f) {

@@ -21,6 +21,7 @@ PYBIND11_MODULE(_core, module) {
   module.def("use_isa", &use_isa, py::arg("name"));
   module.def("set_num_threads", &set_num_threads, py::arg("n"));
   module.def("num_threads", &num_threads);
+  module.def("release_threads", &release_threads, py::call_guard<py::gil_scoped_release>());
   module.def("supported_types", [] {
     std::vector<std::string> names;
     for (const FormatInfo& info : supported_formats()) names.emplace_back(info.type_name);

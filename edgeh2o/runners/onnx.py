@@ -291,6 +291,8 @@ class OnnxRunner:
                 out=view.out,
                 **self._rotary(layer, first, n_tokens),
             )
+            # Else they go on spinning for a while, in the way of onnxruntime's.
+            _core.release_threads()
             if on_layer is not None:
                 on_layer(layer + 1, n_layers)
         self._is_broken = False

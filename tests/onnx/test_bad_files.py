@@ -184,6 +184,11 @@ def without_attention(model: onnx.ModelProto) -> None:
             node.op_type = "SparseAttention"
 
 
+def garble_name(folder: Path) -> None:
+    path = folder / MODEL_NAME
+    path.write_bytes(path.read_bytes().replace(DATA_NAME.encode(), b"\xff" * len(DATA_NAME), 1))
+
+
 def take_apart(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         if node.op_type == "GroupQueryAttention":
@@ -217,6 +222,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "data past the end": (place_data("offset", str(2**40)), "the file is incomplete"),
     "data of another length": (place_data("length", "8"), "needs .* bytes by its shape"),
     "data that overlaps": (overlap, "overlap in"),
+    "name that is no UTF-8": (garble_name, "not UTF-8"),
     "negative dimension": (change_model(make_negative), "shape"),
     "IR version too new": (
         change_model(lambda model: setattr(model, "ir_version", 99)),

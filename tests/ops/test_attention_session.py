@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,22 @@ def test_estimates_what_it_allocates() -> None:
     attention = _core.ChunkedAttention(_core.h2o_policy(2, 2), 4, 2, 16, **sizes)
     assert parts["kv_cache"] == attention.cache.n_bytes == 3 * 2 * 2 * 64 * 16 * 2
     assert parts["scratch"] > 0 and parts["scores"] > 0
+
+
+def test_released_threads_end_and_come_back() -> None:
+    def count_threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    n_before = _core.num_threads()
+    _core.set_num_threads(4)
+    try:
+        attention, qkv = make_attention(), make_qkv(32)
+        expected = attention.run(0, *split(qkv), is_last=True)
+        n_running = count_threads()
+        _core.release_threads()
+        assert count_threads() <= n_running - 3
+        attention.reset()
+        np.testing.assert_array_equal(attention.run(0, *split(qkv), is_last=True), expected)
+        assert count_threads() == n_running
+    finally:
+        _core.set_num_threads(n_before)
