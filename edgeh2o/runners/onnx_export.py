@@ -25,6 +25,7 @@ from ..tokenizer.chat_template import TEMPLATE_KEY, read_chat_template
 from ..tokenizer.tokenizer_json import dump_tokenizer
 from .native import NativeModel, NativeModelFile
 from .onnx_blocks import BLOCK_SIZE, BlockOperands, pack_blocks
+from .onnx_config import FINGERPRINT_PROPERTY
 from .onnx_writer import MICROSOFT, OnnxWriter
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 MODEL_NAME = "model.onnx"
 DATA_NAME = "model.onnx.data"
 CONFIG_NAME = "genai_config.json"
-FINGERPRINT_PROPERTY = "edgeh2o.fingerprint"
 OPSET = 20
 INT8_DOT_PRODUCTS = 4  # accuracy_level of MatMulNBits: activations as 8-bit integers
 # Rows of the cos and sin tables: more would cost more than the weights of small models.

@@ -1,0 +1,195 @@
+"""Sizes and constants of an ONNX model, from its graph and the files beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..config import ModelConfig
+from ..errors import FormatError
+from ..formats.metadata import quote
+from ..formats.onnx_folder import OnnxFolder
+from ..formats.onnx_graph import OnnxGraph
+from .onnx_attention import AttentionSite
+from .onnx_cut import LOGITS, Cut
+from .onnx_plan import ValueShape
+from .onnx_sessions import (
+    key_name,
+    query_name,
+    value_name,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+# Of models that do not say for how many positions they were made.
+DEFAULT_CONTEXT = 2048
+# Read of either end of each constant.
+SAMPLE_BYTES = 4096
+# What a file of `edgeh2o export-onnx` knows of the weights: whose budget table is theirs.
+FINGERPRINT_PROPERTY = "edgeh2o.fingerprint"
+
+
+def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> ModelConfig:
+    """Sizes from the graph, checked against the configuration. Raises FormatError."""
+    sites = cut.sites
+    found = {"n_layers": len(sites), **_head_sizes(graph, sites), **_vocab_size(graph)}
+    sizes = {**folder.sizes, **found}
+    for name, value in found.items():
+        if folder.sizes.get(name, value) != value:
+            raise FormatError(
+                f"{folder.config_name} says {name} = {folder.sizes[name]}, the graph has {value}; "
+                "the files belong to different models"
+            )
+    if "head_dim" not in sizes and {"model_dim", "n_heads"} <= sizes.keys():
+        sizes["head_dim"] = sizes["model_dim"] // sizes["n_heads"]
+    sizes.setdefault("n_kv_heads", sizes.get("n_heads", 0))
+    for name in ("n_heads", "n_kv_heads", "head_dim", "vocab_size"):
+        if sizes.get(name, 0) <= 0:
+            raise FormatError(
+                f"neither the graph nor {folder.config_name} says how large {name} is; "
+                "put config.json or genai_config.json of the model beside it"
+            )
+    if sizes["n_heads"] % sizes["n_kv_heads"]:
+        raise FormatError(
+            f"{sizes['n_heads']} query heads cannot share {sizes['n_kv_heads']} KV heads"
+        )
+    tables = [
+        tensor.shape[0]
+        for site in sites
+        if site.rotary is not None and (tensor := graph.constant(site.rotary.cos)) is not None
+    ]
+    context = sizes.get("context_length", min(tables, default=DEFAULT_CONTEXT))
+    tables += [site.max_context for site in sites if site.max_context is not None]
+    own_print = graph.properties.get(FINGERPRINT_PROPERTY, "")
+    is_print = re.fullmatch(r"[0-9a-f]{32}", own_print) is not None
+    scale = sites[0].scale or sizes["head_dim"] ** -0.5
+    return ModelConfig(
+        architecture=folder.architecture,
+        n_layers=len(sites),
+        model_dim=sizes.get("model_dim", sizes["n_heads"] * sizes["head_dim"]),
+        n_heads=sizes["n_heads"],
+        n_kv_heads=sizes["n_kv_heads"],
+        head_dim=sizes["head_dim"],
+        rotary_dim=0,
+        ffn_dim=0,
+        vocab_size=sizes["vocab_size"],
+        context_length=min([context, *tables]),
+        norm_eps=0.0,
+        rope_inv_freq=(),
+        attention_scale=scale,
+        attention_soft_cap=sites[0].soft_cap,
+        fingerprint=own_print if is_print else hash_model(graph),
+    )
+
+
+def _head_sizes(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> dict[str, int]:
+    """Sizes that the graph declares. Raises FormatError if layers differ."""
+    sizes: dict[str, int] = {}
+    for site in sites:
+        own: dict[str, int] = {}
+        if site.n_heads is not None:
+            own["n_heads"] = site.n_heads
+        if site.n_kv_heads is not None:
+            own["n_kv_heads"] = site.n_kv_heads
+        past = graph.inputs.get(site.past_key)
+        dims = [] if past is None else [dim.dim_value for dim in past.type.tensor_type.shape.dim]
+        if len(dims) == 4:
+            own |= {name: dims[i] for name, i in (("n_kv_heads", 1), ("head_dim", 3)) if dims[i]}
+            if site.n_kv_heads is not None and own["n_kv_heads"] != site.n_kv_heads:
+                raise FormatError(
+                    f"the cache {quote(site.past_key)} has {dims[1]} KV heads, its attention "
+                    f"{site.n_kv_heads}"
+                )
+        for name, value in own.items():
+            if sizes.setdefault(name, value) != value:
+                raise FormatError(
+                    f"the layers differ in {name} ({sizes[name]} and {value}); such models are "
+                    "not supported"
+                )
+    same = {(site.scale, site.soft_cap) for site in sites}
+    if len(same) > 1:
+        raise FormatError(f"the layers differ in scale or soft cap: {sorted(map(str, same))}")
+    return sizes
+
+
+def _vocab_size(graph: OnnxGraph) -> dict[str, int]:
+    dims = graph.output_dims(LOGITS)
+    return {"vocab_size": dims[-1]} if dims and dims[-1] > 0 else {}
+
+
+def check_shapes(
+    shapes: Mapping[str, ValueShape], sites: Sequence[AttentionSite], config: ModelConfig
+) -> None:
+    """What the segments give must be what the attention takes. Raises FormatError."""
+    kv_width = config.n_kv_heads * config.head_dim
+    q_width = config.n_heads * config.head_dim
+    for i, site in enumerate(sites):
+        names = (
+            {query_name(i): q_width + 2 * kv_width}
+            if site.is_packed
+            else {query_name(i): q_width, key_name(i): kv_width, value_name(i): kv_width}
+        )
+        for name, width in names.items():
+            shape = shapes[name]
+            if not shape.is_per_token or shape.row_bytes != 4 * width:
+                raise FormatError(
+                    f"layer {i} gives {shape.row_bytes // 4} numbers per token for its "
+                    f"{name[-1]}, its heads take {width}; the graph is inconsistent"
+                )
+    dims = shapes[LOGITS].dims
+    if dims[-1] != config.vocab_size:
+        raise FormatError(
+            f"the model gives {dims[-1]} logits, its vocabulary has {config.vocab_size}"
+        )
+
+
+def read_rotary(
+    graph: OnnxGraph, site: AttentionSite, config: ModelConfig
+) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Tables of cos and sin [positions, pairs] of a node that rotates, else None.
+
+    Raises FormatError for tables that do not fit the heads.
+    """
+    if site.rotary is None:
+        return None
+    tables = []
+    for name in (site.rotary.cos, site.rotary.sin):
+        tensor = graph.constant(name)
+        if tensor is None:
+            raise FormatError(f"the rotary table {quote(name)} is no constant of the model")
+        tables.append(tensor.array().astype(np.float32, copy=False))
+    cos, sin = tables
+    if cos.ndim != 2 or cos.shape != sin.shape or not 1 <= cos.shape[1] <= config.head_dim // 2:
+        raise FormatError(
+            f"the rotary tables {quote(site.rotary.cos)} and {quote(site.rotary.sin)} have shapes "
+            f"{list(cos.shape)} and {list(sin.shape)}, the heads {config.head_dim} dimensions"
+        )
+    return cos, sin
+
+
+def hash_model(graph: OnnxGraph) -> str:
+    """Hexadecimal digest of the nodes, and of every constant's shape and ends."""
+    digest = blake2b(digest_size=16)
+    for node in graph.nodes:
+        digest.update(node.SerializeToString(deterministic=True))
+    for name, tensor in sorted(graph.tensors.items()):
+        digest.update(f"{name!a}:{tensor.elem_type}:{tensor.shape}\n".encode())
+        digest.update(tensor.data[:SAMPLE_BYTES])
+        digest.update(tensor.data[-SAMPLE_BYTES:])
+    return digest.hexdigest()
+
+
+def check_finite(graph: OnnxGraph) -> None:
+    """Raises FormatError, naming the constant, for one with a NaN or infinite value."""
+    for tensor in graph.tensors.values():
+        if tensor.elem_type in (1, 10, 11) and not np.isfinite(tensor.array()).all():
+            raise FormatError(
+                f"{graph.path}: constant {quote(tensor.name)} has a NaN or infinite value; the "
+                "file is damaged or was converted wrongly, fetch it again"
+            )
