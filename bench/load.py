@@ -23,7 +23,7 @@ from edgeh2o.evaluation.reporting import format_samples, markdown_table
 
 from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
-from .prefill import DEFAULT_TEXT, contest_parser, parse_sizes
+from .prefill import DEFAULT_TEXT, add_models, contest_parser, parse_sizes
 from .reporting import (
     existing_file,
     print_progress,
@@ -62,6 +62,7 @@ class LoadMeasurement:
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = contest_parser("python -m bench.load", __doc__)
+    add_models(parser)
     parser.add_argument("-p", type=parse_sizes, default=(16,), help="prompt lengths in tokens")
     parser.add_argument("--text", type=existing_file, default=DEFAULT_TEXT, help="prompts begin it")
     return parser
@@ -78,10 +79,10 @@ def main() -> int:
         for model in args.models:
             for n_tokens in args.p:
                 prompt = cut_prompt(peer, model, text, n_tokens)
-                measurements.append(_measure(peer, model, isa, prompt, n_tokens, args))
+                measurements.append(measure_load(peer, model, isa, prompt, n_tokens, args))
     note = (
         f"Median of {args.r} alternating cold processes (lowest to highest); -b "
-        f"{args.batch_size} -ub {args.chunk_size}."
+        f"{args.batch_size}, llama.cpp's -ub {args.chunk_size}."
     )
     write_report(
         args.output,
@@ -140,7 +141,7 @@ def run_to_first_byte(command: Sequence[str], environment: Mapping[str, str]) ->
     return ProcessCost(first_token_s, peak_rss_bytes)
 
 
-def _measure(
+def measure_load(
     peer: LlamaCpp,
     model: Path,
     isa: str,
@@ -148,22 +149,23 @@ def _measure(
     n_tokens: int,
     args: argparse.Namespace,
 ) -> LoadMeasurement:
+    """Rounds of cold processes of both sides with one prompt of ``n_tokens`` tokens."""
     ours, theirs = [], []
     context_size = -(-(n_tokens + 1) // args.chunk_size) * args.chunk_size
-    sizes = ["-b", str(args.batch_size), "-ub", str(args.chunk_size)]
+    batch = ["-b", str(args.batch_size)]
     with tempfile.TemporaryDirectory(prefix="edgeh2o-bench-") as folder:
         prompt_file = Path(folder) / "prompt.txt"
         prompt_file.write_bytes(prompt.encode())
         own_command = [
             *(sys.executable, "-m", "edgeh2o", "run", str(model), "-f", str(prompt_file)),
             *("-n", "1", "--temp", "0", "--quiet", "--ignore-eos", "-c", str(context_size)),
-            *("-t", str(args.threads), "--isa", isa, *sizes),
+            *("-t", str(args.threads), "--isa", isa, *batch),
         ]
         peer_command = peer.command(
             "llama-completion",
             [
                 *peer.completion_arguments(model, prompt_file, 1, context_size=context_size),
-                *("--ignore-eos", *sizes),
+                *("--ignore-eos", *batch, "-ub", str(args.chunk_size)),
             ],
         )
         for round_number in range(1, args.r + 1):

@@ -60,7 +60,6 @@ class Measurement:
 def contest_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
     """The options of every script that lets both sides take turns."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "--llama-cpp",
         type=Path,
@@ -72,15 +71,21 @@ def contest_parser(prog: str, description: str | None) -> argparse.ArgumentParse
     parser.add_argument("-r", type=int, default=5, help="rounds")
     parser.add_argument("-t", "--threads", type=int, default=2, help="threads of both sides")
     parser.add_argument("-b", "--batch-size", type=int, default=4096)
-    parser.add_argument("-ub", "--chunk-size", type=int, default=1024)
+    parser.add_argument("-ub", "--chunk-size", type=int, default=1024, help="llama.cpp's only")
     parser.add_argument("--isa", help="ours (default: the match of each folder's backend)")
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
 
 
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """The files to compare on."""
+    parser.add_argument("models", nargs="+", type=existing_file, metavar="MODEL", help="GGUF file")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = contest_parser("python -m bench.prefill", __doc__)
+    add_models(parser)
     parser.add_argument("-p", type=parse_sizes, default=(512, 4096, 8192), help="prompt lengths")
     parser.add_argument("-n", type=int, default=0, help="tokens to decode (default: no decoding)")
     parser.add_argument("-d", type=parse_sizes, default=(0,), help="depths of the decoding")
@@ -137,7 +142,7 @@ def _measure_folder(
     backend = peer.backend()
     isa = args.isa or peer.isa()
     for model in args.models:
-        runs = {name: _make_run(name, model, peer, isa, args) for name in contestants}
+        runs = {name: make_run(name, model, peer, isa, args) for name in contestants}
         for workload in workloads:
             yield Measurement(
                 model=model.name,
@@ -162,9 +167,10 @@ def alternate(
     return samples
 
 
-def _make_run(
+def make_run(
     contestant: str, model: Path, peer: LlamaCpp, isa: str, args: argparse.Namespace
 ) -> Callable[[Workload], float]:
+    """A function that gives the tokens/s of one run of a contestant."""
     if contestant in OWN:
         return lambda workload: _run_own(contestant, model, workload, isa, args)
     options: dict[str, Any] = {
@@ -189,7 +195,7 @@ def _run_own(
     command = [
         *(sys.executable, "-m", "edgeh2o", "bench", str(model), "--modes", contestant),
         *("--isa", isa, "-t", str(args.threads), "-f", str(args.text), "-o", "json", "-r", "1"),
-        *("-b", str(args.batch_size), "-ub", str(args.chunk_size)),
+        *("-b", str(args.batch_size)),  # chunks as the product chooses them
         *("-p", str(workload.n_prompt), "-n", str(workload.n_decode), "-d", str(workload.depth)),
         *(["--no-warmup"] if args.no_warmup else []),
     ]
@@ -225,7 +231,7 @@ def format_table(measurements: list[Measurement]) -> str:
 def _explain(args: argparse.Namespace) -> str:
     return (
         f"Tokens/s, median of {args.r} alternating runs (lowest to highest); -b {args.batch_size} "
-        f"-ub {args.chunk_size}; best is the faster of llama.cpp's two."
+        f"llama.cpp's -ub {args.chunk_size}; best is the faster of llama.cpp's two."
     )
 
 

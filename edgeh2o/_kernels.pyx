@@ -9,7 +9,7 @@ do not fit.
 import numpy as np
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uintptr_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
 
@@ -41,6 +41,9 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
+        uint64_t (*peak_f32)(float*, size_t) noexcept
+        uint64_t (*peak_q4)(float*, size_t) noexcept
+        uint64_t (*peak_q8)(float*, size_t) noexcept
     const KernelTable& find_kernel_table(const string&) except +
 
 cdef extern from "quant/packed_matrix.h" namespace "edgeh2o" nogil:
@@ -78,18 +81,56 @@ cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
     Activations8 quantize_rows(const KernelTable&, ConstRows, uint8_t*) except +
     void c_matmul "edgeh2o::matmul"(const KernelTable&, const MatmulInput&, ConstOutputs, uint8_t*) except +
 
+cdef extern from *:
+    """
+    #include <chrono>
+    static double seconds_now() {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    """
+    double seconds_now() nogil
+
 cdef extern from "base/parallel.h" namespace "edgeh2o" nogil:
     int num_threads()
+    void c_set_num_threads "edgeh2o::set_num_threads"(int) except +
 
 
 cdef const KernelTable* table_of(str isa) except NULL:
     return &find_kernel_table(isa.encode())
 
 
+def set_num_threads(int n_threads):
+    """Threads of the matrix products here; ``edgeh2o._core`` has a number of its own."""
+    c_set_num_threads(n_threads)
+
+
 def layout(str isa):
     """(columns of a weight panel, rows of an activation tile) of an instruction set."""
     cdef const KernelTable* table = table_of(isa)
     return table.layout.panel_cols, table.layout.tile_rows
+
+
+def peak(str isa, str kind, size_t n_rounds):
+    """Runs chains of independent products in registers on one thread; kind: "f32", "q4" or "q8", the weights.
+
+    Returns the number of multiplications and additions.
+    """
+    cdef const KernelTable* table = table_of(isa)
+    cdef float[16] out
+    cdef uint64_t n_operations = 0
+    if kind not in ("f32", "q4", "q8"):
+        raise ValueError(f"kind is {kind!r}, not f32, q4 or q8")
+    cdef int which = ("f32", "q4", "q8").index(kind)
+    for i in range(16):
+        out[i] = 0
+    with nogil:
+        if which == 0:
+            n_operations = table.peak_f32(&out[0], n_rounds)
+        elif which == 1:
+            n_operations = table.peak_q4(&out[0], n_rounds)
+        else:
+            n_operations = table.peak_q8(&out[0], n_rounds)
+    return n_operations
 
 
 def rms_norm(str isa, const float[::1] x, const float[::1] weight, float eps):
@@ -271,13 +312,24 @@ cdef class Weights:
 
         Quantised weights see x rounded to 8 bits (``quantize_q8``). One row takes the matrix-vector kernel.
         """
+        cdef float[:, ::1] out = np.zeros((x.shape[0], self.rows), np.float32) if add_to is None else np.array(add_to)
+        self.run(x, out, bias, add_to is not None, 1)
+        return np.asarray(out)
+
+    def measure(self, const float[:, ::1] x, int n_rounds):
+        """Seconds [n_rounds][2] that the rounding of x [n_rows][depth] to 8 bits and the product take."""
+        return self.run(x, np.empty((x.shape[0], self.rows), np.float32), None, False, n_rounds)
+
+    cdef run(self, const float[:, ::1] x, float[:, ::1] out, const float[::1] bias, cbool accumulate, int n_rounds):
         cdef size_t n_rows = <size_t>x.shape[0]
         if <size_t>x.shape[1] != self.cols or n_rows == 0:
             raise ValueError(f"x is {x.shape[0]} x {x.shape[1]}, the weights have depth {self.cols}")
-        cdef float[:, ::1] out = np.zeros((n_rows, self.rows), np.float32) if add_to is None else np.array(add_to)
         cdef uint8_t[::1] packed = np.empty(Activations8.bytes(self.table[0], n_rows, self.cols) + 64, np.uint8)
         cdef uint8_t[::1] scratch = np.empty(matmul_scratch_bytes(self.table[0]) * num_threads() + 64, np.uint8)
         cdef uint8_t* aligned = <uint8_t*>((<uintptr_t>&scratch[0] + 63) // 64 * 64)
+        cdef double[:, ::1] seconds = np.empty((n_rounds, 2))
+        cdef double start, middle
+        cdef int i
         cdef MatmulInput input
         cdef MatmulOutput output
         cdef ConstOutputs outputs
@@ -290,11 +342,16 @@ cdef class Weights:
             output.bias = &bias[0]
         output.out = &out[0, 0]
         output.out_stride = self.rows
-        output.accumulate = add_to is not None
+        output.accumulate = accumulate
         outputs.data = &output
         outputs.size = 1
         with nogil:
-            if self.is_quantised:
-                input.packed = quantize_rows(self.table[0], input.rows, &packed[0])
-            c_matmul(self.table[0], input, outputs, aligned)
-        return np.asarray(out)
+            for i in range(n_rounds):
+                start = seconds_now()
+                if self.is_quantised:
+                    input.packed = quantize_rows(self.table[0], input.rows, &packed[0])
+                middle = seconds_now()
+                c_matmul(self.table[0], input, outputs, aligned)
+                seconds[i, 0] = middle - start
+                seconds[i, 1] = seconds_now() - middle
+        return np.asarray(seconds)

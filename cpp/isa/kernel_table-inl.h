@@ -17,6 +17,7 @@
 #include "kernels/kv_panels-inl.h"
 //
 #include "kernels/attention_rows-inl.h"
+#include "kernels/peak-inl.h"
 
 #define EH2O_STRING_(x) #x
 #define EH2O_STRING(x) EH2O_STRING_(x)
@@ -61,6 +62,9 @@ const KernelTable kTable = {
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,
+    peak_f32,
+    peak_q8<4>,
+    peak_q8<8>,
 };
 #undef EH2O_SIGNED
 

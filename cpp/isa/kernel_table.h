@@ -56,6 +56,11 @@ struct KernelTable {
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType, const AttentionTile&, const void* k, const void* v, size_t n_keys);
+
+  // Benchmarks; they return the number of multiplications and additions.
+  uint64_t (*peak_f32)(float* out, size_t n_rounds);
+  uint64_t (*peak_q4)(float* out, size_t n_rounds);
+  uint64_t (*peak_q8)(float* out, size_t n_rounds);
 };
 
 }  // namespace edgeh2o

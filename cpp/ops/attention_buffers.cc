@@ -28,6 +28,7 @@ void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const Att
     reduced_sums = arena.take<float>(n_heads * std::max(sizes.chunk_keys, sizes.memory_keys));
   }
   heads = arena.take<HeadWork>(n_heads);
+  order = arena.take<size_t>(shape.n_kv_heads);
   tiles = arena.take<float>(n_threads * tile_floats(sizes, shape));
 }
 

@@ -53,6 +53,7 @@ struct AttentionBuffers {
   float* memory_sums = nullptr;   // [n_kv_heads][n_tasks][memory_keys]
   float* reduced_sums = nullptr;  // [n_kv_heads][max(chunk_keys, memory_keys)]
   HeadWork* heads = nullptr;      // [n_kv_heads]
+  size_t* order = nullptr;        // [n_kv_heads] the heads, those that read the most memory first
   float* tiles = nullptr;         // [n_threads]: see tile_scratch
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -179,6 +180,7 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   const HeadWork* heads = buffers_.heads;
   const size_t n_heads = shape_.n_kv_heads;
   parallel_for(n_heads, [&](size_t kv_head, size_t) { advance_head(call, chunk_idx, kv_head); });
+  order_heads();
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   if (call.window == 0) {
     for (size_t i = 0; i < n_heads; ++i) n_pairs_ += chunk.size() * heads[i].memory.n_rows();
@@ -240,13 +242,22 @@ bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
   return is_scored(call, task.kv_head) && !(call.is_last && task.chunk_idx + 1 == call.plan.n_chunks());
 }
 
+// Heads with much to read first: a long task that begins last leaves the other threads waiting.
+void ChunkedAttention::order_heads() const {
+  const HeadWork* heads = buffers_.heads;
+  std::sort(buffers_.order, buffers_.order + shape_.n_kv_heads, [&](size_t a, size_t b) {
+    const size_t rows_a = heads[a].memory.n_rows(), rows_b = heads[b].memory.n_rows();
+    return rows_a != rows_b ? rows_a > rows_b : a < b;
+  });
+}
+
 // Runs f(task, thread) for all tasks of some chunks; those with the most visible keys of a chunk come first.
 template <typename F>
 void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks,
                                      const F& f) const {
   parallel_for(n_chunks * shape_.n_kv_heads * sizes_.n_tasks, [&](size_t i, size_t thread) {
     const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / shape_.n_kv_heads;
-    const Task task{chunk_idx, i / sizes_.n_tasks % shape_.n_kv_heads,
+    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % shape_.n_kv_heads],
                     sizes_.n_tasks - 1 - i % sizes_.n_tasks, call.plan.chunk(chunk_idx)};
     if (task.task_idx * task_queries() < task.chunk.size()) f(task, thread);
   });

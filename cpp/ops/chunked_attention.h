@@ -116,6 +116,7 @@ class ChunkedAttention {
   void run_phase_2(const Call& call, size_t chunk_idx);
   MemorySet select_memory(const Call& call, PositionRange chunk, size_t kv_head) const;
   void advance_head(const Call& call, size_t chunk_idx, size_t kv_head);
+  void order_heads() const;
   void observe_chunk(const Call& call, size_t chunk_idx, size_t kv_head);
 
   template <typename F>

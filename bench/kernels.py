@@ -1,0 +1,183 @@
+"""How much of the machine's peak the kernels reach, on one thread.
+
+The peaks are measured: chains of independent products in registers, float and 8-bit. Matrix
+products have the shapes of a model; attention is one layer's prefill with everything that belongs
+to it (packing of the keys, softmax, scores, selection). Figures are the best of all rounds, because
+a limit is compared with a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from edgeh2o import _core, _kernels
+from edgeh2o import isa as isa_module
+from edgeh2o.evaluation.reporting import markdown_table
+
+from .reporting import run_script, write_report
+
+# SmolLM2-135M: q, k and v in one; gate and up in one; down.
+SHAPES = ((960, 576), (3072, 576), (576, 1536))
+TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0")
+SUPER_BLOCK = 256
+N_HEADS, N_KV_HEADS, HEAD_DIM = 9, 3, 64
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
+    parser.add_argument("--isa", help="one instruction set (default: all but scalar)")
+    parser.add_argument(
+        "--types", default=",".join(TYPES), help="tensor types (default: %(default)s)"
+    )
+    parser.add_argument("--rows", type=int, default=512, help="rows of activations")
+    parser.add_argument("--tokens", type=int, default=4096, help="length of the attention")
+    parser.add_argument("-r", type=int, default=20, help="rounds")
+    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
+    return parser
+
+
+def main() -> int:
+    """Measures and prints three tables; returns the exit code."""
+    args = build_parser().parse_args()
+    _core.set_num_threads(1)
+    _kernels.set_num_threads(1)
+    isas = [args.isa] if args.isa else [i for i in _core.available_isas() if i != "scalar"]
+    peaks = {isa: measure_peaks(isa, args.r) for isa in isas}
+    products = [
+        record
+        for isa in isas
+        for type_name in args.types.split(",")
+        for record in measure_products(isa, type_name, args.rows, args.r, peaks[isa])
+    ]
+    layers = [record for isa in isas for record in measure_attention(isa, args.tokens, peaks[isa])]
+    write_report(
+        args.output,
+        [_format_peaks(peaks), _format_products(products), _format_attention(layers)],
+        {"peaks": peaks, "products": products, "attention": layers},
+    )
+    return 0
+
+
+def best_rate(operations: Callable[[], int], n_rounds: int) -> float:
+    """The highest operations/s of ``n_rounds`` calls, each of which returns its operations."""
+    rates = []
+    for _ in range(n_rounds):
+        started_at = time.perf_counter()
+        n_operations = operations()
+        rates.append(n_operations / (time.perf_counter() - started_at))
+    return max(rates)
+
+
+def measure_peaks(isa: str, n_rounds: int) -> dict[str, float]:
+    """Operations/s of float products and of 8-bit activations with 4- and 8-bit weights."""
+    return {
+        kind: best_rate(lambda kind=kind: _kernels.peak(isa, kind, 20_000), n_rounds)
+        for kind in ("f32", "q4", "q8")
+    }
+
+
+def measure_products(
+    isa: str, type_name: str, n_rows: int, n_rounds: int, peaks: dict[str, float]
+) -> Iterator[dict[str, Any]]:
+    """Rates of the quantised matrix product, and what the rounding of its input costs beside it."""
+    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
+
+    random = np.random.default_rng(0)
+    quantisation = GGMLQuantizationType[type_name]
+    for n_out, depth in SHAPES:
+        if type_name.endswith("_K"):
+            depth = -(-depth // SUPER_BLOCK) * SUPER_BLOCK
+        shape = quant_shape_to_byte_shape((n_out, depth), quantisation)
+        # Any bytes make weights: speed does not depend on them.
+        weights = _kernels.Weights(
+            isa, type_name, random.integers(0, 64, shape, np.uint8).ravel(), n_out, depth
+        )
+        x = random.standard_normal((n_rows, depth)).astype(np.float32)
+        rounding_s, product_s = weights.measure(x, n_rounds).min(axis=0)
+        rate = 2 * n_rows * n_out * depth / product_s
+        peak = peaks["q4" if type_name.startswith("Q4") else "q8"]
+        yield {
+            "isa": isa,
+            "type": type_name,
+            "shape": f"{n_rows} x {depth} x {n_out}",
+            "operations_per_s": rate,
+            "share_of_peak": rate / peak,
+            "rounding_share": rounding_s / product_s,
+        }
+
+
+def measure_attention(isa: str, n_tokens: int, peaks: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Rates of one layer's prefill: dense, and the plan's rule in chunks of 1,024 and 256."""
+    isa_module.use(isa)
+    random = np.random.default_rng(0)
+    q = random.standard_normal((n_tokens, N_HEADS, HEAD_DIM)).astype(np.float32)
+    k, v = random.standard_normal((2, n_tokens, N_KV_HEADS, HEAD_DIM)).astype(np.float32)
+    for name, chunk_size in (("dense", 1024), ("h2o", 1024), ("h2o", 256)):
+        best_s = np.inf
+        for _ in range(3):
+            policy = _core.dense_policy() if name == "dense" else _core.h2o_policy(256, 256)
+            attention = _core.ChunkedAttention(
+                policy,
+                N_HEADS,
+                N_KV_HEADS,
+                HEAD_DIM,
+                chunk_size=chunk_size,
+                batch_size=n_tokens,
+                max_context=n_tokens,
+            )
+            started_at = time.perf_counter()
+            attention.run(0, q, k, v, is_last=True)
+            best_s = min(best_s, time.perf_counter() - started_at)
+        # Two products of head_dim for each pair and query head.
+        rate = 4 * N_HEADS * HEAD_DIM * attention.pairs_computed / best_s
+        yield {
+            "isa": isa,
+            "attention": f"{name}, S = {chunk_size:,}",
+            "operations_per_s": rate,
+            "share_of_peak": rate / peaks["f32"],
+        }
+
+
+def _format_peaks(peaks: dict[str, dict[str, float]]) -> str:
+    header = ["ISA", "float Gop/s", "8-bit x 4-bit Gop/s", "8-bit x 8-bit Gop/s"]
+    rows = [[isa, *(f"{rate / 1e9:,.0f}" for rate in of.values())] for isa, of in peaks.items()]
+    title = "Peaks of one thread, a multiplication and an addition counted as two:"
+    return f"{title}\n\n{markdown_table(header, rows)}"
+
+
+def _format_products(records: list[dict[str, Any]]) -> str:
+    header = ["ISA", "type", "rows x depth x outputs", "Gop/s", "of peak", "rounding of the input"]
+    rows = [
+        [
+            *(record[key] for key in ("isa", "type", "shape")),
+            f"{record['operations_per_s'] / 1e9:,.0f}",
+            f"{record['share_of_peak']:.0%}",
+            f"+{record['rounding_share']:.0%}",
+        ]
+        for record in records
+    ]
+    return "Quantised matrix products:\n\n" + markdown_table(header, rows)
+
+
+def _format_attention(records: list[dict[str, Any]]) -> str:
+    header = ["ISA", "attention", "Gflop/s", "of peak"]
+    rows = [
+        [
+            record["isa"],
+            record["attention"],
+            f"{record['operations_per_s'] / 1e9:,.0f}",
+            f"{record['share_of_peak']:.0%}",
+        ]
+        for record in records
+    ]
+    return "Attention of one layer, everything included:\n\n" + markdown_table(header, rows)
+
+
+if __name__ == "__main__":
+    run_script(main)

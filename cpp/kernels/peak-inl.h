@@ -1,0 +1,65 @@
+// The most an ISA can do: chains of independent products in registers. What the matmul and attention kernels
+// reach is stated as a share of it (bench/kernels.py).
+
+namespace edgeh2o::EH2O_ISA {
+
+// Hides a value from the optimiser, which would else move the products of constants out of the loop.
+template <typename V>
+EH2O_INLINE void hide(V& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
+// Returns the number of multiplications and additions; out: [kLanes].
+inline uint64_t peak_f32(float* out, size_t n_rounds) {
+  using namespace simd;
+  constexpr size_t kChains = 12;
+  F32 sum[kChains];
+  unroll<kChains>([&](auto i) { sum[i] = set1(static_cast<float>(i)); });
+  const F32 a = load(out), b = set1(0.5f);
+  for (size_t round = 0; round < n_rounds; ++round)
+    unroll<kChains>([&](auto i) { sum[i] = mul_add(sum[i], b, a); });
+  unroll<kChains - 1>([&](auto i) { sum[0] = add(sum[0], sum[i + 1]); });
+  store(out, sum[0]);
+  return static_cast<uint64_t>(n_rounds) * kChains * kLanes * 2;
+}
+
+// Products of 8-bit activations with weights of kBits, widened to int32 as often as the ISA must.
+template <int kBits>
+uint64_t peak_q8(float* out, size_t n_rounds) {
+  using namespace simd;
+  using Dot = Dot4<kBits>;
+  constexpr size_t kSteps = kBlock / 4, kChains = 12;
+  I32 sum[kChains];
+  unroll<kChains>([&](auto i) { sum[i] = set1_i32(static_cast<int32_t>(i)); });
+  alignas(64) int8_t bytes[64 * kChains] = {};
+  asm volatile("" : : "r"(bytes) : "memory");  // not known to be 0
+  I8 w = load_i8(bytes);
+  if constexpr (kHasMmla) {
+    I8 x = load_i8(bytes);
+    for (size_t round = 0; round < n_rounds; ++round) {
+      unroll<kSteps>(
+          [&](auto) { unroll<kChains>([&](auto i) { sum[i] = Dot::multiply_pairs(sum[i], x, w); }); });
+    }
+  } else {
+    constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
+    for (size_t round = 0; round < n_rounds * (kSteps / kStepsAtOnce); ++round) {
+      typename Dot::Acc acc[kChains];
+      unroll<kChains>([&](auto i) { acc[i] = Dot::start(sum[i]); });
+      unroll<kStepsAtOnce>([&](auto) {
+        hide(w);
+        unroll<kChains>(
+            [&](auto i) { acc[i] = Dot::template add<0>(acc[i], w, Dot::load_x(bytes + 64 * i)); });
+      });
+      unroll<kChains>([&](auto i) { sum[i] = Dot::finish(acc[i], sum[i]); });
+    }
+  }
+  unroll<kChains>([&](auto i) { store(out, add(load(out), dot_to_f32(sum[i]))); });
+  constexpr size_t kPerProduct = kLanes * (kHasMmla ? 8 : 4) * 2;
+  return static_cast<uint64_t>(n_rounds) * kSteps * kChains * kPerProduct;
+}
+
+}  // namespace edgeh2o::EH2O_ISA

@@ -1,0 +1,47 @@
+"""The table of speed targets: which file a type takes, and when an aim is met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import LlamaCppError
+from bench.targets import SPEED_TARGETS, Row, find_model, format_rows
+
+
+def make_row(ours: list[float], theirs: list[float], **aim: float) -> Row:
+    return Row(name="t", file="f", isa="avx2", unit="s", ours=ours, theirs=theirs, **aim)
+
+
+def test_files_are_found_by_their_type(tmp_path: Path) -> None:
+    for name in ("model-Q4_0.gguf", "model-q4_k_m.gguf"):
+        (tmp_path / name).touch()
+    assert find_model(tmp_path, "q4_0") == tmp_path / "model-Q4_0.gguf"
+    assert find_model(tmp_path, "q8_0") is None
+    (tmp_path / "other-q4_0.gguf").touch()
+    with pytest.raises(LlamaCppError, match="more than one file of type q4_0"):
+        find_model(tmp_path, "q4_0")
+
+
+@pytest.mark.parametrize(
+    ("ours", "aim", "is_met"),
+    [
+        ([30.0, 20.0, 90.0], {"least_ratio": 3.0}, True),
+        ([29.0, 20.0, 90.0], {"least_ratio": 3.0}, False),
+        ([9.0], {"greatest_ratio": 1.0}, True),
+        ([11.0], {"greatest_ratio": 1.0}, False),
+    ],
+)
+def test_an_aim_is_on_one_side_of_the_ratio_of_medians(
+    ours: list[float], aim: dict[str, float], is_met: bool
+) -> None:
+    row = make_row(ours, [5.0, 10.0, 70.0], **aim)
+    assert row.is_met is is_met
+    assert format_rows([row]).splitlines()[2].strip("| ").endswith("yes" if is_met else "no")
+
+
+def test_every_target_asks_more_of_the_wider_instruction_set() -> None:
+    for target in SPEED_TARGETS:
+        assert target.aim("avx512vnni") >= target.aim("avx2") > 1
+        assert target.aim("avxvnni") == target.aim("avx2")
