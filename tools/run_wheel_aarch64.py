@@ -45,6 +45,8 @@ ATTENTION = ("h2o", "headwise")
 # activation across a rounding step of its 8 bits it moves by a whole step. Measured with these
 # models on x86 between avx512vnni and scalar: 2e-5 and 3e-2.
 TOLERANCES = {"F32": 1e-4, "Q4_0": 5e-2}
+# SmolLM2-135M in Q4_1 differs by 0.11 between avx2 and avx512vnni, as memory sets change with it.
+MODEL_TOLERANCE = 0.2
 MODEL = {
     "n_layers": 4,
     "model_dim": 256,
@@ -153,7 +155,7 @@ def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path
     words = WORDS.split()
     prompt = out / "prompt.txt"
     prompt.write_text(" ".join(words[i * i % len(words)] for i in range(arguments.words)))
-    models = {arguments.model: TOLERANCES["Q4_0"]} if arguments.model else {}
+    models = {arguments.model: MODEL_TOLERANCE} if arguments.model else {}
     for tensor_type, tolerance in TOLERANCES.items() if not models else ():
         path = out / f"tiny-{tensor_type}.gguf"
         models[write_tiny_model(path, tensor_type=tensor_type, **MODEL)] = tolerance
