@@ -137,6 +137,7 @@ ChunkedAttention::Call ChunkedAttention::part_of(const Call& call, size_t first,
 void ChunkedAttention::run_part(const Call& call) {
   const size_t first_position = call.plan.first_position, window = call.window;
   const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
+  std::iota(buffers_.order, buffers_.order + shape_.n_kv_heads, size_t{0});
   rounds_.pack_batch(call.kv, call.plan);
   run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
