@@ -277,11 +277,17 @@ class _PromptMaker:
         return np.array(self._llm.tokenize(text, add_special=False), dtype=np.int32)
 
     def _split_answer(self, answer: str) -> tuple[NDArray[np.int32], list[int]]:
-        """Tokens of the prompt's ending, and of the answer as they follow it."""
+        """Tokens of the prompt's ending, and of the answer as they follow it.
+
+        A blank with a token of its own belongs to the prompt: what is asked for is the passkey,
+        and not whether the model would rather begin with another word.
+        """
         alone = self._llm.tokenize(self._ending, add_special=False)
         joined = self._llm.tokenize(self._ending + answer, add_special=False)
         n_shared = 0
         while n_shared < len(alone) and alone[n_shared] == joined[n_shared]:
+            n_shared += 1
+        while n_shared + 1 < len(joined) and self._llm.detokenize(joined[n_shared:][:1]).isspace():
             n_shared += 1
         return np.array(joined[:n_shared], dtype=np.int32), joined[n_shared:]
 

@@ -62,8 +62,9 @@ def test_prompts_have_the_asked_length_and_hold_the_passkey_once_asked(
         assert len(prompt.tokens) == result.length
         text = llm.detokenize(prompt.tokens.tolist())
         assert text.startswith("There is a pass key")
-        assert text.endswith("What is the pass key?\nThe pass key is")
-        assert llm.detokenize(prompt.answer) == f" {result.passkey}"
+        # The blank has a token of its own here, and belongs to the prompt.
+        assert text.endswith("What is the pass key?\nThe pass key is ")
+        assert llm.detokenize(prompt.answer) == result.passkey
         needle_text = llm.detokenize(prompt.tokens[result.position :].tolist())
         assert needle_text.startswith(f"\nThe pass key is {result.passkey}. Remember it.")
         if result.place == "start" and result.depth == 0.5:
@@ -146,7 +147,7 @@ def test_chat_prompts_have_the_models_own_form(llm: LLM) -> None:
     text = llm.detokenize(prompt.tokens.tolist())
     assert len(prompt.tokens) == 400
     assert text.startswith("<|im_start|>user\nThere is a pass key hidden")
-    assert text.endswith("What is the pass key?<|im_end|>\n<|im_start|>assistant\nThe pass key is")
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\nThe pass key is ")
     starts = prompt.tokens == llm.tokenize("<|im_start|>")[0]
     assert starts.sum() == 2, "control tokens of the template are single tokens"
 
