@@ -7,10 +7,17 @@ other runtimes. Names are imported when they are first used, so that importing t
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
+
+# A thread of libgomp that waits spins for milliseconds, and where other programs want the cores it
+# takes them from the thread it waits for: with two other busy processes on two cores this bound
+# makes prefill and decode 1.5 times as fast, alone it changes nothing. Read when libgomp is loaded.
+if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+    os.environ["GOMP_SPINCOUNT"] = "10000"
 
 if TYPE_CHECKING:
     from . import isa as isa

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
@@ -44,3 +46,23 @@ def test_building_the_parser_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ({}, ["10000", None]),
+        ({"GOMP_SPINCOUNT": "7"}, ["7", None]),
+        ({"OMP_WAIT_POLICY": "active"}, [None, "active"]),
+    ],
+)
+def test_waiting_threads_spin_briefly_unless_the_user_says_otherwise(
+    theirs: dict[str, str], expected: list[str | None]
+) -> None:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    script = f"import edgeh2o, json, os; print(json.dumps([os.environ.get(n) for n in {names}]))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment | theirs, capture_output=True, check=True
+    )
+    assert json.loads(result.stdout) == expected

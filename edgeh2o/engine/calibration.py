@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core
+from .. import _core, _kernels
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
@@ -124,6 +124,7 @@ class _LayerProbe:
     ) -> None:
         config = model.config
         self._model = model
+        self._isa = _core.active_isa()
         self._first_query = first_query
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
@@ -160,8 +161,8 @@ class _LayerProbe:
         width = weights.shape[1] // self._n_kv_heads  # outputs of a head's group
         # |W d|^2 = d' (W'W) d: the group's own columns suffice.
         grams = [
-            weights[:, first : first + width].T @ weights[:, first : first + width]
-            for first in range(0, weights.shape[1], width)
+            _kernels.gemm_f32(self._isa, np.ascontiguousarray(part.T), np.ascontiguousarray(part))
+            for part in np.split(weights, self._n_kv_heads, axis=1)
         ]
         heads = [array.reshape(len(array), -1, self._head_dim) for array in (q, k, v)]
         for level, attention in enumerate(self._attentions):
@@ -169,6 +170,8 @@ class _LayerProbe:
             output = attention.run(0, *heads, is_last=True).reshape(attended.shape)
             difference = (output - attended)[measured]
             for head, gram in enumerate(grams):
-                part = difference[:, head * width : (head + 1) * width]
-                error = float(np.sum((part @ gram) * part, dtype=np.float64))
+                part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
+                # Not by NumPy, whose threads and ours would spin against each other.
+                product = _kernels.gemm_f32(self._isa, part, gram)
+                error = float(np.sum(product * part, dtype=np.float64))
                 self.errors[layer * self._n_kv_heads + head, level] = error / stream
