@@ -87,12 +87,12 @@ def draw_needle(report: NeedleReport, path: Path) -> None:
             image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
             axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
             axes.set_yticks(range(len(depths)), [f"{100 * depth:g} %" for depth in depths])
-            axes.set_xlabel("prompt length (tokens)")
+            axes.set_xlabel("prompt tokens")  # a panel of one length is narrow
             axes.set_title(title)
         panels[0].set_ylabel("depth of the passkey")
         bar = figure.colorbar(image, ax=panels, label="exact answers")
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        figure.suptitle("Passkey retrieval: exact answers, mean log-probability of a token")
+        figure.suptitle("Passkey retrieval: exact answers,\nmean log-probability of a token")
 
 
 def draw_throughput(
