@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core, _kernels
+from .. import _core
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
@@ -122,9 +123,12 @@ class _LayerProbe:
         rule: HeadwiseConfig,
         chunk_size: int,
     ) -> None:
+        from .. import _kernels  # here, because every prompt asks this module whether to profile
+
         config = model.config
         self._model = model
-        self._isa = _core.active_isa()
+        # Not NumPy's product, whose threads and ours would spin against each other.
+        self._multiply = partial(_kernels.gemm_f32, _core.active_isa())
         self._first_query = first_query
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
@@ -161,7 +165,7 @@ class _LayerProbe:
         width = weights.shape[1] // self._n_kv_heads  # outputs of a head's group
         # |W d|^2 = d' (W'W) d: the group's own columns suffice.
         grams = [
-            _kernels.gemm_f32(self._isa, np.ascontiguousarray(part.T), np.ascontiguousarray(part))
+            self._multiply(np.ascontiguousarray(part.T), np.ascontiguousarray(part))
             for part in np.split(weights, self._n_kv_heads, axis=1)
         ]
         heads = [array.reshape(len(array), -1, self._head_dim) for array in (q, k, v)]
@@ -171,7 +175,5 @@ class _LayerProbe:
             difference = (output - attended)[measured]
             for head, gram in enumerate(grams):
                 part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
-                # Not by NumPy, whose threads and ours would spin against each other.
-                product = _kernels.gemm_f32(self._isa, part, gram)
-                error = float(np.sum(product * part, dtype=np.float64))
+                error = float(np.sum(self._multiply(part, gram) * part, dtype=np.float64))
                 self.errors[layer * self._n_kv_heads + head, level] = error / stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -161,3 +162,41 @@ class Runner(Protocol):
 
         They are valid until the position changes.
         """
+
+
+class RunnerBase(ABC):
+    """What runners hold alike: the sizes of the session, and the tokens whose rows are cached."""
+
+    def __init__(self, policy: SparsePolicy, shape: SessionShape, vocab_size: int) -> None:
+        self.policy = policy
+        self._shape = shape
+        self._vocab_size = vocab_size
+        self._token_ids: list[int] = []
+        self.prompt_logits: NDArray[np.float32] | None = None
+
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """Tokens in the cache."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        # An interrupt may have left a token here that never reached the cache.
+        del self._token_ids[self.position :]
+        return self._token_ids
+
+    @property
+    def max_context(self) -> int:
+        return self._shape.max_context
+
+    @property
+    def batch_size(self) -> int:
+        return self._shape.batch_size
+
+    @property
+    def chunk_size(self) -> int:
+        return self._shape.chunk_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size

@@ -20,7 +20,7 @@ from ..formats.split import open_model_file
 from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
 from ..tokenizer.chat_template import TEMPLATE_KEY
-from .base import OnLayer, RunnerState, SessionShape
+from .base import OnLayer, RunnerBase, RunnerState, SessionShape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,7 +164,7 @@ class NativeModel:
         return NativeRunner(session, policy, shape, self.config)
 
 
-class NativeRunner:
+class NativeRunner(RunnerBase):
     """One C++ session as a ``Runner``."""
 
     def __init__(
@@ -175,41 +175,16 @@ class NativeRunner:
         config: ModelConfig,
     ) -> None:
         self._session = session
-        self.policy = policy
-        self._shape = shape
+        super().__init__(policy, shape, config.vocab_size)
         self._config = config
-        self._token_ids: list[int] = []
-        self.prompt_logits: NDArray[np.float32] | None = None
 
     @property
     def position(self) -> int:
         return self._session.position
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        # An interrupt may have left a token here that never reached the cache.
-        del self._token_ids[self.position :]
-        return self._token_ids
-
-    @property
     def prefill_end(self) -> int:
         return self._session.prefill_end
-
-    @property
-    def max_context(self) -> int:
-        return self._shape.max_context
-
-    @property
-    def batch_size(self) -> int:
-        return self._shape.batch_size
-
-    @property
-    def chunk_size(self) -> int:
-        return self._shape.chunk_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self._config.vocab_size
 
     @property
     def pairs_computed(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
-from .base import OnLayer, RunnerState, SessionShape
+from .base import OnLayer, RunnerBase, RunnerState, SessionShape
 from .onnx_attention import AttentionSite
 from .onnx_cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .onnx_plan import ValueStore
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 256
 
 
-class OnnxRunner:
+class OnnxRunner(RunnerBase):
     """Segments and attention in turn, as a ``Runner``."""
 
     def __init__(self, model: OnnxModel, policy: _core.SparsePolicy, shape: SessionShape) -> None:
         self._model = model
-        self.policy = policy
-        self._shape = shape
+        super().__init__(policy, shape, model.config.vocab_size)
         self._attention = _core.ChunkedAttention(
             policy,
             **model.attention_args,
@@ -61,39 +60,16 @@ class OnnxRunner:
         self._context = _Context(model.sessions, shape, model.config)
         self._one_row: dict[int, onnxruntime.IOBinding] = {}
         self._views: dict[int, list[_AttentionViews]] = {}
-        self._token_ids: list[int] = []
         self._n_rows = 0  # of the latest prefill, while the store holds them
         self._is_broken = False
-        self.prompt_logits: NDArray[np.float32] | None = None
 
     @property
     def position(self) -> int:
         return 0 if self._is_broken else self._attention.position(0)
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        del self._token_ids[self.position :]
-        return self._token_ids
-
-    @property
     def prefill_end(self) -> int:
         return self._attention.prefill_end
-
-    @property
-    def max_context(self) -> int:
-        return self._shape.max_context
-
-    @property
-    def batch_size(self) -> int:
-        return self._shape.batch_size
-
-    @property
-    def chunk_size(self) -> int:
-        return self._shape.chunk_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self._model.config.vocab_size
 
     @property
     def pairs_computed(self) -> int:

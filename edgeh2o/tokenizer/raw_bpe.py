@@ -15,14 +15,13 @@ from edgeh2o.tokenizer.base import Tokenizer
 from edgeh2o.tokenizer.bpe import build_merger
 from edgeh2o.tokenizer.special_tokens import Fragment
 from edgeh2o.tokenizer.vocabulary import (
-    TokenType,
+    BLANK,
     Vocabulary,
-    parse_byte_token,
     read_string_list,
     read_vocabulary,
+    spell_piece,
 )
 
-_BLANK = "\u2581"
 _LINES = re.compile(r"[^\n]+|\n+")
 
 _logger = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class RawBpeTokenizer(Tokenizer):
             if isinstance(fragment, int):
                 ids.append(fragment)
                 continue
-            for word in _LINES.findall(fragment.replace(" ", _BLANK)):
+            for word in _LINES.findall(fragment.replace(" ", BLANK)):
                 ids += self._encode_word(word)
         return ids
 
@@ -127,11 +126,4 @@ class RawBpeTokenizer(Tokenizer):
                     yield byte_id
 
     def _spell(self, token_id: int, kind: int) -> bytes:
-        text = self._vocabulary.tokens[token_id]
-        if kind == TokenType.NORMAL:
-            return text.replace(_BLANK, " ").encode("utf-8")
-        if kind == TokenType.BYTE:
-            return bytes([parse_byte_token(text, token_id)])
-        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
-            return b""
-        return text.encode("utf-8")
+        return spell_piece(self._vocabulary, token_id, kind)

@@ -15,13 +15,14 @@ from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer.base import Tokenizer
 from edgeh2o.tokenizer.special_tokens import Fragment
 from edgeh2o.tokenizer.vocabulary import (
+    BLANK,
     TokenType,
     Vocabulary,
-    parse_byte_token,
     read_flag,
     read_scores,
     read_token_id,
     read_vocabulary,
+    spell_piece,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from edgeh2o.tokenizer._spm import PieceMerger
 
-_BLANK = "\u2581"
 # What files that do not name these tokens mean, as long as the vocabulary is that large.
 _DEFAULT_IDS = {"bos": 1, "eos": 2}
 _NOT_MERGED = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE))
@@ -94,19 +94,12 @@ class SentencePieceTokenizer(Tokenizer):
                 after_special = True
                 continue
             text = " " + fragment if self.space_prefix and after_special else fragment
-            ids += self._merger.encode(text.replace(" ", _BLANK).encode("utf-8"))
+            ids += self._merger.encode(text.replace(" ", BLANK).encode("utf-8"))
             after_special = False
         return ids
 
     def _spell(self, token_id: int, kind: int) -> bytes:
-        text = self._vocabulary.tokens[token_id]
-        if kind == TokenType.NORMAL:
-            return text.replace(_BLANK, " ").encode("utf-8")
-        if kind == TokenType.BYTE:
-            return bytes([parse_byte_token(text, token_id)])
-        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
-            return b""
-        return text.encode("utf-8")
+        return spell_piece(self._vocabulary, token_id, kind)
 
 
 def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:

@@ -21,6 +21,8 @@ _logger = logging.getLogger(__name__)
 
 # The longest token of a published vocabulary has 512 characters.
 MAX_TOKEN_LENGTH = 65536
+# What SentencePiece writes for a space.
+BLANK = "\u2581"
 
 
 class TokenType(IntEnum):
@@ -259,6 +261,18 @@ def parse_byte_token(text: str, token_id: int) -> int:
             "byte tokens read <0x00> to <0xFF>"
         )
     return int(digits, 16)
+
+
+def spell_piece(vocabulary: Vocabulary, token_id: int, kind: int) -> bytes:
+    """The UTF-8 bytes of a token whose text has ``BLANK`` for a space, or that is a byte token."""
+    text = vocabulary.tokens[token_id]
+    if kind == TokenType.NORMAL:
+        return text.replace(BLANK, " ").encode("utf-8")
+    if kind == TokenType.BYTE:
+        return bytes([parse_byte_token(text, token_id)])
+    if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
+        return b""
+    return text.encode("utf-8")
 
 
 def _check_scores(metadata: Mapping[str, object], vocab_size: int) -> None:
