@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.errors import ResourceError
+from edgeh2o.evaluation import figures
 from edgeh2o.formats.pull import resolve_model
+from tests.evaluation.pictures import checked_picture
 
 pytest_plugins = ["tests.tiny_models"]
 
@@ -27,6 +29,12 @@ def smollm2_path() -> Path:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"needs the default model: {error}")
+
+
+@pytest.fixture(autouse=True)
+def _checks_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test draws has labels and is not clipped."""
+    monkeypatch.setattr(figures, "picture", checked_picture)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

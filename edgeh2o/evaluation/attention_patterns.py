@@ -38,6 +38,8 @@ DEFAULT_FOLDER = Path("attention_heatmaps")
 # Columns of a heat map: more than a screen shows are averaged.
 _MAX_COLUMNS = 512
 _SHOWN_LAYERS = 4
+# KV heads of a layer that stand below each other in a picture.
+_MAX_PANEL_ROWS = 8
 
 
 def visualize_attention_patterns(
@@ -110,7 +112,7 @@ def draw_kept_positions(selection: Selection, path: Path) -> None:
     mask = selection.kept(len(selection.begins) - 1).astype(np.float64)
     with figures.picture(path, 12, 9) as figure:
         axes = figure.subplots()
-        _show_heads(figure, axes, selection, _column_means(mask), "share of positions kept")
+        _show_heads(figure, axes, selection, _column_means(mask), "share kept")
         axes.set_title(f"Positions that the chunk at {selection.begins[-1]:,} reads besides itself")
 
 
@@ -123,16 +125,23 @@ def draw_scores(selection: Selection, path: Path) -> None:
     with figures.picture(path, 12, 9) as figure, np.errstate(divide="ignore"):
         axes = figure.subplots()
         shown = np.maximum(np.log10(_column_means(values)), -2.0)
-        _show_heads(figure, axes, selection, shown, "score / mean score (powers of 10)")
-        axes.set_title(f"Scores when the chunk at {selection.begins[-1]:,} was reached")
+        _show_heads(figure, axes, selection, shown, "log10(score / mean score)")
+        begin = selection.begins[-1]
+        axes.set_title(f"Scores when the chunk at {begin:,} was reached (white: heads without any)")
 
 
 def draw_layer(selection: Selection, layer: int, path: Path) -> None:
     """What every chunk read, a panel for each KV head of one layer."""
     n_heads, n_chunks = selection.n_kv_heads, len(selection.begins)
-    with figures.picture(path, 12, 1.5 + n_heads * (1.0 + 0.1 * n_chunks)) as figure:
-        panels = figure.subplots(n_heads, 1, sharex=True, squeeze=False)[:, 0]
-        for head, axes in enumerate(panels):
+    n_columns = -(-n_heads // _MAX_PANEL_ROWS)
+    n_rows = -(-n_heads // n_columns)
+    size = 4.0 + 8.0 * n_columns, 1.5 + n_rows * (1.0 + 0.1 * n_chunks)
+    with figures.picture(path, *size) as figure:
+        grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
+        panels = list(grid.T.flat)
+        for axes in panels[n_heads:]:
+            axes.set_visible(False)
+        for head, axes in enumerate(panels[:n_heads]):
             kept = np.full((n_chunks, selection.begins[-1]), np.nan)
             for chunk, begin in enumerate(selection.begins):
                 kept[chunk, :begin] = selection.kept(chunk)[layer * n_heads + head]
@@ -145,33 +154,36 @@ def draw_layer(selection: Selection, layer: int, path: Path) -> None:
                 aspect="auto",
                 interpolation="nearest",
             )
-            axes.set_ylabel(f"head {head}\nchunk")
+            axes.set_ylabel(f"KV head {head}\nchunk")
             _mark_integers(axes.yaxis)
-        panels[-1].set_xlabel("position (tokens)")
-        figure.colorbar(image, ax=list(panels), label="share of positions kept")
-        figure.suptitle(
-            f"Layer {layer}: positions that each chunk reads besides itself", fontsize="medium"
-        )
+            figures.mark_thousands(axes.xaxis)
+        for axes in grid[-1]:
+            axes.set_xlabel("position (tokens)")
+        figure.colorbar(image, ax=panels, label="share kept")
+        figure.suptitle(f"Layer {layer}: positions that each chunk reads besides itself")
 
 
 def draw_sinks(selection: Selection, path: Path) -> None:
     """The first positions: how often they are kept, and their share of the scores."""
     shape = selection.n_layers, selection.n_kv_heads
     panels = {
-        f"share of the first {N_SINKS} positions kept": sink_kept(selection),
-        f"share of all scores on the first {N_SINKS}": sink_score(selection),
+        f"Kept of the first {N_SINKS} positions": ("share kept", sink_kept(selection)),
+        f"Scores of the first {N_SINKS} positions (white: heads without any)": (
+            "share of scores",
+            sink_score(selection),
+        ),
     }
-    with figures.picture(path, 12, 6) as figure:
-        for axes, (label, values) in zip(
+    with figures.picture(path, 12, 6.5) as figure:
+        for axes, (title, (label, values)) in zip(
             figure.subplots(2, 1, sharex=True), panels.items(), strict=True
         ):
             image = axes.imshow(
                 values.reshape(shape).T, vmin=0, vmax=1, cmap="viridis", aspect="auto"
             )
             axes.set_ylabel("KV head")
-            axes.set_yticks(range(shape[1]))
-            axes.set_title(label)
-            figure.colorbar(image, ax=axes)
+            _mark_integers(axes.yaxis)
+            axes.set_title(title)
+            figure.colorbar(image, ax=axes, label=label)
         axes.set_xlabel("layer")
         _mark_integers(axes.xaxis)
 
@@ -184,7 +196,7 @@ def draw_head_similarity(selection: Selection, path: Path) -> None:
         ticks, names = _layer_ticks(selection)
         axes.set_xticks(ticks, names)
         axes.set_yticks(ticks, names)
-        axes.set_xlabel(f"layer ({selection.n_kv_heads} KV heads each)")
+        axes.set_xlabel(_layer_label(selection))
         axes.set_ylabel("layer")
         axes.set_title("Positions kept by two heads, less those kept by all")
         figure.colorbar(image, ax=axes, label="Jaccard similarity")
@@ -230,14 +242,20 @@ def _show_heads(
     )
     axes.set_yticks(*_layer_ticks(selection))
     axes.set_xlabel("position (tokens)")
-    axes.set_ylabel(f"layer ({selection.n_kv_heads} KV heads each)")
+    figures.mark_thousands(axes.xaxis)
+    axes.set_ylabel(_layer_label(selection))
     figure.colorbar(image, ax=axes, label=label)
 
 
 def _mark_integers(axis: Axis) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _layer_label(selection: Selection) -> str:
+    n_heads = selection.n_kv_heads
+    return f"layer ({n_heads} KV head{'s' * (n_heads > 1)} each)"
 
 
 def _layer_ticks(selection: Selection) -> tuple[list[int], list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import numpy as np
 from ..errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from ..engine.memory_profile import MemoryProfile
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 # Text stays readable when the picture is shown at half its size.
 _FONT_POINTS = 15
 _DPI = 110
+# The palette of Okabe and Ito (2008), which colour-blind readers can tell apart.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+_MARKERS = "os^vDPX"
 
 
 def check_picture(path: Path) -> None:
@@ -48,10 +53,18 @@ def check_matplotlib() -> None:
 def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
     """A figure of this size in inches, written to ``path`` at the end."""
     import matplotlib
+    from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.size": _FONT_POINTS, "axes.titlesize": "medium"}):
+    with matplotlib.rc_context(
+        {
+            "font.size": _FONT_POINTS,
+            "axes.titlesize": "medium",
+            "figure.titlesize": "medium",
+            "axes.prop_cycle": cycler(color=_COLOURS),
+        }
+    ):
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
@@ -59,6 +72,11 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
             figure.savefig(path)
         except OSError as error:
             raise UsageError(f"cannot write the picture {path}: {error.strerror}") from None
+
+
+def mark_thousands(axis: Axis) -> None:
+    """Tick labels with a comma at every third digit, as in titles and tables."""
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
 
 
 def draw_needle(report: NeedleReport, path: Path) -> None:
@@ -92,7 +110,7 @@ def draw_needle(report: NeedleReport, path: Path) -> None:
         panels[0].set_ylabel("depth of the passkey")
         bar = figure.colorbar(image, ax=panels, label="exact answers")
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        figure.suptitle("Passkey retrieval: exact answers,\nmean log-probability of a token")
+        figure.suptitle("Passkey retrieval: exact answers,\nmean log-probability of their tokens")
 
 
 def draw_throughput(
@@ -129,6 +147,7 @@ def draw_throughput(
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
+        mark_thousands(axes.yaxis)
         axes.set_xlabel("prompt length (tokens)")
         axes.set_ylabel("prefill (tokens/s)")
         axes.set_title(f"{results[0].model}, {results[0].isa}: median and range")
@@ -152,7 +171,7 @@ def draw_memory(results: Sequence[Throughput], path: Path) -> None:
         + width * (modes.index(result.mode) - (len(modes) - 1) / 2)
         for result in bars
     ]
-    with picture(path, 4.5 + 1.6 * len(lengths), 6) as figure:
+    with picture(path, 4.5 + 2.0 * len(lengths), 6.5) as figure:
         axes = figure.subplots()
         bottoms = np.zeros(len(bars))
         for purpose in bars[0].memory_bytes:
@@ -166,7 +185,9 @@ def draw_memory(results: Sequence[Throughput], path: Path) -> None:
         axes.set_xlabel("prompt length (tokens)")
         axes.set_ylabel("allocated memory (MiB)")
         axes.set_ylim(top=1.18 * bottoms.max())
-        axes.set_title(f"{bars[0].model}, batches of up to {max(r.batch_size for r in bars):,}")
+        mark_thousands(axes.yaxis)
+        batch_size = max(result.batch_size for result in bars)
+        figure.suptitle(f"{bars[0].model}\nbatches of up to {batch_size:,} tokens")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", reverse=True)
 
 
@@ -183,13 +204,13 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         lines.setdefault(", ".join(others), []).append(result)
     with picture(path, 10, 6.5) as figure:
         axes = figure.subplots()
-        for name, line in lines.items():
+        for (name, line), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
             line = sorted(line, key=lambda result: result.keys_per_query)
             qualities = [report.quality(result) for result in line]
             costs = [result.keys_per_query for result in line]
             losses = [quality.loss_percent for quality in qualities]
             errors = [quality.loss_percent_error for quality in qualities]
-            axes.errorbar(costs, losses, yerr=errors, fmt="o-", capsize=4, label=name)
+            axes.errorbar(costs, losses, yerr=errors, fmt=f"{marker}-", capsize=4, label=name)
             for cost, loss, result in zip(costs, losses, line, strict=True):
                 axes.annotate(
                     str(result.setting.values[last]),
@@ -200,10 +221,11 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
                 )
         axes.axhline(0, color="black", linewidth=1)
         axes.margins(x=0.08)
+        mark_thousands(axes.xaxis)
         axes.set_xlabel(f"keys per query (dense: {report.dense_keys_per_query:,.0f})")
         axes.set_ylabel("perplexity loss (%)")
         axes.set_title(
-            f"{report.model}, {report.n_windows} x {report.context} tokens, range "
+            f"{report.model}, {report.n_windows} x {report.context:,} tokens, range "
             f"'{report.range_name}'\nvalues at the points: {last}"
         )
         axes.grid(alpha=0.3)
@@ -213,7 +235,10 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
 
 def draw_memory_profile(profile: MemoryProfile, allocated: Mapping[str, int], path: Path) -> None:
     """Resident and unique memory over time with its phases, beside the bytes by purpose."""
-    samples, unit = profile.samples, 2**20
+    # The profile may still run: the samples end where the last of these phases does.
+    phases, unit = profile.phases, 2**20
+    stop_s = phases[-1].stop_s
+    samples = [sample for sample in profile.samples if sample.time_s <= stop_s]
     with picture(path, 13, 6.5) as figure:
         axes, bar = figure.subplots(1, 2, width_ratios=[5, 1], sharey=True)
         times = [sample.time_s for sample in samples]
@@ -221,15 +246,15 @@ def draw_memory_profile(profile: MemoryProfile, allocated: Mapping[str, int], pa
         unique = [(s.time_s, s.uss_bytes / unit) for s in samples if s.uss_bytes is not None]
         axes.plot(*zip(*unique, strict=True), ".--", label="USS (this process alone)")
         top = 1.25 * max(sample.rss_bytes for sample in samples) / unit
-        least_width = times[-1] / 40
-        for index, phase in enumerate(profile.phases):
+        for index, phase in enumerate(phases):
             if index % 2:
                 axes.axvspan(phase.start_s, phase.stop_s, color="black", alpha=0.06, linewidth=0)
-            if phase.stop_s - phase.start_s >= least_width:
+            if phase.stop_s - phase.start_s >= stop_s / 30:
                 centre = (phase.start_s + phase.stop_s) / 2
                 axes.text(centre, 0.99 * top, phase.name, rotation=90, ha="center", va="top")
-        axes.set_xlim(0, times[-1])
+        axes.set_xlim(0, stop_s)
         axes.set_ylim(0, top)
+        mark_thousands(axes.yaxis)
         axes.set_xlabel("time (s)")
         axes.set_ylabel("memory (MiB)")
         axes.grid(alpha=0.3)

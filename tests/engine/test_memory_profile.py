@@ -106,6 +106,13 @@ def test_a_run_is_profiled_by_batch(
     assert png_size(tmp_path / "profile.png") == (1430, 715)
 
 
+def test_a_profile_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path) -> None:
+    with MemoryProfile(interval_s=0.001) as profile:
+        profile.mark("now")
+        draw_memory_profile(profile, {"weights": 2**20}, tmp_path / "profile.png")
+    assert png_size(tmp_path / "profile.png") == (1430, 715)
+
+
 @pytest.mark.parametrize(
     ("name", "error", "problem"),
     [

@@ -12,7 +12,7 @@ import pytest
 
 from edgeh2o import LLM, DenseConfig, H2OConfig, ResourceError, UsageError
 from edgeh2o.evaluation import figures
-from edgeh2o.evaluation.attention_patterns import visualize_attention_patterns
+from edgeh2o.evaluation.attention_patterns import draw_layer, visualize_attention_patterns
 from edgeh2o.evaluation.selection import (
     Selection,
     chunk_similarity,
@@ -170,6 +170,15 @@ def test_every_picture_and_both_summaries_are_written(llm: LLM, tmp_path: Path) 
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["means"]["kept_keys"] == 8
     assert len(report.format_text().splitlines()) == 4 + 3 + 1
+
+
+@pytest.mark.parametrize(("n_heads", "size"), [(1, (1320, 297)), (9, (2200, 825))])
+def test_many_heads_of_a_layer_stand_side_by_side(
+    n_heads: int, size: tuple[int, int], tmp_path: Path
+) -> None:
+    selection = make_selection(*(([0, 3],) * n_heads for _ in range(2)))
+    draw_layer(selection, 0, tmp_path / "layer.png")
+    assert png_size(tmp_path / "layer.png") == size
 
 
 def test_dense_attention_keeps_all_and_has_no_scores(
