@@ -110,12 +110,6 @@ def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
 
 
 def _find_spec(metadata: Metadata) -> ArchitectureSpec:
-    n_parts = metadata.get_int("split.count", default=1)
-    if n_parts > 1:
-        raise FormatError(
-            f"this is one of {n_parts} parts of a split model; join them with "
-            "'llama-gguf-split --merge' of llama.cpp"
-        )
     name = metadata.get_str("general.architecture")
     spec = _ARCHITECTURES.get(name)
     if spec is None:

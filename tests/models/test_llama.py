@@ -201,11 +201,6 @@ def test_row_order_turns_interleaved_rotation_into_half_split() -> None:
     np.testing.assert_allclose(interleaved.reshape(-1)[order], half_split.reshape(-1))
 
 
-def test_refuses_one_part_of_a_split_model(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"one of 3 parts.*--merge"):
-        read(tmp_path, Change({"split.count": (raw.UINT16, raw.scalar(raw.UINT16, 3))}))
-
-
 def f16(*shape: int) -> raw.RawTensor:
     return raw.RawTensor(shape, raw.F16, bytes(2 * math.prod(shape)))
 
