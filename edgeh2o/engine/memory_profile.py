@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from ..config import PrefillConfig
 from ..errors import ResourceError, UsageError
@@ -105,12 +104,7 @@ class MemoryProfile:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._is_ended.set()
         self._thread.join()
         self._take(with_uss=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 from ..errors import FormatError, ResourceError
@@ -98,12 +97,7 @@ class GgufFile:
     def __enter__(self) -> GgufFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __del__(self) -> None:

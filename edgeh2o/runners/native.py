@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -57,12 +56,7 @@ class NativeModelFile:
     def __enter__(self) -> NativeModelFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._gguf.close()
 
     def estimate_session_bytes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from ..formats.onnx_folder import is_onnx
@@ -48,12 +47,7 @@ class ModelFile(Protocol):
 
     def __enter__(self) -> ModelFile: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
