@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,13 @@ from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer
 from .perplexity import RangeQuality, summarise_ranges
+from .progress import Progress
 from .reporting import format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, DEFAULT_SKIP, cut_windows
 
 if TYPE_CHECKING:
-    from ..llm import LLM
+    from ..llm import LLM, OnProgress
 
-OnProgress = Callable[[str, int, int], None]
 CHUNK_SIZE = "chunk_size"
 
 
@@ -119,10 +119,10 @@ def expand_grid(
 ) -> list[Setting]:
     """Every combination of the grid's values, the last field varying fastest.
 
-    Fields are those of ``attention``, and ``chunk_size``. Raises UsageError for an unknown field,
-    a field without values, or a value that the attention refuses.
+    Fields are those of ``attention`` that have flags, and ``chunk_size``. Raises UsageError for an
+    unknown field, a field without values, or a value that the attention refuses.
     """
-    known = [item.name for item in fields(attention)]
+    known = [item.name for item in fields(attention) if item.metadata.get("is_option", True)]
     for name, candidates in grid.items():
         if name not in (*known, CHUNK_SIZE):
             raise UsageError(
@@ -158,8 +158,9 @@ def evaluate_ablation(
     tokens after ``skip`` if a window has it, else all. ``on_progress("evaluate", done, total)``
     counts tokens. Raises UsageError as ``expand_grid`` and ``cut_windows`` do.
     """
-    settings = expand_grid(llm.attention, llm.chunk_size, grid)
     tokens = cut_windows(llm, text, context_size, windows)
+    llm.profile_budgets(tokens[0])
+    settings = expand_grid(llm.attention, llm.chunk_size, grid)
     dense = llm.start_runner(
         context_size,
         attention=DenseConfig(),
@@ -168,7 +169,7 @@ def evaluate_ablation(
     comparer = WindowComparer(dense)
     scores: list[list[TokenScores]] = [[] for _ in settings]
     pairs = [0] * len(settings)
-    done, total = 0, tokens.size * len(settings)
+    progress = Progress(on_progress, tokens.size * len(settings))
     for window in tokens:
         for index, setting in enumerate(settings):
             sparse = llm.start_runner(
@@ -178,9 +179,7 @@ def evaluate_ablation(
             )
             scores[index].append(comparer.compare(sparse, window))
             pairs[index] += sparse.pairs_computed
-            done += len(window)
-            if on_progress is not None:
-                on_progress("evaluate", done, total)
+            progress.advance(len(window))
     results = tuple(
         AblationResult(
             setting=setting,

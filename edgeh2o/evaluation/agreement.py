@@ -7,7 +7,6 @@ test: it is the floor, which no attention can be asked to beat.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,14 @@ from ..attention.dense import DenseConfig
 from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import compare_logits
+from .progress import Progress
 from .reading import read_prompt
 from .reporting import format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, cut_windows
 
 if TYPE_CHECKING:
-    from ..llm import LLM
+    from ..llm import LLM, OnProgress
     from ..runners.base import Runner
-
-OnProgress = Callable[[str, int, int], None]
 
 DEFAULT_PROMPTS = 20
 DEFAULT_TOKENS = 100
@@ -168,19 +166,19 @@ def evaluate_agreement(
     dense = llm.start_runner(
         n_positions, attention=DenseConfig(), prefill=_other_chunks(sparse.chunk_size)
     )
+    progress = Progress(on_progress, len(windows))
     found: list[list[PromptAgreement]] = [[], []]
-    for index, window in enumerate(windows):
+    for window in windows:
         expected, logits = _continue_greedily(dense, window, n_tokens)
         for runner, results in zip((sparse, floor), found, strict=True):
             results.append(_compare(runner, window, expected, logits))
-        if on_progress is not None:
-            on_progress("evaluate", index + 1, len(windows))
+        progress.advance()
     return AgreementReport(
         model=llm.model_path.name,
         context=context_size,
         n_tokens=n_tokens,
         sparse=Agreement(
-            attention=llm.attention.to_dict(),
+            attention=llm.attention.report(llm.config),
             chunk_size=sparse.chunk_size,
             prompts=tuple(found[0]),
         ),

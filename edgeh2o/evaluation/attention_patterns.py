@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from . import figures
+from .progress import Progress
 from .reporting import format_csv, format_json, make_folder, write_file
 from .selection import (
     N_SINKS,
-    OnProgress,
     Selection,
     SelectionReport,
     describe_selection,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from ..llm import LLM
+    from ..llm import LLM, OnProgress
 
 Float = NDArray[np.float64]
 
@@ -65,21 +65,15 @@ def visualize_attention_patterns(
     layers = _check_layers(layers, llm.config.n_layers)
     windows = cut_windows(llm, text, context_size, None)[:2]
     folder = make_folder(Path(folder))
+    llm.profile_budgets(windows[0])
     prompts = [windows[0], windows[0], *windows[1:]]
-    done, total = 0, context_size * len(prompts)
-
-    def on_tokens(n_tokens: int) -> None:
-        nonlocal done
-        done += n_tokens
-        if on_progress is not None:
-            on_progress("evaluate", done, total)
-
+    progress = Progress(on_progress, context_size * len(prompts))
     selection, again, *others = (
-        record_selection(llm, prompt, on_tokens=on_tokens) for prompt in prompts
+        record_selection(llm, prompt, on_tokens=progress.advance) for prompt in prompts
     )
     report = SelectionReport(
         model=llm.model_path.name,
-        attention=llm.attention.to_dict(),
+        attention=llm.attention.report(llm.config),
         chunk_size=llm.chunk_size,
         context=context_size,
         heads=describe_selection(selection, again, others[0] if others else None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
 from ..runners.native import NativeModel
 from .comparison import WindowComparer
+from .progress import Progress
 
 if TYPE_CHECKING:
     from ..llm import LLM, OnProgress
@@ -69,15 +70,11 @@ def calibrate(
     windows = [_first_tokens(llm, text, length) for text in texts or calibration_texts()]
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(measured_budgets) + 1)
-    done = 0
-
-    def advance(*_: int) -> None:  # also called as on_layer(done, total)
-        nonlocal done
-        done += 1
-        if on_progress is not None:
-            on_progress("calibrate", done, n_steps)
-
-    measured = [measure_head_errors(model, window, on_layer=advance) for window in windows]
+    progress = Progress(on_progress, n_steps, stage="calibrate")
+    measured = [
+        measure_head_errors(model, window, on_layer=lambda *_: progress.advance())
+        for window in windows
+    ]
     errors = np.mean([result.errors for result in measured], axis=0)
     table = BudgetTable(
         model=llm.model_path.name,
@@ -90,7 +87,7 @@ def calibrate(
         levels=LEVELS,
         errors=tuple(tuple(map(float, row)) for row in errors),
     )
-    losses = _measure_losses(llm, table, windows, measured_budgets, advance)
+    losses = _measure_losses(llm, table, windows, measured_budgets, progress)
     return replace(table, losses=losses)
 
 
@@ -109,20 +106,20 @@ def _measure_losses(
     table: BudgetTable,
     windows: Sequence[NDArray[np.int32]],
     budgets: Sequence[int],
-    advance: Callable[[], None],
+    progress: Progress,
 ) -> dict[int, float]:
     """Perplexity losses in percent over the tokens after the first ``FIRST_QUERY``."""
     length = table.length
     comparer = WindowComparer(llm.start_runner(length, attention=DenseConfig()))
     differences: dict[int, list[NDArray[np.float64]]] = {budget: [] for budget in budgets}
     for window in windows:
-        advance()
+        progress.advance()
         for budget, parts in differences.items():
             attention = HeadwiseConfig(budgets=table.budgets(budget))
             scores = comparer.compare(llm.start_runner(length, attention=attention), window)
             scores = scores.part(FIRST_QUERY, length - 1)
             parts.append(scores.sparse_nll - scores.dense_nll)
-            advance()
+            progress.advance()
     return {
         budget: round(100 * float(np.expm1(np.concatenate(parts).mean())), 3)
         for budget, parts in differences.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -21,15 +21,15 @@ from ..attention.dense import DenseConfig
 from ..engine.generate import log_probability
 from ..errors import UsageError
 from .filler import filler_tokens
+from .progress import Progress
 from .reading import read_prompt
 from .reporting import markdown_table
 from .windows import find_beginning
 
 if TYPE_CHECKING:
-    from ..llm import LLM
+    from ..llm import LLM, OnProgress
     from ..runners.base import Runner
 
-OnProgress = Callable[[str, int, int], None]
 Place = Literal["start", "middle", "end"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -193,14 +193,12 @@ def evaluate_needle(
     dense = llm.start_runner(n_positions, attention=DenseConfig())
     llm.profile_budgets(max((prompt.tokens for prompt in prompts), key=len))
     sparse = llm.start_runner(n_positions)
-    total, done = sum(len(prompt.tokens) for prompt in prompts), 0
+    progress = Progress(on_progress, sum(len(prompt.tokens) for prompt in prompts))
     results = []
     for (length, depth, place), prompt in zip(grid.cells(), prompts, strict=True):
         dense_exact, dense_logprob = _ask(dense, prompt)
         sparse_exact, sparse_logprob = _ask(sparse, prompt)
-        done += len(prompt.tokens)
-        if on_progress is not None:
-            on_progress("evaluate", done, total)
+        progress.advance(len(prompt.tokens))
         results.append(
             NeedleResult(
                 length=length,
@@ -216,7 +214,7 @@ def evaluate_needle(
         )
     return NeedleReport(
         model=llm.model_path.name,
-        attention=llm.attention.to_dict(),
+        attention=llm.attention.report(llm.config),
         chunk_size=sparse.chunk_size,
         grid=grid,
         results=tuple(results),

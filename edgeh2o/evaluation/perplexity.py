@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,12 @@ from ..attention.dense import DenseConfig
 from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer, join_scores
+from .progress import Progress
 from .reporting import format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, DEFAULT_SKIP, cut_windows, scored_ranges
 
 if TYPE_CHECKING:
-    from ..llm import LLM
-
-OnProgress = Callable[[str, int, int], None]
+    from ..llm import LLM, OnProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,22 +145,16 @@ def evaluate_perplexity(
     comparer = WindowComparer(
         llm.start_runner(context_size, attention=DenseConfig(), prefill=same_batches)
     )
-    done, pairs_computed, pairs_dense = 0, 0, 0
-
-    def on_tokens(n_tokens: int) -> None:
-        nonlocal done
-        done += n_tokens
-        if on_progress is not None:
-            on_progress("evaluate", done, tokens.size)
-
+    progress = Progress(on_progress, tokens.size)
+    pairs_computed, pairs_dense = 0, 0
     scores = []
     for window in tokens:
-        scores.append(comparer.compare(sparse, window, on_tokens=on_tokens))
+        scores.append(comparer.compare(sparse, window, on_tokens=progress.advance))
         pairs_computed += sparse.pairs_computed
         pairs_dense += sparse.pairs_dense
     return PerplexityReport(
         model=llm.model_path.name,
-        attention=llm.attention.to_dict(),
+        attention=llm.attention.report(llm.config),
         chunk_size=sparse.chunk_size,
         context=context_size,
         n_windows=len(tokens),

@@ -20,7 +20,6 @@ from .reporting import markdown_table
 if TYPE_CHECKING:
     from ..llm import LLM
 
-OnProgress = Callable[[str, int, int], None]
 Bool = NDArray[np.bool_]
 Float = NDArray[np.float64]
 

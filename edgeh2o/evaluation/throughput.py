@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,13 @@ from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
 from ..errors import UsageError
 from .filler import filler_tokens
+from .progress import Progress
 from .reading import read_prompt
 from .reporting import format_samples, markdown_table
 
 if TYPE_CHECKING:
-    from ..llm import LLM
+    from ..llm import LLM, OnProgress
     from ..runners.base import Runner
-
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +167,8 @@ def benchmark_throughput(
         raise UsageError(f"repetitions must be at least 1, got {repetitions}")
     tokens = filler_tokens(llm, max(workload.n_positions for workload in workloads), text)
     n_rounds = repetitions + warm_up
-    total = n_rounds * len(modes) * sum(workload.n_positions for workload in workloads)
-    done = 0
+    n_positions = sum(workload.n_positions for workload in workloads)
+    progress = Progress(on_progress, n_rounds * len(modes) * n_positions)
     results = []
     for workload in workloads:
         attentions: dict[str, SparseAttentionConfig] = {
@@ -185,9 +184,7 @@ def benchmark_throughput(
                 seconds = _time(runner, tokens, workload)
                 if round_number >= warm_up:
                     samples[mode].append((workload.n_prompt or workload.n_decode) / seconds)
-                done += workload.n_positions
-                if on_progress is not None:
-                    on_progress("evaluate", done, total)
+                progress.advance(workload.n_positions)
         results += [
             Throughput(
                 model=llm.model_path.name,

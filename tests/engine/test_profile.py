@@ -12,6 +12,8 @@ from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
 from edgeh2o.attention.budget_table import find_table
 from edgeh2o.engine import calibration
 from edgeh2o.engine.calibration import LEVELS, PROFILE_TOKENS, PROFILED_LENGTH, profile_prompt
+from edgeh2o.evaluation.ablation import evaluate_ablation
+from edgeh2o.evaluation.attention_patterns import visualize_attention_patterns
 from edgeh2o.runners.native import NativeModel
 from tests.tiny_models import TinyModelFactory
 
@@ -73,6 +75,18 @@ def test_the_answer_is_that_of_the_budgets(llm: LLM) -> None:
     with LLM(llm.model_path, attention=given, prefill=CHUNKS) as other:
         assert other.generate(prompt, greedy).token_ids == ids
         assert other.attention == given
+
+
+def test_evaluations_measure_what_a_long_prompt_gets(llm: LLM, tmp_path: Path) -> None:
+    text = "the thing is that the art is there and the hen is in the pen " * 500
+    report = evaluate_ablation(llm, text, {"budget": (300,)}, context_size=PROFILED_LENGTH)
+    varied = report.results[0].setting.attention.report(llm.config)
+    assert (varied["table"], varied["budget"]) == ("profile", 300)
+    with LLM(llm.model_path, attention=HeadwiseConfig(budget=600), prefill=CHUNKS) as other:
+        selection = visualize_attention_patterns(
+            other, text, tmp_path, context_size=PROFILED_LENGTH, layers=[]
+        )
+    assert (selection.attention["table"], selection.attention["budget"]) == ("profile", 600)
 
 
 def test_prompts_that_may_be_saved_do_not_profile(llm: LLM) -> None:

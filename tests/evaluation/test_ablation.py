@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeh2o import LLM, DenseConfig, H2OConfig, PrefillConfig, UsageError
+from edgeh2o import LLM, DenseConfig, H2OConfig, HeadwiseConfig, PrefillConfig, UsageError
 from edgeh2o.evaluation.ablation import evaluate_ablation, expand_grid
 from edgeh2o.evaluation.perplexity import evaluate_perplexity
 from tests.evaluation.loaded import PREFILL, TEXT, WINDOW, load
@@ -60,6 +60,11 @@ def test_grids_that_cannot_be_made_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         expand_grid(ATTENTION, 16, grid)
+
+
+def test_what_a_measurement_found_is_no_setting() -> None:
+    with pytest.raises(UsageError, match=r"no setting 'profile'; it has budget, .*max_past, chunk"):
+        expand_grid(HeadwiseConfig(), 256, {"profile": ("x",)})
 
 
 def test_every_setting_gives_what_it_gives_alone(llm: LLM, tiny_model: TinyModelFactory) -> None:

@@ -1,0 +1,26 @@
+"""How far an evaluation is, for progress bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..llm import OnProgress
+
+
+class Progress:
+    """Counts steps, and calls ``on_progress(stage, done, total)`` after each."""
+
+    def __init__(
+        self, on_progress: OnProgress | None, total: int, *, stage: str = "evaluate"
+    ) -> None:
+        self._on_progress = on_progress
+        self._stage = stage
+        self._total = total
+        self._done = 0
+
+    def advance(self, n_steps: int = 1) -> None:
+        """``n_steps`` more are done."""
+        self._done += n_steps
+        if self._on_progress is not None:
+            self._on_progress(self._stage, self._done, self._total)
