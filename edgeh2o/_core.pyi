@@ -70,6 +70,49 @@ class Model:
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its GGUF name, [rows, cols]. ValueError for one that is not set."""
 
+class Linear:
+    """A weight in the layout of the kernels, for ``Matmul``.
+
+    ``data`` are the bytes of a GGUF tensor of ``type``: ``rows`` outputs of ``cols`` inputs each;
+    ``bias`` is [rows] or None. ValueError for an unknown type and sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        data: Buffer,
+        type: str,
+        rows: int,
+        cols: int,
+        bias: NDArray[np.float32] | None = None,
+    ) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def n_bytes(self) -> int: ...
+
+class Matmul:
+    """Matrix products, with all the memory that those of ``max_rows`` rows need.
+
+    Made for the number of threads and the instruction set at that time.
+    """
+
+    def __init__(self, max_rows: int, max_depth: int) -> None: ...
+    @property
+    def n_bytes(self) -> int: ...
+    def run(
+        self,
+        x: NDArray[np.float32],
+        weights: Sequence[Linear],
+        outs: Sequence[NDArray[np.float32]],
+    ) -> None:
+        """``outs[i]`` [n, rows] = ``x`` [n, cols] times ``weights[i]`` transposed, plus its bias.
+
+        Rows of ``x`` are rounded to 8 bits per 32 values for quantised weights. ValueError for
+        shapes that do not fit.
+        """
+
 class SparsePolicy:
     """The rule of one session that names which earlier positions a chunk of the prompt reads."""
 

@@ -29,6 +29,7 @@ PYBIND11_MODULE(_core, module) {
   });
   bind_attention(module);
   bind_attention_session(module);
+  bind_matmul(module);
   bind_model(module);
   bind_session(module);
 }

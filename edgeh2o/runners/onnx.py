@@ -1,4 +1,4 @@
-"""ONNX models: onnxruntime runs what lies between the attention, edgeh2o the attention."""
+"""ONNX models: edgeh2o runs attention and quantised products, onnxruntime what lies between."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .base import SessionShape
 from .onnx_attention import AttentionSite
 from .onnx_checks import check_blocks
 from .onnx_config import check_finite, check_shapes, hash_model, read_config, read_rotary
-from .onnx_cut import Cut, cut_decoder
-from .onnx_plan import probe_segments
+from .onnx_cut import cut_decoder
+from .onnx_plan import probe_stages
+from .onnx_products import pack_products
 from .onnx_runner import OnnxRunner
 from .onnx_sessions import (
     SegmentFactory,
-    SegmentSession,
     check_masks,
     require_runtime,
 )
@@ -98,7 +98,7 @@ class OnnxModelFile:
         if check_tensors:
             check_finite(self._graph)
         try:
-            return OnnxModel(self._folder, self._cut, self.config, self.tokenizer, on_bytes)
+            return OnnxModel(self._folder, self._graph, self.config, self.tokenizer, on_bytes)
         except FormatError as error:
             raise FormatError(f"{self._folder.model_path}: {error}") from None
 
@@ -109,12 +109,11 @@ class OnnxModel:
     def __init__(
         self,
         folder: OnnxFolder,
-        cut: Cut,
+        graph: OnnxGraph,
         config: ModelConfig,
         tokenizer: Tokenizer,
         on_bytes: OnBytes | None,
     ) -> None:
-        graph = cut.graph
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = folder.chat_template
@@ -123,19 +122,22 @@ class OnnxModel:
         self.n_threads = _core.num_threads()
         heads = (config.n_heads, config.head_dim)
         past_shape = (config.n_kv_heads, config.head_dim)
-        factory = SegmentFactory(cut, self.n_threads)
+        progress = _Progress(on_bytes, graph.n_weight_bytes)
+        cut = cut_decoder(graph, pack_products(graph, progress.add))
+        factory = SegmentFactory(cut, self.n_threads, heads)
         self.sites: Sequence[AttentionSite] = check_masks(
             cut, factory.make_masks(), config.context_length, past_shape
         )
-        self.sessions: list[SegmentSession] = []
-        for level in range(len(cut.segments)):
-            self.sessions.append(factory.make(level, heads))
-            if on_bytes is not None:
-                on_bytes(self.weight_bytes * (level + 1) // len(cut.segments), self.weight_bytes)
+        self.stages = []
+        for stage in cut.stages:
+            self.stages.append(factory.make(stage))
+            progress.add(sum(len(graph.tensors[n].data) for n in stage.segment.constants))
+        progress.end()
         width = config.n_heads * config.head_dim
         operators = {node.op_type for node in graph.nodes}
-        self.shapes = probe_segments(self.sessions, width, past_shape, operators)
-        check_shapes(self.shapes, self.sites, config)
+        self.shapes = probe_stages(self.stages, width, past_shape, operators)
+        layers = [stage.attention for stage in self.stages if stage.attention is not None]
+        check_shapes(self.shapes, layers, config)
         self.rotary = [read_rotary(graph, site, config) for site in self.sites]
         self.attention_args = _attention_args(config, self.sites)
 
@@ -164,6 +166,21 @@ class OnnxModel:
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
+
+
+class _Progress:
+    """Bytes of weights that are in place; a tensor that two stages read counts once at most."""
+
+    def __init__(self, on_bytes: OnBytes | None, total: int) -> None:
+        self._on_bytes, self._total, self._done = on_bytes, total, 0
+
+    def add(self, n_bytes: int) -> None:
+        if self._on_bytes is not None:
+            self._done = min(self._total, self._done + n_bytes)
+            self._on_bytes(self._done, self._total)
+
+    def end(self) -> None:
+        self.add(self._total)
 
 
 def _read_tokenizer(folder: OnnxFolder, vocab_size: int) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""GGUF blocks as the operands of MatMulNBits, for the types whose values it represents exactly.
+"""GGUF blocks as the operands of MatMulNBits and back, for the types that both have.
 
 MatMulNBits (com.microsoft) computes (q - zero point) * scale per block of 32 inputs, with the
 default zero point 2^(bits - 1); q is unsigned, two 4-bit values to a byte, the first in the low
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK_SIZE = 32
+INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: activations are rounded to 8 bits
+HALF_MIN, HALF_MAX = 2.0**-14, 65504.0  # normal numbers in half precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +54,55 @@ def _pack_q4_0(blocks: NDArray[np.uint8]) -> BlockOperands:
 def _pack_q8_0(blocks: NDArray[np.uint8]) -> BlockOperands:
     """Signed values become unsigned ones around 128."""
     return BlockOperands(8, blocks[..., 2:] ^ np.uint8(0x80), _scales(blocks))
+
+
+def unpack_blocks(
+    quants: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zero_points: NDArray[np.uint8] | None,
+    *,
+    bits: int,
+    n_inputs: int,
+    block_size: int,
+) -> tuple[str, NDArray[np.uint8]] | None:
+    """Name of the GGUF type and tensor data [n_outputs, bytes] of a MatMulNBits.
+
+    ``quants`` is [n_outputs, blocks * bytes], ``scales`` [n_outputs, blocks], ``zero_points``
+    packed like the quants, [n_outputs, bytes]. Scales, and with zero points their product, are
+    rounded to half precision, by 2^-11 at most. None if no type has these values: blocks that are
+    no multiple of 32, 8-bit zero points other than 128, scales beyond the range of normal halves.
+    """
+    if bits not in (4, 8) or block_size % BLOCK_SIZE or n_inputs % BLOCK_SIZE:
+        return None
+    size = np.abs(scales)
+    if not ((size == 0) | ((size >= HALF_MIN) & (size <= HALF_MAX / 16))).all():  # also NaN
+        return None
+    n_outputs, n_blocks = scales.shape
+    repeats, kept = block_size // BLOCK_SIZE, n_inputs // BLOCK_SIZE
+
+    def spread(per_block: NDArray[Any]) -> NDArray[Any]:
+        """From blocks of MatMulNBits to those of GGUF, as the bytes of halves."""
+        spreads = np.repeat(per_block.astype("<f2"), repeats, axis=1)[:, :kept, None]
+        return np.ascontiguousarray(spreads).view(np.uint8)
+
+    values = quants[:, : n_inputs * bits // 8].reshape(n_outputs, kept, -1)
+    if bits == 8:
+        if zero_points is not None and not (zero_points == 0x80).all():
+            return None
+        return "Q8_0", _join(spread(scales), values ^ np.uint8(0x80))
+    nibbles = _nibbles(values)
+    packed = nibbles[..., :16] | (nibbles[..., 16:] << np.uint8(4))
+    if zero_points is None:
+        return "Q4_0", _join(spread(scales), packed)
+    zeros = _nibbles(zero_points)[:, :n_blocks]
+    return "Q4_1", _join(spread(scales), spread(-scales * zeros), packed)
+
+
+def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The 4-bit values of bytes, the low half first."""
+    both = np.stack([packed & 15, packed >> 4], axis=-1)
+    return both.reshape(*packed.shape[:-1], -1)
+
+
+def _join(*parts: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.concatenate(parts, axis=-1).reshape(parts[0].shape[0], -1)

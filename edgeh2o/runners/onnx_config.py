@@ -17,11 +17,7 @@ from ..formats.onnx_graph import OnnxGraph
 from .onnx_attention import AttentionSite
 from .onnx_cut import LOGITS, Cut
 from .onnx_plan import ValueShape
-from .onnx_sessions import (
-    key_name,
-    query_name,
-    value_name,
-)
+from .onnx_sessions import AttentionValues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,23 +120,19 @@ def _vocab_size(graph: OnnxGraph) -> dict[str, int]:
 
 
 def check_shapes(
-    shapes: Mapping[str, ValueShape], sites: Sequence[AttentionSite], config: ModelConfig
+    shapes: Mapping[str, ValueShape], layers: Sequence[AttentionValues], config: ModelConfig
 ) -> None:
-    """What the segments give must be what the attention takes. Raises FormatError."""
+    """What the stages give must be what the attention takes. Raises FormatError."""
     kv_width = config.n_kv_heads * config.head_dim
     q_width = config.n_heads * config.head_dim
-    for i, site in enumerate(sites):
-        names = (
-            {query_name(i): q_width + 2 * kv_width}
-            if site.is_packed
-            else {query_name(i): q_width, key_name(i): kv_width, value_name(i): kv_width}
-        )
-        for name, width in names.items():
+    for i, values in enumerate(layers):
+        widths = [q_width, kv_width, kv_width] if values.k else [q_width + 2 * kv_width]
+        for name, what, width in zip(values.sources, "qkv", widths, strict=False):
             shape = shapes[name]
             if not shape.is_per_token or shape.row_bytes != 4 * width:
                 raise FormatError(
-                    f"layer {i} gives {shape.row_bytes // 4} numbers per token for its "
-                    f"{name[-1]}, its heads take {width}; the graph is inconsistent"
+                    f"layer {i} gives {shape.row_bytes // 4} numbers per token for its {what}, "
+                    f"its heads take {width}; the graph is inconsistent"
                 )
     dims = shapes[LOGITS].dims
     if dims[-1] != config.vocab_size:

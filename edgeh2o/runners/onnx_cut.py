@@ -1,9 +1,9 @@
-"""Cuts an ONNX decoder at its attention: what runs before, between and after.
+"""Cuts an ONNX decoder at what edgeh2o computes: its attention, and matrix products.
 
-Segment i computes the queries, keys and values of the i-th attention from the output of the one
-before; the last segment computes the logits. A value that a later segment needs too, such as the
-residual stream, crosses the cut as a tensor. What depends only on constants and on the shapes of
-the inputs is computed anew wherever it is needed.
+Stage i is a segment of the graph, which onnxruntime runs, followed by those products and that
+attention whose inputs are then all there; their outputs begin stage i + 1. A value that a later
+stage needs too, such as the residual stream, crosses the cut as a tensor. What depends only on
+constants and on the shapes of the inputs is computed anew wherever it is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..errors import FormatError
 from ..formats.metadata import quote
 from ..formats.onnx_graph import OnnxGraph, describe_node
 from .onnx_attention import AttentionSite, find_attention
+from .onnx_products import Product
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -30,7 +31,7 @@ CONTEXT_INPUTS = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
 
 @dataclass(slots=True)
 class Segment:
-    """Nodes between two attentions: what they read from outside and what others need of them."""
+    """Nodes between two cuts: what they read from outside and what others need of them."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
@@ -39,25 +40,40 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """``segments`` has one more entry than ``sites``, which are in the order they run.
+class Stage:
+    """A segment, and what edgeh2o computes after it."""
 
-    ``masks`` computes the masks of all sites from the inputs.
-    """
+    segment: Segment
+    products: Sequence[Product]
+    site: AttentionSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The stages in the order they run. ``masks`` computes the masks of all sites."""
 
     graph: OnnxGraph
-    sites: Sequence[AttentionSite]
-    segments: Sequence[Segment]
+    stages: Sequence[Stage]
     masks: Segment
 
+    @property
+    def sites(self) -> list[AttentionSite]:
+        """The attention of each layer."""
+        return [stage.site for stage in self.stages if stage.site is not None]
 
-def cut_decoder(graph: OnnxGraph, sites: Sequence[AttentionSite] | None = None) -> Cut:
-    """Cuts at all attention nodes. Raises FormatError for a graph that is no plain decoder."""
-    return _Cutter(graph, find_attention(graph) if sites is None else sites).cut()
+
+def cut_decoder(graph: OnnxGraph, products: Sequence[Product] = ()) -> Cut:
+    """Cuts at all attention nodes, and at ``products``.
+
+    Raises FormatError for a graph that is no plain decoder.
+    """
+    return _Cutter(graph, find_attention(graph), products).cut()
 
 
 class _Cutter:
-    def __init__(self, graph: OnnxGraph, sites: Sequence[AttentionSite]) -> None:
+    def __init__(
+        self, graph: OnnxGraph, sites: Sequence[AttentionSite], products: Sequence[Product]
+    ) -> None:
         if not sites:
             raise FormatError(_explain_missing_attention(graph))
         if LOGITS not in graph.outputs:
@@ -68,32 +84,44 @@ class _Cutter:
         if TOKENS not in graph.inputs:
             raise FormatError(f"the model has no input {TOKENS!r} but {_list(graph.inputs)}")
         self._graph = graph
-        self._site_of = {site.output: site for site in sites}
+        head_major = {site.output for site in sites if site.is_head_major}
+        products = [product for product in products if product.input not in head_major]
+        # What edgeh2o computes: names of its inputs by the name of its output.
+        self._reads = {site.output: [n for n in (site.q, site.k, site.v) if n] for site in sites}
+        self._reads |= {product.output: [product.input] for product in products}
         self._site_nodes = {id(site.node) for site in sites}
         self._past_shapes = self._find_past_shapes()
-        # Per value, the segment that computes it; None: computed anew where it is needed.
+        # Per value, the stage that computes it; None: computed anew where it is needed.
         self._levels: dict[str, int | None] = {}
-        self._site_levels: dict[str, int] = {}
-        self._find_levels(sites)
-        self._sites = self._order(sites)
+        self._find_levels()
+        self._sites = self._place(sites)
+        self._products: dict[int, list[Product]] = {}
+        for product in products:
+            self._products.setdefault(self._cut_level(product.output), []).append(product)
 
     def cut(self) -> Cut:
-        """The segments, from the last one back: each asks for what it needs of those before."""
-        n_segments = len(self._sites) + 1
-        wanted: list[list[str]] = [
-            *([name for name in (site.q, site.k, site.v) if name] for site in self._sites),
-            [LOGITS],
-        ]
-        segments = []
-        for level in reversed(range(n_segments)):
+        """The stages, from the last one back: each asks for what it needs of those before."""
+        n_stages = 1 + max(
+            (level for level in self._levels.values() if level is not None), default=0
+        )
+        wanted: list[list[str]] = [[] for _ in range(n_stages)]
+        for output, names in self._reads.items():
+            wanted[self._cut_level(output)] += names
+        logits_level = self._levels.get(LOGITS)
+        if logits_level is None or logits_level <= max(self._sites):
+            raise FormatError("the logits do not follow from the last attention of the model")
+        wanted[logits_level].append(LOGITS)
+        stages = []
+        for level in reversed(range(n_stages)):
             segment = self._collect(level, list(dict.fromkeys(wanted[level])))
             for name in segment.inputs:
                 source = self._levels.get(name)
-                if source is not None and name not in self._site_of:
+                if source is not None and name not in self._reads:
                     wanted[source].append(name)
-            segments.append(segment)
-        masks = dict.fromkeys(name for site in self._sites for name, _ in site.masks)
-        return Cut(self._graph, self._sites, segments[::-1], self.context(list(masks)))
+            products = self._products.get(level, ())
+            stages.append(Stage(segment, products, self._sites.get(level)))
+        masks = dict.fromkeys(name for site in self._sites.values() for name, _ in site.masks)
+        return Cut(self._graph, stages[::-1], self.context(list(masks)))
 
     def context(self, names: Sequence[str]) -> Segment:
         """What computes values that depend on the inputs alone, such as masks."""
@@ -116,19 +144,13 @@ class _Cutter:
                     found[node.output[0]] = name
         return found
 
-    def _find_levels(self, sites: Sequence[AttentionSite]) -> None:
-        by_node = {id(site.node): site for site in sites}
+    def _find_levels(self) -> None:
         for node in self._graph.nodes:
-            site = by_node.get(id(node))
-            if site is not None:
-                reads = filter(None, (site.q, site.k, site.v))
-                level: int | None = max(self._level(name) or 0 for name in reads)
-                assert level is not None
-                self._site_levels[site.output] = level
-                for output in node.output:
-                    self._levels[output] = level + 1
-                continue
-            level = self._node_level(node)
+            reads = self._reads.get(node.output[0]) if node.output else None
+            if reads is None:
+                level = self._node_level(node)
+            else:
+                level = 1 + max(self._level(name) or 0 for name in reads)
             for output in node.output:
                 self._levels.setdefault(output, level)
 
@@ -148,18 +170,30 @@ class _Cutter:
             return 0
         return self._levels.get(name)
 
-    def _order(self, sites: Sequence[AttentionSite]) -> list[AttentionSite]:
-        ordered = sorted(sites, key=lambda site: self._site_levels[site.output])
-        for i, site in enumerate(ordered):
-            if self._site_levels[site.output] != i:
+    def _cut_level(self, output: str) -> int:
+        """The stage that ends with what computes ``output``."""
+        level = self._levels[output]
+        assert level is not None, "it depends on its inputs"
+        return level - 1
+
+    def _place(self, sites: Sequence[AttentionSite]) -> dict[int, AttentionSite]:
+        """The attention that ends a stage."""
+        placed: dict[int, AttentionSite] = {}
+        for site in sites:
+            level = self._cut_level(site.output)
+            if level in placed:
                 raise FormatError(
                     f"{describe_node(site.node)} does not follow the attention before it: layers "
                     "with several attentions side by side are not supported"
                 )
-        return ordered
+            placed[level] = site
+        return dict(sorted(placed.items()))
 
     def _collect(self, level: int, outputs: list[str], *, whole: bool = False) -> Segment:
-        """The nodes of segment ``level`` that compute ``outputs``; ``whole``: of all up to it."""
+        """The nodes of stage ``level`` that compute ``outputs``; ``whole``: of all up to it.
+
+        Those outputs that edgeh2o computed or an earlier stage become inputs.
+        """
         needed: set[int] = set()
         inputs: dict[str, None] = {}
         constants: dict[str, None] = {}
@@ -178,18 +212,19 @@ class _Cutter:
                 continue
             own_level = self._levels[name]
             node = self._graph.producers[name]
-            if id(node) in self._site_nodes and name not in self._site_of:
+            if id(node) in self._site_nodes and name not in self._reads:
                 raise FormatError(
                     f"the output {quote(name)} of {describe_node(node)} is read by the model "
                     "itself, which is not supported"
                 )
             is_before = own_level is not None and own_level < level
-            if name in self._site_of or (is_before and not whole):
+            if name in self._reads or (is_before and not whole):
                 inputs[name] = None
             elif id(node) not in needed:
                 needed.add(id(node))
                 waiting += filter(None, node.input)
-        segment = Segment(inputs=list(inputs), outputs=outputs, constants=list(constants))
+        computed = [name for name in outputs if name not in inputs]
+        segment = Segment(inputs=list(inputs), outputs=computed, constants=list(constants))
         segment.nodes = [
             self._with_past_shape(node) for node in self._graph.nodes if id(node) in needed
         ]

@@ -24,7 +24,7 @@ from ..tokenizer import build_tokenizer
 from ..tokenizer.chat_template import TEMPLATE_KEY, read_chat_template
 from ..tokenizer.tokenizer_json import dump_tokenizer
 from .native import NativeModel, NativeModelFile
-from .onnx_blocks import BLOCK_SIZE, BlockOperands, pack_blocks
+from .onnx_blocks import BLOCK_SIZE, INT8_ACTIVATIONS, BlockOperands, pack_blocks
 from .onnx_config import FINGERPRINT_PROPERTY
 from .onnx_writer import MICROSOFT, OnnxWriter
 
@@ -40,7 +40,6 @@ MODEL_NAME = "model.onnx"
 DATA_NAME = "model.onnx.data"
 CONFIG_NAME = "genai_config.json"
 OPSET = 20
-INT8_DOT_PRODUCTS = 4  # accuracy_level of MatMulNBits: activations as 8-bit integers
 # Rows of the cos and sin tables: more would cost more than the weights of small models.
 MAX_ROTARY_POSITIONS = 131072
 
@@ -290,7 +289,7 @@ class DecoderExporter:
             N=n_rows,
             bits=operands.bits,
             block_size=BLOCK_SIZE,
-            accuracy_level=INT8_DOT_PRODUCTS,
+            accuracy_level=INT8_ACTIVATIONS,
         )
 
     def _logits(self, x: str) -> None:

@@ -8,19 +8,25 @@ segment for one row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .onnx_cut import CONTEXT_INPUTS, LOGITS
-from .onnx_sessions import SegmentSession, attended_name, context_feed
+from .onnx_products import ProductGroup
+from .onnx_sessions import SegmentSession, StageSession, context_feed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    # x, weights and outs of a Matmul.
+    _Operands = tuple[NDArray[np.float32], Sequence[_core.Linear], Sequence[NDArray[np.float32]]]
 
 # Of the largest output: rounding that depends on the number of rows.
 ROW_TOLERANCE = 2e-3
@@ -47,13 +53,13 @@ class ValueShape:
         """Bytes of one token."""
         return int(np.prod([dim for dim in self.dims if dim >= 0])) * self.dtype.itemsize
 
-    def of(self, n_rows: int) -> list[int]:
-        """The dimensions for ``n_rows`` tokens."""
-        return [n_rows if dim < 0 else dim for dim in self.dims]
+    def of(self, n_tokens: int) -> list[int]:
+        """The dimensions for ``n_tokens`` tokens."""
+        return [n_tokens if dim < 0 else dim for dim in self.dims]
 
 
-def probe_segments(
-    sessions: Sequence[SegmentSession],
+def probe_stages(
+    stages: Sequence[StageSession],
     attended_width: int,
     past_shape: Sequence[int],
     operators: Collection[str],
@@ -64,19 +70,20 @@ def probe_segments(
     """
     tolerance = ROW_TOLERANCE if JOINT_OPERATORS.isdisjoint(operators) else JOINT_ROW_TOLERANCE
     two, three, later = (
-        _run_all(sessions, n, n_past, attended_width, past_shape)
+        _run_all(stages, n, n_past, attended_width, past_shape)
         for n, n_past in ((2, 0), (3, 0), (2, 3))
     )
     shapes = {}
     for name, value in two.items():
         shapes[name] = _find_shape(name, value, three[name], later[name])
-    for session in sessions:
-        _check_rows(session, three, shapes, past_shape, tolerance)
+    for stage in stages:
+        if stage.segment is not None:
+            _check_rows(stage.segment, three, shapes, past_shape, tolerance)
     return shapes
 
 
 def _run_all(
-    sessions: Sequence[SegmentSession],
+    stages: Sequence[StageSession],
     n_tokens: int,
     n_past: int,
     attended_width: int,
@@ -84,13 +91,30 @@ def _run_all(
 ) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(0)
     values: dict[str, NDArray[Any]] = {}
-    for i, session in enumerate(sessions):
-        feed = context_feed(session, n_past, n_tokens, past_shape)
-        feed |= {name: values[name] for name in session.inputs if name not in CONTEXT_INPUTS}
-        values |= dict(zip(session.outputs, _run(session, feed), strict=True))
-        attended = rng.standard_normal((1, n_tokens, attended_width), np.float32)
-        values[attended_name(i)] = attended
+    for stage in stages:
+        session = stage.segment
+        if session is not None:
+            feed = context_feed(session, n_past, n_tokens, past_shape)
+            feed |= {name: values[name] for name in session.inputs if name not in CONTEXT_INPUTS}
+            values |= dict(zip(session.outputs, _run(session, feed), strict=True))
+        for group in stage.products:
+            values |= dict(zip(group.outputs, _multiply(group, values[group.input]), strict=True))
+        if stage.attention is not None:
+            attended = rng.standard_normal((1, n_tokens, attended_width), np.float32)
+            values[stage.attention.out] = attended
     return values
+
+
+def _multiply(group: ProductGroup, x: NDArray[Any]) -> list[NDArray[np.float32]]:
+    if x.dtype != np.float32 or x.ndim == 0 or x.shape[-1] != group.depth:
+        raise FormatError(
+            f"the value {quote(group.input)} is {x.dtype} {list(x.shape)}, but the product that "
+            f"reads it takes float32 with {group.depth} columns"
+        )
+    rows = np.ascontiguousarray(x.reshape(-1, group.depth))
+    outs = [np.empty((len(rows), linear.rows), np.float32) for linear in group.linears]
+    _core.Matmul(len(rows), group.depth).run(rows, group.linears, outs)
+    return [out.reshape(*x.shape[:-1], -1) for out in outs]
 
 
 def _run(session: SegmentSession, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -160,64 +184,150 @@ def _is_close(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> 
 
 
 class ValueStore:
-    """Memory for the values that cross, for up to ``max_rows`` tokens.
+    """Memory for the values that cross, for up to ``max_tokens`` tokens.
 
-    Values whose lives do not meet share memory. Segment i runs at time 2 i, its attention after it.
+    The stages up to an attention, a span, run on ``block_tokens`` tokens at a time. So a value that
+    lives and dies inside a span needs no more; one that an attention or a later span reads is kept
+    for all tokens. Values whose lives do not meet share memory.
     """
 
     def __init__(
         self,
-        sessions: Sequence[SegmentSession],
+        stages: Sequence[StageSession],
         shapes: Mapping[str, ValueShape],
-        max_rows: int,
+        max_tokens: int,
+        block_tokens: int,
     ) -> None:
         self._shapes = shapes
-        births, deaths = _find_lives(sessions)
-        free: dict[int, list[tuple[int, NDArray[np.uint8]]]] = {}
+        lives = _find_lives(stages)
+        self._in_block = {name for name, life in lives.items() if life.is_within_span}
         self._buffers: dict[str, NDArray[np.uint8]] = {}
         self.n_bytes = 0
-        for name in sorted(births, key=lambda name: births[name]):
-            shape = shapes[name]
+        free: dict[tuple[bool, int], list[tuple[_Life, NDArray[np.uint8]]]] = {}
+        for name in sorted(lives, key=lambda name: lives[name].birth):
             if name == LOGITS:
                 continue
-            n_bytes = shape.row_bytes * (max_rows if shape.is_per_token else 1)
-            slots = free.setdefault(n_bytes if shape.is_per_token else -1, [])
-            fit = next((i for i, (end, _) in enumerate(slots) if end < births[name]), None)
+            shape, life, in_block = shapes[name], lives[name], name in self._in_block
+            n_bytes = shape.row_bytes
+            if shape.is_per_token:
+                n_bytes *= block_tokens if in_block else max_tokens
+            slots = free.setdefault((in_block, n_bytes), [])
+            fit = next((i for i, (last, _) in enumerate(slots) if last.ends_before(life)), None)
             if fit is None or not shape.is_per_token:
                 self.n_bytes += n_bytes
                 buffer = np.empty(max(1, n_bytes), np.uint8)
             else:
                 buffer = slots.pop(fit)[1]
             if shape.is_per_token:
-                slots.append((deaths[name], buffer))
+                slots.append((life, buffer))
             self._buffers[name] = buffer
 
     def shape(self, name: str) -> ValueShape:
         """The shape of a value."""
         return self._shapes[name]
 
-    def address(self, name: str, first_row: int) -> int:
-        """Where a value lies from row ``first_row`` on."""
+    def address(self, name: str, first_token: int) -> int:
+        """Where a value lies from a token on, the first of a block."""
+        return int(self._buffers[name].ctypes.data) + self._offset(name, first_token)
+
+    def matrix(self, name: str, n_tokens: int, first_token: int = 0) -> NDArray[np.float32]:
+        """The rows of some tokens of a float32 value, [rows, width]."""
         shape = self._shapes[name]
-        offset = first_row * shape.row_bytes if shape.is_per_token else 0
-        return int(self._buffers[name].ctypes.data) + offset
+        dims = shape.of(n_tokens)
+        offset = self._offset(name, first_token)
+        flat = self._buffers[name][offset : offset + 4 * math.prod(dims)]
+        return flat.view(np.float32).reshape(-1, dims[-1])
 
-    def rows(self, name: str, n_rows: int) -> NDArray[np.float32]:
-        """The first rows of a float32 value, [n_rows, width]."""
-        n_bytes = n_rows * self._shapes[name].row_bytes
-        return self._buffers[name][:n_bytes].view(np.float32).reshape(n_rows, -1)
+    def _offset(self, name: str, first_token: int) -> int:
+        shape = self._shapes[name]
+        has_all = shape.is_per_token and name not in self._in_block
+        return first_token * shape.row_bytes if has_all else 0
 
 
-def _find_lives(sessions: Sequence[SegmentSession]) -> tuple[dict[str, int], dict[str, int]]:
-    births: dict[str, int] = {}
-    deaths: dict[str, int] = {}
-    for i, session in enumerate(sessions):
-        for name in session.inputs:
-            deaths[name] = 2 * i
-        for name in session.outputs:
-            births[name] = 2 * i
-            deaths[name] = 2 * i + 1  # the attention reads it, if nobody else
-        births[attended_name(i)] = 2 * i + 1
-        deaths[attended_name(i)] = 2 * i + 2
-    births.pop(attended_name(len(sessions) - 1), None)
-    return births, deaths
+@dataclass(slots=True)
+class _Life:
+    """From the first to the last use of a value: (twice the span, step of the stage in it).
+
+    The attention that ends a span comes at the odd number after it.
+    """
+
+    birth: tuple[int, int]
+    death: tuple[int, int]
+
+    @property
+    def is_within_span(self) -> bool:
+        return self.birth[0] == self.death[0] and self.birth[0] % 2 == 0
+
+    def ends_before(self, other: _Life) -> bool:
+        # What a span keeps must last for all of its blocks.
+        if self.is_within_span:
+            return self.death < other.birth
+        return self.death[0] < other.birth[0]
+
+
+def _find_lives(stages: Sequence[StageSession]) -> dict[str, _Life]:
+    lives: dict[str, _Life] = {}
+
+    def note(names: Iterable[str], time: tuple[int, int]) -> None:
+        for name in names:
+            lives.setdefault(name, _Life(time, time)).death = time
+
+    span = 0
+    for step, stage in enumerate(stages):
+        if stage.segment is not None:
+            note((n for n in stage.segment.inputs if n not in CONTEXT_INPUTS), (2 * span, 2 * step))
+            note(stage.segment.outputs, (2 * span, 2 * step))
+        for group in stage.products:
+            note([group.input, *group.outputs], (2 * span, 2 * step + 1))
+        if stage.attention is not None:
+            note([*stage.attention.sources, stage.attention.out], (2 * span + 1, 0))
+            span += 1
+    return lives
+
+
+class ProductRunner:
+    """Runs the products of a stage on values of a store, at most ``block_tokens`` at a time."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageSession],
+        shapes: Mapping[str, ValueShape],
+        store: ValueStore,
+        block_tokens: int,
+    ) -> None:
+        self._stages = stages
+        self._store = store
+        self._one_token: dict[int, list[_Operands]] = {}
+        groups = [group for stage in stages for group in stage.products]
+        depth = max((group.depth for group in groups), default=1)
+        rows = max((math.prod(shapes[g.input].of(block_tokens)[:-1]) for g in groups), default=1)
+        self._matmul = _core.Matmul(rows, depth)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory that the products need besides the values."""
+        return self._matmul.n_bytes
+
+    def run(self, stage: int, n_tokens: int, first_token: int, logits: NDArray[Any] | None) -> None:
+        """The products of ``stage`` for a block; those that are the logits go there."""
+        is_first = n_tokens == 1 and first_token == 0
+        operands = self._one_token.get(stage) if is_first else None
+        if operands is None:
+            groups = self._stages[stage].products
+            operands = [self._operands(group, n_tokens, first_token, logits) for group in groups]
+            if is_first and not any(LOGITS in group.outputs for group in groups):
+                self._one_token[stage] = operands
+        for x, weights, outs in operands:
+            self._matmul.run(x, weights, outs)
+
+    def _operands(
+        self, group: ProductGroup, n_tokens: int, first_token: int, logits: NDArray[Any] | None
+    ) -> _Operands:
+        outs = []
+        for name in group.outputs:
+            if name == LOGITS:
+                assert logits is not None, "only the last span has logits"
+                outs.append(logits)
+            else:
+                outs.append(self._store.matrix(name, n_tokens, first_token))
+        return self._store.matrix(group.input, n_tokens, first_token), group.linears, outs

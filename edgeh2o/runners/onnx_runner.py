@@ -1,8 +1,9 @@
-"""Segments and attention in turn: one prompt of an ONNX model."""
+"""The stages of an ONNX model in turn: one prompt, and what is decoded after it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +12,9 @@ from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
 from .base import OnLayer, RunnerBase, RunnerState, SessionShape
-from .onnx_attention import AttentionSite
 from .onnx_cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
-from .onnx_plan import ValueStore
-from .onnx_sessions import (
-    SegmentSession,
-    attended_name,
-    key_name,
-    query_name,
-    value_name,
-)
+from .onnx_plan import ProductRunner, ValueStore
+from .onnx_sessions import AttentionValues, StageSession
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -29,12 +23,12 @@ if TYPE_CHECKING:
     from .onnx import OnnxModel
 
 
-# Rows that pass a segment at a time: what it computes in between stays in the caches.
-BLOCK_ROWS = 256
+# Tokens that pass the stages up to an attention at a time: what they compute stays in the caches.
+BLOCK_TOKENS = 256
 
 
 class OnnxRunner(RunnerBase):
-    """Segments and attention in turn, as a ``Runner``."""
+    """Stages in turn, as a ``Runner``."""
 
     def __init__(self, model: OnnxModel, policy: _core.SparsePolicy, shape: SessionShape) -> None:
         self._model = model
@@ -56,11 +50,13 @@ class OnnxRunner(RunnerBase):
             max_context=shape.max_context,
             cache_type=shape.cache_type,
         )
-        self._store = ValueStore(model.sessions, model.shapes, shape.batch_size)
-        self._context = _Context(model.sessions, shape, model.config)
-        self._one_row: dict[int, onnxruntime.IOBinding] = {}
+        self._store = ValueStore(model.stages, model.shapes, shape.batch_size, BLOCK_TOKENS)
+        self._products = ProductRunner(model.stages, model.shapes, self._store, BLOCK_TOKENS)
+        self._context = _Context(model.stages, shape, model.config)
+        self._spans = _find_spans(model.stages)
+        self._one_token: dict[int, onnxruntime.IOBinding] = {}
         self._views: dict[int, list[_AttentionViews]] = {}
-        self._n_rows = 0  # of the latest prefill, while the store holds them
+        self._n_tokens = 0  # of the latest prefill, while the store holds them
         self._is_broken = False
 
     @property
@@ -81,7 +77,8 @@ class OnnxRunner(RunnerBase):
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:
-        return {**self._sizes, "activations": self._store.n_bytes}
+        activations = self._store.n_bytes + self._products.n_bytes
+        return {**self._sizes, "activations": activations}
 
     def prefill(
         self,
@@ -100,8 +97,8 @@ class OnnxRunner(RunnerBase):
         views = self._attention_views(n_tokens)
         n_layers = len(views)
         for layer, (site, view) in enumerate(zip(self._model.sites, views, strict=True)):
-            for row in range(0, n_tokens, BLOCK_ROWS):
-                self._run_segment(layer, row, min(BLOCK_ROWS, n_tokens - row), first)
+            for start in range(0, n_tokens, BLOCK_TOKENS):
+                self._run_span(layer, start, min(BLOCK_TOKENS, n_tokens - start), first)
             self._attention.run(
                 layer,
                 view.q,
@@ -118,7 +115,7 @@ class OnnxRunner(RunnerBase):
                 on_layer(layer + 1, n_layers)
         self._is_broken = False
         self._token_ids += tokens.tolist()
-        self._n_rows = n_tokens
+        self._n_tokens = n_tokens
         if not is_last:
             return None
         logits: NDArray[np.float32] = self.row_logits(n_tokens - 1, 1)[0]
@@ -127,18 +124,18 @@ class OnnxRunner(RunnerBase):
         return logits
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
-        if n_rows <= 0 or first < 0 or first + n_rows > self._n_rows:
+        if n_rows <= 0 or first < 0 or first + n_rows > self._n_tokens:
             raise ValueError(
-                f"rows {first} to {first} + {n_rows} are not among the {self._n_rows} of the "
+                f"rows {first} to {first} + {n_rows} are not among the {self._n_tokens} of the "
                 "latest prefill call"
             )
-        start = self.position - self._n_rows
+        start = self.position - self._n_tokens
         shape = self._model.shapes[LOGITS]
-        step = n_rows if shape.is_per_token else 1
+        step = BLOCK_TOKENS if shape.is_per_token else 1
         logits = np.empty((n_rows, self.vocab_size), shape.dtype)
-        level = len(self._model.sessions) - 1
         for row in range(0, n_rows, step):
-            self._run_segment(level, first + row, step, start, logits[row : row + step])
+            part = logits[row : row + step]
+            self._run_span(len(self._spans) - 1, first + row, len(part), start, part)
         return logits.astype(np.float32, copy=False)
 
     def decode(self, token: int) -> NDArray[np.float32]:
@@ -146,23 +143,22 @@ class OnnxRunner(RunnerBase):
         self._begin(tokens, 1)
         first = self.position
         self._is_broken = True
-        self._n_rows = 0
+        self._n_tokens = 0
         self._context.set_tokens(tokens, first)
-        level = 0
-        for site, view in zip(self._model.sites, self._attention_views(1), strict=True):
-            self._run_one_row(level, first)
+        layers = zip(self._model.sites, self._attention_views(1), strict=True)
+        for layer, (site, view) in enumerate(layers):
+            self._run_span(layer, 0, 1, first)
             self._attention.decode(
-                level,
+                layer,
                 view.q,
                 view.k,
                 view.v,
                 window=site.window,
                 out=view.out,
-                **self._rotary(level, first, 1),
+                **self._rotary(layer, first, 1),
             )
-            level += 1
         logits = np.empty((1, self.vocab_size), self._model.shapes[LOGITS].dtype)
-        self._run_segment(level, 0, 1, first, logits)
+        self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._is_broken = False
         self._token_ids.append(token)
         result: NDArray[np.float32] = logits[0].astype(np.float32, copy=False)
@@ -171,14 +167,14 @@ class OnnxRunner(RunnerBase):
     def reset(self) -> None:
         self._attention.reset()
         self._token_ids.clear()
-        self._n_rows = 0
+        self._n_tokens = 0
         self._is_broken = False
         self.prompt_logits = None
 
     def rewind(self, position: int) -> None:
         self._require_whole()
         self._attention.rewind(position)
-        self._n_rows = 0
+        self._n_tokens = 0
 
     def export_state(self) -> RunnerState:
         self._require_whole()
@@ -233,74 +229,85 @@ class OnnxRunner(RunnerBase):
             "is_interleaved": rotary.is_interleaved,
         }
 
-    def _attention_views(self, n_rows: int) -> list[_AttentionViews]:
-        """The arrays of every layer's attention; those of one row and of the latest length stay."""
-        if n_rows not in self._views:
+    def _attention_views(self, n_tokens: int) -> list[_AttentionViews]:
+        """The arrays of every layer's attention; those of one token and the latest number stay."""
+        if n_tokens not in self._views:
             self._views = {key: value for key, value in self._views.items() if key == 1}
-            config = self._model.config
-            self._views[n_rows] = [
-                _AttentionViews(self._store, i, site, config, n_rows)
-                for i, site in enumerate(self._model.sites)
+            self._views[n_tokens] = [
+                _AttentionViews(self._store, stage.attention, self._model.config, n_tokens)
+                for stage in self._model.stages
+                if stage.attention is not None
             ]
-        return self._views[n_rows]
+        return self._views[n_tokens]
 
-    def _run_one_row(self, level: int, n_past: int) -> None:
-        """As ``_run_segment`` of one row, bound once."""
-        binding = self._one_row.get(level)
-        self._context.set_past(n_past)
-        if binding is None:
-            binding = self._bind(level, 0, 1, n_past, None)
-            if MASK not in self._model.sessions[level].inputs:  # that one grows
-                self._one_row[level] = binding
-        self._run(level, binding)
-
-    def _run_segment(
+    def _run_span(
         self,
-        level: int,
-        first_row: int,
-        n_rows: int,
+        span: int,
+        first_token: int,
+        n_tokens: int,
         n_past: int,
         logits: NDArray[Any] | None = None,
     ) -> None:
-        """Runs a segment on rows of the call whose first token is at position ``n_past``."""
-        self._context.set_past(n_past + first_row)
-        self._run(level, self._bind(level, first_row, n_rows, n_past, logits))
+        """Runs the stages up to an attention on a block of the call that begins at ``n_past``."""
+        self._context.set_past(n_past + first_token)
+        for i in self._spans[span]:
+            session = self._model.stages[i].segment
+            if session is not None:
+                binding = self._one_token.get(i) if n_tokens == 1 and first_token == 0 else None
+                if binding is None:
+                    binding = self._bind(i, first_token, n_tokens, n_past, logits)
+                self._run(i, binding)
+            self._products.run(i, n_tokens, first_token, logits)
 
-    def _run(self, level: int, binding: onnxruntime.IOBinding) -> None:
+    def _run(self, i: int, binding: onnxruntime.IOBinding) -> None:
+        session = self._model.stages[i].segment
+        assert session is not None, "it was bound"
         try:
-            self._model.sessions[level].session.run_with_iobinding(binding)
+            session.session.run_with_iobinding(binding)
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ResourceError(
-                f"onnxruntime failed in segment {level} of the model: {reason:.300}; if memory is "
+                f"onnxruntime failed in segment {i} of the model: {reason:.300}; if memory is "
                 "short, use a smaller context or batch (-c, -b)"
             ) from None
 
     def _bind(
         self,
-        level: int,
-        first_row: int,
-        n_rows: int,
+        i: int,
+        first_token: int,
+        n_tokens: int,
         n_past: int,
         logits: NDArray[Any] | None,
     ) -> onnxruntime.IOBinding:
-        session, store = self._model.sessions[level], self._store
+        """Where a segment reads and writes; kept for the first token of a call."""
+        session, store = self._model.stages[i].segment, self._store
+        assert session is not None, "only segments are bound"
         binding = session.session.io_binding()
         for name, dtype in session.inputs.items():
             if name in self._context.names:
-                dims, address = self._context.place(name, first_row, n_rows, n_past)
+                dims, address = self._context.place(name, first_token, n_tokens, n_past)
             else:
-                dims, address = store.shape(name).of(n_rows), store.address(name, first_row)
+                dims, address = store.shape(name).of(n_tokens), store.address(name, first_token)
             binding.bind_input(name, "cpu", 0, dtype, dims, address)
         for name, dtype in session.outputs.items():
-            shape = store.shape(name)
+            dims = store.shape(name).of(n_tokens)
             if name == LOGITS:
-                assert logits is not None, "only the last segment has logits"
+                assert logits is not None, "only the last span has logits"
                 address = int(logits.ctypes.data)
             else:
-                address = store.address(name, first_row)
-            binding.bind_output(name, "cpu", 0, dtype, shape.of(n_rows), address)
+                address = store.address(name, first_token)
+            binding.bind_output(name, "cpu", 0, dtype, dims, address)
+        # A mask grows with every token, and logits lie elsewhere each time.
+        stays = MASK not in session.inputs and LOGITS not in session.outputs
+        if stays and n_tokens == 1 and first_token == 0:
+            self._one_token[i] = binding
         return binding
+
+
+def _find_spans(stages: Sequence[StageSession]) -> list[range]:
+    """The stages up to each attention, and those after the last one."""
+    ends = [i + 1 for i, stage in enumerate(stages) if stage.attention is not None]
+    return [range(*pair) for pair in pairwise([0, *ends, len(stages)])]
 
 
 class _AttentionViews:
@@ -309,20 +316,18 @@ class _AttentionViews:
     __slots__ = ("k", "out", "q", "v")
 
     def __init__(
-        self, store: ValueStore, i: int, site: AttentionSite, config: ModelConfig, n_rows: int
+        self, store: ValueStore, values: AttentionValues, config: ModelConfig, n_tokens: int
     ) -> None:
         def heads(name: str) -> NDArray[np.float32]:
-            return store.rows(name, n_rows).reshape(n_rows, -1, config.head_dim)
+            return store.matrix(name, n_tokens).reshape(n_tokens, -1, config.head_dim)
 
-        if site.is_packed:
-            end_q, end_k = config.n_heads, config.n_heads + config.n_kv_heads
-            fused = heads(query_name(i))
-            self.q, self.k, self.v = fused[:, :end_q], fused[:, end_q:end_k], fused[:, end_k:]
+        if values.k:
+            self.q, self.k, self.v = (heads(name) for name in values.sources)
         else:
-            self.q, self.k, self.v = (
-                heads(name) for name in (query_name(i), key_name(i), value_name(i))
-            )
-        self.out = heads(attended_name(i))
+            end_q, end_k = config.n_heads, config.n_heads + config.n_kv_heads
+            fused = heads(values.q)
+            self.q, self.k, self.v = fused[:, :end_q], fused[:, end_q:end_k], fused[:, end_k:]
+        self.out = heads(values.out)
 
 
 class _Context:
@@ -331,10 +336,10 @@ class _Context:
     names = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
 
     def __init__(
-        self, sessions: Sequence[SegmentSession], shape: SessionShape, config: ModelConfig
+        self, stages: Sequence[StageSession], shape: SessionShape, config: ModelConfig
     ) -> None:
         types: dict[str, np.dtype[Any]] = {}
-        for session in sessions:
+        for session in (stage.segment for stage in stages if stage.segment is not None):
             types |= {name: session.inputs[name] for name in self.names if name in session.inputs}
         self._values = {name: np.zeros(shape.batch_size, dtype) for name, dtype in types.items()}
         if MASK in types:
@@ -355,12 +360,12 @@ class _Context:
         if PAST_SHAPE in self._values:
             self._values[PAST_SHAPE][2] = n_past
 
-    def place(self, name: str, first_row: int, n_rows: int, n_past: int) -> tuple[list[int], int]:
+    def place(self, name: str, first_token: int, n_rows: int, n_past: int) -> tuple[list[int], int]:
         """Dimensions and address of an input for some rows of a call."""
         value = self._values[name]
         address = int(value.ctypes.data)
         if name == MASK:
-            return [1, n_past + first_row + n_rows], address
+            return [1, n_past + first_token + n_rows], address
         if name == PAST_SHAPE:
             return [4], address
-        return [1, n_rows], address + first_row * value.itemsize
+        return [1, n_rows], address + first_token * value.itemsize

@@ -16,7 +16,8 @@ from ..errors import FormatError, UsageError
 from ..formats.metadata import quote
 from ..formats.onnx_graph import OnnxGraph, describe_node
 from .onnx_attention import AttentionSite
-from .onnx_cut import CONTEXT_INPUTS, MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut
+from .onnx_cut import CONTEXT_INPUTS, MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
+from .onnx_products import ProductGroup, group_products
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -50,6 +51,33 @@ class SegmentSession:
     outputs: Mapping[str, np.dtype[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionValues:
+    """Names of the values [1, n, heads * head_dim] of one attention, in float32.
+
+    An empty ``k`` and ``v`` mean that ``q`` holds all three.
+    """
+
+    q: str
+    k: str
+    v: str
+    out: str
+
+    @property
+    def sources(self) -> list[str]:
+        """The values that it reads."""
+        return [name for name in (self.q, self.k, self.v) if name]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSession:
+    """A stage that can run: a session, if there is anything for it, products, an attention."""
+
+    segment: SegmentSession | None
+    products: Sequence[ProductGroup]
+    attention: AttentionValues | None
+
+
 def require_runtime() -> None:
     """Raises UsageError for an onnxruntime that is too old, with the reason."""
     import onnxruntime
@@ -65,32 +93,25 @@ def require_runtime() -> None:
         )
 
 
-def query_name(i: int) -> str:
-    """The name under which a segment gives out queries (or all of a fused QKV)."""
-    return f"edgeh2o/{i}/q"
-
-
-def key_name(i: int) -> str:
-    return f"edgeh2o/{i}/k"
-
-
-def value_name(i: int) -> str:
-    return f"edgeh2o/{i}/v"
-
-
-def attended_name(i: int) -> str:
-    """The name under which a segment takes the output of attention i."""
-    return f"edgeh2o/{i}/attended"
+def _own_name(i: int, what: str) -> str:
+    """The name of a value that only crosses between layer ``i``'s attention and onnxruntime."""
+    return f"edgeh2o/{i}/{what}"
 
 
 class SegmentFactory:
-    """Makes the sessions of one cut, in order: the types of the later follow from the earlier."""
+    """Makes the sessions of one cut, in order: the types of the later follow from the earlier.
 
-    def __init__(self, cut: Cut, n_threads: int) -> None:
+    ``heads`` are number and width of the query heads.
+    """
+
+    def __init__(self, cut: Cut, n_threads: int, heads: tuple[int, int]) -> None:
         self._cut = cut
         self._n_threads = n_threads
+        self._heads = heads
         self._tensors: dict[str, Any] = {}  # OrtValues over the mapped weights
         self._types: dict[str, np.dtype[Any]] = {}
+        self._layers = {site.output: i for i, site in enumerate(cut.sites)}
+        self._products = {p.output for stage in cut.stages for p in stage.products}
         graph = cut.graph
         self._context_types = {
             TOKENS: _declared_type(graph, TOKENS),
@@ -99,29 +120,33 @@ class SegmentFactory:
             PAST_SHAPE: INT64,
         }
 
-    def make(self, level: int, heads: tuple[int, int] | None) -> SegmentSession:
-        """The session of segment ``level``; ``heads`` are number and width of the query heads.
-
-        Raises FormatError for what onnxruntime refuses.
-        """
-        segment, sites = self._cut.segments[level], self._cut.sites
+    def make(self, stage: Stage) -> StageSession:
+        """A stage. Raises FormatError for what onnxruntime refuses."""
+        segment = stage.segment
         nodes = list(segment.nodes)
-        renamed: dict[str, str] = {}
-        for i, site in enumerate(sites[:level]):
-            if site.output in segment.inputs:
-                assert heads is not None, "known after the first segment"
-                nodes[:0] = self._attended_nodes(i, site, heads)
-                renamed[site.output] = attended_name(i)
         outputs = list(segment.outputs)
-        if level < len(sites):
-            nodes += _qkv_nodes(level, sites[level])
-            given = [query_name(level)]
-            if not sites[level].is_packed:
-                given += [key_name(level), value_name(level)]
-            own = {sites[level].q, sites[level].k, sites[level].v}
-            outputs = given + [name for name in outputs if self._crosses(name, level, own)]
+        renamed: dict[str, str] = {}
+        attention = None
+        if stage.site is not None:
+            attention, casts = self._attention_values(stage.site)
+            nodes += casts
+            own = [name for name in attention.sources if name not in self._products]
+            outputs = own + [name for name in outputs if self._crosses(name, stage)]
+        if outputs:
+            for name in segment.inputs:
+                if name in self._layers:
+                    nodes[:0] = self._attended_nodes(name)
+                    renamed[name] = _own_name(self._layers[name], "out")
         inputs = [renamed.get(name, name) for name in segment.inputs]
-        return self._start(f"segment {level}", nodes, inputs, outputs, segment.constants)
+        session = None
+        if outputs:
+            what = f"segment before {quote(outputs[0])}"
+            session = self._start(what, nodes, inputs, outputs, segment.constants)
+        groups = [
+            replace(group, input=self._place(group.input))
+            for group in group_products(stage.products)
+        ]
+        return StageSession(session, groups, attention)
 
     def make_masks(self) -> SegmentSession | None:
         """The session that computes the masks, None if there are none."""
@@ -132,17 +157,47 @@ class SegmentFactory:
             "masks", segment.nodes, segment.inputs, segment.outputs, segment.constants
         )
 
-    def _crosses(self, name: str, level: int, own: set[str]) -> bool:
-        return name not in own or any(
-            name in segment.inputs for segment in self._cut.segments[level + 1 :]
-        )
+    def _place(self, name: str) -> str:
+        """The name under which a product finds its input."""
+        return _own_name(self._layers[name], "out") if name in self._layers else name
 
-    def _attended_nodes(
-        self, i: int, site: AttentionSite, heads: tuple[int, int]
-    ) -> list[NodeProto]:
-        """From our output, [1, n, width] in float32, to what the node gave."""
+    def _attention_values(self, site: AttentionSite) -> tuple[AttentionValues, list[NodeProto]]:
+        """Where an attention reads, and the nodes that bring there what is elsewhere."""
         from onnx import helper
 
+        i = self._layers[site.output]
+        nodes, names = [], {}
+        for source, what in ((site.q, "q"), (site.k, "k"), (site.v, "v")):
+            # The attention rotates its inputs in place.
+            is_its_own = source in self._products and len(self._cut.graph.consumers(source)) == 1
+            if not source or (is_its_own and not site.is_head_major):
+                names[what] = source
+                continue
+            name = names[what] = _own_name(i, what)
+            if site.is_head_major:
+                nodes.append(
+                    helper.make_node("Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3])
+                )
+                source = f"{name}/rows"
+            nodes.append(helper.make_node("Cast", [source], [name], to=FLOAT))
+        return AttentionValues(out=_own_name(i, "out"), **names), nodes
+
+    def _crosses(self, name: str, stage: Stage) -> bool:
+        """Whether anything but the attention of ``stage`` reads a value that the stage computes."""
+        site = stage.site
+        if site is None or name not in (site.q, site.k, site.v):
+            return True
+        stages = self._cut.stages
+        return any(product.input == name for product in stage.products) or any(
+            name in later.segment.inputs for later in stages[stages.index(stage) + 1 :]
+        )
+
+    def _attended_nodes(self, output: str) -> list[NodeProto]:
+        """From what we compute, [1, n, width] in float32, to what the attention node gave."""
+        from onnx import helper
+
+        i = self._layers[output]
+        site = self._cut.sites[i]
         steps: list[tuple[str, dict[str, Any]]] = []
         if site.is_head_major:
             steps += [("Reshape", {}), ("Transpose", {"perm": [0, 2, 1, 3]})]
@@ -150,16 +205,14 @@ class SegmentFactory:
             steps.append(("Cast", {"to": FLOAT16}))
         if not steps:
             steps.append(("Identity", {}))
-        nodes, source = [], attended_name(i)
+        nodes, source = [], _own_name(i, "out")
         for k, (operator, settings) in enumerate(steps):
-            target = site.output if k == len(steps) - 1 else f"edgeh2o/{i}/out/{k}"
+            target = output if k == len(steps) - 1 else _own_name(i, f"out/{k}")
             names = [source]
             if operator == "Reshape":
-                shape = np.array([0, 0, *heads], np.int64)
-                names.append(f"edgeh2o/{i}/heads")
-                nodes.append(
-                    helper.make_node("Constant", [], [names[1]], value_ints=shape.tolist())
-                )
+                names.append(_own_name(i, "heads"))
+                shape = [0, 0, *self._heads]
+                nodes.append(helper.make_node("Constant", [], [names[1]], value_ints=shape))
             nodes.append(helper.make_node(operator, names, [target], **settings))
             source = target
         return nodes
@@ -257,27 +310,6 @@ class SegmentFactory:
             array = self._cut.graph.tensors[name].array()
             self._tensors[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
         return self._tensors[name]
-
-
-def _qkv_nodes(i: int, site: AttentionSite) -> list[NodeProto]:
-    """From the inputs of the node to rows [1, n, width] in float32."""
-    from onnx import helper
-
-    nodes = []
-    for source, target in (
-        (site.q, query_name(i)),
-        (site.k, key_name(i)),
-        (site.v, value_name(i)),
-    ):
-        if not source:
-            continue
-        if site.is_head_major:
-            nodes.append(
-                helper.make_node("Transpose", [source], [f"{target}/rows"], perm=[0, 2, 1, 3])
-            )
-            source = f"{target}/rows"
-        nodes.append(helper.make_node("Cast", [source], [target], to=FLOAT))
-    return nodes
 
 
 @cache

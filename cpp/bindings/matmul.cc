@@ -1,0 +1,121 @@
+// Matrix products with packed weights on their own, for other runtimes.
+#include "ops/matmul.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/check.h"
+#include "base/parallel.h"
+#include "bindings/register.h"
+#include "isa/select.h"
+#include "model/weights.h"
+
+namespace py = pybind11;
+
+namespace edgeh2o {
+namespace {
+
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+// A weight [n_out][n_in] with its bias, packed for one kernel table.
+struct PackedLinear {
+  PackedLinear(const py::buffer& data, const std::string& type, size_t rows, size_t cols,
+               const std::optional<FloatArray>& bias)
+      : table(active_kernel_table()) {
+    const py::buffer_info info = data.request();
+    EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1,
+               "the data of a weight must be contiguous bytes");
+    if (bias) {
+      EH2O_CHECK(static_cast<size_t>(bias->size()) == rows, "a bias of ", bias->size(), " values for ", rows,
+                 " outputs");
+      linear.bias.assign(bias->data(), bias->data() + rows);
+    }
+    const FormatInfo& format = find_format(type);
+    const py::gil_scoped_release release;
+    linear.weight = PackedMatrix(format, table.layout.panel_cols, table.layout.is_signed(format.format),
+                                 static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), rows,
+                                 cols, nullptr);
+  }
+
+  const KernelTable& table;
+  Linear linear;
+};
+
+// The memory that products need, allocated once: 8-bit activations of max_rows rows, and scratch per thread.
+class Matmul {
+ public:
+  Matmul(size_t max_rows, size_t max_depth)
+      : table_(active_kernel_table()),
+        max_rows_(max_rows),
+        max_depth_(max_depth),
+        n_threads_(num_threads()),
+        packed_(Activations8::bytes(table_, max_rows, max_depth)),
+        scratch_(static_cast<size_t>(n_threads_) * matmul_scratch_bytes(table_)) {}
+
+  // outs[i] [n][n_out] = x [n][n_in] times the transpose of weights[i], plus its bias.
+  void run(const FloatArray& x, const std::vector<std::shared_ptr<PackedLinear>>& weights,
+           std::vector<FloatArray> outs) {
+    EH2O_CHECK(num_threads() <= n_threads_, "made for ", n_threads_, " threads, but ", num_threads(),
+               " are set now");
+    EH2O_CHECK(x.ndim() == 2, "x must be [n][n_in], got ", x.ndim(), " dimensions");
+    const auto n_rows = static_cast<size_t>(x.shape(0)), depth = static_cast<size_t>(x.shape(1));
+    EH2O_CHECK(n_rows > 0 && n_rows <= max_rows_ && depth <= max_depth_, "x must have 1 to ", max_rows_,
+               " rows of at most ", max_depth_, ", got [", n_rows, "][", depth, "]");
+    EH2O_CHECK(weights.size() == outs.size() && !weights.empty(), weights.size(), " weights for ",
+               outs.size(), " outputs");
+    std::vector<MatmulOutput> outputs;
+    bool is_quantised = false;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const Linear& linear = weights[i]->linear;
+      EH2O_CHECK(&weights[i]->table == &table_, "the weight is packed for ", weights[i]->table.name,
+                 ", the active instruction set is ", table_.name);
+      EH2O_CHECK(linear.weight.cols() == depth, "weight ", i, " has ", linear.weight.cols(), " inputs, x ",
+                 depth);
+      EH2O_CHECK(outs[i].ndim() == 2 && static_cast<size_t>(outs[i].shape(0)) == n_rows &&
+                     static_cast<size_t>(outs[i].shape(1)) == linear.weight.rows() && outs[i].writeable(),
+                 "output ", i, " must be a writable array [", n_rows, "][", linear.weight.rows(), "]");
+      is_quantised |= linear.weight.is_quantised();
+      outputs.push_back({&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(),
+                         outs[i].mutable_data(), linear.weight.rows()});
+    }
+    const MatView<const float> rows{x.data(), n_rows, depth, depth};
+    const py::gil_scoped_release release;
+    Activations8 packed;
+    if (is_quantised) packed = quantize_rows(table_, rows, packed_.data());
+    matmul(table_, {packed, rows}, {outputs.data(), outputs.size()}, scratch_.data());
+  }
+
+  size_t n_bytes() const { return packed_.size() + scratch_.size(); }
+
+ private:
+  const KernelTable& table_;
+  size_t max_rows_, max_depth_;
+  int n_threads_;
+  AlignedBuffer packed_, scratch_;
+};
+
+}  // namespace
+
+void bind_matmul(py::module_& module) {
+  py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "Linear")
+      .def(
+          py::init<const py::buffer&, const std::string&, size_t, size_t, const std::optional<FloatArray>&>(),
+          py::arg("data"), py::arg("type"), py::arg("rows"), py::arg("cols"), py::arg("bias") = py::none())
+      .def_property_readonly("rows", [](const PackedLinear& self) { return self.linear.weight.rows(); })
+      .def_property_readonly("cols", [](const PackedLinear& self) { return self.linear.weight.cols(); })
+      .def_property_readonly("n_bytes",
+                             [](const PackedLinear& self) { return self.linear.weight.n_bytes(); });
+  py::class_<Matmul>(module, "Matmul")
+      .def(py::init<size_t, size_t>(), py::arg("max_rows"), py::arg("max_depth"))
+      .def("run", &Matmul::run, py::arg("x").noconvert(), py::arg("weights"), py::arg("outs"))
+      .def_property_readonly("n_bytes", &Matmul::n_bytes);
+}
+
+}  // namespace edgeh2o
