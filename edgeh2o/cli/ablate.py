@@ -15,9 +15,10 @@ from .evaluation_options import (
     add_skip_option,
     add_text_option,
     add_window_options,
+    evaluate_windows,
     print_results,
 )
-from .model_options import add_model_argument, open_model, read_model_options
+from .model_options import add_model_argument, read_model_options
 from .options import parse_value
 from .prompt import read_text
 
@@ -68,23 +69,15 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation import figures
     from ..evaluation.ablation import evaluate_ablation, expand_grid
     from ..evaluation.reporting import format_csv, make_folder, write_file
-    from ..evaluation.windows import choose_context
 
     preferred = options.attention.preferred_chunk_size
     expand_grid(options.attention, options.prefill.with_chunk_size(preferred)[1], grid)
     if args.plot:
         figures.check_matplotlib()
     make_folder(args.folder)
-    with open_model(options) as (llm, bars):
-        report = evaluate_ablation(
-            llm,
-            text,
-            grid,
-            context_size=choose_context(llm, options.runtime.context_size),
-            windows=args.windows,
-            skip=args.skip,
-            on_progress=bars,
-        )
+    report = evaluate_windows(
+        options, evaluate_ablation, text, grid=grid, windows=args.windows, skip=args.skip
+    )
     write_file(args.folder / TABLE_NAME, format_csv(report.to_records()) + "\n")
     if args.plot:
         figures.draw_ablation(report, args.folder / PICTURE_NAME)

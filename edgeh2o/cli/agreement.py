@@ -8,9 +8,10 @@ from .evaluation_options import (
     add_context_option,
     add_evaluation_options,
     add_text_option,
+    evaluate_windows,
     print_results,
 )
-from .model_options import add_model_argument, open_model, read_model_options
+from .model_options import add_model_argument, read_model_options
 from .prompt import read_text
 
 HELP = "compare greedy texts after sparse and dense prefill"
@@ -45,16 +46,9 @@ def execute(args: argparse.Namespace) -> int:
     text = read_text(args.file)
 
     from ..evaluation.agreement import evaluate_agreement
-    from ..evaluation.windows import choose_context
 
-    with open_model(options) as (llm, bars):
-        report = evaluate_agreement(
-            llm,
-            text,
-            context_size=choose_context(llm, options.runtime.context_size),
-            prompts=args.prompts,
-            n_tokens=args.tokens,
-            on_progress=bars,
-        )
+    report = evaluate_windows(
+        options, evaluate_agreement, text, prompts=args.prompts, n_tokens=args.tokens
+    )
     print_results(args.output, report)
     return 0

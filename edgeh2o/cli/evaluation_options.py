@@ -1,4 +1,4 @@
-"""What the evaluating verbs share: the text, windows, output formats, pictures."""
+"""What the evaluating verbs share: the text, windows, running, output formats."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
-from .model_options import add_model_options, add_verbosity_options
+from .model_options import ModelOptions, add_model_options, add_verbosity_options, open_model
 
 OUTPUTS = ("text", "csv", "json")
 Value = TypeVar("Value")
+Result = TypeVar("Result")
 
 
 class Report(Protocol):
@@ -103,6 +104,17 @@ def list_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]
             ) from None
 
     return parse_list
+
+
+def evaluate_windows(
+    options: ModelOptions, evaluate: Callable[..., Result], text: str, **settings: Any
+) -> Result:
+    """What ``evaluate(llm, text, context_size=..., on_progress=..., **settings)`` gives."""
+    from ..evaluation.windows import choose_context
+
+    with open_model(options) as (llm, bars):
+        context_size = choose_context(llm, options.runtime.context_size)
+        return evaluate(llm, text, context_size=context_size, on_progress=bars, **settings)
 
 
 def print_results(output: str, report: Report) -> None:

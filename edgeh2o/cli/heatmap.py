@@ -9,10 +9,11 @@ from .evaluation_options import (
     add_context_option,
     add_evaluation_options,
     add_text_option,
+    evaluate_windows,
     list_of,
     print_results,
 )
-from .model_options import add_model_argument, open_model, read_model_options
+from .model_options import add_model_argument, read_model_options
 from .prompt import read_text
 
 HELP = "draw which positions each layer and head keeps"
@@ -50,17 +51,10 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..evaluation import figures
     from ..evaluation.attention_patterns import visualize_attention_patterns
-    from ..evaluation.windows import choose_context
 
     figures.check_matplotlib()
-    with open_model(options) as (llm, bars):
-        report = visualize_attention_patterns(
-            llm,
-            text,
-            args.folder,
-            context_size=choose_context(llm, options.runtime.context_size),
-            layers=args.layers,
-            on_progress=bars,
-        )
+    report = evaluate_windows(
+        options, visualize_attention_patterns, text, folder=args.folder, layers=args.layers
+    )
     print_results(args.output, report)
     return 0

@@ -9,9 +9,10 @@ from .evaluation_options import (
     add_skip_option,
     add_text_option,
     add_window_options,
+    evaluate_windows,
     print_results,
 )
-from .model_options import add_model_argument, open_model, read_model_options
+from .model_options import add_model_argument, read_model_options
 from .prompt import read_text
 
 HELP = "compare the predictions of sparse and dense prefill on a text"
@@ -37,16 +38,9 @@ def execute(args: argparse.Namespace) -> int:
     text = read_text(args.file)
 
     from ..evaluation.perplexity import evaluate_perplexity
-    from ..evaluation.windows import choose_context
 
-    with open_model(options) as (llm, bars):
-        report = evaluate_perplexity(
-            llm,
-            text,
-            context_size=choose_context(llm, options.runtime.context_size),
-            windows=args.windows,
-            skip=args.skip,
-            on_progress=bars,
-        )
+    report = evaluate_windows(
+        options, evaluate_perplexity, text, windows=args.windows, skip=args.skip
+    )
     print_results(args.output, report)
     return 0
