@@ -1,4 +1,4 @@
-"""The embedding interface: load a model once, then generate, stream and tokenise."""
+"""The Python interface: load a model once, then generate, stream and tokenise."""
 
 from __future__ import annotations
 

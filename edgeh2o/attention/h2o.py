@@ -18,7 +18,6 @@ from .registry import register_sparse_attention
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
-
 SCORES = ("sum", "mean", "lift", "window")
 
 
@@ -38,7 +37,6 @@ class H2OConfig(SparseAttentionConfig):
     heavy: int = option(
         256, "--h2o-heavy", help="earlier tokens with most attention that a chunk reads"
     )
-
     sinks: int = option(
         0, "--h2o-sinks", help="first tokens of the prompt that every chunk reads as well"
     )

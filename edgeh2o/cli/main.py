@@ -30,6 +30,7 @@ from . import (
     pull,
     run,
 )
+from .answer import EXIT_INTERRUPTED
 from .parser import Parser, name_variables
 
 # In the order of the help.
@@ -49,7 +50,6 @@ VERBS = (
     export_onnx,
     completion,
 )
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 

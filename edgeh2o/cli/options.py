@@ -44,8 +44,7 @@ def add_config_options(
         if item.type == "bool":
             settings["action"] = "store_true"
         elif item.type == "tuple[str, ...]":
-            settings |= {"action": "append", "default": None}
-            settings["metavar"] = item.metadata.get("metavar")
+            settings |= {"action": "append", "metavar": item.metadata.get("metavar")}
         else:
             parse, metavar = _PARSERS[str(item.type)]
             settings |= {"type": parse, "metavar": item.metadata.get("metavar") or metavar}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 HELP = "fetch a known model into the cache folder"
 DESCRIPTION = "Fetch a known model into the cache folder and print its path."
@@ -17,11 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Fetches the model unless it is there, and prints where it lies."""
     from ..formats.pull import resolve_model
+    from .model_options import print_note
 
-    path = resolve_model(args.name, on_message=_print_message)
+    path = resolve_model(args.name, on_message=print_note)
     print(path)
     return 0
-
-
-def _print_message(message: str) -> None:
-    print(message, file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..config import SamplingParams
 from ..errors import UsageError
-from .answer import print_answer
+from .answer import EXIT_INTERRUPTED, print_answer
 from .chat_options import (
     add_chat_options,
     add_session_options,
@@ -32,8 +32,6 @@ from .prompt import add_prompt_options, read_prompt
 if TYPE_CHECKING:
     from ..engine.results import GenerationResult, GenerationStream
     from ..llm import LLM
-
-EXIT_INTERRUPTED = 130
 
 HELP = "answer a prompt"
 DESCRIPTION = "Answer a prompt. The answer streams to stdout, statistics go to stderr."

@@ -59,7 +59,7 @@ class GgufFile:
         return self._tensors
 
     def join(self, shard: GgufFile) -> None:
-        """Take over a further file of the same model: its tensors count as this file's.
+        """Takes over a further file of the same model: its tensors count as this file's.
 
         It is closed with this one. Raises ``FormatError`` if both have a tensor of one name.
         """
@@ -87,7 +87,7 @@ class GgufFile:
         return _read_at(self.path, self._descriptor, info.offset, info.n_bytes)
 
     def close(self) -> None:
-        """Close the file and those joined to it."""
+        """Closes the file and those joined to it."""
         for shard in self._shards:
             shard.close()
         if self._descriptor is not None:
@@ -105,7 +105,7 @@ class GgufFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Open a GGUF file and read its header.
+    """Opens a GGUF file and reads its header.
 
     Raises ``ResourceError`` if the file cannot be read and ``FormatError`` if it is not a GGUF
     file or is malformed; the message names the file, the key or tensor, and the cure.

@@ -87,7 +87,7 @@ class GgufHeader:
 
 
 def read_header(read: ReadBytes, file_bytes: int) -> GgufHeader:
-    """Parse the header of a GGUF file of ``file_bytes`` bytes whose magic was checked already.
+    """Parses the header of a GGUF file of ``file_bytes`` bytes whose magic was checked already.
 
     Raises ``FormatError`` that names the key or the tensor and the byte offset.
     """
@@ -145,7 +145,7 @@ class _Cursor:
         return FormatError(f"{self.place} (at byte {self.position}): {what}")
 
     def require(self, n_bytes: int, what: str) -> None:
-        """Check that ``n_bytes`` are left and make ``data`` hold them."""
+        """Checks that ``n_bytes`` are left and makes ``data`` hold them."""
         if n_bytes <= len(self.data) - self.position:
             return
         if n_bytes <= self.end - self.position:
@@ -162,7 +162,7 @@ class _Cursor:
         )
 
     def load(self, stop: int) -> None:
-        """Make ``data`` reach ``stop`` at least; doubling keeps the copies few."""
+        """Makes ``data`` reach ``stop`` at least; doubling keeps the copies few."""
         stop = min(max(stop, 2 * len(self.data), FIRST_READ_BYTES), self.end)
         self.data += self.read(len(self.data), stop - len(self.data))
 
@@ -222,7 +222,7 @@ class _Cursor:
         return tuple(texts)
 
     def _append_strings(self, texts: list[str], count: int) -> int:
-        """Append the strings that ``data`` holds; return where the next one, or the array, ends.
+        """Appends the strings that ``data`` holds; returns where the next one, or the array, ends.
 
         One loop without calls: this is nearly all of the time of opening a file.
         """
@@ -355,7 +355,7 @@ def _place_tensors(
     alignment: int,
     file_bytes: int,
 ) -> dict[str, TensorInfo]:
-    """Check that the data follows in order, each tensor at the next aligned offset."""
+    """Checks that the data follows in order, each tensor at the next aligned offset."""
     tensors: dict[str, TensorInfo] = {}
     expected = 0
     first_outside: TensorInfo | None = None

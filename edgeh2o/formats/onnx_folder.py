@@ -129,9 +129,7 @@ def _choose_file(folder: Path) -> Path:
     for place in (folder / "onnx", folder):
         try:
             names = sorted(entry.name for entry in os.scandir(place) if _is_model(entry.name))
-        except NotADirectoryError:
-            continue
-        except FileNotFoundError:
+        except (NotADirectoryError, FileNotFoundError):
             continue
         except OSError as error:
             raise ResourceError(f"{place} cannot be read: {error.strerror}") from None

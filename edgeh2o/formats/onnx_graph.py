@@ -6,6 +6,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +72,15 @@ class OnnxGraph:
 
     def consumers(self, value: str) -> list[NodeProto]:
         """The nodes that read ``value``."""
-        if not hasattr(self, "_consumers"):
-            self._consumers: dict[str, list[NodeProto]] = {}
-            for node in self.nodes:
-                for name in dict.fromkeys(node.input):
-                    self._consumers.setdefault(name, []).append(node)
         return self._consumers.get(value, [])
+
+    @cached_property
+    def _consumers(self) -> Mapping[str, list[NodeProto]]:
+        consumers: dict[str, list[NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                consumers.setdefault(name, []).append(node)
+        return consumers
 
     def constant(self, name: str) -> OnnxTensor | None:
         """The constant of that name: an initializer or the output of a Constant node."""

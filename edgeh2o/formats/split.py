@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ..errors import FormatError, ResourceError
 from .gguf import GgufFile, open_gguf
+from .gguf_header import MAX_TENSORS
 from .metadata import MetadataValue, quote
 
 NUMBER_KEY, COUNT_KEY, TENSORS_KEY = "split.no", "split.count", "split.tensors.count"
 MAX_FILES = 99_999
-MAX_TENSORS = 2**18
 
 _NAME = re.compile(r"(?P<model>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 # Each file may be laid out on its own.
@@ -24,7 +24,7 @@ _OWN_KEYS = (NUMBER_KEY, "general.alignment")
 
 
 def open_model_file(path: str | os.PathLike[str]) -> GgufFile:
-    """Open a GGUF model; any one file of a split model opens all of them.
+    """Opens a GGUF model; any one file of a split model opens all of them.
 
     Raises what ``open_gguf`` raises, and ``FormatError`` if a file of a split model is missing,
     misnamed or does not belong to the others.

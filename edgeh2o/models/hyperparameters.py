@@ -69,7 +69,7 @@ def read_hyperparameters(
     *,
     has_experts: bool = False,
 ) -> Hyperparameters:
-    """Read ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
+    """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
     keys = ArchitectureKeys(metadata, architecture, n_layers)
     _refuse_unsupported(keys, has_experts=has_experts)

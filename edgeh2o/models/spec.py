@@ -68,7 +68,7 @@ _ARCHITECTURES: dict[str, ArchitectureSpec] = {}
 
 
 def register_architecture(spec: ArchitectureSpec) -> ArchitectureSpec:
-    """Make ``read_model`` accept files of this architecture. Raises ValueError for a known name."""
+    """Lets ``read_model`` accept files of this architecture. Raises ValueError for a known name."""
     if spec.name in _ARCHITECTURES:
         raise ValueError(f"architecture {spec.name!r} is registered already")
     _ARCHITECTURES[spec.name] = spec
@@ -81,7 +81,7 @@ def registered_architectures() -> tuple[str, ...]:
 
 
 def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
-    """Check a file against its architecture; return its configuration and its weights.
+    """Checks a file against its architecture; returns its configuration and its weights.
 
     Bindings are in file order. Raises ``FormatError`` that names the key or the tensor.
     """

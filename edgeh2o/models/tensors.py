@@ -94,7 +94,7 @@ def bind_tensors(
     interleaved: bool,
     read_elsewhere: Iterable[str],
 ) -> list[TensorBinding]:
-    """Check the tensors of a file against the rules and bind them, in the order of the file.
+    """Checks the tensors of a file against the rules and binds them, in the order of the file.
 
     ``interleaved`` says that pairs of rotated rows are neighbours in the file. The tensors
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor

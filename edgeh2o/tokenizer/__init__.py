@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from edgeh2o.errors import FormatError
-from edgeh2o.tokenizer.base import Tokenizer
-from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer
-from edgeh2o.tokenizer.pre_tokenizers import pre_tokenizer_names as byte_pre_tokenizer_names
-from edgeh2o.tokenizer.raw_bpe import RAW_RULES, RawBpeTokenizer
-from edgeh2o.tokenizer.sentencepiece import SentencePieceTokenizer
-from edgeh2o.tokenizer.stream_decoder import StreamDecoder
+from ..errors import FormatError
+from .base import Tokenizer
+from .byte_bpe import ByteBpeTokenizer
+from .pre_tokenizers import pre_tokenizer_names as byte_pre_tokenizer_names
+from .raw_bpe import RAW_RULES, RawBpeTokenizer
+from .sentencepiece import SentencePieceTokenizer
+from .stream_decoder import StreamDecoder
 
 __all__ = [
     "StreamDecoder",
@@ -81,7 +81,7 @@ def tokenizer_models() -> tuple[str, ...]:
 
 
 def build_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
-    """Build the tokenizer that a GGUF file describes.
+    """Builds the tokenizer that a GGUF file describes.
 
     ``metadata`` maps GGUF keys to values: Python scalars, sequences of ``str`` for string arrays
     and NumPy arrays for numeric arrays. Raises ``FormatError`` if the vocabulary is malformed,

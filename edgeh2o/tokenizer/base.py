@@ -6,10 +6,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from edgeh2o.errors import FormatError, UsageError
-from edgeh2o.tokenizer.special_tokens import Fragment, SpecialTokens
-from edgeh2o.tokenizer.stream_decoder import StreamDecoder
-from edgeh2o.tokenizer.vocabulary import TokenType, Vocabulary, read_flag
+from ..errors import FormatError, UsageError
+from .special_tokens import Fragment, SpecialTokens
+from .stream_decoder import StreamDecoder
+from .vocabulary import TokenType, Vocabulary, read_flag
 
 _logger = logging.getLogger(__name__)
 
@@ -92,14 +92,14 @@ class Tokenizer(ABC):
         parse_special: bool = False,
         stand_ins: Mapping[str, str] | None = None,
     ) -> list[int]:
-        """Return the token ids of ``text``.
+        """The token ids of ``text``.
 
         ``add_special`` adds BOS and EOS where the model wants them. ``parse_special`` lets
         control tokens written in ``text`` (``<|im_end|>``) become their ids; without it they are
         plain text. User-defined tokens are always matched. ``stand_ins`` maps characters of
         ``text`` to those that take their places once special tokens are found. Raises
         ``UsageError`` if the text has lone surrogates or a run without a word boundary that is
-        too long to tokenize.
+        too long to tokenise.
         """
         try:
             text.encode("utf-8")
@@ -127,11 +127,11 @@ class Tokenizer(ABC):
         return ids
 
     def count_at_least(self, text: str) -> int:
-        """A lower bound of the number of tokens of ``text``, found without tokenizing it."""
+        """A lower bound of the number of tokens of ``text``, found without tokenising it."""
         return -(-len(text) // self._max_token_length)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
+        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD.
 
         ``skip_special`` leaves control and unknown tokens out. Raises ``UsageError`` for an id
         outside the vocabulary.
@@ -143,7 +143,7 @@ class Tokenizer(ABC):
         return data.decode("utf-8", errors="replace")
 
     def decoder(self, *, skip_special: bool = False, continues: bool = False) -> StreamDecoder:
-        """Return a decoder for ids that come one at a time.
+        """A decoder for ids that come one at a time.
 
         ``continues`` says that other text comes before, so that a leading blank is kept.
         """
@@ -153,12 +153,12 @@ class Tokenizer(ABC):
         )
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of a token as the vocabulary stores it."""
+        """The text of a token as the vocabulary stores it."""
         self._check_id(token_id)
         return self._vocabulary.tokens[token_id]
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
-        """Return the bytes that a token adds to the text; may be part of a character."""
+        """The bytes that a token adds to the text; may be part of a character."""
         self._check_id(token_id)
         kind = self._vocabulary.types[token_id]
         if skip_special and kind in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -167,11 +167,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        """Return the ids of all fragments; ids of special tokens stay as they are."""
+        """The ids of all fragments; ids of special tokens stay as they are."""
 
     @abstractmethod
     def _spell(self, token_id: int, kind: int) -> bytes:
-        """Return the bytes of the token ``token_id`` of type ``kind``."""
+        """The bytes of the token ``token_id`` of type ``kind``."""
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:
@@ -201,7 +201,7 @@ def _find_special_tokens(vocabulary: Vocabulary, kinds: Collection[int]) -> list
 def _find_stripping(
     metadata: Mapping[str, object], tokens: Sequence[tuple[str, int]]
 ) -> frozenset[int]:
-    """Return the special tokens that swallow the blanks after them.
+    """The special tokens that swallow the blanks after them.
 
     GGUF has no key for that. Phi-3 was trained so; like llama.cpp, its files are known by name.
     """

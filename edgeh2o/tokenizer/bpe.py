@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from edgeh2o.errors import FormatError
+from ..errors import FormatError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -50,7 +50,7 @@ def build_merger(
 
 
 def _check_merges(ids: Mapping[str, int], merges: Sequence[str]) -> None:
-    """Raise ``FormatError`` that names the first malformed merge, if there is one."""
+    """Raises ``FormatError`` that names the first malformed merge, if there is one."""
     key = "tokenizer.ggml.merges"
     first: dict[str, int] = {}
     for i, merge in enumerate(merges):

@@ -10,16 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgeh2o.tokenizer.base import Tokenizer
-from edgeh2o.tokenizer.bpe import build_merger
-from edgeh2o.tokenizer.pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
-from edgeh2o.tokenizer.special_tokens import Fragment
-from edgeh2o.tokenizer.vocabulary import (
-    TokenType,
+from .base import Tokenizer
+from .bpe import build_merger
+from .pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
+from .special_tokens import Fragment
+from .vocabulary import (
     Vocabulary,
-    parse_byte_token,
     read_string_list,
     read_vocabulary,
+    spell_token,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _list_byte_characters() -> list[str]:
-    """Return the character that stands for each byte, as GPT-2's encoder assigns them."""
+    """The character that stands for each byte, as GPT-2's encoder assigns them."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -38,12 +37,12 @@ _BYTE_OF = {character: bytes([byte]) for byte, character in enumerate(_BYTE_CHAR
 
 
 def to_byte_characters(data: bytes) -> str:
-    """Return ``data`` as the vocabulary writes it, one printable character per byte."""
+    """``data`` as the vocabulary writes it, one printable character per byte."""
     return "".join(map(_BYTE_CHARACTERS.__getitem__, data))
 
 
 def spell_byte_characters(text: str) -> bytes:
-    """Return the bytes that ``text`` stands for; other characters stand for themselves."""
+    """The bytes that ``text`` stands for; other characters stand for themselves."""
     return b"".join(_BYTE_OF.get(c) or c.encode("utf-8") for c in text)
 
 
@@ -80,14 +79,14 @@ class ByteBpeTokenizer(Tokenizer):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], *, pre_name: str) -> ByteBpeTokenizer:
-        """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
+        """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
         rule = find_pre_tokenizer(pre_name)
         vocabulary = read_vocabulary(metadata)
         merges = read_string_list(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, metadata, merges=merges, rule=rule)
 
     def copy_pipeline(self) -> Pipeline:
-        """Return a copy of the library's tokenizer, without special tokens and decoder."""
+        """A copy of the library's tokenizer, without special tokens and decoder."""
         from tokenizers import Tokenizer as Pipeline
 
         document = json.loads(self._pipeline.to_str())
@@ -110,11 +109,4 @@ class ByteBpeTokenizer(Tokenizer):
         return ids
 
     def _spell(self, token_id: int, kind: int) -> bytes:
-        text = self._vocabulary.tokens[token_id]
-        if kind == TokenType.NORMAL:
-            return spell_byte_characters(text)
-        if kind == TokenType.BYTE:
-            return bytes([parse_byte_token(text, token_id)])
-        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
-            return b""
-        return text.encode("utf-8")
+        return spell_token(self._vocabulary, token_id, kind, spell_byte_characters)

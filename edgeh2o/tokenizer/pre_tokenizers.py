@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgeh2o.errors import FormatError, UsageError
+from ..errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from tokenizers import pre_tokenizers
@@ -129,7 +129,7 @@ class PreTokenizer:
     cut_point: re.Pattern[str] = CUT_POINT
 
     def build(self) -> pre_tokenizers.Sequence:
-        """Return the ``tokenizers`` object that cuts text by this rule and byte-encodes it."""
+        """The ``tokenizers`` object that cuts text by this rule and byte-encodes it."""
         from tokenizers import Regex, pre_tokenizers
 
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
@@ -265,12 +265,12 @@ _BY_NAME = {rule.name: rule for rules in _RULES for rule in rules}
 
 
 def pre_tokenizer_names() -> list[str]:
-    """Return every value of ``tokenizer.ggml.pre`` that has a rule here, sorted."""
+    """Every value of ``tokenizer.ggml.pre`` that has a rule here, sorted."""
     return sorted(_BY_NAME)
 
 
 def find_pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the rule of that name; raises ``FormatError`` rather than guess."""
+    """The rule of that name; raises ``FormatError`` rather than guess."""
     rule = _BY_NAME.get(name)
     if rule is not None:
         return rule
@@ -288,7 +288,7 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
 def cut_text(
     text: str, *, cut_point: re.Pattern[str] = CUT_POINT, piece_length: int = PIECE_LENGTH
 ) -> Iterator[str]:
-    """Yield pieces of about ``piece_length`` characters that tokenize like the whole text.
+    """Yields pieces of about ``piece_length`` characters that tokenise like the whole text.
 
     ``cut_point`` is that of the rule which the pieces are for.
 

@@ -11,15 +11,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeh2o.tokenizer.base import Tokenizer
-from edgeh2o.tokenizer.bpe import build_merger
-from edgeh2o.tokenizer.special_tokens import Fragment
-from edgeh2o.tokenizer.vocabulary import (
+from .base import Tokenizer
+from .bpe import build_merger
+from .special_tokens import Fragment
+from .vocabulary import (
     BLANK,
     Vocabulary,
     read_string_list,
     read_vocabulary,
     spell_piece,
+    spell_token,
 )
 
 _LINES = re.compile(r"[^\n]+|\n+")
@@ -82,7 +83,7 @@ class RawBpeTokenizer(Tokenizer):
     def from_metadata(
         cls, metadata: Mapping[str, object], *, model_name: str, pre_name: str
     ) -> RawBpeTokenizer:
-        """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
+        """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
         return cls(
             read_vocabulary(metadata),
             metadata,
@@ -126,4 +127,4 @@ class RawBpeTokenizer(Tokenizer):
                     yield byte_id
 
     def _spell(self, token_id: int, kind: int) -> bytes:
-        return spell_piece(self._vocabulary, token_id, kind)
+        return spell_token(self._vocabulary, token_id, kind, spell_piece)

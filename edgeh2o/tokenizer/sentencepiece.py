@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from edgeh2o.errors import FormatError
-from edgeh2o.tokenizer.base import Tokenizer
-from edgeh2o.tokenizer.special_tokens import Fragment
-from edgeh2o.tokenizer.vocabulary import (
+from ..errors import FormatError
+from .base import Tokenizer
+from .special_tokens import Fragment
+from .vocabulary import (
     BLANK,
     TokenType,
     Vocabulary,
@@ -23,13 +23,14 @@ from edgeh2o.tokenizer.vocabulary import (
     read_token_id,
     read_vocabulary,
     spell_piece,
+    spell_token,
 )
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgeh2o.tokenizer._spm import PieceMerger
+    from ._spm import PieceMerger
 
 # What files that do not name these tokens mean, as long as the vocabulary is that large.
 _DEFAULT_IDS = {"bos": 1, "eos": 2}
@@ -62,7 +63,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> SentencePieceTokenizer:
-        """Build from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
+        """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
         vocabulary = read_vocabulary(metadata, default_ids=_DEFAULT_IDS)
         unknown_id = read_token_id(metadata, "unknown", len(vocabulary))
         if unknown_id is None and TokenType.UNKNOWN in vocabulary.types:
@@ -76,7 +77,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def _merger(self) -> PieceMerger:
-        from edgeh2o.tokenizer._spm import PieceMerger
+        from ._spm import PieceMerger
 
         vocabulary = self._vocabulary
         pieces = [
@@ -99,11 +100,11 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _spell(self, token_id: int, kind: int) -> bytes:
-        return spell_piece(self._vocabulary, token_id, kind)
+        return spell_token(self._vocabulary, token_id, kind, spell_piece)
 
 
 def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
-    """Return the id of each byte: its byte token, its character, or the unknown token."""
+    """The id of each byte: its byte token, its character, or the unknown token."""
     byte_ids = []
     for byte in range(256):
         token_id = vocabulary.ids.get(f"<0x{byte:02X}>")

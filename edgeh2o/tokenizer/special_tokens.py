@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-# A piece of a prompt: text still to be tokenized, or the id of a special token.
+# A piece of a prompt: text still to be tokenised, or the id of a special token.
 Fragment = str | int
 
 # Vocabularies have thousands of special tokens and few beginnings: "<unused17>", "<|reserved".
@@ -48,7 +48,7 @@ class SpecialTokens:
         return [entry.text for entry in self._longest_first]
 
     def cut(self, text: str) -> list[Fragment]:
-        """Return the parts of ``text`` in order: special tokens as ids, the rest as text."""
+        """The parts of ``text`` in order: special tokens as ids, the rest as text."""
         present = [
             entry
             for prefix, entries in self._by_prefix.items()

@@ -27,7 +27,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """Return the characters that ``token_id`` completes; may be empty."""
+        """The characters that ``token_id`` completes; may be empty."""
         data = self._to_bytes(token_id)
         if self._at_start and data:
             self._at_start = False
@@ -35,7 +35,7 @@ class StreamDecoder:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """Return what is still held back, as U+FFFD, and become ready for another text."""
+        """What is still held back, as U+FFFD; gets ready for another text."""
         tail = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         self._at_start = self._drop_first_space

@@ -13,23 +13,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgeh2o.errors import FormatError, UsageError
-from edgeh2o.tokenizer.base import Tokenizer
-from edgeh2o.tokenizer.byte_bpe import ByteBpeTokenizer, spell_byte_characters
-from edgeh2o.tokenizer.special_tokens import Fragment
-from edgeh2o.tokenizer.vocabulary import (
+from ..errors import FormatError, UsageError
+from .base import Tokenizer
+from .byte_bpe import ByteBpeTokenizer, spell_byte_characters
+from .special_tokens import Fragment
+from .vocabulary import (
+    BLANK,
     TokenType,
     Vocabulary,
-    parse_byte_token,
     read_string_list,
     read_vocabulary,
+    spell_piece,
+    spell_token,
 )
 
 if TYPE_CHECKING:
     import tokenizers
 
 MODEL_NAME = "tokenizer.json"
-_BLANK = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _CURE = "fetch tokenizer.json of the model again"
 
@@ -74,20 +75,12 @@ class JsonTokenizer(Tokenizer):
             try:
                 ids += pipeline.encode(fragment, add_special_tokens=False).ids
             except Exception as error:
-                raise UsageError(f"the text cannot be tokenized: {error}") from None
+                raise UsageError(f"the text cannot be tokenised: {error}") from None
         return ids
 
     def _spell(self, token_id: int, kind: int) -> bytes:
-        text = self._vocabulary.tokens[token_id]
-        if kind == TokenType.BYTE:
-            return bytes([parse_byte_token(text, token_id)])
-        if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
-            return b""
-        if kind != TokenType.NORMAL:
-            return text.encode("utf-8")
-        if self._is_byte_level:
-            return spell_byte_characters(text)
-        return text.replace(_BLANK, " ").encode("utf-8")
+        spell = spell_byte_characters if self._is_byte_level else spell_piece
+        return spell_token(self._vocabulary, token_id, kind, spell)
 
 
 def dump_tokenizer(
@@ -150,10 +143,10 @@ def _sentencepiece_pipeline(metadata: Mapping[str, object]) -> tokenizers.Tokeni
     pipeline = Pipeline(
         models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    steps = [normalizers.Replace(" ", _BLANK)]
-    ending: list[Any] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps = [normalizers.Replace(" ", BLANK)]
+    ending: list[Any] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        steps.insert(0, normalizers.Prepend(_BLANK))  # type: ignore[arg-type]
+        steps.insert(0, normalizers.Prepend(BLANK))  # type: ignore[arg-type]
         ending.append(decoders.Strip(" ", 1, 0))
     pipeline.normalizer = normalizers.Sequence(steps)
     pipeline.decoder = decoders.Sequence(ending)

@@ -6,12 +6,12 @@ The rules for ids, types and the end of a generation follow llama.cpp, whose fil
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from edgeh2o.errors import FormatError
+from ..errors import FormatError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,7 @@ class Vocabulary:
 def read_vocabulary(
     metadata: Mapping[str, object], *, default_ids: Mapping[str, int] | None = None
 ) -> Vocabulary:
-    """Read and check the vocabulary keys of a GGUF file; raises ``FormatError``.
+    """Reads and checks the vocabulary keys of a GGUF file; raises ``FormatError``.
 
     ``default_ids`` are the ids of "bos" and "eos" where the file does not name them.
     """
@@ -147,7 +147,7 @@ def read_vocabulary(
 
 
 def read_string_list(metadata: Mapping[str, object], key: str) -> list[str]:
-    """Return an array of strings as a list; raises ``FormatError`` if it is anything else."""
+    """An array of strings as a list; raises ``FormatError`` if it is anything else."""
     value = metadata.get(key)
     if value is None:
         raise FormatError(f"the key {key} is missing; convert the model again with its vocabulary")
@@ -161,7 +161,7 @@ def read_string_list(metadata: Mapping[str, object], key: str) -> list[str]:
 
 
 def read_flag(metadata: Mapping[str, object], key: str, *, default: bool) -> bool:
-    """Return a boolean key; raises ``FormatError`` if the value is of another type."""
+    """A boolean key; raises ``FormatError`` if the value is of another type."""
     value = metadata.get(key)
     if value is None:
         return default
@@ -171,7 +171,7 @@ def read_flag(metadata: Mapping[str, object], key: str, *, default: bool) -> boo
 
 
 def read_scores(metadata: Mapping[str, object], vocab_size: int) -> NDArray[np.float32]:
-    """Return ``tokenizer.ggml.scores``, one float32 per token; raises ``FormatError``."""
+    """``tokenizer.ggml.scores``, one float32 per token; raises ``FormatError``."""
     import numpy as np
 
     key = "tokenizer.ggml.scores"
@@ -188,7 +188,7 @@ def read_scores(metadata: Mapping[str, object], vocab_size: int) -> NDArray[np.f
 def read_token_id(
     metadata: Mapping[str, object], name: str, vocab_size: int, *, default: int | None = None
 ) -> int | None:
-    """Return ``tokenizer.ggml.{name}_token_id``.
+    """``tokenizer.ggml.{name}_token_id``.
 
     Where it is absent or names no token it is ``default``, and None if that names none either.
     """
@@ -253,7 +253,7 @@ def _read_types(metadata: Mapping[str, object], tokens: Sequence[str]) -> list[i
 
 
 def parse_byte_token(text: str, token_id: int) -> int:
-    """Return the byte that a token like ``<0x0A>`` stands for; raises ``FormatError``."""
+    """The byte that a token like ``<0x0A>`` stands for; raises ``FormatError``."""
     digits = text[3:5]
     if text != f"<0x{digits}>" or not set(digits) <= set("0123456789ABCDEFabcdef"):
         raise FormatError(
@@ -263,11 +263,18 @@ def parse_byte_token(text: str, token_id: int) -> int:
     return int(digits, 16)
 
 
-def spell_piece(vocabulary: Vocabulary, token_id: int, kind: int) -> bytes:
-    """The UTF-8 bytes of a token whose text has ``BLANK`` for a space, or that is a byte token."""
+def spell_piece(text: str) -> bytes:
+    """The UTF-8 bytes of a text that has ``BLANK`` for a space."""
+    return text.replace(BLANK, " ").encode("utf-8")
+
+
+def spell_token(
+    vocabulary: Vocabulary, token_id: int, kind: int, spell: Callable[[str], bytes]
+) -> bytes:
+    """The bytes that a token of type ``kind`` adds to a text; ``spell`` gives those of words."""
     text = vocabulary.tokens[token_id]
     if kind == TokenType.NORMAL:
-        return text.replace(BLANK, " ").encode("utf-8")
+        return spell(text)
     if kind == TokenType.BYTE:
         return bytes([parse_byte_token(text, token_id)])
     if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
@@ -299,7 +306,7 @@ def _find_end_of_generation(
     ids: Mapping[str, int],
     eos_id: int | None,
 ) -> frozenset[int]:
-    """Return the ids that end a generation; corrects ``types`` of texts with a fixed meaning."""
+    """The ids that end a generation; corrects ``types`` of texts with a fixed meaning."""
     ending = {ids[text] for text in _END_OF_GENERATION_TEXTS if text in ids}
     for token_id in ending:
         types[token_id] = TokenType.CONTROL
