@@ -27,9 +27,19 @@ def option(
     help: str,
     metavar: str | None = None,
     choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that is also a command line option named ``flags``."""
-    metadata = {"flags": flags, "help": help, "metavar": metavar, "choices": choices}
+    """A dataclass field that is also a command line option named ``flags``.
+
+    ``aliases`` are the names that users of llama.cpp know it by.
+    """
+    metadata = {
+        "flags": flags,
+        "help": help,
+        "metavar": metavar,
+        "choices": choices,
+        "aliases": aliases,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -120,7 +130,10 @@ class SamplingParams:
     """
 
     temperature: float = option(
-        0.8, "--temp", help="sampling temperature, 0 = always the most likely token"
+        0.8,
+        "--temp",
+        help="sampling temperature, 0 = always the most likely token",
+        aliases=("--temperature",),
     )
     top_k: int = option(40, "--top-k", help="keep the K most likely tokens, 0 = all")
     top_p: float = option(
@@ -141,9 +154,14 @@ class SamplingParams:
         "-n",
         "--max-tokens",
         help="tokens to generate, -1 = until the end of the answer or of the context",
+        aliases=("--predict", "--n-predict"),
     )
     stop: tuple[str, ...] = option(
-        (), "--stop", help="stop before this text; may be given several times", metavar="TEXT"
+        (),
+        "--stop",
+        help="stop before this text; may be given several times",
+        metavar="TEXT",
+        aliases=("-r", "--reverse-prompt"),
     )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
@@ -199,6 +217,7 @@ class PrefillConfig:
         "-ub",
         "--chunk-size",
         help="tokens of one chunk inside a logical batch (default: 256, h2o and dense 1024)",
+        aliases=("--ubatch-size",),
     )
 
     def __post_init__(self) -> None:
@@ -248,7 +267,9 @@ class RuntimeConfig:
     isa: str | None = option(
         None, "--isa", help="instruction set of the kernels (default: the best of this machine)"
     )
-    cache_type: str = option("f16", "--cache-type", help="number type of the key-value cache")
+    cache_type: str = option(
+        "f16", "--cache-type", help="number type of the key-value cache", choices=CACHE_TYPES
+    )
     check_tensors: bool = option(
         False, "--check-tensors", help="refuse a model that has NaN or infinite weights"
     )

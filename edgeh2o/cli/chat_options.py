@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Adds ``--system`` and what concerns the template; returns their group."""
     group = parser.add_argument_group("chat")
-    group.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    group.add_argument(
+        "--system",
+        "-sys",
+        "--system-prompt",
+        metavar="TEXT",
+        help="system message of the conversation",
+    )
     group.add_argument(
         "--chat-template",
         metavar="FILE",
@@ -39,7 +45,7 @@ def read_template(args: argparse.Namespace) -> dict[str, Any]:
     """
     path, text = args.chat_template, args.chat_template_kwargs
     return {
-        "chat_template": None if path is None else read_text(path),
+        "chat_template": None if path is None else read_text(path, flag="--chat-template"),
         "chat_template_kwargs": None if text is None else _parse_variables(text),
     }
 

@@ -13,16 +13,21 @@ SHELLS = ("bash", "zsh", "fish")
 _BASH = """\
 # edgeh2o: completion for bash; source it, or put it where bash-completion looks
 _edgeh2o() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} flags words
+    local word=${{COMP_WORDS[COMP_CWORD]}} flags words choices
+    local before=${{COMP_WORDS[COMP_CWORD - 1]}}
     case ${{COMP_WORDS[1]}} in
 {cases}
     esac
     if [[ $COMP_CWORD -eq 1 ]]; then
         COMPREPLY=($(compgen -W '{commands}' -- "$word"))
+    elif [[ $choices ]]; then
+        COMPREPLY=($(compgen -W "$choices" -- "$word"))
     elif [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))
+    elif [[ $words ]]; then
+        COMPREPLY=($(compgen -W "$words" -- "$word"))
     else
-        COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word"))
+        COMPREPLY=($(compgen -f -- "$word"))
     fi
 }}
 complete -o filenames -F _edgeh2o edgeh2o
@@ -51,13 +56,24 @@ def execute(args: argparse.Namespace) -> int:
     script = _BASH.format(
         commands=" ".join(["--help", "--version", *verbs]),
         cases="\n".join(
-            f"        {verb}) flags='{' '.join(_flags(parser))}' "
-            f"words='{' '.join(_choices(parser))}' ;;"
-            for verb, parser in verbs.items()
+            line for verb, parser in verbs.items() for line in _bash_case(verb, parser)
         ),
     )
     print(_ZSH_START + script if args.shell == "zsh" else script, end="")
     return 0
+
+
+def _bash_case(verb: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"        {verb})"
+    yield f"            flags='{' '.join(_flags(parser))}' words='{' '.join(_choices(parser))}'"
+    limited = [action for action in parser._actions if action.option_strings and action.choices]
+    if limited:
+        yield "            case $before in"
+        for action in limited:
+            values = " ".join(map(str, action.choices or ()))
+            yield f"                {'|'.join(action.option_strings)}) choices='{values}' ;;"
+        yield "            esac"
+    yield "            ;;"
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -84,9 +100,13 @@ def _fish_lines(verbs: dict[str, argparse.ArgumentParser], helps: dict[str, str]
             names = " ".join(
                 f"-l {flag[2:]}" if flag.startswith("--") else _short_option(flag)
                 for flag in action.option_strings
+                if flag != "-"
             )
-            takes_argument = " -r" if action.nargs != 0 else ""
-            yield f"{start} {names}{takes_argument} -d {_quote(_describe(action))}"
+            argument = " -r" if action.nargs != 0 else ""
+            if action.choices:
+                argument = f" -x -a {_quote(' '.join(map(str, action.choices)))}"
+            if names:
+                yield f"{start} {names}{argument} -d {_quote(_describe(action))}"
 
 
 def _short_option(flag: str) -> str:

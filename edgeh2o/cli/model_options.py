@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import PrefillConfig, RuntimeConfig
+from ..errors import UsageError
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
 from .progress import ProgressBars, bars_for_terminal
@@ -36,12 +37,16 @@ class ModelOptions:
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the positional MODEL."""
-    parser.add_argument(
+    """Adds MODEL, which may also be given by ``-m``."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "model",
         metavar="MODEL",
+        nargs="?",
+        default=argparse.SUPPRESS,  # not to undo -m
         help="GGUF file, folder of an ONNX model, or a known model such as smollm2-135m",
     )
+    group.add_argument("-m", "--model", metavar="MODEL", help="the same")
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
@@ -58,11 +63,15 @@ def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
     """Adds ``--quiet`` and ``--verbose``, of which one may be given."""
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quiet", action="store_true", help="print the answer only")
-    level.add_argument("--verbose", action="store_true", help="say what is loaded and how")
+    level.add_argument("-v", "--verbose", action="store_true", help="say what is loaded and how")
 
 
 def read_model_options(args: argparse.Namespace) -> ModelOptions:
-    """The parsed flags. Raises UsageError for a value out of range."""
+    """The parsed flags. Raises UsageError for a value out of range, or without a model."""
+    if args.model is None:
+        raise UsageError(
+            "no model given: name a GGUF file, the folder of an ONNX model, or smollm2-135m"
+        )
     attention = read_attention(args)
     prefill = read_config(args, PrefillConfig)
     prefill.with_chunk_size(attention.preferred_chunk_size)  # before the model is looked at

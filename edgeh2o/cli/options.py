@@ -50,7 +50,7 @@ def add_config_options(
             settings |= {"type": parse, "metavar": item.metadata.get("metavar") or metavar}
             if choices := item.metadata.get("choices"):
                 settings |= {"choices": choices, "metavar": None}
-        group.add_argument(*flags, **settings)
+        group.add_argument(*flags, *item.metadata.get("aliases", ()), **settings)
 
 
 def read_config(args: argparse.Namespace, config: type[Config], *, prefix: str = "") -> Config:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from ..errors import UsageError
@@ -32,7 +34,11 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As usual; then variables fill in for the flags that were not given."""
+        """As usual; then variables fill in for the flags that were not given.
+
+        A command's parser raises UsageError for what it does not know: nothing comes after it.
+        """
+        args = self._attach_dashes(sys.argv[1:] if args is None else args)
         variables = self._find_variables()
         defaults = {action.dest: action.default for action in variables}
         missing = object()
@@ -49,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         given |= {
             action.dest
             for action in self._actions
-            if action not in variables and getattr(parsed, action.dest, None) != action.default
+            if action.dest not in defaults and getattr(parsed, action.dest, None) != action.default
         }
         for action, variable in variables.items():
             if action.dest not in given:
@@ -57,7 +63,30 @@ class Parser(argparse.ArgumentParser):
                 value = action.default if is_excluded else self._read(action, variable)
                 setattr(parsed, action.dest, value)
                 self._remember(parsed, action, variable)
+        if rest and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._suggest(rest)}")
         return parsed, rest
+
+    def _attach_dashes(self, words: Sequence[str]) -> list[str]:
+        """``--flag -`` as ``--flag=-``, where a lone dash is a flag of its own."""
+        known = self._option_string_actions
+        attached: list[str] = []
+        for word in words:
+            before = known.get(attached[-1]) if word == "-" in known and attached else None
+            if before is not None and before.nargs is None:
+                attached[-1] = f"{_long_flag(before)}=-"
+            else:
+                attached.append(word)
+        return attached
+
+    def _suggest(self, rest: Sequence[str]) -> str:
+        """What was meant, perhaps."""
+        flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
+        if flag is None:
+            has_prompt = "--prompt" in self._option_string_actions
+            return " (the prompt goes after -p, in quotation marks)" if has_prompt else ""
+        similar = get_close_matches(flag, self._option_string_actions, n=1)
+        return f" (did you mean {similar[0]}?)" if similar else ""
 
     def _find_variables(self) -> dict[argparse.Action, str]:
         """The variables that are set, by the flag they stand for."""
@@ -102,13 +131,12 @@ class Parser(argparse.ArgumentParser):
 
 def takes_value(action: argparse.Action) -> bool:
     """Whether the action is a flag that sets something."""
-    return bool(action.option_strings) and action.dest not in ("help", "version")
+    return bool(_long_flag(action)) and action.dest not in ("help", "version")
 
 
 def environment_variable(action: argparse.Action) -> str:
     """The variable that stands for a flag."""
-    flag = next((flag for flag in action.option_strings if flag.startswith("--")), "--")
-    return PREFIX + flag[2:].replace("-", "_").upper()
+    return PREFIX + _long_flag(action)[2:].replace("-", "_").upper()
 
 
 def name_variables(message: str, args: argparse.Namespace | None) -> str:
@@ -117,6 +145,10 @@ def name_variables(message: str, args: argparse.Namespace | None) -> str:
     words = {word.strip("(),;:'") for word in message.split()}
     variables = sorted({origins[flag] for flag in words & origins.keys()})
     return f"{message} (set by {', '.join(variables)})" if variables else message
+
+
+def _long_flag(action: argparse.Action) -> str:
+    return next((flag for flag in action.option_strings if flag.startswith("--")), "")
 
 
 def _appends(action: argparse.Action) -> bool:

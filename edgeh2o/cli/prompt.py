@@ -22,11 +22,16 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     sources.add_argument(
         "-f",
         "--prompt-file",
+        "--file",
         metavar="FILE",
         help="read the prompt from a UTF-8 file; one newline at its end is dropped",
     )
     sources.add_argument(
-        "stdin", nargs="?", choices=[STDIN], metavar="-", help="read the prompt from stdin"
+        STDIN,
+        dest="stdin",
+        action="store_const",
+        const=STDIN,
+        help="read the prompt from standard input",
     )
 
 
@@ -40,14 +45,14 @@ def read_prompt(args: argparse.Namespace) -> str:
     return read_text(source)
 
 
-def read_text(source: str) -> str:
-    """The text of the file that was given to -f, of standard input for ``-``.
+def read_text(source: str, *, flag: str = "-f") -> str:
+    """The text of the file that was given to ``flag``, of standard input for ``-``.
 
     One newline at its end is dropped. Raises UsageError when it cannot be read as UTF-8.
     """
     if source == STDIN:
         return _decode(_read_stream(sys.stdin.buffer, "standard input"), "standard input")
-    return _decode(_read_file(Path(source)), source)
+    return _decode(_read_file(Path(source), flag), source)
 
 
 def _require_unicode(text: str) -> str:
@@ -62,15 +67,17 @@ def _require_unicode(text: str) -> str:
     return text
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, flag: str) -> bytes:
     try:
         with path.open("rb") as stream:
             return _read_stream(stream, str(path))
     except IsADirectoryError:
-        raise UsageError(f"{path} is a directory; give a text file to -f") from None
+        raise UsageError(f"{path} is a directory; give a text file to {flag}") from None
+    except UsageError:  # too long; it is a ValueError too
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot read the text file {path}: {reason}; check -f") from None
+        raise UsageError(f"cannot read the text file {path}: {reason}; check {flag}") from None
 
 
 def _read_stream(stream: BinaryIO, source: str) -> bytes:

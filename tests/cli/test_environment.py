@@ -52,6 +52,14 @@ def test_a_flag_beats_the_variable_of_one_that_it_excludes(monkeypatch: pytest.M
     assert _parse().prompt == "from the environment"
 
 
+def test_the_model_may_come_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEH2O_MODEL", "variable.gguf")
+    parse = build_parser().parse_args
+    assert parse(["run", "-p", "x"]).model == "variable.gguf"
+    assert parse(["run", "given.gguf", "-p", "x"]).model == "given.gguf"
+    assert parse(["run", "-p", "x", "-m", "given.gguf"]).model == "given.gguf"
+
+
 def test_parsing_again_sees_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = Parser()
     parser.add_argument("--size", type=int, default=3)
@@ -69,7 +77,8 @@ def test_parsing_again_sees_the_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
         ("TEMP", "-1", "(set by EDGEH2O_TEMP)"),
         ("TOP_P", "2", "(set by EDGEH2O_TOP_P)"),
         ("IGNORE_EOS", "maybe", "EDGEH2O_IGNORE_EOS='maybe': write 1 or 0"),
-        ("CACHE_TYPE", "q1", "(set by EDGEH2O_CACHE_TYPE)"),
+        ("CACHE_TYPE", "q1", "EDGEH2O_CACHE_TYPE: invalid choice: 'q1'"),
+        ("BATCH_SIZE", "0", "(set by EDGEH2O_BATCH_SIZE)"),
     ],
 )
 def test_a_bad_value_names_the_variable(
@@ -91,6 +100,7 @@ def test_a_bad_value_names_the_variable(
 def _flag(name: str) -> list[str]:
     flag = "--" + name.lower().replace("_", "-")
     good = {"THREADS": ["1"], "TEMP": ["1"], "TOP_P": ["1"], "CACHE_TYPE": ["f16"]}
+    good["BATCH_SIZE"] = ["256"]
     return [flag, *good.get(name, [])]
 
 

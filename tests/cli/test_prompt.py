@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from pathlib import Path
 
 import pytest
 
-from edgeh2o.cli.prompt import add_prompt_options, read_prompt
+from edgeh2o.cli.main import build_parser
+from edgeh2o.cli.parser import Parser
+from edgeh2o.cli.prompt import MAX_PROMPT_BYTES, add_prompt_options, read_prompt
+from edgeh2o.errors import UsageError
 
 
 def _read(*arguments: str) -> str:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_prompt_options(parser)
     return read_prompt(parser.parse_args(arguments))
 
@@ -43,3 +45,37 @@ def test_file_and_stdin_lose_one_newline(
     for arguments in (["-"], ["-f", "-"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
         assert _read(*arguments) == text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["M", "-"],
+        ["M", "-t", "1", "-"],
+        ["-t", "1", "-", "-n", "2", "M"],
+        ["-m", "M", "-"],
+        ["-", "-m", "M"],
+        ["M", "--stop", "-", "-f", "-"],
+        ["-f", "-", "--stop", "-", "--model", "M"],
+    ],
+)
+def test_model_and_dash_may_stand_anywhere(arguments: list[str]) -> None:
+    args = build_parser().parse_args(["run", *arguments])
+    assert args.model == "M"
+    assert "-" in (args.stdin, args.prompt_file)
+    assert args.stop in (None, ["-"])
+
+
+def test_names_of_flags_that_llama_cpp_users_know() -> None:
+    words = "-m M -r a --reverse-prompt b -sys s --predict 3 --ubatch-size 64 --temperature 0"
+    args = build_parser().parse_args(["run", "--file", "f", *words.split()])
+    assert (args.model, args.prompt_file, args.stop) == ("M", "f", ["a", "b"])
+    assert (args.system, args.max_tokens, args.chunk_size, args.temperature) == ("s", 3, 64, 0.0)
+
+
+def test_a_file_that_is_too_long_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    with path.open("wb") as file:
+        file.truncate(MAX_PROMPT_BYTES + 1)
+    with pytest.raises(UsageError, match=f"^{path} has more than"):
+        _read("-f", str(path))

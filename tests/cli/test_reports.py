@@ -179,4 +179,7 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert complete("edgeh2o", "ru") == {"run"}
     assert complete("edgeh2o", "run", "mo") == {"model.gguf"}
     assert complete("edgeh2o", "run", "--h2o-l") == {"--h2o-local"}
-    assert "fish" in complete("edgeh2o", "completion", "")
+    assert complete("edgeh2o", "completion", "") == {"bash", "zsh", "fish"}
+    assert complete("edgeh2o", "run", "-m", "") == {"model.gguf"}
+    assert complete("edgeh2o", "run", "m", "--cache-type", "") == {"f16", "f32", "q8_0"}
+    assert complete("edgeh2o", "bench", "m", "-o", "j") == {"json", "jsonl"}
