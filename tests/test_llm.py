@@ -1,4 +1,4 @@
-"""The embedding interface on tiny models, and the main job on the default model."""
+"""The Python interface on tiny models, and the main job on the default model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any
 from edgeh2o.cli.main import build_parser
 from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
-from edgeh2o.formats.pull import DEFAULT_MODELS
+from edgeh2o.formats.pull import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
@@ -84,7 +84,7 @@ def write_models() -> str:
     """The models that ``edgeh2o pull`` knows."""
     rows = [
         f"| `{model.name}` | {model.member.rpartition('/')[2]} | {model.model_bytes / 1e6:.0f} MB |"
-        for model in DEFAULT_MODELS.values()
+        for model in KNOWN_MODELS.values()
     ]
     return "\n".join(["| name | file | size |", "|---|---|---|", *rows, ""])
 

