@@ -181,7 +181,7 @@ def _describe_memory(
         "total": weights + sum(parts.values()),
         "available": available,
         "largest_context_that_fits": find_largest_context(
-            plan_shape(trained, attention, prefill, options.runtime),
+            plan_shape(max(context, trained), attention, prefill, options.runtime),
             estimate,
             weight_bytes=weights,
         ),

@@ -25,7 +25,7 @@ def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
     margin = "  " * depth
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield f"{margin}{name}:"
             yield from _lines(value, depth + 1)
         else:
@@ -33,7 +33,7 @@ def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Mapping)):
         return ", ".join(_text(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -20,7 +20,7 @@ _FEATURES = (
     "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni "
     "asimd asimddp asimdhp i8mm"
 )
-_PACKAGES = ("numpy", "tokenizers", "jinja2", "psutil", "rich")
+_PACKAGES = ("numpy", "tokenizers", "jinja2", "psutil", "rich", "onnxruntime")
 
 
 def examine_machine(root: Path = Path("/")) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from edgeh2o import LLM, isa
 from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
 from edgeh2o.cli.main import build_parser, main
+from edgeh2o.cli.report import print_report
 from edgeh2o.engine.machine import examine_machine
 from edgeh2o.engine.threads import choose_threads
 from tests.tiny_models import TinyModelFactory
@@ -37,6 +38,8 @@ def test_inspect(tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "  general.architecture " in text
     assert "largest_context_that_fits  2,048" in text
+    assert main(["inspect", model, "--json", "-c", "3000"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory_bytes"]["largest_context_that_fits"] == 3000
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "qwen3moe"])
@@ -111,6 +114,11 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["versions"]["numpy"]
     assert main(["doctor"]) == 0
     assert "usable_by_affinity" in capsys.readouterr().out
+
+
+def test_a_report_says_where_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report({"heat": {"degrees": {}, "governor": None}, "names": []}, as_json=False)
+    assert capsys.readouterr().out == ("heat:\n  degrees   none\n  governor  -\nnames  none\n")
 
 
 def test_what_a_board_tells(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from edgeh2o import HeadwiseConfig
+from edgeh2o.cli.ablate import parse_grid
 from edgeh2o.cli.main import build_parser
+from edgeh2o.cli.model_options import read_model_options
+from edgeh2o.evaluation.ablation import expand_grid
 from tests.tiny_models import TinyModelFactory
 from tools import write_docs
 
@@ -59,6 +63,18 @@ def test_shell_examples_parse(command: str) -> None:
     assert words[0] == "edgeh2o"
     args = build_parser().parse_args(words[1:])
     assert callable(args.execute)
+    if "attention_config" in args:
+        options = read_model_options(args)
+        if "grid" in args:
+            expand_grid(options.attention, 1024, parse_grid(args.grid, options.attention))
+
+
+def test_files_of_settings_are_read(tmp_path: Path) -> None:
+    (content,) = _blocks("docs/usage.md", "yaml")
+    (tmp_path / "attention.yaml").write_text(content)
+    command = ["run", "m.gguf", "-p", "x", "--attention-config", str(tmp_path / "attention.yaml")]
+    attention = read_model_options(build_parser().parse_args(command)).attention
+    assert attention == HeadwiseConfig(budget=640, local=128, max_past=4096)
 
 
 def test_every_verb_has_an_example() -> None:
