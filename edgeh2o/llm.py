@@ -264,8 +264,9 @@ class LLM:
     def save_session(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 
-        ``extra`` are plain values that ``load_session`` gives back. The file is replaced as one
-        step. Raises UsageError if there is nothing to save, ResourceError if it cannot be written.
+        ``extra`` are plain values that ``load_session`` gives back; without such a prompt they are
+        all that is saved. The file is replaced as one step. Raises UsageError if there is nothing
+        to save, ResourceError if it cannot be written.
         """
         self._require_cache().save(Path(path), extra or {})
 

@@ -15,7 +15,8 @@ from .chat_options import (
     add_chat_options,
     add_session_options,
     begin_messages,
-    load_session,
+    find_session,
+    leaving_on_signals,
     read_template,
     save_session,
 )
@@ -60,13 +61,15 @@ def execute(args: argparse.Namespace) -> int:
     """Answers line after line; returns the exit code."""
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
+    session = find_session(args)
     with open_model(options, **read_template(args)) as (llm, bars):
         _ = llm.chat_template  # not to fail after the first message
-        messages = _read_messages(load_session(llm, args)) or begin_messages(args)
+        saved = [] if session is None else _read_messages(llm.load_session(session))
         bars.close()
-        conversation = Conversation(llm, bars, sampling, args, messages)
+        conversation = Conversation(llm, bars, sampling, args, saved or begin_messages(args))
         try:
-            conversation.run()
+            with leaving_on_signals():
+                conversation.run(n_saved=len(saved))
         finally:
             save_session(llm, args, {"messages": conversation.messages})
     return 0
@@ -90,13 +93,18 @@ class Conversation:
         self._args = args
         self._is_interactive = sys.stdin.isatty()
 
-    def run(self) -> None:
-        """Reads and answers until the end of the input or /exit."""
+    def run(self, *, n_saved: int = 0) -> None:
+        """Reads and answers until the end of the input or /exit.
+
+        ``n_saved`` of the messages so far are those of a session file.
+        """
         if self._is_interactive:
             with suppress(ImportError):
                 import_module("readline")  # gives input() a history and editing
             if not self._args.quiet:
                 print_note("/help lists the commands")
+                if n_saved:
+                    print_note(f"going on after the {n_saved} messages of {self._args.session}")
         while (line := self._read_line()) is not None:
             text = line.strip()
             if text == "/exit":
@@ -155,6 +163,9 @@ class Conversation:
                 raise
             print_note(f"edgeh2o: {error}")
             return
+        except BaseException:
+            self.messages.pop()  # a saved conversation must not have two of the user in a row
+            raise
         result = stream.result()
         if result.text or is_complete:
             self.messages.append({"role": "assistant", "content": result.text})

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,23 +87,57 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_session(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """Takes up the session file if there is one; returns what was saved with it."""
+def find_session(args: argparse.Namespace) -> Path | None:
+    """The session file to go on from; None if there is none yet.
+
+    Raises UsageError for one that could not be written at the end, before a model is loaded.
+    """
     if args.session is None:
         if args.session_read_only:
             raise UsageError("--session-read-only needs --session FILE")
-        return {}
+        return None
     path = Path(args.session)
-    if not path.exists():
-        if args.session_read_only:
+    if args.session_read_only:
+        if not path.exists():
             raise UsageError(f"--session {path} does not exist, and is not to be written")
-        if not path.parent.is_dir():
-            raise UsageError(f"--session {path}: there is no folder {path.parent}")
-        return {}
-    return llm.load_session(path)
+        return path
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise UsageError(f"--session {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--session {path}: nothing can be written in {folder}")
+    is_new = not path.exists() or (path.is_file() and path.stat().st_size == 0)  # as mktemp makes
+    return None if is_new else path
 
 
 def save_session(llm: LLM, args: argparse.Namespace, extra: dict[str, Any]) -> None:
-    """Saves what the cache holds, if it is wanted and the prompt was read to its end."""
-    if args.session is not None and not args.session_read_only and llm.has_open_prompt:
+    """Saves ``extra`` and the cache of a prompt that was read to its end, if that is wanted."""
+    if args.session is None or args.session_read_only:
+        return
+    if llm.has_open_prompt or any(extra.values()):
         llm.save_session(args.session, extra=extra)
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """SIGTERM, and the SIGHUP of a terminal that is closed, exit from the block in good order.
+
+    Python lets only the main thread set handlers.
+    """
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [
+        number
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+        if is_main and signal.getsignal(number) == signal.SIG_DFL  # nohup ignores SIGHUP
+    ]
+    try:
+        for number in numbers:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

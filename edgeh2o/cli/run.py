@@ -13,7 +13,8 @@ from .chat_options import (
     add_chat_options,
     add_session_options,
     begin_messages,
-    load_session,
+    find_session,
+    leaving_on_signals,
     read_template,
     save_session,
 )
@@ -71,6 +72,7 @@ def execute(args: argparse.Namespace) -> int:
     given = (args.system, args.chat_template, args.chat_template_kwargs)
     if not args.chat and any(value is not None for value in given):
         raise UsageError("--system, --chat-template and --chat-template-kwargs need --chat")
+    session = find_session(args)
     with (
         watch_memory(args) as profile,
         open_model(
@@ -79,14 +81,26 @@ def execute(args: argparse.Namespace) -> int:
             **read_template(args),
         ) as (llm, bars),
     ):
-        load_session(llm, args)
+        if session is not None and llm.load_session(session).get("messages"):
+            _refuse_conversation(args)
         stream = _start(llm, prompt, sampling, args)
-        is_complete = print_answer(stream, bars, silent=args.json)
-        result = stream.result()
-        _print_result(result, args, is_complete=is_complete)
-        write_memory_profile(profile, args, result.stats.memory_bytes)
-        save_session(llm, args, {})
+        try:  # what was read is worth saving when nobody reads the answer any more
+            with leaving_on_signals():
+                is_complete = print_answer(stream, bars, silent=args.json)
+            result = stream.result()
+            _print_result(result, args, is_complete=is_complete)
+            write_memory_profile(profile, args, result.stats.memory_bytes)
+        finally:
+            save_session(llm, args, {})
     return 0 if is_complete else EXIT_INTERRUPTED
+
+
+def _refuse_conversation(args: argparse.Namespace) -> None:
+    if not args.session_read_only:
+        raise UsageError(
+            f"--session {args.session} holds a conversation of 'edgeh2o chat', which would be "
+            "lost; name another file, or add --session-read-only"
+        )
 
 
 def _start(

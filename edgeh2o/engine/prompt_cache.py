@@ -105,13 +105,18 @@ class PromptCache:
         return runner is not None and runner.prompt_logits is not None
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
-        """Writes a session file. Raises UsageError if there is nothing to go on from."""
+        """Writes a session file; one without a cache if there is only ``extra`` to go on from.
+
+        Raises UsageError if there is nothing at all.
+        """
+        transcript = self._latest_transcript()
         runner = self._session.runner
         if runner is None or not self.has_open_prompt:
-            raise UsageError(
-                "there is no prompt to save: one must have been read to its end with keep_cache"
-            )
-        transcript = self._latest_transcript()
+            if not extra:
+                raise UsageError(
+                    "there is no prompt to save: one must have been read to its end with keep_cache"
+                )
+            runner, transcript = self._session.prepare(0, 0), None
         write_session(
             path,
             fingerprint=self._fingerprint,

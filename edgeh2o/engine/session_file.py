@@ -38,7 +38,8 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sII")
 _BLOCK_BYTES = 2**20
 _SIZES = ("token_bytes", "document_bytes", "core_bytes", "logit_bytes", "row_bytes")
-_CURE = "delete it, or name another file with --session"
+_OTHER_FILE = "name another file with --session"
+_CURE = f"delete it, or {_OTHER_FILE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,11 @@ def open_session(
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _damaged(path, "it is not a regular file")
+                raise _damaged(path, "it is not a regular file", _OTHER_FILE)
             yield _read(path, file, fingerprint, vocab_size)
     except OSError as error:
         raise ResourceError(
-            f"cannot read the session file {path}: {error.strerror or error}"
+            f"cannot read the session file {path}: {error.strerror or error}; {_OTHER_FILE}"
         ) from None
 
 
@@ -147,7 +148,7 @@ def _read(
 def _read_prefix(path: Path, file: IO[bytes], n_bytes: int) -> int:
     prefix = file.read(_PREFIX.size)
     if prefix[: len(MAGIC)] != MAGIC[: len(prefix)] or not prefix:
-        raise _damaged(path, "it is not a session file")
+        raise _damaged(path, "it is not a session file", _OTHER_FILE)
     if len(prefix) < _PREFIX.size:
         raise _damaged(path, f"it ends after {n_bytes} bytes")
     _, version, header_bytes = _PREFIX.unpack(prefix)
@@ -233,8 +234,8 @@ def _read_exactly(path: Path, file: IO[bytes], n_bytes: int) -> bytes:
     return b"".join(blocks)
 
 
-def _damaged(path: Path, reason: str) -> FormatError:
-    return FormatError(f"the session file {path} cannot be used: {reason}; {_CURE}")
+def _damaged(path: Path, reason: str, cure: str = _CURE) -> FormatError:
+    return FormatError(f"the session file {path} cannot be used: {reason}; {cure}")
 
 
 def _shorten(value: object) -> str:

@@ -16,8 +16,15 @@ def replacing(path: Path, *, folder: Path | None = None) -> Iterator[IO[bytes]]:
 
     A full disk or an interrupt leaves what was there before. The new file has the permissions of
     the old one, else those of the umask. It is written in ``folder``, which must be of the same
-    file system (default: that of ``path``). Raises OSError.
+    file system (default: that of ``path``, or of the file that a link there leads to). What is no
+    regular file, such as a device, is written to as it is. Raises OSError.
     """
+    if folder is None:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        path = Path(os.path.realpath(path))
     temporary = (folder or path.parent) / f".edgeh2o-{os.urandom(8).hex()}.tmp"
     try:
         with temporary.open("xb") as file:

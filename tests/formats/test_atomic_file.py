@@ -58,3 +58,27 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, error: BaseException) -> 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "file"):
         pass
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "file", tmp_path / "link"
+    link.symlink_to("there/file")
+    for content in (b"new", b"newer"):
+        with replacing(link) as file:
+            file.write(content)
+        assert link.is_symlink()
+        assert target.read_bytes() == content
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with replacing(path) as file:
+            file.write(b"new")
+        assert os.read(reader, 9) == b"new"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
