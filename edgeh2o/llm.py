@@ -27,7 +27,12 @@ from .engine.threads import default_thread_count
 from .engine.transcript import Transcript
 from .errors import UsageError
 from .formats.pull import resolve_model
-from .tokenizer.chat_template import ChatTemplate, Message, read_chat_template
+from .tokenizer.chat_template import (
+    ChatTemplate,
+    Message,
+    compile_template,
+    read_chat_template,
+)
 
 if TYPE_CHECKING:
     from .runners.base import Runner
@@ -95,6 +100,8 @@ class LLM:
         self.isa = instruction_sets.active()
         self._use_threads()
 
+        if chat_template is not None:
+            compile_template(chat_template)  # to refuse it before the weights are read
         path = resolve_model(model)
         weights = load_model(
             path,

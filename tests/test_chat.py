@@ -152,7 +152,15 @@ def test_templates_that_do_not_serve(model: Path) -> None:
         pytest.raises(FormatError, match="refuses these messages: no"),
     ):
         llm.chat([_user("a")])
-    with LLM(model, chat_template="{% if %}") as llm:
+    with pytest.raises(FormatError, match="chat template fails"):
+        LLM(__file__, chat_template="{% if %}")  # before the model is looked at
+
+
+def test_a_broken_template_in_the_file_harms_the_chat_only(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(model) as llm:
+        monkeypatch.setattr(llm._require_open(), "chat_template", "{% if %}")
         assert llm.generate("in", GREEDY).text
         with pytest.raises(FormatError, match="chat template fails"):
             llm.chat([_user("a")])

@@ -27,7 +27,10 @@ Message: TypeAlias = Mapping[str, Any]
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 MAX_TEMPLATE_CHARACTERS = 2**18
-MAX_CPU_S = 5.0
+# Real templates take less than 0.07 s to compile; the slowest of them, quadratic in the number of
+# messages, 2 ms a message in a conversation of 400 (on a server; boards are some times slower).
+MAX_CPU_S = 0.3
+MAX_CPU_S_PER_MESSAGE = 0.02
 # Values and output may be this large, and this many times larger than the messages.
 MIN_OUTPUT_CHARACTERS = 2**20
 MAX_GROWTH = 4
@@ -64,15 +67,10 @@ class ChatTemplate:
         self, source: str, tokenizer: Tokenizer, *, variables: Mapping[str, Any] | None = None
     ) -> None:
         """``variables`` are what the template may ask for besides the conversation."""
-        if len(source) > MAX_TEMPLATE_CHARACTERS:
-            raise FormatError(
-                f"the chat template has {len(source)} characters, more than "
-                f"{MAX_TEMPLATE_CHARACTERS}; {_CURE}"
-            )
         self._source = source
         self._tokenizer = tokenizer
         self._variables = dict(variables or {})
-        self._environment, self._template = _guarded(lambda: _compile(source))
+        self._environment, self._template = compile_template(source)
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -88,7 +86,7 @@ class ChatTemplate:
         tokenizer = self._tokenizer
         self._environment.begin(
             max_size=MIN_OUTPUT_CHARACTERS + MAX_GROWTH * marker.n_characters,
-            max_cpu_s=MAX_CPU_S,
+            max_cpu_s=MAX_CPU_S + MAX_CPU_S_PER_MESSAGE * len(messages),
         )
         text = _guarded(
             lambda: self._template.render(
@@ -199,6 +197,16 @@ def _collect(value: object, used: set[str], depth: int = 0) -> int:
     if value is None or isinstance(value, (bool, int, float)):
         return 1
     raise UsageError(f"a message holds a {type(value).__name__}; give text and plain values")
+
+
+def compile_template(source: str) -> tuple[LimitedEnvironment, Template]:
+    """A template in its sandbox. Raises FormatError if it is too large or not a template."""
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        raise FormatError(
+            f"the chat template has {len(source)} characters, more than "
+            f"{MAX_TEMPLATE_CHARACTERS}; {_CURE}"
+        )
+    return _guarded(lambda: _compile(source))
 
 
 def _compile(source: str) -> tuple[LimitedEnvironment, Template]:

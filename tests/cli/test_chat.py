@@ -72,7 +72,7 @@ def test_a_template_from_a_file(
     chat = _run(model, capsys, *options)
     assert chat["token_ids"] == _run(model, capsys, "-p", PROMPT)["token_ids"]
     path.write_text("{% if %}", encoding="utf-8")
-    assert main(["run", model, *options]) == 1
+    assert main(["run", __file__, *options]) == 1  # before the model is looked at
     stderr = capsys.readouterr().err
     assert "the chat template fails (line 1)" in stderr
     assert stderr.count("\n") == 1

@@ -20,6 +20,7 @@ from edgeh2o.tokenizer.chat_template import (
     ChatTemplate,
     read_chat_template,
 )
+from edgeh2o.tokenizer.template_sandbox import LimitedEnvironment
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import CHAT_TEMPLATE, CONTROL_TOKENS
 
@@ -178,7 +179,7 @@ def test_what_templates_may_use(tokenizer: Tokenizer, source: str, expected: str
 def test_hostile_templates(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, source: str, message: str | None
 ) -> None:
-    monkeypatch.setattr("edgeh2o.tokenizer.chat_template.MAX_CPU_S", 0.2)
+    monkeypatch.setattr("edgeh2o.tokenizer.chat_template.MAX_CPU_S", 0.1)
     if message is None:
         assert _render(tokenizer, source) == source
         return
@@ -186,6 +187,25 @@ def test_hostile_templates(
         _render(tokenizer, source)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_the_time_that_a_template_may_take(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than what makes a refusal take a second, and more for a long conversation."""
+    limits_s: list[float] = []
+    begin = LimitedEnvironment.begin
+
+    def record(environment: LimitedEnvironment, *, max_size: int, max_cpu_s: float) -> None:
+        limits_s.append(max_cpu_s)
+        begin(environment, max_size=max_size, max_cpu_s=max_cpu_s)
+
+    monkeypatch.setattr(LimitedEnvironment, "begin", record)
+    template = ChatTemplate(CHAT_TEMPLATE, tokenizer)
+    template.render(CONVERSATION)
+    template.render(CONVERSATION * 200)
+    assert 0 < max(limits_s[:2]) < 0.5
+    assert 8 <= limits_s[2] < 10
 
 
 def test_a_template_that_is_no_text() -> None:
