@@ -40,7 +40,7 @@ class HeadBudgets:
 class HeadwiseConfig(SparseAttentionConfig):
     """Mean keys per query and how they are chosen; see the module.
 
-    Without ``table`` the one of the model is looked up: in the cache folder, where
+    Without ``budget_table`` the one of the model is looked up: in the cache folder, where
     `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
     the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt.
     ``max_loss`` needs a table. ``budgets`` gives the budgets themselves, ``None`` for the whole
@@ -63,7 +63,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         help="take the smallest calibrated budget whose perplexity loss stays below this",
         metavar="PERCENT",
     )
-    table: str | None = option(
+    budget_table: str | None = option(
         None,
         "--budget-table",
         help="table made by `edgeh2o calibrate` (default: the one of the model)",
@@ -76,7 +76,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         4, "--headwise-sinks", help="first tokens of the prompt that are always read"
     )
     decay: float = option(0.9, "--headwise-decay", help="factor of the old scores at every chunk")
-    page_size: int = option(
+    landmark_size: int = option(
         64, "--landmark-size", help="tokens that share a landmark, 0 = no landmarks"
     )
     max_past: int = option(
@@ -102,7 +102,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         check_real(
             self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
         )
-        for name in ("local", "sinks", "page_size", "max_past"):
+        for name in ("local", "sinks", "landmark_size", "max_past"):
             check_int(self, name, 0)
         if not all(budget is None or _is_positive_int(budget) for budget in self.budgets or ()):
             raise UsageError("budgets must be positive integers, or None for the whole past")
@@ -151,12 +151,12 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
         if self.profile is not None:
             return self.profile, "profile"
-        if self.table is None:
+        if self.budget_table is None:
             return find_table(model.fingerprint)
-        table = read_table(Path(self.table))
+        table = read_table(Path(self.budget_table))
         if (table.n_layers, table.n_kv_heads) != (model.n_layers, model.n_kv_heads):
             raise UsageError(
-                f"the budget table {self.table} is for {table.n_layers} layers of "
+                f"the budget table {self.budget_table} is for {table.n_layers} layers of "
                 f"{table.n_kv_heads} KV heads, the model has {model.n_layers} of "
                 f"{model.n_kv_heads}; make one with `edgeh2o calibrate MODEL`"
             )
@@ -170,14 +170,14 @@ class HeadwiseConfig(SparseAttentionConfig):
             local=self.local,
             sinks=self.sinks,
             decay=self.decay,
-            page_size=self.page_size,
+            page_size=self.landmark_size,
             max_past=self.max_past,
         )
 
     def needs_profile(self, model: AttentionModel) -> bool:
         return (
             self.budgets is None
-            and self.table is None
+            and self.budget_table is None
             and self.profile is None
             and self.max_loss is None
             and find_table(model.fingerprint) is None
@@ -193,7 +193,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             budgets=chosen.per_head,
             budget=chosen.mean,
             max_loss=None,
-            table=None,
+            budget_table=None,
             profile=None,
         )
 
@@ -207,7 +207,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             "local": self.local,
             "sinks": self.sinks,
             "decay": self.decay,
-            "landmarks": self.page_size,
+            "landmark_size": self.landmark_size,
             "max_past": self.max_past,
         }
 

@@ -140,7 +140,7 @@ class _LayerProbe:
                     local=rule.local,
                     sinks=rule.sinks,
                     decay=rule.decay,
-                    page_size=rule.page_size,
+                    page_size=rule.landmark_size,
                 ),
                 config.n_heads,
                 config.n_kv_heads,

@@ -49,13 +49,13 @@ def test_the_packaged_table_is_found_by_the_weights(
 def test_a_file_and_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     write_table(TABLE, path)
-    chosen = HeadwiseConfig(table=str(path), max_loss=0.6).choose_budgets(Model())
+    chosen = HeadwiseConfig(budget_table=str(path), max_loss=0.6).choose_budgets(Model())
     assert (chosen.source, chosen.mean) == ("file", 16)
     assert chosen.per_head == TABLE.budgets(16)
     with pytest.raises(UsageError, match=r"no calibrated budget.*0.10 % at 32.*--attention dense"):
-        HeadwiseConfig(table=str(path), max_loss=0.0).choose_budgets(Model())
+        HeadwiseConfig(budget_table=str(path), max_loss=0.0).choose_budgets(Model())
     with pytest.raises(UsageError, match=r"3 layers of 1 KV heads, the model has 4 of 1"):
-        HeadwiseConfig(table=str(path)).choose_budgets(Model(n_layers=4))
+        HeadwiseConfig(budget_table=str(path)).choose_budgets(Model(n_layers=4))
 
 
 def test_a_short_description_leaves_out_what_is_not_set() -> None:
@@ -88,7 +88,7 @@ def test_a_loss_needs_a_table() -> None:
         ({"sinks": True}, "--headwise-sinks"),
         ({"decay": 1.5}, "--headwise-decay"),
         ({"decay": float("nan")}, "--headwise-decay"),
-        ({"page_size": -64}, "--landmark-size"),
+        ({"landmark_size": -64}, "--landmark-size"),
         ({"budgets": (0,)}, "budgets must be positive"),
         ({"budgets": ("4",)}, "budgets must be positive"),
     ],

@@ -32,7 +32,7 @@ def read(*flags: str) -> SparseAttentionConfig:
         (["--h2o-score", "lift", "--h2o-by-values"], H2OConfig(score="lift", by_values=True)),
         (["--budget", "640"], HeadwiseConfig(budget=640)),
         (["--max-loss", "0.5"], HeadwiseConfig(max_loss=0.5)),
-        (["--attention", "headwise", "--landmark-size", "0"], HeadwiseConfig(page_size=0)),
+        (["--attention", "headwise", "--landmark-size", "0"], HeadwiseConfig(landmark_size=0)),
     ],
 )
 def test_flags_choose_the_algorithm(flags: list[str], expected: SparseAttentionConfig) -> None:

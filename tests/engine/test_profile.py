@@ -110,10 +110,10 @@ def test_a_table_is_better_than_a_profile(llm: LLM) -> None:
     "attention",
     [
         HeadwiseConfig(budgets=(None,) * 6),
-        HeadwiseConfig(table="t.json"),
+        HeadwiseConfig(budget_table="t.json"),
         HeadwiseConfig(max_loss=1.0),
     ],
-    ids=["budgets", "table", "max_loss"],
+    ids=["budgets", "budget_table", "max_loss"],
 )
 def test_settings_that_say_the_budgets_need_no_profile(llm: LLM, attention: HeadwiseConfig) -> None:
     assert not attention.needs_profile(llm.config)

@@ -16,7 +16,7 @@ from tests.tiny_models import TinyModelFactory
 POLICIES = {
     "h2o": H2OConfig(local=6, heavy=8),
     "h2o window": H2OConfig(local=4, heavy=8, score="window", window=4),
-    "headwise": HeadwiseConfig(budget=14, local=6, sinks=1, page_size=8),
+    "headwise": HeadwiseConfig(budget=14, local=6, sinks=1, landmark_size=8),
 }
 
 
