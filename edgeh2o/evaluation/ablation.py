@@ -14,7 +14,7 @@ from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer
 from .perplexity import RangeQuality, summarise_ranges
 from .progress import Progress
-from .reporting import format_estimate, markdown_table
+from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, DEFAULT_SKIP, cut_windows
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class AblationReport:
     def format_text(self) -> str:
         """A heading and a row per setting, without a final newline."""
         heading = (
-            f"{self.model}: {self.n_windows} windows of {self.context} tokens, range "
-            f"'{self.range_name}', dense {self.dense_keys_per_query:,.0f} keys per query"
+            f"{self.model}: {format_count(self.n_windows, 'window')} of {self.context:,} tokens, "
+            f"range '{self.range_name}', dense {self.dense_keys_per_query:,.0f} keys per query"
         )
         names = list(self.results[0].setting.values)
         header = [*names, "keys/query", "loss %", "KL(dense, sparse)", "same top-1 %"]
@@ -193,7 +193,7 @@ def evaluate_ablation(
         model=llm.model_path.name,
         context=context_size,
         n_windows=len(tokens),
-        dense_keys_per_query=(context_size + 1) / 2,
+        dense_keys_per_query=dense.pairs_dense / context_size,
         range_name=f"after {skip}" if f"after {skip}" in names else "all",
         results=results,
     )

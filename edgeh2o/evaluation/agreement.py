@@ -20,7 +20,7 @@ from ..errors import UsageError
 from .comparison import compare_logits
 from .progress import Progress
 from .reading import read_prompt
-from .reporting import format_estimate, markdown_table
+from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, cut_windows
 
 if TYPE_CHECKING:
@@ -118,8 +118,9 @@ class AgreementReport:
 
     def format_text(self) -> str:
         """A heading and a row per attention, without a final newline."""
+        prompts = format_count(len(self.sparse.prompts), "prompt")
         heading = (
-            f"{self.model}: {len(self.sparse.prompts)} prompts of {self.context} tokens, "
+            f"{self.model}: {prompts} of {self.context:,} tokens, "
             f"{self.n_tokens} greedy tokens against those after a dense prefill"
         )
         header = ["prefill", "chunks", "equal texts %", "equal tokens (median)"]
@@ -132,7 +133,7 @@ def _row(agreement: Agreement) -> list[str]:
     margin = summary["median_margin"]
     return [
         describe_settings(agreement.attention),
-        str(agreement.chunk_size),
+        f"{agreement.chunk_size:,}",
         format_estimate(summary["equal_percent"], summary["equal_percent_error"], 0),
         f"{summary['median_equal_tokens']:.0f}",
         "-" if margin is None else f"{margin:.3f}",

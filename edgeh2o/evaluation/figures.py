@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ResourceError, UsageError
+from .reporting import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -204,7 +205,9 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         lines.setdefault(", ".join(others), []).append(result)
     with picture(path, 10, 6.5) as figure:
         axes = figure.subplots()
-        for (name, line), marker in zip(lines.items(), cycle(_MARKERS), strict=False):
+        # Labels of lines that run close stand on different sides of their points.
+        sides = cycle(((7, 5, "left", "bottom"), (-7, -5, "right", "top")))
+        for (name, line), marker, side in zip(lines.items(), cycle(_MARKERS), sides, strict=False):
             line = sorted(line, key=lambda result: result.keys_per_query)
             qualities = [report.quality(result) for result in line]
             costs = [result.keys_per_query for result in line]
@@ -215,9 +218,11 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
                 axes.annotate(
                     str(result.setting.values[last]),
                     (cost, loss),
-                    xytext=(7, 5),
+                    xytext=side[:2],
                     textcoords="offset points",
                     fontsize="small",
+                    ha=side[2],
+                    va=side[3],
                 )
         axes.axhline(0, color="black", linewidth=1)
         axes.margins(x=0.08)
@@ -225,8 +230,8 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         axes.set_xlabel(f"keys per query (dense: {report.dense_keys_per_query:,.0f})")
         axes.set_ylabel("perplexity loss (%)")
         axes.set_title(
-            f"{report.model}, {report.n_windows} x {report.context:,} tokens, range "
-            f"'{report.range_name}'\nvalues at the points: {last}"
+            f"{report.model}, {format_count(report.n_windows, 'window')} of {report.context:,} "
+            f"tokens, range '{report.range_name}'\nvalues at the points: {last}"
         )
         axes.grid(alpha=0.3)
         if len(lines) > 1:

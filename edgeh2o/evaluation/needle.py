@@ -157,7 +157,8 @@ class NeedleReport:
             for length, depth in product(self.grid.lengths, self.grid.depths)
         ]
         rows.append(["all", "", *_summary_cells(self)])
-        heading = f"{self.model}: {describe_settings(self.attention)}, chunks of {self.chunk_size}"
+        attention = describe_settings(self.attention)
+        heading = f"{self.model}: {attention}, chunks of {self.chunk_size:,}"
         return f"{heading}\n\n{markdown_table(header, rows)}"
 
 

@@ -15,7 +15,7 @@ from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer, join_scores
 from .progress import Progress
-from .reporting import format_estimate, markdown_table
+from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, DEFAULT_SKIP, cut_windows, scored_ranges
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class PerplexityReport:
         """A heading and a table for a terminal, without a final newline."""
         n_tokens = self.n_windows * self.context
         heading = (
-            f"{self.model}: {self.n_windows} windows of {self.context} tokens\n"
-            f"{describe_settings(self.attention)}, chunks of {self.chunk_size}: "
+            f"{self.model}: {format_count(self.n_windows, 'window')} of {self.context:,} tokens\n"
+            f"{describe_settings(self.attention)}, chunks of {self.chunk_size:,}: "
             f"{self.keys_per_query:,.0f} keys per query, dense "
             f"{self.pairs_dense / n_tokens:,.0f} "
             f"({100 * self.pairs_computed / self.pairs_dense:.0f} %)"

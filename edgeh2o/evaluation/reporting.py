@@ -80,6 +80,11 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def format_count(count: int, noun: str) -> str:
+    """``1 window``, ``1,200 windows``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def format_estimate(value: float, error: float, digits: int = 2, sign: str = "") -> str:
     """``value +- standard error``; ``sign="+"`` shows the sign of positive values too."""
     return f"{value:{sign},.{digits}f} +- {error:.{digits}f}"

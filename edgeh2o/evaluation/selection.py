@@ -220,8 +220,8 @@ class SelectionReport:
             for name, means in rows
         ]
         heading = (
-            f"{self.model}: {describe_settings(self.attention)}, chunks of {self.chunk_size}, "
-            f"windows of {self.context} tokens; means over KV heads"
+            f"{self.model}: {describe_settings(self.attention)}, chunks of {self.chunk_size:,}, "
+            f"windows of {self.context:,} tokens; means over KV heads"
         )
         return f"{heading}\n\n{markdown_table(header, cells)}"
 

@@ -7,6 +7,7 @@ import io
 import json
 
 from edgeh2o.evaluation.reporting import (
+    format_count,
     format_csv,
     format_estimate,
     format_json,
@@ -42,6 +43,14 @@ def test_json_says_which_machine_it_was() -> None:
     report = json.loads(format_json({"value": 2, "name": "\u00e9"}))
     assert (report["value"], report["name"]) == (2, "\u00e9")
     assert set(report["machine"]) == {"cpu", "cores", "system", "python", "edgeh2o"}
+
+
+def test_counts_know_their_plural() -> None:
+    assert [format_count(n, "window") for n in (0, 1, 1200)] == [
+        "0 windows",
+        "1 window",
+        "1,200 windows",
+    ]
 
 
 def test_estimates_carry_their_error() -> None:
