@@ -24,7 +24,8 @@ MAX_TEXT = 200
 HELP = "show a model file: metadata, tensors, tokenizer, memory"
 DESCRIPTION = (
     "Show what is in a model file, and the memory that it needs for a context "
-    "(-c, default: the model's trained length). No weights are loaded."
+    "(-c, default: the model's trained length). No weights are loaded, and with --check-tensors "
+    "every one is looked at."
 )
 
 
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_model_argument(parser)
     add_json_option(parser)
+    parser.add_argument(
+        "--tensors", action="store_true", help="list every tensor, rows last, as GGUF files do"
+    )
     add_model_options(parser)
 
 
@@ -51,14 +55,16 @@ def execute(args: argparse.Namespace) -> int:
         report = _report_onnx(path, options)
     else:
         with open_model_file(path) as gguf:
-            report = _report_gguf(path, gguf, options)
+            report = _report_gguf(path, gguf, options, lists_tensors=args.tensors)
     print_report(report, as_json=args.json)
     return 0
 
 
-def _report_gguf(path: Path, gguf: GgufFile, options: ModelOptions) -> dict[str, Any]:
+def _report_gguf(
+    path: Path, gguf: GgufFile, options: ModelOptions, *, lists_tensors: bool
+) -> dict[str, Any]:
     from ..models.spec import read_model
-    from ..runners.native import estimate_session_bytes
+    from ..runners.native import check_tensors, estimate_session_bytes
     from ..tokenizer import build_tokenizer
     from ..tokenizer.chat_template import TEMPLATE_KEY
 
@@ -72,12 +78,15 @@ def _report_gguf(path: Path, gguf: GgufFile, options: ModelOptions) -> dict[str,
         return _describe_memory(config.context_length, weights, estimate, options)
 
     template = gguf.metadata.get(TEMPLATE_KEY)
+    if options.runtime.check_tensors:
+        check_tensors(gguf)
     return {
         "file": str(path),
         "bytes": path.stat().st_size,
         "gguf_version": gguf.version,
         "metadata": {key: _describe(value) for key, value in gguf.metadata.items()},
         "tensors": _count_tensors(gguf),
+        **({"tensor_list": _list_tensors(gguf)} if lists_tensors else {}),
         "tokenizer": _try(lambda: _describe_tokenizer(build_tokenizer(gguf.metadata))),
         "chat_template": _try(lambda: _render(template, build_tokenizer(gguf.metadata))),
         "attention": _try(lambda: _describe_attention(read_model(gguf)[0], options)),
@@ -131,6 +140,13 @@ def _count_tensors(gguf: GgufFile) -> dict[str, Any]:
         for name in ("tensors", "elements", "bytes")
     }
     return {**types, "all": total}
+
+
+def _list_tensors(gguf: GgufFile) -> dict[str, str]:
+    return {
+        info.name: f"{info.type_name} {' x '.join(map(str, info.shape))}"
+        for info in gguf.tensors.values()
+    }
 
 
 def _describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

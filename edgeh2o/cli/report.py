@@ -23,8 +23,9 @@ def print_report(report: Mapping[str, Any], *, as_json: bool) -> None:
 
 def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
     margin = "  " * depth
-    width = max((len(name) for name in values), default=0)
-    for name, value in values.items():
+    named = [(_text(name), value) for name, value in values.items()]
+    width = max((len(name) for name, _ in named), default=0)
+    for name, value in named:
         if isinstance(value, Mapping) and value:
             yield f"{margin}{name}:"
             yield from _lines(value, depth + 1)

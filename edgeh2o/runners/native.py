@@ -13,7 +13,7 @@ from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.fingerprint import Fingerprint
 from ..formats.gguf import TensorInfo
-from ..formats.gguf_types import TENSOR_TYPES
+from ..formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
 from ..formats.metadata import quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.base import SparseAttentionConfig
+    from ..formats.gguf import GgufFile
     from ..tokenizer import Tokenizer
 
 OnBytes = Callable[[int, int], None]
@@ -267,6 +268,19 @@ def estimate_session_bytes(
         return _core.Session.estimate_bytes(decoder_config, policy, **asdict(shape))
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
+
+
+def check_tensors(file: GgufFile) -> None:
+    """Raises FormatError that names the first tensor with a weight that is NaN or infinite.
+
+    Tensors of a type that cannot be run are passed over.
+    """
+    for info in file.tensors.values():
+        if info.type_name in COMPUTABLE_TYPES:
+            try:
+                _check_tensor(info, file.tensor_bytes(info))
+            except ValueError as error:
+                raise FormatError(f"{file.path}: {error}") from None
 
 
 def _check_tensor(info: TensorInfo, data: memoryview) -> None:

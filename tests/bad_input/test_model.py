@@ -147,6 +147,12 @@ def test_row_20_weights_that_are_not_finite(
         problem="damaged.gguf: .*'blk.1.attn_output.weight'.*(NaN|nan|inf)",
         max_python_bytes=16 * 2**20,
     )
+    refusal(
+        ["inspect", str(path), "--check-tensors"],
+        code=1,
+        problem="damaged.gguf: .*'blk.1.attn_output.weight'.*(NaN|nan|inf)",
+        max_python_bytes=16 * 2**20,
+    )
     assert main(["run", str(path), "-p", "the thing", "-n", "2"]) == 1
     captured = capsys.readouterr()
     require_one_line(captured.err)

@@ -52,6 +52,17 @@ def test_inspect_counts_every_weight_once(
     assert report["memory_bytes"]["weights"] == report["tensors"]["all"]["bytes"]
 
 
+def test_inspect_lists_tensors(
+    tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_model(tensor_type="Q4_0"))
+    assert main(["inspect", model, "--json", "--tensors"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["tensor_list"]) == report["tensors"]["all"]["tensors"]
+    assert report["tensor_list"]["blk.0.attn_norm.weight"].startswith("F32 ")
+    assert report["tensor_list"]["token_embd.weight"].endswith(" x 320")
+
+
 def test_inspect_takes_the_budgets_of_the_model(
     tiny_model: TinyModelFactory,
     tmp_path: Path,
@@ -93,6 +104,7 @@ def test_inspect_of_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "m.gguf"
     writer = GGUFWriter(path, "strange\x1b[2J")
     writer.add_string("tokenizer.chat_template", "{% for")
+    writer.add_string("key\x1b[2J", "value")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
