@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from . import figures
 from .progress import Progress
-from .reporting import format_csv, format_json, make_folder, write_file
+from .reporting import format_count, format_csv, format_json, make_folder, write_file
 from .selection import (
     N_SINKS,
     Selection,
@@ -248,8 +248,7 @@ def _mark_integers(axis: Axis) -> None:
 
 
 def _layer_label(selection: Selection) -> str:
-    n_heads = selection.n_kv_heads
-    return f"layer ({n_heads} KV head{'s' * (n_heads > 1)} each)"
+    return f"layer ({format_count(selection.n_kv_heads, 'KV head')} each)"
 
 
 def _layer_ticks(selection: Selection) -> tuple[list[int], list[str]]:

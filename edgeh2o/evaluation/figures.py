@@ -157,7 +157,7 @@ def draw_throughput(
 
 
 def _line_name(result: Throughput) -> str:
-    return f"{result.attention}, {result.threads} thread{'s' * (result.threads > 1)}"
+    return f"{result.attention}, {format_count(result.threads, 'thread')}"
 
 
 def draw_memory(results: Sequence[Throughput], path: Path) -> None:

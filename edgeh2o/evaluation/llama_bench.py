@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 from ..errors import UsageError
+from .reporting import format_count
 
 
 def read_llama_bench(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -19,7 +20,8 @@ def read_llama_bench(path: Path) -> dict[str, list[tuple[int, float]]]:
             for row in csv.DictReader(lines):
                 if int(row["n_prompt"]) > 0 and int(row["n_gen"]) == 0:
                     flash = "on" if row["flash_attn"] in ("1", "true", "on") else "off"
-                    label = f"llama.cpp fa {flash}, {row['n_threads']} threads"
+                    threads = format_count(int(row["n_threads"]), "thread")
+                    label = f"llama.cpp fa {flash}, {threads}"
                     point = (int(row["n_prompt"]), float(row["avg_ts"]))
                     series.setdefault(label, []).append(point)
     except OSError as error:
