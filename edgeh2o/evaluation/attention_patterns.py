@@ -120,8 +120,8 @@ def draw_scores(selection: Selection, path: Path) -> None:
         axes = figure.subplots()
         shown = np.maximum(np.log10(_column_means(values)), -2.0)
         _show_heads(figure, axes, selection, shown, "log10(score / mean score)")
-        begin = selection.begins[-1]
-        axes.set_title(f"Scores when the chunk at {begin:,} was reached (white: heads without any)")
+        note = _note_missing(values)
+        axes.set_title(f"Scores when the chunk at {selection.begins[-1]:,} was reached{note}")
 
 
 def draw_layer(selection: Selection, layer: int, path: Path) -> None:
@@ -160,23 +160,19 @@ def draw_layer(selection: Selection, layer: int, path: Path) -> None:
 def draw_sinks(selection: Selection, path: Path) -> None:
     """The first positions: how often they are kept, and their share of the scores."""
     shape = selection.n_layers, selection.n_kv_heads
-    panels = {
-        f"Kept of the first {N_SINKS} positions": ("share kept", sink_kept(selection)),
-        f"Scores of the first {N_SINKS} positions (white: heads without any)": (
-            "share of scores",
-            sink_score(selection),
-        ),
-    }
+    rows = (
+        (f"Kept of the first {N_SINKS} positions", "share kept", sink_kept(selection)),
+        (f"Scores of the first {N_SINKS} positions", "share of scores", sink_score(selection)),
+    )
     with figures.picture(path, 12, 6.5) as figure:
-        for axes, (title, (label, values)) in zip(
-            figure.subplots(2, 1, sharex=True), panels.items(), strict=True
-        ):
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, (title, label, values) in zip(panels, rows, strict=True):
             image = axes.imshow(
                 values.reshape(shape).T, vmin=0, vmax=1, cmap="viridis", aspect="auto"
             )
             axes.set_ylabel("KV head")
             _mark_integers(axes.yaxis)
-            axes.set_title(title)
+            axes.set_title(f"{title}{_note_missing(values)}")
             figure.colorbar(image, ax=axes, label=label)
         axes.set_xlabel("layer")
         _mark_integers(axes.xaxis)
@@ -239,6 +235,11 @@ def _show_heads(
     figures.mark_thousands(axes.xaxis)
     axes.set_ylabel(_layer_label(selection))
     figure.colorbar(image, ax=axes, label=label)
+
+
+def _note_missing(values: Float) -> str:
+    """What white means, where a head has no scores."""
+    return " (white: heads without any)" if np.isnan(values).any() else ""
 
 
 def _mark_integers(axis: Axis) -> None:

@@ -111,7 +111,7 @@ def draw_needle(report: NeedleReport, path: Path) -> None:
         panels[0].set_ylabel("depth of the passkey")
         bar = figure.colorbar(image, ax=panels, label="exact answers")
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        figure.suptitle("Passkey retrieval: exact answers,\nmean log-probability of their tokens")
+        figure.suptitle("Passkey retrieval: exact answers,\nmean log-probability of a right token")
 
 
 def draw_throughput(
@@ -139,7 +139,7 @@ def draw_throughput(
             style = "o-" if line[0].mode == "sparse" else "s--"
             axes.errorbar(lengths, medians, yerr=[low, high], fmt=style, capsize=4, label=name)
         for name, points in peer.items():
-            axes.plot(*zip(*points, strict=True), "^:", label=name)
+            axes.errorbar(*zip(*points, strict=True), fmt="^:", label=name)
         lengths = sorted(
             {result.workload.n_prompt for line in lines.values() for result in line}
             | {length for points in peer.values() for length, _ in points}
