@@ -136,7 +136,7 @@ class MemoryProfile:
         path = Path(path)
         check_profile_path(path)
         try:
-            if path.suffix == ".json":
+            if path.suffix.lower() == ".json":
                 self._write_json(path, allocated)
             else:
                 self._write_csv(path, allocated)
@@ -188,10 +188,11 @@ class MemoryProfile:
 
 def check_profile_path(path: Path) -> None:
     """Raises UsageError if a profile cannot be written to ``path`` for its name or folder."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
+        name = path.stem or "memory"
         raise UsageError(
-            f"a memory profile is written as CSV or JSON; name it {path.name}.csv or "
-            f"{path.name}.json, got {path}"
+            f"a memory profile is written as CSV or JSON, its picture {name}.png beside it; "
+            f"name it {name}.csv or {name}.json, got '{path}'"
         )
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the memory profile {path.name}")

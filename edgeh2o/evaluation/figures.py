@@ -72,7 +72,10 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         try:
             figure.savefig(path)
         except OSError as error:
-            raise UsageError(f"cannot write the picture {path}: {error.strerror}") from None
+            raise ResourceError(
+                f"cannot write the picture {path}: {error.strerror}; "
+                "free some space or write it elsewhere"
+            ) from None
 
 
 def mark_thousands(axis: Axis) -> None:

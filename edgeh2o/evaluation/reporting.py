@@ -14,7 +14,7 @@ from typing import Any
 
 from .._version import __version__
 from ..engine.machine import cpu_model
-from ..errors import UsageError
+from ..errors import ResourceError, UsageError
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -64,11 +64,13 @@ def format_json(report: Mapping[str, Any]) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes UTF-8. Raises UsageError if it cannot be written."""
+    """Writes UTF-8. Raises ResourceError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        raise ResourceError(
+            f"cannot write {path}: {error.strerror}; free some space or write it elsewhere"
+        ) from None
 
 
 def make_folder(path: Path) -> Path:

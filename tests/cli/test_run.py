@@ -259,7 +259,7 @@ def test_long_prompt_example_is_complete(smollm2_path: Path) -> None:
 def test_memory_profile_lies_beside_its_picture(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = tmp_path / "memory.json"
+    path = tmp_path / "memory.JSON"
     assert _run(model, "--memory-profile", str(path), "--json") == 0
     allocated = json.loads(capsys.readouterr().out)["memory_bytes"]
     content = json.loads(path.read_text())
@@ -272,4 +272,4 @@ def test_memory_profile_of_an_unknown_kind_is_refused_before_the_load(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["run", "missing.gguf", "-p", "x", "--memory-profile", "memory.txt"]) == 2
-    assert "name it memory.txt.csv or memory.txt.json" in capsys.readouterr().err
+    assert "name it memory.csv or memory.json" in capsys.readouterr().err

@@ -116,7 +116,8 @@ def test_a_profile_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "error", "problem"),
     [
-        ("profile.txt", UsageError, "name it profile.txt.csv or profile.txt.json"),
+        ("profile.txt", UsageError, "name it profile.csv or profile.json"),
+        ("profile.png", UsageError, "its picture profile.png beside it; name it profile.csv"),
         ("nowhere/profile.csv", UsageError, "there is no folder .*nowhere"),
         ("folder.csv", ResourceError, "cannot write the memory profile .*Is a directory; free"),
     ],
@@ -129,6 +130,8 @@ def test_files_that_cannot_be_written(
         pass
     with pytest.raises(error, match=problem):
         profile.write(tmp_path / name, {})
+    with pytest.raises(ResourceError, match=r"cannot write the picture .*free some space"):
+        draw_memory_profile(profile, {}, tmp_path / "folder.csv")
 
 
 def test_without_proc_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
