@@ -142,7 +142,8 @@ def draw_throughput(
             style = "o-" if line[0].mode == "sparse" else "s--"
             axes.errorbar(lengths, medians, yerr=[low, high], fmt=style, capsize=4, label=name)
         for name, points in peer.items():
-            axes.errorbar(*zip(*points, strict=True), fmt="^:", label=name)
+            peer_lengths, rates = zip(*points, strict=True)
+            axes.errorbar(peer_lengths, rates, fmt="^:", label=name)
         lengths = sorted(
             {result.workload.n_prompt for line in lines.values() for result in line}
             | {length for points in peer.values() for length, _ in points}
