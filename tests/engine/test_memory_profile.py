@@ -130,8 +130,13 @@ def test_files_that_cannot_be_written(
         pass
     with pytest.raises(error, match=problem):
         profile.write(tmp_path / name, {})
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    with MemoryProfile() as profile:
+        pass
     with pytest.raises(ResourceError, match=r"cannot write the picture .*free some space"):
-        draw_memory_profile(profile, {}, tmp_path / "folder.csv")
+        draw_memory_profile(profile, {}, tmp_path / "nowhere" / "profile.png")
 
 
 def test_without_proc_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,5 +64,5 @@ def test_estimates_carry_their_error() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_no_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="cannot write .*: Is a directory; free some space"):
+    with pytest.raises(ResourceError, match=r"cannot write .*: Is a directory; free some space"):
         write_file(tmp_path, "text")
