@@ -46,7 +46,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,  # not to undo -m
         help="GGUF file, folder of an ONNX model, or a known model such as smollm2-135m",
     )
-    group.add_argument("-m", "--model", metavar="MODEL", help="the same")
+    group.add_argument("-m", "--model", metavar="MODEL", help="MODEL given by a flag")
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
