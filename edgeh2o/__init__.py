@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ._core import dense_policy as dense_policy
     from ._core import h2o_policy as h2o_policy
     from ._core import headwise_policy as headwise_policy
+    from ._core import python_policy as python_policy
+    from .attention.base import SparseAttentionConfig as SparseAttentionConfig
     from .attention.dense import DenseConfig as DenseConfig
     from .attention.h2o import H2OConfig as H2OConfig
     from .attention.headwise import HeadwiseConfig as HeadwiseConfig
@@ -61,6 +63,7 @@ _HOMES = {
     "PrefillConfig": "config",
     "ResourceError": "errors",
     "SamplingParams": "config",
+    "SparseAttentionConfig": "attention.base",
     "UsageError": "errors",
     "Workload": "evaluation.throughput",
     "benchmark_throughput": "evaluation.throughput",
@@ -68,6 +71,7 @@ _HOMES = {
     "evaluate_perplexity": "evaluation.perplexity",
     "h2o_policy": "_core",
     "headwise_policy": "_core",
+    "python_policy": "_core",
     "visualize_attention_patterns": "evaluation.attention_patterns",
 }
 

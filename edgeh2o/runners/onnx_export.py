@@ -130,7 +130,6 @@ class DecoderExporter:
             )
         self.emit_mask()
         config, add = self.config, self.writer.add
-        self._norm_name = "SimplifiedLayerNormalization"
         x = self._embedding()
         for layer in range(config.n_layers):
             x = self._branch(x, f"blk.{layer}.", "attn", self._attend)
