@@ -31,8 +31,9 @@ def execute(args: argparse.Namespace) -> int:
     """Writes the folder and says what is in it; returns the exit code."""
     from ..formats.pull import resolve_model
     from ..runners.onnx_export import ExportOptions, describe_report, export_model
-    from .model_options import print_note
+    from .model_options import print_note, show_warnings
 
+    show_warnings()
     path = resolve_model(args.model, on_message=print_note)
     options = ExportOptions(last_logits_only=args.last_logits_only)
     report = export_model(path, args.folder, options)

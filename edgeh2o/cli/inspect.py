@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeH2OError
-from .model_options import add_model_argument, add_model_options, print_note, read_model_options
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    print_note,
+    read_model_options,
+    show_warnings,
+)
 from .report import add_json_option, print_report
 
 if TYPE_CHECKING:
@@ -48,6 +55,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..formats.pull import resolve_model
     from ..formats.split import open_model_file
 
+    show_warnings()
     path = resolve_model(options.model, on_message=print_note)
     attention, prefill = fit_chunks(options.attention, options.prefill)
     options = replace(options, attention=attention, prefill=prefill)
@@ -78,6 +86,7 @@ def _report_gguf(
         return _describe_memory(config.context_length, weights, estimate, options)
 
     template = gguf.metadata.get(TEMPLATE_KEY)
+    read_tokenizer = cache(lambda: build_tokenizer(gguf.metadata))  # it warns each time
     if options.runtime.check_tensors:
         check_tensors(gguf)
     return {
@@ -87,8 +96,8 @@ def _report_gguf(
         "metadata": {key: _describe(value) for key, value in gguf.metadata.items()},
         "tensors": _count_tensors(gguf),
         **({"tensor_list": _list_tensors(gguf)} if lists_tensors else {}),
-        "tokenizer": _try(lambda: _describe_tokenizer(build_tokenizer(gguf.metadata))),
-        "chat_template": _try(lambda: _render(template, build_tokenizer(gguf.metadata))),
+        "tokenizer": _try(lambda: _describe_tokenizer(read_tokenizer())),
+        "chat_template": _try(lambda: _render(template, read_tokenizer())),
         "attention": _try(lambda: _describe_attention(read_model(gguf)[0], options)),
         "memory_bytes": _try(estimate_memory),
     }

@@ -32,6 +32,7 @@ from . import (
 )
 from .answer import EXIT_INTERRUPTED
 from .parser import Parser, name_variables
+from .report import printable
 
 # In the order of the help.
 VERBS = (
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_line(kind: str, message: str) -> None:
     with suppress(OSError):  # stderr may be as full as stdout
-        print(f"edgeh2o: {kind}: {' '.join(message.split())}", file=sys.stderr)
+        print(f"edgeh2o: {kind}: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def _require_streams() -> None:

@@ -98,12 +98,10 @@ def open_model(
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
     own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress.
     """
-    import logging
-
     from ..formats.pull import resolve_model
     from ..llm import LLM
 
-    logging.basicConfig(format="edgeh2o: warning: %(message)s")
+    show_warnings()
     path = resolve_model(options.model, on_message=None if options.quiet else print_note)
     bars = bars_for_terminal(quiet=options.quiet)
     runtime = options.runtime
@@ -143,6 +141,13 @@ def _describe(llm: LLM) -> str:
         f"vocabulary {config.vocab_size}, trained on {config.context_length} positions\n"
         f"kernels: {llm.isa}, threads: {llm.threads}"
     )
+
+
+def show_warnings() -> None:
+    """Lets what the reading of a file warns of look as the program's other warnings."""
+    import logging
+
+    logging.basicConfig(format="edgeh2o: warning: %(message)s")
 
 
 def print_note(message: str) -> None:

@@ -42,5 +42,9 @@ def _text(value: object) -> str:
         return "-"
     if isinstance(value, int):
         return f"{value:,}"
-    # Names come from files nobody vouches for: no control characters to the terminal.
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: names come from files nobody vouches for."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

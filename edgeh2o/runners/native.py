@@ -47,7 +47,7 @@ class NativeModelFile:
         self._gguf = open_model_file(path)
         try:
             self.config, self._bindings = read_model(self._gguf)
-            self.tokenizer = build_tokenizer(self._gguf.metadata)
+            self.tokenizer = _read_tokenizer(self._gguf)
         except BaseException:
             self._gguf.close()
             raise
@@ -268,6 +268,13 @@ def estimate_session_bytes(
         return _core.Session.estimate_bytes(decoder_config, policy, **asdict(shape))
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
+
+
+def _read_tokenizer(file: GgufFile) -> Tokenizer:
+    try:
+        return build_tokenizer(file.metadata)
+    except FormatError as error:
+        raise FormatError(f"{file.path}: {error}") from None
 
 
 def check_tensors(file: GgufFile) -> None:

@@ -280,8 +280,8 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
             "which edgeh2o does not run"
         )
     raise FormatError(
-        f"unknown pre-tokenizer '{name}' (tokenizer.ggml.pre); the token ids would be a guess. "
-        "Use a file of a supported model family or a newer edgeh2o"
+        f"unknown pre-tokenizer {name[:40]!r} (tokenizer.ggml.pre); the token ids would be a "
+        "guess. Use a file of a supported model family or a newer edgeh2o"
     )
 
 

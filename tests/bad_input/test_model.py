@@ -122,6 +122,24 @@ def test_row_17_refuses_tensors(
     refusal(command, code=1, problem=f"model.gguf: .*({problem}.*'{name}'|'{name}.*{problem})")
 
 
+def test_row_19_a_name_with_control_characters(
+    tmp_path: Path, tiny_model: TinyModelFactory, refusal: Refusal
+) -> None:
+    """Messages reach a terminal; this one also names the file."""
+    path = tmp_path / "hostile.gguf"
+    content = tiny_model(tensor_type="Q4_0").read_bytes()
+    assert content.count(b"smollm") == 1
+    path.write_bytes(content.replace(b"smollm", b"s\x1b[2Jm"))
+    refusal(
+        ["run", str(path), "-p", "x"],
+        code=1,
+        problem=r"hostile.gguf: unknown pre-tokenizer 's\\x1b\[2Jm' \(tokenizer.ggml.pre\)",
+        max_python_bytes=16 * 2**20,
+    )
+    name = "no\x1b[2Jsuch.gguf"
+    refusal(["run", name, "-p", "x"], code=1, problem=r"no\\x1b\[2Jsuch.gguf: no such file")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_row_20_weights_that_are_not_finite(
     tmp_path: Path,

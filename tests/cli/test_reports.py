@@ -117,6 +117,16 @@ def test_inspect_of_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["inspect", str(tmp_path / "none")]) == 1
 
 
+def test_inspect_warns_once(
+    tiny_model: TinyModelFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "m.gguf"
+    content = tiny_model(tensor_type="Q4_0").read_bytes()
+    path.write_bytes(content.replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.not"))
+    assert main(["inspect", str(path)]) == 0
+    assert [r.levelname for r in caplog.records if "pre-tokenizer" in r.message] == ["WARNING"]
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
