@@ -101,10 +101,6 @@ class Session:
             copy[:] = rows
         return True
 
-    def close(self) -> None:
-        """Frees the runner."""
-        self._runner = None
-
     def _choose_context(self, n_prompt_tokens: int, max_tokens: int) -> int:
         return choose_context(
             n_prompt_tokens,

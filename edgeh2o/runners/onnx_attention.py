@@ -77,10 +77,6 @@ class AttentionSite:
     masks: tuple[tuple[str, str], ...] = ()
 
     @property
-    def is_packed(self) -> bool:
-        return not self.k
-
-    @property
     def max_context(self) -> int | None:
         """Positions up to which a mask of [tokens, total] is tried out; None without one."""
         return MAX_MASK_CONTEXT if any(kind.endswith("bias") for _, kind in self.masks) else None
