@@ -46,8 +46,8 @@ class LLM:
 
     ``model`` is the path of a GGUF file or of the folder of an ONNX model, or the name of a known
     model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
-    ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, or a mapping such as
-    ``{"algorithm": "h2o", "local": 256}``.
+    ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
+    such as ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type`` and ``check_tensors`` are those of
     ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
     (jinja2) takes the place of the model's own, and ``chat_template_kwargs`` are variables of it
@@ -67,7 +67,7 @@ class LLM:
         isa: str | None = None,
         seed: int | None = None,
         prefill: PrefillConfig | None = None,
-        attention: SparseAttentionConfig | Mapping[str, Any] | None = None,
+        attention: SparseAttentionConfig | Mapping[str, Any] | str | None = None,
         cache_type: str = "f16",
         check_tensors: bool = False,
         chat_template: str | None = None,
@@ -82,6 +82,8 @@ class LLM:
             cache_type=cache_type,
             check_tensors=check_tensors,
         )
+        if isinstance(attention, str):
+            attention = {"algorithm": attention}
         if isinstance(attention, Mapping):
             attention = make_sparse_attention(attention)
         self.prefill = prefill or PrefillConfig()  # as asked for: its chunks may be left open
@@ -316,6 +318,8 @@ class LLM:
                 "give at least one token"
             )
         sampling = sampling or SamplingParams()
+        if not isinstance(sampling, SamplingParams):
+            raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._seed)
         self._use_threads()  # sessions are sized for the number of threads

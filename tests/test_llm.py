@@ -45,6 +45,18 @@ def test_generate(llm: LLM) -> None:
     assert result.stats.load_s > 0
 
 
+def test_sampling_of_another_kind_is_refused(llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"sampling must be SamplingParams\(\.\.\.\), got \{'temp"):
+        llm.generate(PROMPT, {"temperature": 0})  # type: ignore[arg-type]
+
+
+def test_attention_by_its_name(model: Path) -> None:
+    with LLM(model, attention="dense") as llm:
+        assert llm.attention == DenseConfig()
+    with pytest.raises(UsageError, match="sparse attention 'none' is not known; use one of dense"):
+        LLM(model, attention="none")
+
+
 def test_stream_gives_the_same_answer_in_pieces(llm: LLM) -> None:
     whole = llm.generate(PROMPT, GREEDY)
     stream = llm.stream(PROMPT, GREEDY)

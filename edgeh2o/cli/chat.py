@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 PROMPT = "> "
 COMMANDS = """/help   this list
-/reset  forget the conversation, except the system message
+/regen  answer the last message again
+/reset  forget the conversation, except the system message; also /clear
 /exit   leave, as Ctrl-D does
 Ctrl-C stops an answer. A line that ends with \\ goes on in the next."""
 
@@ -111,8 +113,10 @@ class Conversation:
                 return
             if text == "/help":
                 print_note(COMMANDS)
-            elif text == "/reset":
+            elif text in ("/reset", "/clear"):
                 self.messages[:] = begin_messages(self._args)
+            elif text == "/regen":
+                self._answer_again()
             elif text.startswith("/") and " " not in text:
                 print_note(f"there is no command {text}; /help lists them")
             elif text:
@@ -177,6 +181,22 @@ class Conversation:
             print_note(result.stats.format_table())
         elif self._is_interactive and not self._args.quiet:
             print_note(_summarise(result.stats))
+
+    def _answer_again(self) -> None:
+        """Replaces the last answer, unless none comes. Another seed gives another one."""
+        last = self.messages[-2:]
+        if [message["role"] for message in last] != ["user", "assistant"]:
+            print_note("there is no answer yet")
+            return
+        if self._sampling.seed is not None:
+            self._sampling = replace(self._sampling, seed=(self._sampling.seed + 1) % 2**64)
+        del self.messages[-2:]
+        n_before = len(self.messages)
+        try:
+            self._answer(last[0]["content"])
+        finally:
+            if len(self.messages) == n_before:
+                self.messages += last
 
 
 def _summarise(stats: GenerationStats) -> str:

@@ -81,6 +81,13 @@ class ChatTemplate:
         strings. Further keys hold plain values. Raises UsageError for other messages and
         FormatError for whatever the template does wrong, its own refusals included.
         """
+        if isinstance(messages, (str, bytes, Mapping)) or not all(
+            isinstance(message, Mapping) for message in messages
+        ):
+            raise UsageError(
+                'messages are a list such as [{"role": "user", "content": "Hello"}], '
+                f"got {messages!r:.80}"
+            )
         marker = _Marker(self._tokenizer.control_texts, (self._source, messages))
         marked = [marker.mark_message(message) for message in messages]
         tokenizer = self._tokenizer

@@ -154,6 +154,28 @@ def test_reset_and_exit(
     assert answers[:half] == answers[half:]
 
 
+def test_an_answer_again(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _chat(model, monkeypatch, b"/regen\nthe art\n/regen\nin\n", "--quiet") == 0
+    captured = capsys.readouterr()
+    assert captured.err == "there is no answer yet\n"
+    assert _chat(model, monkeypatch, b"the art\nin\n", "--quiet") == 0
+    plain = capsys.readouterr().out
+    answer = captured.out[: len(captured.out) - len(plain)]
+    assert captured.out == answer + plain
+    assert plain.startswith(answer)
+    # Drawn again with a seed it is another one, and the same at every run.
+    lines, options = b"the art\n/regen\n/clear\n", ("--temp", "9", "--seed", "3", "--quiet")
+    outputs = []
+    for _ in range(2):
+        assert _chat(model, monkeypatch, lines, *options) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    first, second = outputs[0][: len(outputs[0]) // 2], outputs[0][len(outputs[0]) // 2 :]
+    assert first != second
+
+
 def test_errors_end_a_piped_chat(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
