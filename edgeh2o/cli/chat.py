@@ -165,7 +165,7 @@ class Conversation:
             self.messages.pop()
             if not self._is_interactive:
                 raise
-            print_note(f"edgeh2o: {error}")
+            print_note(f"edgeh2o: {error} (/reset forgets the conversation)")
             return
         except BaseException:
             self.messages.pop()  # a saved conversation must not have two of the user in a row
@@ -177,6 +177,9 @@ class Conversation:
             self.messages.pop()
         if not is_complete:
             print_note("(stopped)")
+        is_cut = result.finish_reason == "length" and result.stats.fills_context
+        if is_cut and not self._args.quiet:
+            print_note("(the context is full; /reset forgets the conversation, -c sets its size)")
         if self._args.verbose:
             print_note(result.stats.format_table())
         elif self._is_interactive and not self._args.quiet:
@@ -202,9 +205,10 @@ class Conversation:
 def _summarise(stats: GenerationStats) -> str:
     read = stats.prompt_tokens - stats.cached_tokens
     rates = [f"{rate:,.0f}" if rate else "-" for rate in (stats.prefill_tps, stats.decode_tps)]
+    used = min(stats.prompt_tokens + stats.generated_tokens, stats.context_size)
     return (
         f"[read {read} tokens at {rates[0]}/s, wrote {stats.generated_tokens} at {rates[1]}/s, "
-        f"{stats.prompt_tokens + stats.generated_tokens} of {stats.context_size} positions]"
+        f"{used} of {stats.context_size} positions]"
     )
 
 

@@ -118,4 +118,6 @@ def _print_result(result: GenerationResult, args: argparse.Namespace, *, is_comp
         print(json.dumps(result.to_dict(), ensure_ascii=False), flush=True)
     elif not args.quiet:
         title = "" if is_complete else "interrupted; so far:"
+        if result.finish_reason == "length" and result.stats.fills_context:
+            title = f"the context of {result.stats.context_size} positions is full (see -c)"
         print_note(f"{title}\n{result.stats.format_table()}")

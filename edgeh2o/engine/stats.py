@@ -91,6 +91,11 @@ class GenerationStats:
         """Plain values by field name, fit for JSON."""
         return asdict(self)
 
+    @property
+    def fills_context(self) -> bool:
+        """Whether there is no room for another token: the last one drawn is not in the cache."""
+        return self.prompt_tokens + self.generated_tokens > self.context_size
+
     def format_table(self) -> str:
         """A few aligned lines for a terminal, without a final newline."""
         attention = describe_settings(self.attention)

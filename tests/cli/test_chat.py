@@ -176,6 +176,22 @@ def test_an_answer_again(
     assert first != second
 
 
+def test_an_answer_that_the_context_cuts_off(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["-c", "64", "-n", "-1"]
+    assert main(["run", model, *SHORT, "-p", PROMPT, *options]) == 0
+    assert "the context of 64 positions is full (see -c)" in capsys.readouterr().err
+    assert main(["run", model, *SHORT, "-p", PROMPT, "-c", "64"]) == 0
+    assert "is full" not in capsys.readouterr().err
+    assert _chat(model, monkeypatch, b"in\n", *options) == 0
+    assert capsys.readouterr().err == (
+        "(the context is full; /reset forgets the conversation, -c sets its size)\n"
+    )
+    assert _chat(model, monkeypatch, b"in\n", *options, "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_errors_end_a_piped_chat(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
