@@ -214,7 +214,7 @@ def draw_similarity(report: SelectionReport, path: Path) -> None:
         axes.set_xlabel("layer")
         _mark_integers(axes.xaxis)
         axes.set_ylabel("Jaccard similarity")
-        axes.set_title(f"{report.model}: are the same positions kept?")
+        axes.set_title(f"{figures.shorten_name(report.model)}: are the same positions kept?")
         axes.grid(alpha=0.3)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
 

@@ -33,6 +33,8 @@ _DPI = 110
 # The palette of Okabe and Ito (2008), which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 _MARKERS = "os^vDPX"
+# What fits above the narrowest picture.
+_MAX_NAME_CHARACTERS = 45
 
 
 def check_picture(path: Path) -> None:
@@ -81,6 +83,14 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
 def mark_thousands(axis: Axis) -> None:
     """Tick labels with a comma at every third digit, as in titles and tables."""
     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+
+
+def shorten_name(model: str) -> str:
+    """The name of a model file, without its middle where it is too long for a title."""
+    if len(model) <= _MAX_NAME_CHARACTERS:
+        return model
+    n_end = _MAX_NAME_CHARACTERS // 3  # quantisation and number of the file
+    return f"{model[: _MAX_NAME_CHARACTERS - 3 - n_end]}...{model[-n_end:]}"
 
 
 def draw_needle(report: NeedleReport, path: Path) -> None:
@@ -155,7 +165,7 @@ def draw_throughput(
         mark_thousands(axes.yaxis)
         axes.set_xlabel("prompt length (tokens)")
         axes.set_ylabel("prefill (tokens/s)")
-        axes.set_title(f"{results[0].model}, {results[0].isa}: median and range")
+        axes.set_title(f"{shorten_name(results[0].model)}, {results[0].isa}: median and range")
         axes.grid(alpha=0.3)
         axes.legend()
 
@@ -192,8 +202,8 @@ def draw_memory(results: Sequence[Throughput], path: Path) -> None:
         axes.set_ylim(top=1.18 * bottoms.max())
         mark_thousands(axes.yaxis)
         batch_size = max(result.batch_size for result in bars)
-        figure.suptitle(f"{bars[0].model}\nbatches of up to {batch_size:,} tokens")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", reverse=True)
+        figure.suptitle(f"{shorten_name(bars[0].model)}\nbatches of up to {batch_size:,} tokens")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", reverse=True)
 
 
 def draw_ablation(report: AblationReport, path: Path) -> None:
@@ -233,9 +243,10 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         mark_thousands(axes.xaxis)
         axes.set_xlabel(f"keys per query (dense: {report.dense_keys_per_query:,.0f})")
         axes.set_ylabel("perplexity loss (%)")
+        windows = format_count(report.n_windows, "window")
         axes.set_title(
-            f"{report.model}, {format_count(report.n_windows, 'window')} of {report.context:,} "
-            f"tokens, range '{report.range_name}'\nvalues at the points: {last}"
+            f"{shorten_name(report.model)}, {windows} of {report.context:,} tokens, "
+            f"range '{report.range_name}'\nvalues at the points: {last}"
         )
         axes.grid(alpha=0.3)
         if len(lines) > 1:

@@ -38,6 +38,9 @@ def check_figure(figure: Figure) -> None:
     assert min(drawn.x0, drawn.y0) >= -0.01, f"clipped: {drawn}"
     assert drawn.x1 <= figure.get_figwidth() + 0.01, f"clipped: {drawn}"
     assert drawn.y1 <= figure.get_figheight() + 0.01, f"clipped: {drawn}"
+    for legend in figure.legends:
+        for text in figure.texts:
+            assert not legend.get_window_extent().overlaps(text.get_window_extent()), text
     for axes in figure.axes:
         if axes.get_label() == "<colorbar>":
             assert axes.get_ylabel(), "a colour bar without a label"
