@@ -82,6 +82,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"cannot read {path}: {error.strerror}; check --attention-config"
         ) from None
+    except UsageError:  # too large; it is a ValueError too
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{path} is not YAML (--attention-config): {reason}") from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .options import utf8_text
 from .prompt import read_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def add_chat_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         "--system",
         "-sys",
         "--system-prompt",
+        type=utf8_text,
         metavar="TEXT",
         help="system message of the conversation",
     )

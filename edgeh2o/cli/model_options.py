@@ -68,7 +68,7 @@ def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
 
 def read_model_options(args: argparse.Namespace) -> ModelOptions:
     """The parsed flags. Raises UsageError for a value out of range, or without a model."""
-    if args.model is None:
+    if not args.model:
         raise UsageError(
             "no model given: name a GGUF file, the folder of an ONNX model, or smollm2-135m"
         )

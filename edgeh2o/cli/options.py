@@ -7,11 +7,23 @@ A field's flags and help come from its metadata (see ``config.option``). A field
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
 Config = TypeVar("Config")
+
+
+def utf8_text(argument: str) -> str:
+    """An argparse type: text in UTF-8, whatever the locale, which Python decodes arguments by."""
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError(
+            f"not valid UTF-8 at byte {getattr(error, 'start', 0)}; write it in UTF-8"
+        ) from None
+
 
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "N"),
@@ -45,6 +57,7 @@ def add_config_options(
             settings["action"] = "store_true"
         elif item.type == "tuple[str, ...]":
             settings |= {"action": "append", "metavar": item.metadata.get("metavar")}
+            settings["type"] = utf8_text
         else:
             parse, metavar = _PARSERS[str(item.type)]
             settings |= {"type": parse, "metavar": item.metadata.get("metavar") or metavar}

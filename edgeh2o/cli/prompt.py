@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import UsageError
+from .options import utf8_text
 
 STDIN = "-"
 # Several times the text that the longest contexts hold, a million tokens.
@@ -18,7 +19,7 @@ _READ_BYTES = 2**20
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Adds ``-p TEXT``, ``-f FILE`` and ``-``, of which one may be given."""
     sources = parser.add_mutually_exclusive_group()
-    sources.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt itself")
+    sources.add_argument("-p", "--prompt", type=utf8_text, metavar="TEXT", help="the prompt itself")
     sources.add_argument(
         "-f",
         "--prompt-file",
@@ -38,7 +39,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 def read_prompt(args: argparse.Namespace) -> str:
     """The prompt's text. Raises UsageError when there is none or it cannot be read as UTF-8."""
     if args.prompt is not None:
-        return _require_unicode(args.prompt)
+        return str(args.prompt)
     source = args.prompt_file or args.stdin
     if source is None:
         raise UsageError("no prompt given: use -p TEXT, -f FILE, or - for standard input")
@@ -53,18 +54,6 @@ def read_text(source: str, *, flag: str = "-f") -> str:
     if source == STDIN:
         return _decode(_read_stream(sys.stdin.buffer, "standard input"), "standard input")
     return _decode(_read_file(Path(source), flag), source)
-
-
-def _require_unicode(text: str) -> str:
-    """Arguments that are not UTF-8 reach Python as lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"the prompt (-p) is not valid UTF-8 at character {error.start}; "
-            "write it in UTF-8, or give it as a file with -f"
-        ) from None
-    return text
 
 
 def _read_file(path: Path, flag: str) -> bytes:

@@ -95,6 +95,8 @@ class NativeModelFile:
                     if on_bytes is not None:
                         on_bytes(done, self.n_weight_bytes)
             core_model.finish()
+        except FormatError:  # of the reader, which names the file; it is a ValueError too
+            raise
         except ValueError as error:
             raise FormatError(f"{self.path}: {error}") from None
         except MemoryError:
@@ -284,8 +286,9 @@ def check_tensors(file: GgufFile) -> None:
     """
     for info in file.tensors.values():
         if info.type_name in COMPUTABLE_TYPES:
+            data = file.tensor_bytes(info)
             try:
-                _check_tensor(info, file.tensor_bytes(info))
+                _check_tensor(info, data)
             except ValueError as error:
                 raise FormatError(f"{file.path}: {error}") from None
 

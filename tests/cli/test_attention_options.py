@@ -83,3 +83,10 @@ def test_bad_files_of_settings(tmp_path: Path, content: bytes, message: str) -> 
         read("--attention-config", str(path))
     with pytest.raises(UsageError, match="cannot read"):
         read("--attention-config", str(tmp_path))
+
+
+def test_a_file_that_is_too_large_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(UsageError, match=f"^{path} is too large for a file of settings"):
+        read("--attention-config", str(path))

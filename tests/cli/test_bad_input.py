@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.cli.main import main
+from tests.tiny_models import TinyModelFactory
 
 # Options are checked before the model is looked at, so the file need not exist.
 MODEL = "missing.gguf"
@@ -79,7 +82,10 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], fra
         (["run", MODEL, "hello"], "unrecognized arguments: hello (the prompt goes after -p"),
         (["run", MODEL, "-p", "two", "words"], "unrecognized arguments: words (the prompt goes"),
         (["run", MODEL, "-p", "a", "-f", "b"], "not allowed with"),
-        (["run", MODEL, "-p", "a\udcff"], "not valid UTF-8 at character 1"),
+        (["run", MODEL, "-p", "a\udcff"], "argument -p/--prompt: not valid UTF-8 at byte 1"),
+        (["run", MODEL, "-p", "a", "--stop", "\udcff"], "argument --stop"),
+        (["chat", MODEL, "--system", "caf\udce9"], "/--system-prompt: not valid UTF-8 at byte 3"),
+        (["run", "", "-p", "a"], "no model given"),
         (["pull"], "required: NAME"),
     ],
     ids=lambda v: " ".join(v).encode("ascii", "replace").decode() if isinstance(v, list) else "",
@@ -138,6 +144,18 @@ def test_process_ends_with_the_code_and_no_traceback(arguments: list[str], code:
     assert result.returncode == code
     assert result.stdout == ""
     _expect_one_line(result.stderr, "edgeh2o")
+
+
+def test_arguments_are_utf8_in_any_locale(tiny_model: TinyModelFactory) -> None:
+    command = [sys.executable, "-m", "edgeh2o", "run", str(tiny_model()), "-n", "0", "--json"]
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    counts = set()
+    for locale in ({"LC_ALL": "C.UTF-8"}, plain):
+        result = subprocess.run(
+            [*command, "-p", "na\u00efve"], capture_output=True, check=True, env=os.environ | locale
+        )
+        counts.add(json.loads(result.stdout)["prompt_tokens"])
+    assert len(counts) == 1
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
