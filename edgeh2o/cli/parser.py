@@ -29,6 +29,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += " (one that begins with a dash goes after =, as in --stop=--)"
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
     def parse_known_args(  # type: ignore[override]
