@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
-            message += " (one that begins with a dash goes after =, as in --stop=--)"
+            message += " (one that begins with a dash goes after =, as in --stop=-x)"
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
     def parse_known_args(  # type: ignore[override]

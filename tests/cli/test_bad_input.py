@@ -44,7 +44,7 @@ BAD_OPTIONS = [
     (["--stop", ""], "--stop"),
     (["-n", "-2"], "--max-tokens"),
     (["--cache-type", "q1"], "argument --cache-type: invalid choice: 'q1' (choose from"),
-    (["--stop", "--"], "expected one argument (one that begins with a dash goes after =, as in"),
+    (["--stop", "-x"], "expected one argument (one that begins with a dash goes after =, as in"),
     (["--isa", ""], "--isa"),
     (["--h2o-local", "-1"], "local"),
     (["--h2o-heavy", "-1"], "heavy"),
