@@ -144,11 +144,13 @@ def headwise_policy(
     decay: float = 0.9,
     page_size: int = 64,
     max_past: int = 8192,
+    tail: int = 0,
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
     Once that is longer than ``max_past`` (0: never), such a head reads about so many positions:
-    the pages that the chunk's queries ask for.
+    the pages that the chunk's queries ask for. The last ``tail`` tokens of the prompt's last call
+    read everything.
     """
 
 def python_policy(

@@ -70,7 +70,7 @@ PolicyPtr make_h2o_policy(size_t local, size_t heavy, size_t sinks, const std::s
 }
 
 PolicyPtr make_headwise_policy(const std::vector<std::optional<size_t>>& budgets, size_t local, size_t sinks,
-                               float decay, size_t page_size, size_t max_past) {
+                               float decay, size_t page_size, size_t max_past, size_t tail) {
   HeadwiseOptions options;
   for (const auto& budget : budgets) options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
   options.n_local = local;
@@ -78,6 +78,7 @@ PolicyPtr make_headwise_policy(const std::vector<std::optional<size_t>>& budgets
   options.decay = decay;
   options.page_size = page_size;
   options.max_past = max_past;
+  options.n_tail = tail;
   return std::make_shared<HeadwisePolicy>(options);
 }
 
@@ -109,7 +110,7 @@ void bind_attention(py::module_& module) {
              py::arg("by_values") = false, py::arg("tail") = 0);
   module.def("headwise_policy", &make_headwise_policy, py::arg("budgets"), py::kw_only(),
              py::arg("local") = 256, py::arg("sinks") = 4, py::arg("decay") = 0.9f, py::arg("page_size") = 64,
-             py::arg("max_past") = 8192);
+             py::arg("max_past") = 8192, py::arg("tail") = 0);
   module.def("python_policy", &make_python_policy, py::arg("rule"), py::kw_only(),
              py::arg("column_sums") = "none", py::arg("max_memory") = 0, py::arg("max_synthetic") = 0);
 }

@@ -45,6 +45,7 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   const std::vector<size_t> all = capacities(shape);
   const std::vector<bool> recall = recalls(shape);
   PolicyNeeds needs;
+  needs.n_dense_tail = options_.n_tail;
   needs.max_scored_memory = *std::max_element(all.begin(), all.end());
   if (needs.max_scored_memory > 0) needs.column_sums = ColumnSums::kJoint;
   if (std::find(recall.begin(), recall.end(), true) != recall.end()) {

@@ -23,6 +23,7 @@ struct HeadwiseOptions {
   float decay = 0.9f;           // factor of the old score at every chunk
   size_t page_size = 64;        // positions per landmark, 0: none
   size_t max_past = 8192;       // beyond it full heads read the pages that the queries ask for; 0: no limit
+  size_t n_tail = 0;            // last queries of the prompt that read everything
 };
 
 class HeadwisePolicy final : public SparsePolicy {

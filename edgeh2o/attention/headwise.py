@@ -4,7 +4,7 @@ A few KV heads carry most of the error that sparsity makes (retrieval and induct
 large budgets or the whole past, the others small ones, by a table that `edgeh2o calibrate`
 measures once per model. Scores are means over the queries that saw a key, with decay, of the joint
 softmax weights; what a memory set leaves out is stood for by landmarks: the mean key and value of
-the rest of every page.
+the rest of every page. The last tokens of a prompt, which ask the question, read everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .registry import register_sparse_attention
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
-DEFAULT_BUDGET = 896
+DEFAULT_BUDGET = 864
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,12 @@ class HeadwiseConfig(SparseAttentionConfig):
         help="most tokens that a head with unlimited budget reads: beyond it the pages that the "
         "chunk's queries ask for, 0 = no limit",
     )
+    tail: int = option(
+        32,
+        "--headwise-tail",
+        help="last tokens of the prompt that read everything, as far back as its last logical "
+        "batch begins; not in a chat",
+    )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     profile: BudgetTable | None = field(
         default=None, metadata={"is_option": False, "is_setting": False}
@@ -102,7 +108,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         check_real(
             self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
         )
-        for name in ("local", "sinks", "landmark_size", "max_past"):
+        for name in ("local", "sinks", "landmark_size", "max_past", "tail"):
             check_int(self, name, 0)
         if not all(budget is None or _is_positive_int(budget) for budget in self.budgets or ()):
             raise UsageError("budgets must be positive integers, or None for the whole past")
@@ -172,6 +178,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             decay=self.decay,
             page_size=self.landmark_size,
             max_past=self.max_past,
+            tail=self.tail,
         )
 
     def needs_profile(self, model: AttentionModel) -> bool:
@@ -209,6 +216,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             "decay": self.decay,
             "landmark_size": self.landmark_size,
             "max_past": self.max_past,
+            "tail": self.tail,
         }
 
 

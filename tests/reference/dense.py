@@ -82,6 +82,10 @@ class CachedLayer:
     def decode(self, q: Array, k: Array, v: Array) -> Array:
         """Appends k, v; output [n_heads, n, d] of q: attention over all cached positions."""
         self.append(k, v)
+        return self.read_all(q)
+
+    def read_all(self, q: Array) -> Array:
+        """Output [n_heads, n, d] of the last n cached positions, which read all before them."""
         return causal_attention(
             q, self.k, self.v, scale=self.scale, window=self.window, soft_cap=self.soft_cap
         )

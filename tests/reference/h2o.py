@@ -29,7 +29,7 @@ from typing import Literal
 
 import numpy as np
 
-from tests.reference.dense import CachedLayer, causal_attention, group_queries
+from tests.reference.dense import CachedLayer, group_queries
 from tests.reference.heavy_hitters import ColumnSums, Positions, select_memory
 from tests.reference.pairs import chunk_bounds
 from tests.reference.softmax_state import Array, SoftmaxState, attend, merge
@@ -128,10 +128,7 @@ class H2OLayer(CachedLayer):
             for start, stop in bounds
         ]
         if n_sparse < q.shape[1]:
-            tail = q[:, n_sparse:]
-            parts.append(
-                causal_attention(tail, self.k, self.v, scale=self.scale, soft_cap=self.soft_cap)
-            )
+            parts.append(self.read_all(q[:, n_sparse:]))
         return np.concatenate(parts, axis=1)
 
     def _ranks_of(self, head: int) -> Array:

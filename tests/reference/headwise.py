@@ -118,6 +118,7 @@ class HeadwiseLayer(CachedLayer):
         decay: float = 0.9,
         page_size: int = 64,
         max_past: int = 8192,
+        tail: int = 0,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
@@ -128,6 +129,7 @@ class HeadwiseLayer(CachedLayer):
         self._sinks = sinks
         self._page_size = page_size
         self._max_past = max_past
+        self._tail = tail
         self._column_sums = ColumnSums(decay=decay)
         self.chunks: list[HeadwiseRecord] = []
 
@@ -138,15 +140,18 @@ class HeadwiseLayer(CachedLayer):
         """
         first = self.append(k, v)
         self._column_sums.grow(k.shape[0], first + k.shape[1])
+        n_sparse = q.shape[1] - min(self._tail if is_last else 0, q.shape[1])
         parts = [
             self._run_chunk(
                 q[:, start:stop],
                 first + start,
                 first + stop,
-                is_scored=not (is_last and stop == q.shape[1]),
+                is_scored=not (is_last and stop == n_sparse),
             )
-            for start, stop in chunk_bounds(q.shape[1], chunk_size=self._chunk_size)
+            for start, stop in chunk_bounds(n_sparse, chunk_size=self._chunk_size)
         ]
+        if n_sparse < q.shape[1]:
+            parts.append(self.read_all(q[:, n_sparse:]))
         return np.concatenate(parts, axis=1)
 
     def _recall(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:

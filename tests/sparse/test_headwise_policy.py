@@ -233,6 +233,25 @@ def test_recall_finds_the_page_that_one_query_asks_for(group: int, soft_cap: flo
         assert target in positions
 
 
+@pytest.mark.parametrize("tail", [1, 7, S, 2 * S + 9, 10 * S])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_dense_tail_equals_the_oracle(tail: int, calls: int) -> None:
+    """The last queries of the last call read everything, as heads with the whole past do."""
+    n_tokens = 5 * S + 7
+    ends = (n_tokens,) if calls == 1 else (2 * S, 4 * S, n_tokens)
+    qkv = separated(n_tokens, tail=tail)
+    attention, layer = make_headwise(n_tokens, tail=tail)
+    expected = [
+        layer.prefill(*(array[:, start:end] for array in qkv), is_last=end == n_tokens)
+        for start, end in pairwise((0, *ends))
+    ]
+    output = prefill(attention, qkv, ends=ends)
+    np.testing.assert_allclose(output, np.concatenate(expected, axis=1), **CLOSE)
+    n_tail = min(tail, n_tokens - (0 if calls == 1 else ends[-2]))
+    dense = causal_attention(qkv[0][:, -n_tail:], *qkv[1:])
+    np.testing.assert_allclose(output[:, -n_tail:], dense, **CLOSE)
+
+
 def test_pairs_count_memory_and_landmarks() -> None:
     n_tokens = 5 * S + 7
     qkv = separated(n_tokens)
