@@ -10,11 +10,9 @@ does. The runners take turns; medians are printed. FOLDER is best made by
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig
+from edgeh2o.evaluation.reporting import markdown_table
 from edgeh2o.formats.onnx_folder import find_onnx_model
+
+from .reporting import run_script, write_report
 
 Tokens = NDArray[np.int64]
 # Seconds of the prefill and of the decoding.
@@ -115,7 +116,7 @@ def measure(
     }
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(prog="bench.onnx_speed", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of an ONNX model")
@@ -123,32 +124,32 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-n", "--n-decode", type=int, default=32, metavar="N")
     parser.add_argument("-t", "--threads", type=int, default=2, metavar="N")
     parser.add_argument("-r", "--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser.parse_args(arguments)
+    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
+    return parser.parse_args()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Command line entry; returns the exit code."""
-    args = parse_arguments(arguments)
+    args = parse_arguments()
     results = {
         int(n): measure(args.folder, int(n), args.n_decode, args.threads, args.rounds)
         for n in args.n_prompt.split(",")
     }
-    if args.json:
-        print(json.dumps(results, indent=2))
-        return 0
-    print("| prompt | runner | prefill tokens/s | ratio | decode tokens/s | ratio |")
-    print("|---:|---|---:|---:|---:|---:|")
-    for n_prompt, found in results.items():
-        base = found["onnxruntime"]
-        for name, speed in found.items():
-            prefill, decode = speed["prefill_tps"], speed["decode_tps"]
-            print(
-                f"| {n_prompt} | {name} | {prefill:.0f} | {prefill / base['prefill_tps']:.2f}x | "
-                f"{decode:.1f} | {decode / base['decode_tps']:.2f}x |"
-            )
+    lines = [
+        [
+            *(n_prompt, name, f"{speed['prefill_tps']:,.0f}"),
+            f"{speed['prefill_tps'] / found['onnxruntime']['prefill_tps']:.2f}x",
+            f"{speed['decode_tps']:.1f}",
+            f"{speed['decode_tps'] / found['onnxruntime']['decode_tps']:.2f}x",
+        ]
+        for n_prompt, found in results.items()
+        for name, speed in found.items()
+    ]
+    header = ["prompt", "runner", "prefill tokens/s", "ratio", "decode tokens/s", "ratio"]
+    note = f"Medians of {args.rounds} alternating rounds; {args.threads} threads."
+    write_report(args.output, [note, markdown_table(header, lines)], results)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import FormatError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -200,3 +202,23 @@ class RunnerBase(ABC):
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    def _adopt(self, state: RunnerState, load: Callable[[bytes], None]) -> None:
+        """Takes a saved state over; ``load`` reads the core's part of it.
+
+        Raises FormatError, and leaves no prompt, for one that does not fit.
+        """
+        self.reset()
+        try:
+            load(state.core)
+            if self.position != len(state.token_ids):
+                raise ValueError(f"it is of {self.position} tokens, not {len(state.token_ids)}")
+        except ValueError as error:
+            self.reset()
+            raise FormatError(f"the saved state does not fit: {error}") from None
+        self._token_ids = list(state.token_ids)
+        self.prompt_logits = state.prompt_logits
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets the prompt."""

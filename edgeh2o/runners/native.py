@@ -237,16 +237,7 @@ class NativeRunner(RunnerBase):
         return RunnerState(tuple(self.token_ids), core, self.prompt_logits)
 
     def import_state(self, state: RunnerState) -> None:
-        self.reset()
-        try:
-            self._session.load_state(state.core)
-            if self.position != len(state.token_ids):
-                raise ValueError(f"it is of {self.position} tokens, not {len(state.token_ids)}")
-        except ValueError as error:
-            self.reset()
-            raise FormatError(f"the saved state does not fit: {error}") from None
-        self._token_ids = list(state.token_ids)
-        self.prompt_logits = state.prompt_logits
+        self._adopt(state, self._session.load_state)
 
     def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
         for layer in range(self._config.n_layers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,12 +214,7 @@ def _estimate_session_bytes(
 ) -> Mapping[str, int]:
     try:
         parts = _core.ChunkedAttention.estimate_bytes(
-            attention.make_policy(config),
-            **_attention_args(config, sites),
-            chunk_size=shape.chunk_size,
-            batch_size=shape.batch_size,
-            max_context=shape.max_context,
-            cache_type=shape.cache_type,
+            attention.make_policy(config), **_attention_args(config, sites), **asdict(shape)
         )
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None

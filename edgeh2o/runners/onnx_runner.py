@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from .. import _core
 from ..config import ModelConfig
-from ..errors import FormatError, ResourceError, UsageError
+from ..errors import ResourceError, UsageError
 from .base import OnLayer, RunnerBase, RunnerState, SessionShape
 from .onnx_cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .onnx_plan import ProductRunner, ValueStore
@@ -33,23 +34,10 @@ class OnnxRunner(RunnerBase):
     def __init__(self, model: OnnxModel, policy: _core.SparsePolicy, shape: SessionShape) -> None:
         self._model = model
         super().__init__(policy, shape, model.config.vocab_size)
-        self._attention = _core.ChunkedAttention(
-            policy,
-            **model.attention_args,
-            chunk_size=shape.chunk_size,
-            batch_size=shape.batch_size,
-            max_context=shape.max_context,
-            cache_type=shape.cache_type,
-        )
+        sizes = {**model.attention_args, **asdict(shape)}
+        self._attention = _core.ChunkedAttention(policy, **sizes)
         self._attention.reset()
-        self._sizes = _core.ChunkedAttention.estimate_bytes(
-            policy,
-            **model.attention_args,
-            chunk_size=shape.chunk_size,
-            batch_size=shape.batch_size,
-            max_context=shape.max_context,
-            cache_type=shape.cache_type,
-        )
+        self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)
         self._store = ValueStore(model.stages, model.shapes, shape.batch_size, BLOCK_TOKENS)
         self._products = ProductRunner(model.stages, model.shapes, self._store, BLOCK_TOKENS)
         self._context = _Context(model.stages, shape, model.config)
@@ -185,16 +173,7 @@ class OnnxRunner(RunnerBase):
         return RunnerState(tuple(self.token_ids), core, self.prompt_logits)
 
     def import_state(self, state: RunnerState) -> None:
-        self.reset()
-        try:
-            self._attention.load_state(state.core)
-            if self.position != len(state.token_ids):
-                raise ValueError(f"it is of {self.position} tokens, not {len(state.token_ids)}")
-        except ValueError as error:
-            self.reset()
-            raise FormatError(f"the saved state does not fit: {error}") from None
-        self._token_ids = list(state.token_ids)
-        self.prompt_logits = state.prompt_logits
+        self._adopt(state, self._attention.load_state)
 
     def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
         for layer in range(len(self._model.sites)):

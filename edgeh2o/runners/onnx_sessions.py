@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core
 from ..errors import FormatError, UsageError
 from ..formats.metadata import quote
 from ..formats.onnx_graph import OnnxGraph, describe_node
@@ -454,8 +452,3 @@ def _is_causal(
     if kind == "bias" and flat[0].all():  # the node itself is causal
         return True
     return np.array_equal(flat[0], expected)
-
-
-def n_runtime_threads() -> int:
-    """Threads of a session: those of the attention, which waits meanwhile."""
-    return min(_core.num_threads(), os.cpu_count() or 1)
