@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
+from ..errors import UsageError
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -49,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Measures, writes the table, prints its path and the measured losses."""
     options = read_model_options(args)
-    texts = [read_text(path) for path in args.text or ()]
+    texts = [read_text(path, flag="--text") for path in args.text or ()]
+    if args.output:
+        _require_writable(Path(args.output))
 
     from ..attention.budget_table import table_path, write_table
     from ..evaluation.calibration import calibrate
@@ -63,3 +67,10 @@ def execute(args: argparse.Namespace) -> int:
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
     print(path)
     return 0
+
+
+def _require_writable(path: Path) -> None:
+    """Not to find it out after minutes. Folders that are missing are made at the end."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"{path} cannot be written; name another file after -o")

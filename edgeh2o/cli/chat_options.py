@@ -92,8 +92,18 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
 def find_session(args: argparse.Namespace) -> Path | None:
     """The session file to go on from; None if there is none yet.
 
-    Raises UsageError for one that could not be written at the end, before a model is loaded.
+    Raises UsageError for one that could not be written at the end, and FormatError for what is no
+    session file, before a model is loaded.
     """
+    path = _find_session(args)
+    if path is not None:
+        from ..engine.session_file import check_session_file
+
+        check_session_file(path)
+    return path
+
+
+def _find_session(args: argparse.Namespace) -> Path | None:
     if args.session is None:
         if args.session_read_only:
             raise UsageError("--session-read-only needs --session FILE")

@@ -109,13 +109,28 @@ def open_session(
     Raises FormatError for a damaged file, UsageError for one of another model or of other options,
     ResourceError for one that cannot be read.
     """
+    with _open(path) as file:
+        yield _read(path, file, fingerprint, vocab_size)
+
+
+def check_session_file(path: Path) -> None:
+    """Refuses, as ``open_session`` does, what is no session file or is cut off.
+
+    It takes no time, and no model.
+    """
+    with _open(path) as file:
+        _read_header(path, file)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
     try:
         # Not to wait for a writer if it is a pipe.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise _damaged(path, "it is not a regular file", _OTHER_FILE)
-            yield _read(path, file, fingerprint, vocab_size)
+            yield file
     except OSError as error:
         raise ResourceError(
             f"cannot read the session file {path}: {error.strerror or error}; {_OTHER_FILE}"
@@ -125,16 +140,14 @@ def open_session(
 def _read(
     path: Path, file: IO[bytes], fingerprint: Mapping[str, Any], vocab_size: int
 ) -> SavedSession:
-    n_bytes = os.fstat(file.fileno()).st_size
-    header_bytes = _read_prefix(path, file, n_bytes)
-    header = _parse_json(path, _read_exactly(path, file, header_bytes))
-    sizes = _check_sizes(path, header, n_bytes - _PREFIX.size - header_bytes - DIGEST_BYTES)
+    header, sizes = _read_header(path, file)
+    n_bytes, begin = os.fstat(file.fileno()).st_size, file.tell()
     _check_fingerprint(path, header.get("fingerprint"), fingerprint)
     token_bytes, document_bytes, core_bytes, logit_bytes, row_bytes = sizes
     if token_bytes % 4 or logit_bytes not in (0, 4 * vocab_size):
         raise _damaged(path, "the sizes of its parts cannot be")
     _check_digest(path, file, n_bytes - DIGEST_BYTES)
-    file.seek(_PREFIX.size + header_bytes)
+    file.seek(begin)
     tokens = np.frombuffer(_read_exactly(path, file, token_bytes), "<i4")
     document = _parse_json(path, _read_exactly(path, file, document_bytes))
     core = _read_exactly(path, file, core_bytes)
@@ -143,6 +156,15 @@ def _read(
         raise _damaged(path, f"a token id is outside the vocabulary of {vocab_size} tokens")
     state = RunnerState(tuple(tokens.tolist()), core, logits if logits.size else None)
     return SavedSession(state, document, file, row_bytes)
+
+
+def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], list[int]]:
+    """The header and the sizes of the parts, which begin where the file then stands."""
+    n_bytes = os.fstat(file.fileno()).st_size
+    header_bytes = _read_prefix(path, file, n_bytes)
+    header = _parse_json(path, _read_exactly(path, file, header_bytes))
+    sizes = _check_sizes(path, header, n_bytes - _PREFIX.size - header_bytes - DIGEST_BYTES)
+    return header, sizes
 
 
 def _read_prefix(path: Path, file: IO[bytes], n_bytes: int) -> int:

@@ -49,12 +49,11 @@ def test_an_empty_file_is_a_new_session(
     assert _cached_tokens(capsys) > 0
 
 
-def test_another_file_is_left_alone(
-    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_another_file_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes")
-    assert main(["run", model, *SHORT, "-p", PROMPT, "--session", str(path)]) == 1
+    # Before a model is looked at.
+    assert main(["run", "missing.gguf", *SHORT, "-p", PROMPT, "--session", str(path)]) == 1
     stderr = capsys.readouterr().err
     assert "it is not a session file; name another file with --session" in stderr
     assert "delete" not in stderr
