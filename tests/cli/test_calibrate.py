@@ -1,7 +1,8 @@
-"""``edgeh2o calibrate``: what is refused before the work of minutes."""
+"""``edgeh2o calibrate``: what it writes, and what is refused before the work of minutes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,28 @@ def test_files_that_cannot_be(
 ) -> None:
     options = [option.format(folder=tmp_path) for option in options]
     expect_usage_error(main(["calibrate", "missing.gguf", *options]), part)
+
+
+def test_a_run_takes_the_table(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
+    options = ["--text", str(text), "--length", "2048"]
+    given = tmp_path / "new" / "table.json"
+    assert main(["calibrate", model, *options, "-o", str(given)]) == 0
+    *losses, path = capsys.readouterr().out.splitlines()
+    assert path == str(given)
+    assert all(line.startswith("--budget ") and line.endswith(" %") for line in losses)
+
+    def source(*flags: str) -> str:
+        assert main(["run", model, "-p", "the", "-n", "1", "--json", *flags]) == 0
+        table: str = json.loads(capsys.readouterr().out)["attention"]["table"]
+        return table
+
+    assert source() == "uniform"
+    assert source("--budget-table", str(given)) == "file"
+    assert main(["calibrate", model, *options, "--quiet"]) == 0
+    assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "cache"
+    assert source() == "cache"
