@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EdgeH2OError
+from ..errors import EdgeH2OError, UsageError
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -50,16 +50,24 @@ def execute(args: argparse.Namespace) -> int:
     """Prints the report; parts that this version cannot read say why."""
     options = read_model_options(args)
 
+    from .. import isa
     from ..engine.session import fit_chunks
     from ..formats.onnx_folder import is_onnx
     from ..formats.pull import resolve_model
     from ..formats.split import open_model_file
 
     show_warnings()
+    if options.runtime.isa is not None:
+        isa.use(options.runtime.isa)
     path = resolve_model(options.model, on_message=print_note)
     attention, prefill = fit_chunks(options.attention, options.prefill)
     options = replace(options, attention=attention, prefill=prefill)
     if is_onnx(path):
+        if options.runtime.check_tensors or args.tensors:
+            raise UsageError(
+                "inspect looks into the tensors of GGUF files only; "
+                "'edgeh2o run --check-tensors' checks those of ONNX models"
+            )
         report = _report_onnx(path, options)
     else:
         with open_model_file(path) as gguf:

@@ -16,6 +16,7 @@ from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.report import print_report
 from edgeh2o.engine.machine import examine_machine
 from edgeh2o.engine.threads import choose_threads
+from edgeh2o.runners.onnx_export import ExportOptions, export_model
 from tests.tiny_models import TinyModelFactory
 
 
@@ -61,6 +62,20 @@ def test_inspect_lists_tensors(
     assert len(report["tensor_list"]) == report["tensors"]["all"]["tensors"]
     assert report["tensor_list"]["blk.0.attn_norm.weight"].startswith("F32 ")
     assert report["tensor_list"]["token_embd.weight"].endswith(" x 320")
+
+
+def test_inspect_refuses_flags_that_it_cannot_heed(
+    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model(tensor_type="Q4_0")
+    assert main(["inspect", str(model), "--isa", "none"]) == 2
+    assert "ISA 'none' is not available" in capsys.readouterr().err
+    export_model(model, tmp_path / "onnx", ExportOptions())
+    for flag in ("--check-tensors", "--tensors"):
+        assert main(["inspect", str(tmp_path / "onnx"), flag]) == 2
+        captured = capsys.readouterr()
+        assert "inspect looks into the tensors of GGUF files only" in captured.err
+        assert captured.out == ""
 
 
 def test_inspect_takes_the_budgets_of_the_model(
