@@ -20,11 +20,11 @@ _edgeh2o() {{
     esac
     if [[ $COMP_CWORD -eq 1 ]]; then
         COMPREPLY=($(compgen -W '{commands}' -- "$word"))
-    elif [[ $choices ]]; then
+    elif [[ -n $choices ]]; then
         COMPREPLY=($(compgen -W "$choices" -- "$word"))
     elif [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))
-    elif [[ $words ]]; then
+    elif [[ -n $words ]]; then
         COMPREPLY=($(compgen -W "$words" -- "$word"))
     else
         COMPREPLY=($(compgen -f -- "$word"))
