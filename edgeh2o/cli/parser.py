@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from ..errors import UsageError
+from .options import utf8_text
 
 PREFIX = "EDGEH2O_"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -40,7 +41,9 @@ class Parser(argparse.ArgumentParser):
 
         A command's parser raises UsageError for what it does not know: nothing comes after it.
         """
-        args = self._attach_dashes(sys.argv[1:] if args is None else args)
+        args = sys.argv[1:] if args is None else args
+        if self._subparsers is None:
+            args = self._attach_values(args)
         variables = self._find_variables()
         defaults = {action.dest: action.default for action in variables}
         missing = object()
@@ -69,16 +72,23 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(rest)}{self._suggest(rest)}")
         return parsed, rest
 
-    def _attach_dashes(self, words: Sequence[str]) -> list[str]:
-        """``--flag -`` as ``--flag=-``, where a lone dash is a flag of its own."""
+    def _attach_values(self, words: Sequence[str]) -> list[str]:
+        """``--flag -VALUE`` as ``--flag=-VALUE``, where argparse would see two flags.
+
+        That is done for texts, and for a lone dash where that is a flag of its own. Raises
+        UsageError for ``-hf`` and the like, which argparse would take for ``-h``.
+        """
         known = self._option_string_actions
         attached: list[str] = []
         for word in words:
-            before = known.get(attached[-1]) if word == "-" in known and attached else None
+            before = known.get(attached[-1]) if word.startswith("-") and attached else None
             if before is not None and before.nargs is None:
-                attached[-1] = f"{_long_flag(before)}=-"
-            else:
-                attached.append(word)
+                if word == "-" or (before.type is utf8_text and word not in known):
+                    attached[-1] = f"{_long_flag(before)}={word}"
+                    continue
+            elif word.startswith("-h") and word not in known:
+                self.error(f"unrecognized arguments: {word}")
+            attached.append(word)
         return attached
 
     def _suggest(self, rest: Sequence[str]) -> str:

@@ -66,6 +66,14 @@ def test_model_and_dash_may_stand_anywhere(arguments: list[str]) -> None:
     assert args.stop in (None, ["-"])
 
 
+@pytest.mark.parametrize("text", ["-hello", "- one\n- two", "-n is a flag", "--temp=", "-", "-1"])
+def test_texts_may_begin_with_a_dash(text: str) -> None:
+    words = ["-p", text, "--stop", text, "-sys", text, "-n", "5"]
+    args = build_parser().parse_args(["run", "M", *words])
+    assert (args.model, args.prompt, args.system, args.stop) == ("M", text, text, [text])
+    assert args.max_tokens == 5
+
+
 def test_names_of_flags_that_llama_cpp_users_know() -> None:
     words = "-m M -r a --reverse-prompt b -sys s --predict 3 --ubatch-size 64 --temperature 0"
     args = build_parser().parse_args(["run", "--file", "f", *words.split()])
