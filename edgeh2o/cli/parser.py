@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from ..errors import UsageError
@@ -93,6 +92,8 @@ class Parser(argparse.ArgumentParser):
 
     def _suggest(self, rest: Sequence[str]) -> str:
         """What was meant, perhaps."""
+        from difflib import get_close_matches
+
         flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if flag is None:
             has_prompt = "--prompt" in self._option_string_actions
