@@ -67,6 +67,11 @@ def execute(args: argparse.Namespace) -> int:
     with open_model(options, **read_template(args)) as (llm, bars):
         _ = llm.chat_template  # not to fail after the first message
         saved = [] if session is None else _read_messages(llm.load_session(session))
+        if saved and begin_messages(args) not in ([], saved[:1]):
+            raise UsageError(
+                f"--session {session} holds a conversation that began with another --system; "
+                "leave that out, or name another file"
+            )
         bars.close()
         conversation = Conversation(llm, bars, sampling, args, saved or begin_messages(args))
         try:
@@ -114,7 +119,7 @@ class Conversation:
             if text == "/help":
                 print_note(COMMANDS)
             elif text in ("/reset", "/clear"):
-                self.messages[:] = begin_messages(self._args)
+                self.messages[:] = [m for m in self.messages[:1] if m["role"] == "system"]
             elif text == "/regen":
                 self._answer_again()
             elif text.startswith("/") and " " not in text:

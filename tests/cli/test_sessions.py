@@ -85,6 +85,25 @@ def test_run_does_not_overwrite_a_conversation(
     assert (tmp_path / "s").read_bytes() == saved
 
 
+def test_the_system_message_of_a_conversation_stays(
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    session = ["--session", str(path)]
+    assert _chat(model, monkeypatch, b"the art\n", *session, "--system", "in") == 0
+    capsys.readouterr()
+    assert _chat(model, monkeypatch, b"the hen\n", *session, "--system", "of") == 2
+    assert "began with another --system; leave that out" in capsys.readouterr().err
+    assert _chat(model, monkeypatch, b"/reset\nthe hen\n", *session) == 0
+    texts = [message["content"] for message in _saved_messages(model, path)]
+    assert texts[:2] == ["in", "the hen"]
+    assert len(texts) == 3
+    assert _chat(model, monkeypatch, b"the art\n", *session, "--system", "in") == 0
+
+
 def test_a_conversation_outlives_an_interrupted_prefill(
     model: str,
     capsys: pytest.CaptureFixture[str],
