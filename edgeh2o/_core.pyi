@@ -263,6 +263,7 @@ class ChunkedAttention:
         *,
         window: int = 0,
         is_last: bool,
+        stays_open: bool = False,
         rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         is_interleaved: bool = False,
         out: NDArray[np.float32] | None = None,
@@ -270,7 +271,8 @@ class ChunkedAttention:
         """Appends the next tokens of the prompt; returns their output, in the shape of q.
 
         With a ``window`` the policy is not asked: every query sees so many positions, its own
-        included. All calls for one layer have the same window.
+        included. All calls for one layer have the same window. ``is_last`` ends the prompt;
+        with ``stays_open`` another may go on from there.
         """
 
     def decode(
@@ -336,10 +338,13 @@ class Session:
         tokens: NDArray[np.int32],
         *,
         is_last: bool,
+        stays_open: bool = False,
         on_layer: Callable[[int, int], None] | None = None,
         on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
         """Appends tokens to the prompt; the logits [vocab_size] of the last one if ``is_last``.
+
+        With ``stays_open`` another prompt may go on from the end of this one.
 
         ``on_layer(done, total)`` is called after every layer, and ``on_attention(layer, residual,
         q, k, v, attended)`` after every layer's attention: the residual stream before the layer

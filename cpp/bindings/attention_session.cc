@@ -131,14 +131,15 @@ class AttentionSession {
   // q, k, v: [n_tokens][heads][head_dim] of the next tokens of the prompt. If it throws, reset before going
   // on.
   py::array_t<float> run(size_t layer, const StridedArray& q, const StridedArray& k, const StridedArray& v,
-                         size_t window, bool is_last, const RotaryTables& rotary, bool is_interleaved,
-                         const Output& out) {
+                         size_t window, bool is_last, bool stays_open, const RotaryTables& rotary,
+                         bool is_interleaved, const Output& out) {
     const size_t first = position(layer);
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
     {
       const py::gil_scoped_release release;
       append(layer, call);
-      attention_.run(layer, call.q.as_const(), cache_->view(layer), first, window, is_last, call.out_rows());
+      attention_.run(layer, call.q.as_const(), cache_->view(layer), first, window,
+                     prompt_end(is_last, stays_open), call.out_rows());
     }
     last_output_ = call.output;
     n_rows_ = call.n_tokens;
@@ -368,8 +369,8 @@ void bind_attention_session(py::module_& module) {
   });
   session
       .def("run", &AttentionSession::run, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
-           py::kw_only(), py::arg("window") = 0, py::arg("is_last"), py::arg("rotary") = py::none(),
-           py::arg("is_interleaved") = false, py::arg("out") = py::none())
+           py::kw_only(), py::arg("window") = 0, py::arg("is_last"), py::arg("stays_open") = false,
+           py::arg("rotary") = py::none(), py::arg("is_interleaved") = false, py::arg("out") = py::none())
       .def("decode", &AttentionSession::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::kw_only(), py::arg("window") = 0, py::arg("rotary") = py::none(),
            py::arg("is_interleaved") = false, py::arg("out") = py::none())

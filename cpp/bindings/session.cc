@@ -43,8 +43,8 @@ Decoder::Observer make_observer(const py::object& on_layer, const py::object& on
   return observer;
 }
 
-py::object prefill(Session& session, const TokenArray& tokens, bool is_last, const py::object& on_layer,
-                   const py::object& on_attention) {
+py::object prefill(Session& session, const TokenArray& tokens, bool is_last, bool stays_open,
+                   const py::object& on_layer, const py::object& on_attention) {
   EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
   const size_t n_tokens = static_cast<size_t>(tokens.size());
   const Decoder::Observer observer = make_observer(on_layer, on_attention);
@@ -52,7 +52,7 @@ py::object prefill(Session& session, const TokenArray& tokens, bool is_last, con
   const float* last = nullptr;
   {
     const py::gil_scoped_release release;
-    last = session.prefill(token_data, n_tokens, is_last, observer);
+    last = session.prefill(token_data, n_tokens, prompt_end(is_last, stays_open), observer);
   }
   if (last) return copy_logits(last, session.config().vocab_size);
   return py::none();
@@ -126,7 +126,8 @@ void bind_session(py::module_& module) {
            py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
            py::arg("chunk_size"), py::arg("cache_type") = "f16")
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
-           py::arg("on_layer") = py::none(), py::arg("on_attention") = py::none())
+           py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
+           py::arg("on_attention") = py::none())
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
       .def("reset", &Session::reset)

@@ -115,7 +115,7 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
   if (step.is_decode) {
     attention.decode(queries, cache.view(layer), step.first_position, window, attended);
   } else {
-    attention.run(layer, queries, cache.view(layer), step.first_position, window, step.is_last, attended);
+    attention.run(layer, queries, cache.view(layer), step.first_position, window, step.end, attended);
   }
   if (observer.on_attention && !step.is_decode) {
     observer.on_attention({layer,

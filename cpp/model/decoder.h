@@ -77,7 +77,7 @@ class Decoder {
   struct Step {
     size_t first_position;
     size_t n_tokens;
-    bool is_last;  // no further prefill call follows: the attention may skip what only such a call would read
+    PromptEnd end;
     bool is_decode;  // one generated token: full attention over the cache
   };
 

@@ -112,16 +112,17 @@ void Session::advance(const Decoder::Step& step, const int32_t* tokens, const De
   position_ += step.n_tokens;
 }
 
-const float* Session::prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
+const float* Session::prefill(const int32_t* tokens, size_t n_tokens, PromptEnd end,
                               const Decoder::Observer& observer) {
   check_call(tokens, n_tokens);
   const uint64_t allocations_before = allocation_count();
-  advance({position_, n_tokens, is_last, false}, tokens, observer);
+  advance({position_, n_tokens, end, false}, tokens, observer);
   for (size_t layer = 0; layer < config().n_layers; ++layer) {
     pairs_dense_ += causal_pairs(position_ - n_tokens, n_tokens, config().window(layer));
   }
   n_rows_ = n_tokens;
   prefill_end_ = position_;
+  const bool is_last = end != PromptEnd::kLater;
   if (is_last) decoder_->compute_logits(activations_, n_tokens - 1, 1, activations_.logits);
   last_call_allocations_ = allocation_count() - allocations_before;
   return is_last ? activations_.logits : nullptr;
@@ -137,7 +138,7 @@ void Session::row_logits(size_t first, size_t n_rows, float* out) {
 const float* Session::decode(int32_t token) {
   check_call(&token, 1);
   const uint64_t allocations_before = allocation_count();
-  advance({position_, 1, true, true}, &token, {});
+  advance({position_, 1, PromptEnd::kFinal, true}, &token, {});
   decoder_->compute_logits(activations_, 0, 1, activations_.logits);
   last_call_allocations_ = allocation_count() - allocations_before;
   return activations_.logits;

@@ -33,10 +33,10 @@ class Session {
   Session(std::shared_ptr<const Decoder> decoder, std::shared_ptr<SparsePolicy> policy,
           const SessionShape& shape);
 
-  // Appends tokens to the prompt. is_last: no further prefill call belongs to this prompt. Returns the logits
-  // of the last token [vocab_size] if is_last, else null. If the observer throws, the session must be reset
+  // Appends tokens to the prompt. Returns the logits of the last token [vocab_size] if it ends there, else
+  // null. If the observer throws, the session must be reset
   // before it is used again.
-  const float* prefill(const int32_t* tokens, size_t n_tokens, bool is_last,
+  const float* prefill(const int32_t* tokens, size_t n_tokens, PromptEnd end,
                        const Decoder::Observer& observer);
 
   // Writes to out [n_rows][vocab_size] the logits of tokens [first, first + n_rows) of the latest prefill

@@ -107,10 +107,12 @@ void ChunkedAttention::check_call(const Call& call) const {
 }
 
 void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position,
-                           size_t window, bool is_last, MatView<float> out) {
-  const Call call{layer, q, kv, {first_position, q.rows, shape_.longest_chunk()}, window, is_last, out};
+                           size_t window, PromptEnd end, MatView<float> out) {
+  const ChunkPlan plan{first_position, q.rows, shape_.longest_chunk()};
+  const Call call{layer, q, kv, plan, window, end == PromptEnd::kFinal, out};
   check_call(call);
-  const size_t n_tail = is_last && window == 0 ? std::min(needs_.n_dense_tail, q.rows) : 0;
+  const bool has_tail = end != PromptEnd::kLater && window == 0;
+  const size_t n_tail = has_tail ? std::min(needs_.n_dense_tail, q.rows) : 0;
   if (n_tail == 0) {
     run_part(call);
   } else {

@@ -27,6 +27,9 @@
 
 namespace edgeh2o {
 
+// Whether a prompt ends with a call, and whether another may go on from there (the next turn of a chat).
+enum class PromptEnd : uint8_t { kLater, kOpen, kFinal };
+
 class ChunkedAttention {
  public:
   // Allocates; run and decode do not. Serves up to num_threads() threads as set now. Throws
@@ -46,9 +49,9 @@ class ChunkedAttention {
 
   // Attention of tokens [first_position, first_position + q.rows) of the prompt. kv: the layer's cache, their
   // rows written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. window: of the layer, or
-  // 0. is_last: no further call belongs to this prompt, so that nothing is scored for one.
+  // 0. Tokens of a dense tail are scored no more than decoded ones.
   void run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window,
-           bool is_last, MatView<float> out);
+           PromptEnd end, MatView<float> out);
 
   // Attention of one token at `position` to everything before it, or to its window; scores and memory sets
   // stay as they are.
@@ -79,7 +82,7 @@ class ChunkedAttention {
     const LayerKv& kv;
     ChunkPlan plan;
     size_t window;  // 0: none
-    bool is_last;
+    bool is_last;   // nothing is scored for a later call
     MatView<float> out;
     size_t first_row = 0;  // token of the call of run that this part of it begins with
   };

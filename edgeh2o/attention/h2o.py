@@ -57,7 +57,7 @@ class H2OConfig(SparseAttentionConfig):
         0,
         "--h2o-tail",
         help="last tokens of the prompt that read everything, as far back as its last logical "
-        "batch begins; not in a chat",
+        "batch begins",
     )
 
     def __post_init__(self) -> None:

@@ -89,7 +89,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         32,
         "--headwise-tail",
         help="last tokens of the prompt that read everything, as far back as its last logical "
-        "batch begins; not in a chat",
+        "batch begins",
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     profile: BudgetTable | None = field(

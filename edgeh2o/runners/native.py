@@ -207,12 +207,15 @@ class NativeRunner(RunnerBase):
         """As the protocol says; ``on_attention`` is described at ``_core.Session.prefill``."""
         self.prompt_logits = None
         self._append(tokens.tolist())
-        is_closed = is_last and not stays_open
         logits = self._session.prefill(
-            tokens, is_last=is_closed, on_layer=on_layer, on_attention=on_attention
+            tokens,
+            is_last=is_last,
+            stays_open=stays_open,
+            on_layer=on_layer,
+            on_attention=on_attention,
         )
-        if is_last and stays_open:
-            logits = self.prompt_logits = self._session.row_logits(len(tokens) - 1, 1)[0]
+        if stays_open:
+            self.prompt_logits = logits
         return logits
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:

@@ -81,7 +81,6 @@ class OnnxRunner(RunnerBase):
         n_tokens, first = len(tokens), self.position
         self._is_broken = True
         self._context.set_tokens(tokens, first)
-        is_closed = is_last and not stays_open
         views = self._attention_views(n_tokens)
         n_layers = len(views)
         for layer, (site, view) in enumerate(zip(self._model.sites, views, strict=True)):
@@ -93,7 +92,8 @@ class OnnxRunner(RunnerBase):
                 view.k,
                 view.v,
                 window=site.window,
-                is_last=is_closed,
+                is_last=is_last,
+                stays_open=stays_open,
                 out=view.out,
                 **self._rotary(layer, first, n_tokens),
             )

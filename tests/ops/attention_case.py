@@ -76,16 +76,20 @@ def prefill(
     qkv: Qkv,
     *,
     ends: tuple[int, ...] | None = None,
+    first: int = 0,
     is_last: bool = True,
+    stays_open: bool = False,
     window: int = 0,
 ) -> Array:
-    """Output [n_heads, n, d] of tokens [0, ends[-1]), one call per end; default: one call."""
+    """Output [n_heads, n, d] of tokens [first, ends[-1]), one call per end; default: one call."""
     ends = ends or (qkv[0].shape[1],)
     outputs = []
-    for start, end in pairwise((0, *ends)):
+    for start, end in pairwise((first, *ends)):
         q, k, v = (token_major(array[:, start:end]) for array in qkv)
         last = is_last and end == ends[-1]
-        outputs.append(attention.run(0, q, k, v, window=window, is_last=last))
+        outputs.append(
+            attention.run(0, q, k, v, window=window, is_last=last, stays_open=stays_open)
+        )
     return head_major(np.concatenate(outputs))
 
 

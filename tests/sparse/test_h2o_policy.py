@@ -254,3 +254,34 @@ def test_a_prompt_that_goes_on_has_no_tail() -> None:
         for tail in (0, 20)
     ]
     np.testing.assert_array_equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("tail", [1, 9, S, 10 * S])
+@pytest.mark.parametrize("name", ["h2o", "headwise"])
+def test_a_tail_of_a_turn_counts_as_decoded_tokens(name: str, tail: int) -> None:
+    """A prompt that another may follow: its tail reads everything and is scored no more."""
+
+    def make(tail: int) -> _core.ChunkedAttention:
+        if name == "h2o":
+            policy = _core.h2o_policy(4, 6, tail=tail)
+        else:
+            budgets = [9, None, 20][: SHAPE.n_kv_heads]
+            policy = _core.headwise_policy(budgets, local=4, page_size=8, tail=tail)
+        return make_attention(policy, SHAPE, chunk_size=S, max_context=n_tokens)
+
+    n_turn, n_tokens = 3 * S + 5, 6 * S
+    qkv = random_qkv(7, n_tokens=n_tokens, **SHAPE.heads)
+    attention = make(tail)
+    turn = prefill(attention, qkv, ends=(n_turn,), stays_open=True)
+    after = prefill(attention, qkv, first=n_turn, ends=(n_tokens,))
+    # What comes before the tail, if anything does, and then one token after the other.
+    decoding = make(0)
+    n_head = max(0, n_turn - tail)
+    parts = [prefill(decoding, qkv, ends=(n_head,), is_last=False)] if n_head else []
+    parts += [decode(decoding, qkv, position) for position in range(n_head, n_turn)]
+    np.testing.assert_allclose(turn, np.concatenate(parts, axis=1), atol=2e-5)
+    decoding_after = prefill(decoding, qkv, first=n_turn, ends=(n_tokens,))
+    n_sparse = n_tokens - n_turn - min(tail, n_tokens - n_turn)
+    np.testing.assert_array_equal(after[:, :n_sparse], decoding_after[:, :n_sparse])
+    dense = causal_attention(qkv[0][:, n_turn + n_sparse :], *qkv[1:])
+    np.testing.assert_allclose(after[:, n_sparse:], dense, atol=2e-5)
