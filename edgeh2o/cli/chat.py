@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -66,7 +67,13 @@ def execute(args: argparse.Namespace) -> int:
     session = find_session(args)
     with open_model(options, **read_template(args)) as (llm, bars):
         _ = llm.chat_template  # not to fail after the first message
-        saved = [] if session is None else _read_messages(llm.load_session(session))
+        extra = {} if session is None else llm.load_session(session)
+        saved = _read_messages(extra)
+        if session is not None and "messages" not in extra and not args.session_read_only:
+            warnings.warn(
+                f"{session} holds a prompt of 'edgeh2o run'; the conversation takes its place",
+                stacklevel=1,
+            )
         if saved and begin_messages(args) not in ([], saved[:1]):
             raise UsageError(
                 f"--session {session} holds a conversation that began with another --system; "

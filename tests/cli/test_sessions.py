@@ -85,6 +85,20 @@ def test_run_does_not_overwrite_a_conversation(
     assert (tmp_path / "s").read_bytes() == saved
 
 
+def test_a_chat_says_that_it_replaces_a_prompt(
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    session = ["--session", str(tmp_path / "s")]
+    assert main(["run", model, *SHORT, "-p", PROMPT, *session]) == 0
+    for options, n_warnings in ((["--session-read-only"], 0), ([], 1), ([], 0)):
+        capsys.readouterr()
+        assert _chat(model, monkeypatch, b"the art\n", *session, *options) == 0
+        assert capsys.readouterr().err.count("holds a prompt of 'edgeh2o run'") == n_warnings
+
+
 def test_the_system_message_of_a_conversation_stays(
     model: str,
     capsys: pytest.CaptureFixture[str],
