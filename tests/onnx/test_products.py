@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgeh2o import _core
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.onnx_graph import OnnxGraph
 from edgeh2o.runners import onnx_runner
@@ -106,64 +105,6 @@ def test_what_has_no_such_blocks(change: dict[str, Any]) -> None:
     }
     assert unpack_blocks(**operands) is not None
     assert unpack_blocks(**{**operands, **change}) is None
-
-
-@pytest.mark.parametrize("n_rows", [1, 2, 7, 40])
-@pytest.mark.parametrize("isa", _core.available_isas())
-def test_matmul(isa: str, n_rows: int) -> None:
-    """Against float64; the bound is that of activations rounded to 8 bits per 32 values."""
-    before = _core.active_isa()
-    rng = np.random.default_rng(n_rows)
-    operands = [rng.integers(0, 256, (n, 96 // 2)).astype(np.uint8) for n in (5, 70)]
-    x = rng.standard_normal((n_rows, 96)).astype(np.float32)
-    bias = rng.standard_normal(70).astype(np.float32)
-    _core.use_isa(isa)
-    try:
-        linears, weights = [], []
-        for quants, addend in zip(operands, (None, bias), strict=True):
-            scales = rng.uniform(0.01, 0.1, (len(quants), 3)).astype(np.float32)
-            blocks = unpack_blocks(quants, scales, None, bits=4, n_inputs=96, block_size=32)
-            assert blocks is not None
-            name, data = blocks
-            linears.append(_core.Linear(data.data.cast("B"), name, len(quants), 96, addend))
-            weights.append(dequantize(data, GGMLQuantizationType[name]).astype(np.float64))
-        outs = [np.empty((n_rows, len(quants)), np.float32) for quants in operands]
-        _core.Matmul(40, 96).run(x, linears, outs)
-    finally:
-        _core.use_isa(before)
-    step = np.abs(x.reshape(n_rows, 3, 32)).max(-1) / 127
-    for out, weight, addend in zip(outs, weights, (0, bias), strict=True):
-        expected = x @ weight.T + addend
-        bound = np.repeat(step, 32, 1) @ np.abs(weight).T * 0.51 + 1e-4
-        assert (np.abs(out - expected) <= bound).all()
-
-
-def test_matmul_refuses_what_does_not_fit() -> None:
-    linear = _core.Linear(bytes(18 * 2 * 4), "Q4_0", 4, 64)
-    assert (linear.rows, linear.cols) == (4, 64)
-    matmul = _core.Matmul(2, 64)
-    x, out = np.zeros((2, 64), np.float32), np.empty((2, 4), np.float32)
-    matmul.run(x, [linear], [out])
-    np.testing.assert_array_equal(out, 0)
-    cases: list[tuple[Any, Any, Any, str]] = [
-        (np.zeros((3, 64), np.float32), [linear], [out], "1 to 2 rows"),
-        (np.zeros((2, 96), np.float32), [linear], [out], "at most 64"),
-        (np.zeros((2, 32), np.float32), [linear], [out], "has 64 inputs"),
-        (np.zeros(64, np.float32), [linear], [out], "dimensions"),
-        (x, [linear], [np.empty((2, 5), np.float32)], "output 0 must be"),
-        (x, [linear], [out[:1]], "output 0 must be"),
-        (x, [linear, linear], [out], "2 weights for 1"),
-        (x, [], [], "0 weights"),
-    ]
-    for rows, linears, outs, message in cases:
-        with pytest.raises(ValueError, match=message):
-            matmul.run(rows, linears, outs)
-    with pytest.raises(ValueError, match="bytes"):
-        _core.Linear(bytes(18), "Q4_0", 4, 64)
-    with pytest.raises(ValueError, match="bias"):
-        _core.Linear(bytes(18 * 2 * 4), "Q4_0", 4, 64, np.zeros(3, np.float32))
-    with pytest.raises(TypeError):
-        matmul.run(x.astype(np.float64), [linear], [out])  # type: ignore[arg-type]
 
 
 def _quantised_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
