@@ -18,6 +18,9 @@ pytest_plugins = ["tests.tiny_models"]
 # A shell's background job ignores Ctrl-C and hands that down; the tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup does that with SIGHUP, which the tests of closed terminals need.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
