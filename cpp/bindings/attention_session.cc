@@ -11,6 +11,7 @@
 
 #include "base/byte_stream.h"
 #include "base/check.h"
+#include "bindings/buffers.h"
 #include "bindings/register.h"
 #include "isa/select.h"
 #include "model/kv_cache.h"
@@ -192,9 +193,9 @@ class AttentionSession {
 
   void load_state(const py::buffer& buffer) {
     const py::buffer_info info = buffer.request();
-    EH2O_CHECK(info.itemsize == 1 && info.ndim == 1, "the state must be a flat buffer of bytes");
+    const Span<const uint8_t> bytes = contiguous_bytes(info, "the state");
     reset();
-    ByteReader in({static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size)});
+    ByteReader in(bytes);
     try {
       const size_t position =
           in.take_at_most<uint64_t>(attention_.shape().max_context, "the number of tokens");

@@ -13,6 +13,7 @@
 #include "base/arena.h"
 #include "base/check.h"
 #include "base/parallel.h"
+#include "bindings/buffers.h"
 #include "bindings/register.h"
 #include "isa/select.h"
 #include "model/weights.h"
@@ -30,8 +31,7 @@ struct PackedLinear {
                const std::optional<FloatArray>& bias)
       : table(active_kernel_table()) {
     const py::buffer_info info = data.request();
-    EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1,
-               "the data of a weight must be contiguous bytes");
+    const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of a weight");
     if (bias) {
       EH2O_CHECK(static_cast<size_t>(bias->size()) == rows, "a bias of ", bias->size(), " values for ", rows,
                  " outputs");
@@ -40,8 +40,7 @@ struct PackedLinear {
     const FormatInfo& format = find_format(type);
     const py::gil_scoped_release release;
     linear.weight = PackedMatrix(format, table.layout.panel_cols, table.layout.is_signed(format.format),
-                                 static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), rows,
-                                 cols, nullptr);
+                                 bytes.data, bytes.size, rows, cols, nullptr);
   }
 
   const KernelTable& table;

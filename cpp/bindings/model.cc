@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "base/check.h"
+#include "bindings/buffers.h"
 #include "bindings/register.h"
 #include "isa/select.h"
 #include "model/decoder.h"
@@ -93,15 +94,13 @@ using Int32Array = py::array_t<int32_t, py::array::c_style>;
 void set_tensor(Decoder& decoder, const std::string& name, const py::buffer& data, const std::string& type,
                 size_t rows, size_t cols, const std::optional<Int32Array>& row_order) {
   const py::buffer_info info = data.request();
-  EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1, "the data of tensor '", name,
-             "' must be contiguous bytes");
+  const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of tensor '" + name + "'");
   const size_t n_ordered = rows == 1 ? cols : rows;
   EH2O_CHECK(!row_order || static_cast<size_t>(row_order->size()) == n_ordered, "row_order of '", name,
              "' must have ", n_ordered, " entries");
   const int32_t* order = row_order ? row_order->data() : nullptr;
   const py::gil_scoped_release release;
-  decoder.weights().set_tensor(name, type, static_cast<const uint8_t*>(info.ptr),
-                               static_cast<size_t>(info.size), rows, cols, order);
+  decoder.weights().set_tensor(name, type, bytes.data, bytes.size, rows, cols, order);
 }
 
 py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
@@ -114,11 +113,10 @@ py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
 
 std::optional<size_t> find_bad_block_of(const py::buffer& data, const std::string& type) {
   const py::buffer_info info = data.request();
-  EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1,
-             "the data of a tensor must be contiguous bytes");
+  const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of a tensor");
   const FormatInfo& format = find_format(type);
   const py::gil_scoped_release release;
-  return find_bad_block(format, static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size));
+  return find_bad_block(format, bytes.data, bytes.size);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "base/allocation_counter.h"
 #include "base/check.h"
+#include "bindings/buffers.h"
 #include "bindings/register.h"
 #include "isa/select.h"
 
@@ -86,8 +87,7 @@ py::bytes save_state(const Session& session) {
 
 void load_state(Session& session, const py::buffer& buffer) {
   const py::buffer_info info = buffer.request();
-  EH2O_CHECK(info.itemsize == 1 && info.ndim == 1, "the state must be a flat buffer of bytes");
-  session.load_state({static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size)});
+  session.load_state(contiguous_bytes(info, "the state"));
 }
 
 // A list of one writable view per KV head: its keys, then its values.

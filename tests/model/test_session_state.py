@@ -247,3 +247,8 @@ def test_what_cannot_be_saved_says_so(pair: ModelPair) -> None:
         session.prefill(random_tokens(3), is_last=False, on_layer=fail)
     with pytest.raises(ValueError, match="interrupted"):
         session.save_state()
+
+
+def test_a_state_with_gaps_is_refused(session: _core.Session, saved: bytes) -> None:
+    with pytest.raises(ValueError, match="contiguous bytes"):
+        session.load_state(memoryview(saved)[::-1])

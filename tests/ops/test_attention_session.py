@@ -171,6 +171,18 @@ def test_damaged_state_leaves_an_empty_session() -> None:
         assert attention.position(0) == 0
 
 
+def test_state_with_gaps_is_refused() -> None:
+    """A view that skips bytes, or goes backwards, begins at its pointer and lies elsewhere."""
+    attention = make_attention()
+    attention.run(0, *split(make_qkv(8)), is_last=True)
+    state = memoryview(attention.save_state())
+    for view in (state[::-1], state[::2]):
+        with pytest.raises(ValueError, match="contiguous bytes"):
+            attention.load_state(view)
+    attention.load_state(state)
+    assert attention.position(0) == 8
+
+
 def test_rewinds_to_the_end_of_the_prompt_only() -> None:
     attention = make_attention()
     attention.run(0, *split(make_qkv(8)), is_last=True)

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "base/mat_view.h"
+
+namespace edgeh2o {
+
+// What a Python object with the buffer protocol holds; valid as long as `info`. Throws std::invalid_argument,
+// naming `what`, unless these are contiguous bytes.
+inline Span<const uint8_t> contiguous_bytes(const pybind11::buffer_info& info, const std::string& what) {
+  EH2O_CHECK(info.ndim == 1 && info.itemsize == 1 && info.strides[0] == 1, what, " must be contiguous bytes");
+  return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size)};
+}
+
+}  // namespace edgeh2o
