@@ -23,9 +23,8 @@ _FLOAT, _UINT8 = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A node ``output`` [.., n_out] = ``input`` [.., n_in] times a weight."""
+    """``output`` [.., n_out] = ``input`` [.., n_in] times a weight."""
 
-    node: NodeProto
     input: str
     output: str
     linear: _core.Linear
@@ -55,7 +54,7 @@ def pack_products(graph: OnnxGraph, on_bytes: Callable[[int], None]) -> list[Pro
             continue
         linear = _pack(graph, node)
         if linear is not None:
-            products.append(Product(node, node.input[0], node.output[0], linear))
+            products.append(Product(node.input[0], node.output[0], linear))
             on_bytes(sum(len(tensor.data) for n in node.input if (tensor := graph.constant(n))))
     return products
 

@@ -109,7 +109,11 @@ class SegmentFactory:
         self._tensors: dict[str, Any] = {}  # OrtValues over the mapped weights
         self._types: dict[str, np.dtype[Any]] = {}
         self._layers = {site.output: i for i, site in enumerate(cut.sites)}
-        self._products = {p.output for stage in cut.stages for p in stage.products}
+        products = [product for stage in cut.stages for product in stage.products]
+        self._products = {product.output for product in products}
+        # What segments and products read of each other.
+        self._read = {product.input for product in products}
+        self._read.update(*(stage.segment.inputs for stage in cut.stages))
         graph = cut.graph
         self._context_types = {
             TOKENS: _declared_type(graph, TOKENS),
@@ -129,7 +133,9 @@ class SegmentFactory:
             attention, casts = self._attention_values(stage.site)
             nodes += casts
             own = [name for name in attention.sources if name not in self._products]
-            outputs = own + [name for name in outputs if self._crosses(name, stage)]
+            # What nobody but the attention reads is given to it under its own name alone.
+            unread = {stage.site.q, stage.site.k, stage.site.v} - self._read
+            outputs = own + [name for name in outputs if name not in unread]
         if outputs:
             for name in segment.inputs:
                 if name in self._layers:
@@ -179,16 +185,6 @@ class SegmentFactory:
                 source = f"{name}/rows"
             nodes.append(helper.make_node("Cast", [source], [name], to=FLOAT))
         return AttentionValues(out=_own_name(i, "out"), **names), nodes
-
-    def _crosses(self, name: str, stage: Stage) -> bool:
-        """Whether anything but the attention of ``stage`` reads a value that the stage computes."""
-        site = stage.site
-        if site is None or name not in (site.q, site.k, site.v):
-            return True
-        stages = self._cut.stages
-        return any(product.input == name for product in stage.products) or any(
-            name in later.segment.inputs for later in stages[stages.index(stage) + 1 :]
-        )
 
     def _attended_nodes(self, output: str) -> list[NodeProto]:
         """From what we compute, [1, n, width] in float32, to what the attention node gave."""
