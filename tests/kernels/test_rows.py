@@ -96,7 +96,9 @@ def test_every_half_is_read_exactly(isa: str) -> None:
     finite = half[np.isfinite(half)]
     np.testing.assert_array_equal(_kernels.from_f16(isa, finite), finite.astype(np.float32))
     special = half[~np.isfinite(half)]
-    np.testing.assert_array_equal(_kernels.from_f16(isa, special), special.astype(np.float32))
+    with np.errstate(invalid="ignore"):  # signalling NaNs, of which NumPy on aarch64 warns
+        expected = special.astype(np.float32)
+    np.testing.assert_array_equal(_kernels.from_f16(isa, special), expected)
 
 
 def test_halves_at_rounding_borders(isa: str) -> None:
