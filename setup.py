@@ -19,19 +19,21 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 # 16 registers: without these, gcc gathers the products of several steps and spills them.
 FEW_REGISTERS = ["-fno-tree-reassoc", "-fschedule-insns", "-fsched-pressure"]
 AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "vnni"))]
+# gcc 12 warns of its own avx512 header.
+GCC_HEADER_WARNINGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 # gcc 12's first scheduling pass makes tiles of widening multiplies spill, others copy accumulators.
 IN_ORDER = ["-fno-schedule-insns"]
 ISA_FLAGS = {
     "x86_64": {
         "avx2": [*AVX2, *FEW_REGISTERS],
         "avxvnni": [*AVX2, *FEW_REGISTERS, "-mavxvnni"],
-        # gcc 12 warns of its own avx512 header.
-        "avx512vnni": [*AVX512, "-Wno-maybe-uninitialized", "-Wno-uninitialized"],
+        "avx512vnni": [*AVX512, *GCC_HEADER_WARNINGS],
+        "avx512bf16": [*AVX512, "-mavx512bf16", *GCC_HEADER_WARNINGS],
     },
     "aarch64": {
         "neon": ["-march=armv8-a", *IN_ORDER],
         "neon_dotprod": ["-march=armv8.2-a+dotprod+fp16", *IN_ORDER],
-        "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm", *IN_ORDER],
+        "neon_i8mm": ["-march=armv8.2-a+dotprod+fp16+i8mm+bf16", *IN_ORDER],
     },
 }.get(target, {})
 

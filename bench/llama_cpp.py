@@ -29,7 +29,7 @@ ISA_OF_BACKEND = {
     "cascadelake": "avx512vnni",
     "icelake": "avx512vnni",
     "cooperlake": "avx512vnni",
-    "zen4": "avx512vnni",
+    "zen4": "avx512bf16",
     "armv8.0_1": "neon",
     "armv8.2_1": "neon_dotprod",
     "armv8.2_2": "neon_dotprod",

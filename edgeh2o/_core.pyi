@@ -7,6 +7,12 @@ from typing_extensions import Buffer
 
 def available_isas() -> list[str]: ...
 def active_isa() -> str: ...
+def has_bf16_attention() -> bool:
+    """Whether the kernels in use have the ``precision`` "bf16"."""
+
+def prefers_bf16_attention() -> bool:
+    """Whether it is known to be faster with them than "f32"."""
+
 def use_isa(name: str) -> None: ...
 def set_num_threads(n: int) -> None: ...
 def num_threads() -> int: ...
@@ -182,6 +188,7 @@ class KvCache:
         head_dim: int,
         max_context: int,
         cache_type: str = "f16",
+        precision: str = "f32",
     ) -> None: ...
     @property
     def n_bytes(self) -> int: ...
@@ -199,6 +206,8 @@ class ChunkedAttention:
     q is [n_tokens, n_heads, head_dim], k and v are [n_tokens, n_kv_heads, head_dim], all float32;
     head_dim is a multiple of 8. Rows may lie apart, as those of a fused QKV do. Sizes that do not
     fit raise ValueError. A ``soft_cap`` bounds logits by ``soft_cap * tanh(logit / soft_cap)``.
+    ``precision`` is what the products of ``run`` take: "f32", or queries, keys, weights and values
+    rounded to "bf16" and summed in float32. ``decode`` is float32 always.
 
     q and k are taken to have the rotary embedding applied, unless ``rotary`` gives the cos and sin
     of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then
@@ -220,6 +229,7 @@ class ChunkedAttention:
         scale: float | None = None,
         soft_cap: float = 0.0,
         cache_type: str = "f16",
+        precision: str = "f32",
     ) -> None: ...
     @staticmethod
     def estimate_bytes(
@@ -235,6 +245,7 @@ class ChunkedAttention:
         scale: float | None = None,
         soft_cap: float = 0.0,
         cache_type: str = "f16",
+        precision: str = "f32",
     ) -> dict[str, int]:
         """Bytes by purpose that the constructor would allocate; nothing is allocated."""
 
@@ -332,6 +343,7 @@ class Session:
         batch_size: int,
         chunk_size: int,
         cache_type: str = "f16",
+        precision: str = "f32",
     ) -> None: ...
     def prefill(
         self,
@@ -379,4 +391,5 @@ class Session:
         batch_size: int,
         chunk_size: int,
         cache_type: str = "f16",
+        precision: str = "f32",
     ) -> dict[str, int]: ...

@@ -19,6 +19,7 @@ MAX_CONTEXT = 2**31 - 1
 MAX_BATCH = 2**20
 MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32", "q8_0")
+ATTENTION_PRECISIONS = ("auto", "f32", "bf16")
 
 
 def option(
@@ -270,6 +271,13 @@ class RuntimeConfig:
     cache_type: str = option(
         "f16", "--cache-type", help="number type of the key-value cache", choices=CACHE_TYPES
     )
+    attention_precision: str = option(
+        "auto",
+        "--attention-precision",
+        help="what the products of prefill attention are rounded to; auto: bf16 where it is known "
+        "to be faster, else f32",
+        choices=ATTENTION_PRECISIONS,
+    )
     check_tensors: bool = option(
         False, "--check-tensors", help="refuse a model that has NaN or infinite weights"
     )
@@ -281,8 +289,10 @@ class RuntimeConfig:
             check_int(self, "threads", 1, MAX_THREADS, "leave it out to use every usable core")
         if self.isa is not None and not self.isa:
             raise UsageError("isa (--isa) is empty; leave it out to take the best one")
-        if self.cache_type not in CACHE_TYPES:
-            raise UsageError(
-                f"cache_type (--cache-type) must be one of {', '.join(CACHE_TYPES)}, "
-                f"got {self.cache_type!r}"
-            )
+        self._check_choice("cache_type", "--cache-type", CACHE_TYPES)
+        self._check_choice("attention_precision", "--attention-precision", ATTENTION_PRECISIONS)
+
+    def _check_choice(self, name: str, flag: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise UsageError(f"{name} ({flag}) must be one of {', '.join(choices)}, got {value!r}")

@@ -39,3 +39,21 @@ def use(name: str) -> None:
         _core.use_isa(name)
     except ValueError as error:
         raise UsageError(f"isa (--isa): {error}") from None
+
+
+def attention_precision(name: str) -> str:
+    """The number type that the products of prefill attention take: "f32" or "bf16".
+
+    "auto" is what the instruction set in use is known to be faster with. Raises UsageError for
+    "bf16" where it has no such products.
+    """
+    from . import _core
+
+    if name == "auto":
+        return "bf16" if _core.prefers_bf16_attention() else "f32"
+    if name == "bf16" and not _core.has_bf16_attention():
+        raise UsageError(
+            f"attention_precision (--attention-precision) bf16: the instruction set {active()} "
+            "has no such products; use auto or f32"
+        )
+    return name

@@ -48,7 +48,8 @@ class LLM:
     model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
     ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
     such as ``{"algorithm": "h2o", "local": 256}``.
-    ``context_size``, ``threads``, ``isa``, ``cache_type`` and ``check_tensors`` are those of
+    ``context_size``, ``threads``, ``isa``, ``cache_type``,
+    ``attention_precision`` and ``check_tensors`` are those of
     ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
     (jinja2) takes the place of the model's own, and ``chat_template_kwargs`` are variables of it
     such as ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the
@@ -69,6 +70,7 @@ class LLM:
         prefill: PrefillConfig | None = None,
         attention: SparseAttentionConfig | Mapping[str, Any] | str | None = None,
         cache_type: str = "f16",
+        attention_precision: str = "auto",
         check_tensors: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -80,6 +82,7 @@ class LLM:
             threads=threads,
             isa=isa,
             cache_type=cache_type,
+            attention_precision=attention_precision,
             check_tensors=check_tensors,
         )
         if isinstance(attention, str):
@@ -100,6 +103,7 @@ class LLM:
         if runtime.isa is not None:
             instruction_sets.use(runtime.isa)
         self.isa = instruction_sets.active()
+        instruction_sets.attention_precision(runtime.attention_precision)  # to refuse it early
         self._use_threads()
 
         if chat_template is not None:
@@ -134,6 +138,11 @@ class LLM:
     def cache_type(self) -> str:
         """Number type of the key-value cache."""
         return self._runtime.cache_type
+
+    @property
+    def attention_precision(self) -> str:
+        """Number type that the products of prefill attention take."""
+        return instruction_sets.attention_precision(self._runtime.attention_precision)
 
     @property
     def model(self) -> LoadedModel:
@@ -437,6 +446,7 @@ class LLM:
             threads=self.threads,
             attention=self.attention.report(self.config),
             cache_type=self._runtime.cache_type,
+            attention_precision=self.attention_precision,
             load_s=self.load_s,
             weight_bytes=self._weight_bytes,
         )

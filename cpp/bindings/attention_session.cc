@@ -311,21 +311,23 @@ class AttentionSession {
 
 AttentionShape make_shape(size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers,
                           size_t chunk_size, size_t batch_size, size_t max_context,
-                          std::optional<float> scale, float soft_cap) {
+                          std::optional<float> scale, float soft_cap, const std::string& precision) {
   const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  return {n_layers,    n_heads,    n_kv_heads, head_dim,
-          max_context, batch_size, chunk_size, scale.value_or(default_scale),
-          soft_cap};
+  return {n_layers,    n_heads,
+          n_kv_heads,  head_dim,
+          max_context, batch_size,
+          chunk_size,  scale.value_or(default_scale),
+          soft_cap,    parse_attention_precision(precision)};
 }
 
 template <typename F>
 auto with_shape(const F& make) {
   return [make](const PolicyPtr& policy, size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers,
                 size_t chunk_size, size_t batch_size, size_t max_context, std::optional<float> scale,
-                float soft_cap, const std::string& cache_type) {
+                float soft_cap, const std::string& cache_type, const std::string& precision) {
     return make(policy,
                 make_shape(n_heads, n_kv_heads, head_dim, n_layers, chunk_size, batch_size, max_context,
-                           scale, soft_cap),
+                           scale, soft_cap, precision),
                 parse_cache_type(cache_type));
   };
 }
@@ -358,7 +360,8 @@ void bind_attention_session(py::module_& module) {
   const auto shape_args = [](auto&& define) {
     define(py::arg("policy"), py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
            py::arg("n_layers") = 1, py::arg("chunk_size"), py::arg("batch_size"), py::arg("max_context"),
-           py::arg("scale") = py::none(), py::arg("soft_cap") = 0.0f, py::arg("cache_type") = "f16");
+           py::arg("scale") = py::none(), py::arg("soft_cap") = 0.0f, py::arg("cache_type") = "f16",
+           py::arg("precision") = "f32");
   };
   py::class_<AttentionSession, std::shared_ptr<AttentionSession>> session(module, "ChunkedAttention");
   shape_args([&](auto&&... args) {

@@ -33,11 +33,24 @@ inline constexpr uint32_t kSignedBit =
         ? uint32_t{1} << static_cast<int>(kFormat)
         : 0;
 
+template <typename Products, bool kExists>
+constexpr AttentionKernels attention_kernels() {
+  if constexpr (kExists) {
+    return {Products::kValuesPerWord, pack_queries<Products>,   pack_keys<Products>,
+            pack_values<Products>,    attention_tile<Products>, column_sums<Products>};
+  } else {
+    return {};
+  }
+}
+
 #define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
 extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED), simd::kGemmF32Rows},
+    attention_kernels<F32Products, true>(),
+    attention_kernels<Bf16Products, simd::kHasBf16>(),
+    simd::kPrefersBf16,
     quantize_q8p_f32,
     unpack_q_qp,
     gemm_f32_q8_qp,
@@ -54,11 +67,7 @@ const KernelTable kTable = {
     scale_f32,
     load_f32_f16,
     store_kv_row_f32,
-    pack_keys_f32p,
-    pack_values_f32p,
     add_kv_rows_f32,
-    attention_tile_f32,
-    column_sums_f32,
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,

@@ -19,9 +19,23 @@ struct PackLayout {
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
 };
 
+// Prefill attention, by what it multiplies. Buffers are 32-bit words of values_per_word values.
+struct AttentionKernels {
+  size_t values_per_word;  // 1: f32, 2: bf16; 0: the ISA has not got these
+  void (*pack_queries)(float* out, const float* x, float factor, size_t n);
+  void (*pack_keys)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
+                    size_t head_dim);
+  void (*pack_values)(CacheType, float* out, size_t panel_stride, const void* rows, const int32_t* positions,
+                      size_t n_keys, size_t head_dim);
+  void (*attention_tile)(const AttentionTile&, const AttentionPiece&);
+  void (*column_sums)(float* sums, const AttentionTile&, const AttentionPiece&, const float* row_weights);
+};
+
 struct KernelTable {
   const char* name;
   PackLayout layout;
+  AttentionKernels attention_f32, attention_bf16;
+  bool prefers_bf16;  // attention_bf16 is known to be the faster
 
   void (*quantize_q8p_f32)(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
                            size_t depth);
@@ -45,14 +59,8 @@ struct KernelTable {
   void (*load_f32_f16)(float* out, const uint16_t* x, size_t n);
 
   void (*store_kv_row_f32)(CacheType, uint8_t* out, const float* x, size_t head_dim);
-  void (*pack_keys_f32p)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
-                         size_t head_dim);
-  void (*pack_values_f32p)(CacheType, float* out, size_t panel_stride, const void* rows,
-                           const int32_t* positions, size_t n_keys, size_t head_dim);
   void (*add_kv_rows_f32)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                           size_t head_dim);
-  void (*attention_tile_f32)(const AttentionTile&, const AttentionPiece&);
-  void (*column_sums_f32)(float* sums, const AttentionTile&, const AttentionPiece&, const float* row_weights);
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType, const AttentionTile&, const void* k, const void* v, size_t n_keys);

@@ -17,6 +17,7 @@ EH2O_TABLE(scalar)
 EH2O_TABLE(avx2)
 EH2O_TABLE(avxvnni)
 EH2O_TABLE(avx512vnni)
+EH2O_TABLE(avx512bf16)
 #elif defined(__aarch64__)
 EH2O_TABLE(neon)
 EH2O_TABLE(neon_dotprod)
@@ -32,6 +33,7 @@ const std::vector<const KernelTable*>& available_kernel_tables() {
     if (features.avx2) found.push_back(&avx2::kTable);
     if (features.avxvnni) found.push_back(&avxvnni::kTable);
     if (features.avx512vnni) found.push_back(&avx512vnni::kTable);
+    if (features.avx512bf16) found.push_back(&avx512bf16::kTable);
 #elif defined(__aarch64__)
     if (features.neon) found.push_back(&neon::kTable);
     if (features.neon_dotprod) found.push_back(&neon_dotprod::kTable);

@@ -63,34 +63,46 @@ EH2O_INLINE void blend_row(float* out, const float* x, float a, float b, size_t 
   });
 }
 
-// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks. Fixed strides of B leave the
-// registers for the pointers to the rows of A.
-template <bool kAccumulate>
+// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks, depth in words. Fixed strides of B
+// leave the registers for the pointers to the rows of A.
+template <typename Products, bool kAccumulate>
 __attribute__((noinline)) void multiply_panel(float* c, size_t c_stride, const float* a, size_t a_stride,
                                               const float* b, size_t n_rows, size_t depth) {
   for (size_t row = 0; row < n_rows; row += simd::kGemmF32Rows) {
-    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b,
-                                      kGemmF32Columns, depth, kGemmF32Columns, kAccumulate);
+    gemm_f32_tile<Products, simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b,
+                                                kGemmF32Columns, depth, kGemmF32Columns, kAccumulate);
   }
 }
 
-inline void attention_scores(const AttentionTile& tile, const AttentionPiece& piece,
-                             const VisibleKeys& visible, size_t n_padded) {
-  const size_t n_keys = visible.keys_of_last_row();
+template <typename Products>
+void attention_scores(const AttentionTile& tile, const AttentionPiece& piece, const VisibleKeys& visible,
+                      size_t n_padded) {
+  const size_t n_keys = visible.keys_of_last_row(), depth = tile.head_dim / Products::kValuesPerWord;
   const size_t first_key = visible.hidden_from_query(0) / kGemmF32Columns * kGemmF32Columns;
   for (size_t key = first_key; key < n_keys; key += kGemmF32Columns) {
     const size_t row = visible.first_row_of_key(key);
     const size_t end_row = visible.end_row_of_key(key + kGemmF32Columns - 1, n_padded);
-    multiply_panel<false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
-                          tile.q + row * tile.head_dim, tile.head_dim, piece.k + key * tile.head_dim,
-                          end_row - row, tile.head_dim);
+    multiply_panel<Products, false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
+                                    tile.q + row * depth, depth, piece.k + key * depth, end_row - row, depth);
+  }
+}
+
+// Weights [first, n) of a row, whole panels, to words of what is multiplied, from word first / values per
+// word on.
+template <typename Products>
+EH2O_INLINE void narrow_weights(float* weights, size_t first, size_t n) {
+  using namespace simd;
+  if constexpr (Products::kValuesPerWord == 2) {
+    for (size_t key = first; key < n; key += 2 * kLanes) {
+      store(weights + key / 2, Products::narrow(load(weights + key), load(weights + key + kLanes)));
+    }
   }
 }
 
 // Weights of keys that a row does not see become 0 as far as its row block is read: up to the end of a panel,
 // and from the start of a key block.
-inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece,
-                              const VisibleKeys& visible) {
+template <typename Products>
+void attention_softmax(const AttentionTile& tile, const AttentionPiece& piece, const VisibleKeys& visible) {
   size_t first_read = 0, n_read = 0;
   for (size_t row = 0, query = 0; row < tile.n_rows; ++query) {
     const size_t n_keys = visible.keys_of_query(query);
@@ -114,12 +126,15 @@ inline void attention_softmax(const AttentionTile& tile, const AttentionPiece& p
       const size_t n_unseen = n_hidden < n_read ? n_hidden : n_read;
       for (size_t key = first_read; key < n_unseen; ++key) weights[key] = 0.0f;
       for (size_t key = n_keys; key < n_read; ++key) weights[key] = 0.0f;
+      narrow_weights<Products>(weights, first_read, n_read);
     }
   }
 }
 
-inline void attention_values(const AttentionTile& tile, const AttentionPiece& piece,
-                             const VisibleKeys& visible, size_t n_padded) {
+template <typename Products>
+void attention_values(const AttentionTile& tile, const AttentionPiece& piece, const VisibleKeys& visible,
+                      size_t n_padded) {
+  constexpr size_t kPerWord = Products::kValuesPerWord;
   __builtin_memset(tile.o, 0, n_padded * tile.o_stride * sizeof(float));
   const size_t n_keys = visible.keys_of_last_row();
   const size_t first_key = visible.hidden_from_query(0) / kAttentionKeyBlock * kAttentionKeyBlock;
@@ -128,11 +143,12 @@ inline void attention_values(const AttentionTile& tile, const AttentionPiece& pi
     const size_t first_row = visible.first_row_of_key(key);
     const size_t end_row = visible.end_row_of_key(key + n_block - 1, n_padded);
     for (size_t col = 0; col < tile.o_stride; col += kGemmF32Columns) {
-      const float* v = piece.v + col / kGemmF32Columns * piece.v_panel_stride + key * kGemmF32Columns;
+      const float* v =
+          piece.v + col / kGemmF32Columns * piece.v_panel_stride + key / kPerWord * kGemmF32Columns;
       const auto multiply = [&](size_t row, size_t n_rows, size_t depth) {
-        multiply_panel<true>(tile.o + row * tile.o_stride + col, tile.o_stride,
-                             tile.weights + row * tile.weight_stride + key, tile.weight_stride, v, n_rows,
-                             depth);
+        multiply_panel<Products, true>(tile.o + row * tile.o_stride + col, tile.o_stride,
+                                       tile.weights + row * tile.weight_stride + key / kPerWord,
+                                       tile.weight_stride, v, n_rows, (depth + kPerWord - 1) / kPerWord);
       };
       size_t row = first_row;
       while (row < end_row && visible.keys_of_row_block(row) < key + n_block) {  // on the diagonal
@@ -145,18 +161,20 @@ inline void attention_values(const AttentionTile& tile, const AttentionPiece& pi
 }
 
 // Fills tile.weights, o, m and l. A row that sees no key gets m = -inf, l = 0, o = 0.
-inline void attention_tile_f32(const AttentionTile& tile, const AttentionPiece& piece) {
+template <typename Products>
+void attention_tile(const AttentionTile& tile, const AttentionPiece& piece) {
   const VisibleKeys visible(tile, piece);
   const size_t n_padded = (tile.n_rows + simd::kGemmF32Rows - 1) / simd::kGemmF32Rows * simd::kGemmF32Rows;
-  attention_scores(tile, piece, visible, n_padded);
-  attention_softmax(tile, piece, visible);
-  attention_values(tile, piece, visible, n_padded);
+  attention_scores<Products>(tile, piece, visible, n_padded);
+  attention_softmax<Products>(tile, piece, visible);
+  attention_values<Products>(tile, piece, visible, n_padded);
 }
 
 // sums[key] += sum over rows of row_weights[row] * weights[row][key], for the keys that the tile sees,
 // rounded up to whole panels. The piece has no window.
-inline void column_sums_f32(float* sums, const AttentionTile& tile, const AttentionPiece& piece,
-                            const float* row_weights) {
+template <typename Products>
+void column_sums(float* sums, const AttentionTile& tile, const AttentionPiece& piece,
+                 const float* row_weights) {
   using namespace simd;
   constexpr size_t kVectors = kGemmF32Vectors, kChains = 4;
   const VisibleKeys visible(tile, piece);
@@ -166,8 +184,10 @@ inline void column_sums_f32(float* sums, const AttentionTile& tile, const Attent
     unroll<kChains>([&](auto c) { unroll<kVectors>([&](auto v) { sum[c][v] = zero(); }); });
     const auto add_row = [&](size_t row, auto c) {
       const F32 factor = set1(row_weights[row]);
-      const float* weights = tile.weights + row * tile.weight_stride + key;
-      unroll<kVectors>([&](auto v) { sum[c][v] = mul_add(factor, load(weights + v * kLanes), sum[c][v]); });
+      const float* weights = tile.weights + row * tile.weight_stride + key / Products::kValuesPerWord;
+      unroll<kVectors>([&](auto v) {
+        sum[c][v] = mul_add(factor, Products::load_values(weights, v * kLanes), sum[c][v]);
+      });
     };
     size_t row = visible.first_row_of_key(key);
     for (; row + kChains <= tile.n_rows; row += kChains)

@@ -13,16 +13,21 @@
 
 namespace edgeh2o {
 
+// What the products of prefill attention take: f32, or queries, keys, weights and values rounded to bf16,
+// with sums in f32. Words of a bf16 operand hold two values that are neighbours in depth.
+enum class AttentionPrecision : uint8_t { kF32, kBf16 };
+
 inline constexpr float kLog2E = 1.44269504088896341f;
 
 // AttentionPiece::n_hidden without a window: far below any number of queries.
 inline constexpr ptrdiff_t kNoneHidden = PTRDIFF_MIN / 2;
 
-// Keys and values as f32 panels of nr = PackLayout::panel_cols columns.
+// Keys and values as panels of nr = PackLayout::panel_cols columns, in words of vpw =
+// AttentionKernels::values_per_word values.
 struct AttentionPiece {
-  const float* k = nullptr;   // [ceil(n_keys / nr)][head_dim][nr]: keys transposed, padded with zeros
-  const float* v = nullptr;   // [ceil(head_dim / nr)][v_panel_stride]: per panel [n_keys][nr]
-  size_t v_panel_stride = 0;  // floats between two panels of v
+  const float* k = nullptr;   // [ceil(n_keys / nr)][head_dim / vpw][nr]: keys transposed, padded with zeros
+  const float* v = nullptr;   // [ceil(head_dim / nr)][v_panel_stride]: per panel [ceil(n_keys / vpw)][nr]
+  size_t v_panel_stride = 0;  // words between two panels of v
   size_t n_keys = 0;
   // Keys that the tile's first query sees; each later query sees one more. Clamped to [0, n_keys].
   ptrdiff_t n_visible = 0;
@@ -36,9 +41,9 @@ struct AttentionTile {
   size_t n_rows = 0;  // rows below are padded to a multiple of PackLayout::float_rows
   size_t group_size = 0;
   size_t head_dim = 0;
-  const float* q = nullptr;  // [padded rows][head_dim], scaled in base 2; padded rows are 0
-  float* weights =
-      nullptr;  // [padded rows][weight_stride]: unnormalised weights; room for n_keys rounded up to nr
+  const float* q = nullptr;  // [padded rows][head_dim / vpw] words, scaled in base 2; padded rows are 0
+  // [padded rows][weight_stride]: unnormalised weights, n_keys / vpw words; room for n_keys rounded up to nr
+  float* weights = nullptr;
   size_t weight_stride = 0;
   float* o = nullptr;   // [padded rows][o_stride]: sum of weights times values
   size_t o_stride = 0;  // head_dim rounded up to nr

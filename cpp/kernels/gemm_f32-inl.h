@@ -6,7 +6,51 @@ namespace edgeh2o::EH2O_ISA {
 
 inline constexpr size_t kGemmF32Columns = simd::kGemmF32Vectors * simd::kLanes;
 
-template <size_t kRows>
+// What a 32-bit word of A and B holds: an f32 value, or two bf16 values that are neighbours in depth.
+// Templates, so that an ISA without the second need not have its functions.
+struct F32Products {
+  static constexpr size_t kValuesPerWord = 1;
+  template <typename Vector>
+  static EH2O_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+    return simd::mul_add(a, b, c);
+  }
+  template <size_t I, typename Vector>
+  static EH2O_INLINE Vector multiply_add_lane(simd::Index<I> i, Vector a, Vector b, Vector c) {
+    using namespace simd;
+    return mul_add_lane(i, a, b, c);
+  }
+  // Values [i, i + kLanes) of words.
+  static EH2O_INLINE simd::F32 load_values(const float* words, size_t i) { return simd::load(words + i); }
+};
+struct Bf16Products {
+  static constexpr size_t kValuesPerWord = 2;
+  template <typename Vector>
+  static EH2O_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+    using namespace simd;
+    return mul_add_bf16(a, b, c);
+  }
+  template <size_t I, typename Vector>
+  static EH2O_INLINE Vector multiply_add_lane(simd::Index<I> i, Vector a, Vector b, Vector c) {
+    using namespace simd;
+    return mul_add_bf16_lane(i, a, b, c);
+  }
+  template <typename Vector>
+  static EH2O_INLINE Vector narrow(Vector low, Vector high) {
+    using namespace simd;
+    return narrow_bf16(low, high);
+  }
+  template <typename Vector>
+  static EH2O_INLINE Vector interleave(Vector even, Vector odd) {
+    using namespace simd;
+    return interleave_bf16(even, odd);
+  }
+  static EH2O_INLINE simd::F32 load_values(const float* words, size_t i) {
+    return simd::load_bf16(reinterpret_cast<const uint16_t*>(words) + i);
+  }
+};
+
+// Strides of A and B and the depth are in words.
+template <typename Products, size_t kRows>
 EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
                                size_t b_stride, size_t depth, size_t n_cols, bool accumulate) {
   using namespace simd;
@@ -22,7 +66,8 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
         F32 columns[kVectors];
         unroll<kVectors>([&](auto v) { columns[v] = load(b + v * kLanes); });
         unroll<kRows>([&](auto r) {
-          unroll<kVectors>([&](auto v) { sum[r][v] = mul_add_lane(i, rows[r], columns[v], sum[r][v]); });
+          unroll<kVectors>(
+              [&](auto v) { sum[r][v] = Products::multiply_add_lane(i, rows[r], columns[v], sum[r][v]); });
         });
         b += b_stride;
       });
@@ -33,7 +78,7 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
     unroll<kVectors>([&](auto v) { columns[v] = load(b + v * kLanes); });
     unroll<kRows>([&](auto r) {
       const F32 row = set1(a[r * a_stride + k]);
-      unroll<kVectors>([&](auto v) { sum[r][v] = mul_add(row, columns[v], sum[r][v]); });
+      unroll<kVectors>([&](auto v) { sum[r][v] = Products::multiply_add(row, columns[v], sum[r][v]); });
     });
     b += b_stride;
   }
@@ -57,12 +102,12 @@ inline void gemm_f32_f32_f32p(float* c, size_t c_stride, const float* a, size_t 
                               size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate) {
   size_t row = 0;
   for (; row + simd::kGemmF32Rows <= n_rows; row += simd::kGemmF32Rows) {
-    gemm_f32_tile<simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride,
-                                      depth, n_cols, accumulate);
+    gemm_f32_tile<F32Products, simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride,
+                                                   b, b_stride, depth, n_cols, accumulate);
   }
   for (; row < n_rows; ++row) {
-    gemm_f32_tile<1>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, depth, n_cols,
-                     accumulate);
+    gemm_f32_tile<F32Products, 1>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride,
+                                  depth, n_cols, accumulate);
   }
 }
 

@@ -1,57 +1,107 @@
-// Cached key and value rows to the f32 panels that attention_tile_f32 reads.
+// Queries, and cached key and value rows, to what the attention tile multiplies: f32 values, or words of two
+// bf16 that are neighbours in depth (gemm_f32-inl.h).
 
 namespace edgeh2o::EH2O_ISA {
 
-template <CacheType kType>
-void pack_keys(float* out, const void* rows, const int32_t* positions, size_t n_keys, size_t head_dim) {
+// Words [word, word + count) of a cached row of which every word holds kValuesPerWord dimensions.
+template <typename Products, CacheType kType, typename Count>
+EH2O_INLINE simd::F32 load_words(const uint8_t* row, size_t word, Count count) {
   using namespace simd;
-  for (size_t key = 0; key < n_keys; key += kGemmF32Columns, out += head_dim * kGemmF32Columns) {
+  if constexpr (Products::kValuesPerWord == 1) {
+    return load_cached<kType>(row, word, count);
+  } else if constexpr (!std::is_same_v<Count, size_t>) {
+    return Products::narrow(load_cached<kType>(row, 2 * word, count),
+                            load_cached<kType>(row, 2 * word + kLanes, count));
+  } else {
+    const size_t n = 2 * count, n_low = n < kLanes ? n : kLanes;
+    const F32 low = load_cached<kType>(row, 2 * word, n_low);
+    return Products::narrow(low,
+                            n > kLanes ? load_cached<kType>(row, 2 * word + kLanes, n - kLanes) : zero());
+  }
+}
+
+// out: words of factor * x[n]; n is a multiple of kValuesPerWord.
+template <typename Products>
+void pack_queries(float* out, const float* x, float factor, size_t n) {
+  using namespace simd;
+  if constexpr (Products::kValuesPerWord == 1) {
+    scale_f32(out, x, factor, n);
+  } else {
+    for_each_vector(n / 2, [&](size_t word, auto count) {
+      if constexpr (!std::is_same_v<decltype(count), size_t>) {
+        const F32 low = load(x + 2 * word), high = load(x + 2 * word + kLanes);
+        store(out + word, Products::narrow(mul(low, set1(factor)), mul(high, set1(factor))));
+      } else {
+        const size_t n_left = 2 * count, n_low = n_left < kLanes ? n_left : kLanes;
+        const F32 low = load_partial(x + 2 * word, n_low),
+                  high = load_partial(x + 2 * word + n_low, n_left - n_low);
+        store_partial(out + word, Products::narrow(mul(low, set1(factor)), mul(high, set1(factor))), count);
+      }
+    });
+  }
+}
+
+template <typename Products, CacheType kType>
+void pack_key_panels(float* out, const void* rows, const int32_t* positions, size_t n_keys, size_t head_dim) {
+  using namespace simd;
+  const size_t n_words = head_dim / Products::kValuesPerWord;
+  for (size_t key = 0; key < n_keys; key += kGemmF32Columns, out += n_words * kGemmF32Columns) {
     for (size_t col = 0; col < kGemmF32Columns; col += kLanes) {
       const size_t first = key + col, n_left = first < n_keys ? n_keys - first : 0;
-      for_each_vector(head_dim, [&](size_t dim, auto count) {
+      for_each_vector(n_words, [&](size_t word, auto count) {
         F32 block[kLanes];
+        const auto load_key = [&](size_t i) {
+          return load_words<Products, kType>(gathered_row<kType>(rows, positions, first + i, head_dim), word,
+                                             count);
+        };
         if (n_left >= kLanes) {
-          unroll<kLanes>([&](auto i) {
-            block[i] =
-                load_cached<kType>(gathered_row<kType>(rows, positions, first + i, head_dim), dim, count);
-          });
+          unroll<kLanes>([&](auto i) { block[i] = load_key(i); });
         } else {
-          for (size_t i = 0; i < kLanes; ++i) {
-            block[i] = i < n_left ? load_cached<kType>(
-                                        gathered_row<kType>(rows, positions, first + i, head_dim), dim, count)
-                                  : zero();
-          }
+          for (size_t i = 0; i < kLanes; ++i) block[i] = i < n_left ? load_key(i) : zero();
         }
         transpose(block);
-        for (size_t j = 0; j < count; ++j) store(out + (dim + j) * kGemmF32Columns + col, block[j]);
+        for (size_t j = 0; j < count; ++j) store(out + (word + j) * kGemmF32Columns + col, block[j]);
       });
     }
   }
 }
 
-// out: [ceil(n_keys / nr)][head_dim][nr], columns beyond n_keys are 0. positions: null for rows 0, 1, 2, ...
-inline void pack_keys_f32p(CacheType type, float* out, const void* rows, const int32_t* positions,
-                           size_t n_keys, size_t head_dim) {
-  with_cache_type(type, [&](auto constant) { pack_keys<constant>(out, rows, positions, n_keys, head_dim); });
+// out: [ceil(n_keys / nr)][head_dim / values per word][nr], columns beyond n_keys are 0. positions: null for
+// rows 0, 1, 2, ...
+template <typename Products>
+void pack_keys(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_keys,
+               size_t head_dim) {
+  with_cache_type(type, [&](auto constant) {
+    pack_key_panels<Products, constant>(out, rows, positions, n_keys, head_dim);
+  });
 }
 
-template <CacheType kType>
-void pack_values(float* out, size_t panel_stride, const void* rows, const int32_t* positions, size_t n_keys,
-                 size_t head_dim) {
-  for (size_t key = 0; key < n_keys; ++key, out += kGemmF32Columns) {
+template <typename Products, CacheType kType>
+void pack_value_panels(float* out, size_t panel_stride, const void* rows, const int32_t* positions,
+                       size_t n_keys, size_t head_dim) {
+  using namespace simd;
+  constexpr size_t kPerWord = Products::kValuesPerWord;
+  for (size_t key = 0; key < n_keys; key += kPerWord, out += kGemmF32Columns) {
     const uint8_t* row = gathered_row<kType>(rows, positions, key, head_dim);
+    const uint8_t* next =
+        key + 1 < n_keys && kPerWord == 2 ? gathered_row<kType>(rows, positions, key + 1, head_dim) : nullptr;
     for_each_vector(head_dim, [&](size_t dim, auto count) {
-      float* panel = out + dim / kGemmF32Columns * panel_stride;
-      simd::store(panel + dim % kGemmF32Columns, load_cached<kType>(row, dim, count));
+      F32 words = load_cached<kType>(row, dim, count);
+      if constexpr (kPerWord == 2) {
+        words = Products::interleave(words, next ? load_cached<kType>(next, dim, count) : zero());
+      }
+      store(out + dim / kGemmF32Columns * panel_stride + dim % kGemmF32Columns, words);
     });
   }
 }
 
-// out: [ceil(head_dim / nr)][panel_stride], per panel [n_keys][nr]; columns beyond head_dim are unspecified.
-inline void pack_values_f32p(CacheType type, float* out, size_t panel_stride, const void* rows,
-                             const int32_t* positions, size_t n_keys, size_t head_dim) {
+// out: [ceil(head_dim / nr)][panel_stride], per panel [ceil(n_keys / values per word)][nr]; columns beyond
+// head_dim are unspecified, the value beyond an odd n_keys is 0.
+template <typename Products>
+void pack_values(CacheType type, float* out, size_t panel_stride, const void* rows, const int32_t* positions,
+                 size_t n_keys, size_t head_dim) {
   with_cache_type(type, [&](auto constant) {
-    pack_values<constant>(out, panel_stride, rows, positions, n_keys, head_dim);
+    pack_value_panels<Products, constant>(out, panel_stride, rows, positions, n_keys, head_dim);
   });
 }
 

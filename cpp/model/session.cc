@@ -30,6 +30,7 @@ AttentionShape attention_shape(const DecoderConfig& config, const SessionShape& 
   result.chunk_size = shape.chunk_size;
   result.scale = config.attention_scale;
   result.soft_cap = config.attention_soft_cap;
+  result.precision = shape.precision;
   return result;
 }
 

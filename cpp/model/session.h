@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/kv_rows.h"
+#include "kernels/attention_tile.h"
 #include "model/decoder.h"
 #include "sparse/sparse_policy.h"
 
@@ -19,6 +20,7 @@ struct SessionShape {
   size_t batch_size;   // most tokens of one prefill call
   size_t chunk_size;
   CacheType cache_type;
+  AttentionPrecision precision;
   void check() const;  // throws std::invalid_argument
 };
 

@@ -17,6 +17,18 @@ constexpr size_t kMaxTasks = 32;
 
 }  // namespace
 
+const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision) {
+  const AttentionKernels& kernels =
+      precision == AttentionPrecision::kBf16 ? table.attention_bf16 : table.attention_f32;
+  EH2O_CHECK(kernels.values_per_word > 0, "the instruction set ", table.name, " has no bf16 attention");
+  return kernels;
+}
+
+AttentionPrecision parse_attention_precision(const std::string& name) {
+  EH2O_CHECK(name == "f32" || name == "bf16", "precision = '", name, "' is not f32 or bf16");
+  return name == "bf16" ? AttentionPrecision::kBf16 : AttentionPrecision::kF32;
+}
+
 size_t AttentionShape::longest_chunk() const { return std::min({chunk_size, batch_size, max_context}); }
 
 PolicyShape AttentionShape::policy_shape() const {
@@ -41,6 +53,8 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
                                const PolicyNeeds& needs) {
   is_scoring = needs.column_sums != ColumnSums::kNone;
   panel_cols = table.layout.panel_cols;
+  values_per_word = attention_kernels(table, shape.precision).values_per_word;
+  key_words = shape.head_dim / values_per_word;
   o_stride = round_up(shape.head_dim, panel_cols);
   const size_t chunk = shape.longest_chunk();
   chunk_keys = round_up(chunk, panel_cols);

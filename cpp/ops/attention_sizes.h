@@ -2,11 +2,18 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "isa/kernel_table.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
+
+// The table's kernels of a precision. Throws std::invalid_argument if it has none.
+const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision);
+
+// "f32" or "bf16". Throws std::invalid_argument for other names.
+AttentionPrecision parse_attention_precision(const std::string& name);
 
 struct AttentionShape {
   size_t n_layers = 1;
@@ -17,6 +24,7 @@ struct AttentionShape {
   size_t chunk_size = 0;
   float scale = 0.0f;     // factor of the logits
   float soft_cap = 0.0f;  // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+  AttentionPrecision precision = AttentionPrecision::kF32;
 
   size_t group_size() const { return n_heads / n_kv_heads; }
   size_t longest_chunk() const;
@@ -30,6 +38,8 @@ struct AttentionSizes {
 
   bool is_scoring;
   size_t panel_cols;
+  size_t values_per_word;
+  size_t key_words;    // of a packed key
   size_t o_stride;     // head_dim rounded up to panels
   size_t chunk_keys;   // between the starts of two chunks in the batch panels
   size_t n_chunks;     // most chunks of a call

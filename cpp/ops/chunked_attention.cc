@@ -48,13 +48,14 @@ uint64_t causal_pairs(size_t first, size_t n, size_t window) {
 ChunkedAttention::ChunkedAttention(const KernelTable& table, const AttentionShape& shape,
                                    std::shared_ptr<SparsePolicy> policy)
     : table_(table),
+      kernels_(attention_kernels(table, shape.precision)),
       shape_(checked(shape)),
       policy_(std::move(policy)),
       needs_(policy_->needs(shape_.policy_shape())),
       sizes_(table, shape_, needs_),
       n_threads_(static_cast<size_t>(num_threads())),
       decode_(shape),
-      rounds_(table_, shape_, sizes_, buffers_),
+      rounds_(kernels_, shape_, sizes_, buffers_),
       page_scores_(table_, shape_, needs_) {
   const auto take_buffers = [this] {
     buffers_.take(arena_, shape_, sizes_, n_threads_);
@@ -270,6 +271,7 @@ void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_
 template <typename F>
 void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t thread, const F& f) const {
   const size_t group_size = shape_.group_size(), width = group_size * shape_.head_dim;
+  const size_t row_words = sizes_.key_words;
   const size_t end = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
   LoadedTile tile{buffers_.tile_scratch(sizes_, shape_, thread), {}, 0};
   float* q = const_cast<float*>(tile.scratch.tile.q);  // kernels only read it
@@ -278,11 +280,11 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     const size_t token = task.chunk.begin - call.plan.first_position + first;
     for (size_t i = 0; i < n_queries; ++i) {
       const float* row = call.q.row(token + i) + task.kv_head * width;
-      table_.scale_f32(q + i * width, row, shape_.scale * kLog2E, width);
+      kernels_.pack_queries(q + i * group_size * row_words, row, shape_.scale * kLog2E, width);
     }
     const size_t n_rows = n_queries * group_size;
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
-    std::memset(q + n_rows * shape_.head_dim, 0, n_padding * shape_.head_dim * sizeof(float));
+    std::memset(q + n_rows * row_words, 0, n_padding * row_words * sizeof(float));
     tile.scratch.tile.n_rows = n_rows;
     const size_t row = task.kv_head * rows_per_head() + (call.first_row + token) * group_size;
     tile.state = {buffers_.m + row, buffers_.l + row, call.out.row(token) + task.kv_head * width,
@@ -310,7 +312,7 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
         rounds_.batch_piece(task.kv_head, task.chunk_idx, begin, std::min(step, task.chunk.size() - begin));
     piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1) - static_cast<ptrdiff_t>(begin);
     if (call.window > 0) piece.n_hidden = n_hidden - static_cast<ptrdiff_t>(begin);
-    table_.attention_tile_f32(part, piece);
+    kernels_.attention_tile(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == first_key);
     if (wants_sums(call, task)) {
       add_sums(call, task, tile, part, piece, part.m,
@@ -329,7 +331,7 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
     AttentionPiece piece = work.pieces[i];
     if (call.window > 0) piece.n_hidden += static_cast<ptrdiff_t>(tile.first_query);
     if (piece.n_hidden >= static_cast<ptrdiff_t>(piece.n_keys)) continue;
-    table_.attention_tile_f32(part, piece);
+    kernels_.attention_tile(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && i == 0);
     if (!has_sums) continue;
     if (is_joint(call)) {
@@ -360,7 +362,7 @@ void ChunkedAttention::add_sums(const Call& call, const Task& task, const Loaded
   for (size_t row = 0; needs_.query_weights != QueryWeights::kOne && row < part.n_rows; ++row) {
     factors[row] *= query_weight(task, tile.first_query, row / part.group_size, piece);
   }
-  table_.column_sums_f32(sums, part, piece, factors);
+  kernels_.column_sums(sums, part, piece, factors);
 }
 
 // Of the tile's `query`; the tile begins at the chunk's first_query.

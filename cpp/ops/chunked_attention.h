@@ -138,6 +138,7 @@ class ChunkedAttention {
   float* memory_sums(size_t kv_head, size_t task_idx) const;
 
   const KernelTable& table_;
+  const AttentionKernels& kernels_;
   AttentionShape shape_;
   std::shared_ptr<SparsePolicy> policy_;
   PolicyNeeds needs_;

@@ -27,9 +27,9 @@ void MemoryRounds::begin(size_t kv_head, const MemorySet& memory, ptrdiff_t firs
 AttentionPiece MemoryRounds::add_job(HeadWork& work, size_t kv_head, const GatherJob& job) const {
   work.jobs[work.n_jobs++] = job;
   AttentionPiece piece;
-  piece.k = gather_k(kv_head) + job.dest_key * shape_.head_dim;
-  piece.v = gather_v(kv_head) + job.dest_key * sizes_.panel_cols;
-  piece.v_panel_stride = sizes_.gather_keys * sizes_.panel_cols;
+  piece.k = gather_k(kv_head) + job.dest_key * sizes_.key_words;
+  piece.v = gather_v(kv_head) + job.dest_key * sizes_.panel_cols / sizes_.values_per_word;
+  piece.v_panel_stride = sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word;
   piece.n_keys = job.n_keys;
   piece.n_visible = static_cast<ptrdiff_t>(job.n_keys);
   return piece;
@@ -96,11 +96,11 @@ void MemoryRounds::gather() const {
       const size_t first = begin - job.dest_key, n_keys = end - begin;
       const size_t row_bytes = job.positions ? 0 : first * kv_row_bytes(job.type, shape_.head_dim);
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
-      table_.pack_keys_f32p(job.type, gather_k(kv_head) + begin * shape_.head_dim, job.k + row_bytes,
-                            positions, n_keys, shape_.head_dim);
-      table_.pack_values_f32p(job.type, gather_v(kv_head) + begin * sizes_.panel_cols,
-                              sizes_.gather_keys * sizes_.panel_cols, job.v + row_bytes, positions, n_keys,
-                              shape_.head_dim);
+      kernels_.pack_keys(job.type, gather_k(kv_head) + begin * sizes_.key_words, job.k + row_bytes, positions,
+                         n_keys, shape_.head_dim);
+      kernels_.pack_values(job.type, gather_v(kv_head) + begin * sizes_.panel_cols / sizes_.values_per_word,
+                           sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word, job.v + row_bytes,
+                           positions, n_keys, shape_.head_dim);
     }
   });
 }
@@ -109,9 +109,10 @@ AttentionPiece MemoryRounds::batch_piece(size_t kv_head, size_t chunk_idx, size_
                                          size_t n_keys) const {
   const size_t key = chunk_idx * sizes_.chunk_keys + begin;
   AttentionPiece piece;
-  piece.k = buffers_.batch_k + (kv_head * sizes_.batch_keys + key) * shape_.head_dim;
-  piece.v = buffers_.batch_v + kv_head * sizes_.batch_keys * sizes_.o_stride + key * sizes_.panel_cols;
-  piece.v_panel_stride = sizes_.batch_keys * sizes_.panel_cols;
+  piece.k = buffers_.batch_k + (kv_head * sizes_.batch_keys + key) * sizes_.key_words;
+  piece.v = buffers_.batch_v + (kv_head * sizes_.batch_keys * sizes_.o_stride + key * sizes_.panel_cols) /
+                                   sizes_.values_per_word;
+  piece.v_panel_stride = sizes_.batch_keys * sizes_.panel_cols / sizes_.values_per_word;
   piece.n_keys = n_keys;
   piece.n_visible = static_cast<ptrdiff_t>(n_keys);
   return piece;
@@ -128,10 +129,10 @@ void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
     const AttentionPiece piece = batch_piece(kv_head, chunk_idx, first, n_keys);
     const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
     // The batch buffers are this object's own; a piece only reads them.
-    table_.pack_keys_f32p(k.type, const_cast<float*>(piece.k), k.row(chunk.begin + first), nullptr, n_keys,
-                          shape_.head_dim);
-    table_.pack_values_f32p(v.type, const_cast<float*>(piece.v), piece.v_panel_stride,
-                            v.row(chunk.begin + first), nullptr, n_keys, shape_.head_dim);
+    kernels_.pack_keys(k.type, const_cast<float*>(piece.k), k.row(chunk.begin + first), nullptr, n_keys,
+                       shape_.head_dim);
+    kernels_.pack_values(v.type, const_cast<float*>(piece.v), piece.v_panel_stride,
+                         v.row(chunk.begin + first), nullptr, n_keys, shape_.head_dim);
   });
 }
 

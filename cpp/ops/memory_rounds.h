@@ -12,9 +12,9 @@ namespace edgeh2o {
 
 class MemoryRounds {
  public:
-  MemoryRounds(const KernelTable& table, const AttentionShape& shape, const AttentionSizes& sizes,
+  MemoryRounds(const AttentionKernels& kernels, const AttentionShape& shape, const AttentionSizes& sizes,
                const AttentionBuffers& buffers)
-      : table_(table), shape_(shape), sizes_(sizes), buffers_(buffers) {}
+      : kernels_(kernels), shape_(shape), sizes_(sizes), buffers_(buffers) {}
 
   // Starts on a new memory set. first_seen: see HeadWork; only for ranges.
   void begin(size_t kv_head, const MemorySet& memory, ptrdiff_t first_seen, bool is_scored) const;
@@ -35,13 +35,13 @@ class MemoryRounds {
   bool find_in_batch(size_t kv_head, const ChunkPlan& plan, PositionRange range, AttentionPiece* piece) const;
   AttentionPiece add_job(HeadWork& work, size_t kv_head, const GatherJob& job) const;
   float* gather_k(size_t kv_head) const {
-    return buffers_.gather_k + kv_head * sizes_.gather_keys * shape_.head_dim;
+    return buffers_.gather_k + kv_head * sizes_.gather_keys * sizes_.key_words;
   }
   float* gather_v(size_t kv_head) const {
-    return buffers_.gather_v + kv_head * sizes_.gather_keys * sizes_.o_stride;
+    return buffers_.gather_v + kv_head * sizes_.gather_keys * sizes_.o_stride / sizes_.values_per_word;
   }
 
-  const KernelTable& table_;
+  const AttentionKernels& kernels_;
   const AttentionShape& shape_;
   const AttentionSizes& sizes_;
   const AttentionBuffers& buffers_;

@@ -1,4 +1,5 @@
-// AVX-512 (f, bw, dq, vl) with VNNI: 16 float lanes; int8 dot products by vpdpbusd (unsigned x signed).
+// AVX-512 (f, bw, dq, vl) with VNNI: 16 float lanes; int8 dot products by vpdpbusd (unsigned x signed). With
+// AVX512_BF16, products of bf16 pairs.
 #pragma once
 
 #include <immintrin.h>
@@ -17,6 +18,11 @@ inline constexpr size_t kLanes = 16;
 inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
 inline constexpr int32_t kDotBias = 0;
+#ifdef __AVX512BF16__
+inline constexpr bool kHasBf16 = true, kPrefersBf16 = true;
+#else
+inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
+#endif
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 2;
@@ -88,6 +94,15 @@ EH2O_INLINE F32 load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+#ifdef __AVX512BF16__
+EH2O_INLINE F32 interleave_bf16(F32 even, F32 odd) {
+  const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even)),
+                high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+  return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+EH2O_INLINE F32 narrow_bf16(F32 low, F32 high) { return (F32)_mm512_cvtne2ps_pbh(high, low); }
+EH2O_INLINE F32 mul_add_bf16(F32 a, F32 b, F32 c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+#endif
 EH2O_INLINE F32 load_u8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }

@@ -24,6 +24,12 @@ inline constexpr bool kHasLaneMulAdd = true;
 // Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22,
 // and one subtraction replaces the conversion, which occupies a Cortex-A76 pipe twice.
 inline constexpr int32_t kDotBias = 0x4b400000;
+// Not preferred: no processor has been timed.
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+inline constexpr bool kHasBf16 = true, kPrefersBf16 = false;
+#else
+inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
+#endif
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
@@ -92,6 +98,21 @@ EH2O_INLINE F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f
 EH2O_INLINE F32 set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(p))); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 EH2O_INLINE F32 load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+EH2O_INLINE F32 narrow_bf16(F32 low, F32 high) {
+  return vreinterpretq_f32_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high));
+}
+EH2O_INLINE F32 interleave_bf16(F32 even, F32 odd) {
+  return narrow_bf16(vzip1q_f32(even, odd), vzip2q_f32(even, odd));
+}
+EH2O_INLINE F32 mul_add_bf16(F32 a, F32 b, F32 c) {
+  return vbfdotq_f32(c, vreinterpretq_bf16_f32(a), vreinterpretq_bf16_f32(b));
+}
+template <size_t I>
+EH2O_INLINE F32 mul_add_bf16_lane(Index<I>, F32 a, F32 b, F32 c) {
+  return vbfdotq_laneq_f32(c, vreinterpretq_bf16_f32(b), vreinterpretq_bf16_f32(a), I);
+}
+#endif
 EH2O_INLINE uint8x8_t load_4_bytes(const void* p) {
   uint32_t four;
   __builtin_memcpy(&four, p, 4);

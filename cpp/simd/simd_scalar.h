@@ -14,6 +14,13 @@ inline constexpr size_t kLanes = 4;
 inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
 inline constexpr int32_t kDotBias = 0;
+// Words of two bf16, the value of the lower depth in the low half:
+//   mul_add_bf16(a, b, c)        c + both products, accumulated in f32
+//   narrow_bf16(low, high)       2 kLanes values to kLanes words, in their order
+//   interleave_bf16(even, odd)   word i: even[i], odd[i]
+inline constexpr bool kHasBf16 = true;
+// Faster than f32 products, as far as is known.
+inline constexpr bool kPrefersBf16 = false;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
@@ -158,6 +165,41 @@ EH2O_INLINE F32 load_bf16(const uint16_t* p) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
+  });
+}
+// Round to nearest even; the bits of NaN stay those of a NaN.
+EH2O_INLINE uint32_t f32_to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return bits >> 16 | 0x40;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+EH2O_INLINE F32 interleave_bf16(F32 even, F32 odd) {
+  return from_lanes<F32>([&](size_t i) {
+    const uint32_t bits = f32_to_bf16(odd.lane[i]) << 16 | f32_to_bf16(even.lane[i]);
+    float word;
+    std::memcpy(&word, &bits, 4);
+    return word;
+  });
+}
+EH2O_INLINE F32 narrow_bf16(F32 low, F32 high) {
+  F32 even, odd;
+  for (size_t i = 0; i < kLanes; ++i) {
+    const F32& half = i < kLanes / 2 ? low : high;
+    even.lane[i] = half.lane[2 * i % kLanes];
+    odd.lane[i] = half.lane[2 * i % kLanes + 1];
+  }
+  return interleave_bf16(even, odd);
+}
+EH2O_INLINE F32 mul_add_bf16(F32 a, F32 b, F32 c) {
+  return from_lanes<F32>([&](size_t i) {
+    uint32_t x, y;
+    std::memcpy(&x, &a.lane[i], 4);
+    std::memcpy(&y, &b.lane[i], 4);
+    const uint32_t halves[4] = {x << 16, y << 16, x & 0xffff0000, y & 0xffff0000};
+    float value[4];
+    std::memcpy(value, halves, 16);
+    return c.lane[i] + value[0] * value[1] + value[2] * value[3];
   });
 }
 EH2O_INLINE F32 load_u8(const uint8_t* p) {

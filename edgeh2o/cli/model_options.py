@@ -118,6 +118,7 @@ def open_model(
             threads=runtime.threads,
             isa=runtime.isa,
             cache_type=runtime.cache_type,
+            attention_precision=runtime.attention_precision,
             check_tensors=runtime.check_tensors,
             prefill=options.prefill,
             attention=options.attention,
@@ -139,7 +140,7 @@ def _describe(llm: LLM) -> str:
         f"{llm.model_path}: {config.architecture}, {config.n_layers} layers, "
         f"{config.n_heads} query heads, {config.n_kv_heads} KV heads of {config.head_dim}, "
         f"vocabulary {config.vocab_size}, trained on {config.context_length} positions\n"
-        f"kernels: {llm.isa}, threads: {llm.threads}"
+        f"kernels: {llm.isa}, attention in {llm.attention_precision}, threads: {llm.threads}"
     )
 
 

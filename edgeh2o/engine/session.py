@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from .. import isa
 from ..attention.base import SparseAttentionConfig
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
@@ -184,6 +185,7 @@ def plan_shape(
         batch_size=min(prefill.batch_size, -(-context // chunk_size) * chunk_size),
         chunk_size=chunk_size,
         cache_type=runtime.cache_type,
+        precision=isa.attention_precision(runtime.attention_precision),
     )
 
 

@@ -32,6 +32,7 @@ class GenerationStats:
     chunk_size: int
     context_size: int
     cache_type: str
+    attention_precision: str
     seed: int
     prompt_tokens: int
     cached_tokens: int
@@ -57,6 +58,7 @@ class GenerationStats:
         threads: int,
         attention: Mapping[str, Any],
         cache_type: str,
+        attention_precision: str,
         load_s: float,
         weight_bytes: int,
     ) -> GenerationStats:
@@ -71,6 +73,7 @@ class GenerationStats:
             chunk_size=runner.chunk_size,
             context_size=runner.max_context,
             cache_type=cache_type,
+            attention_precision=attention_precision,
             seed=generation.seed,
             prompt_tokens=generation.n_prompt_tokens,
             cached_tokens=generation.n_cached_tokens,

@@ -83,6 +83,7 @@ class Throughput:
     batch_size: int
     chunk_size: int
     cache_type: str
+    attention_precision: str
     workload: Workload
     keys_per_query: float
     samples_tps: tuple[float, ...]
@@ -112,6 +113,7 @@ class Throughput:
             "batch_size": self.batch_size,
             "chunk_size": self.chunk_size,
             "cache_type": self.cache_type,
+            "attention_precision": self.attention_precision,
             "test": self.workload.name,
             "n_prompt": self.workload.n_prompt,
             "n_decode": self.workload.n_decode,
@@ -195,6 +197,7 @@ def benchmark_throughput(
                 batch_size=runner.batch_size,
                 chunk_size=runner.chunk_size,
                 cache_type=llm.cache_type,
+                attention_precision=llm.attention_precision,
                 workload=workload,
                 keys_per_query=runner.pairs_computed / workload.n_cached,
                 samples_tps=tuple(samples[mode]),

@@ -21,12 +21,16 @@ OnLayer = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionShape:
-    """The sizes that fix what a session allocates, in tokens, and the cache's number type."""
+    """The sizes that fix what a session allocates, in tokens, and its number types.
+
+    ``precision`` is that of the products of prefill attention, "f32" or "bf16".
+    """
 
     max_context: int
     batch_size: int
     chunk_size: int
     cache_type: str
+    precision: str = "f32"
 
 
 @dataclass(frozen=True, slots=True)

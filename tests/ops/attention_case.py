@@ -56,6 +56,7 @@ def make_attention(
     cache_type: str = "f32",
     scale: float | None = None,
     soft_cap: float = 0.0,
+    precision: str = "f32",
 ) -> _core.ChunkedAttention:
     return _core.ChunkedAttention(
         policy,
@@ -68,6 +69,7 @@ def make_attention(
         cache_type=cache_type,
         scale=scale,
         soft_cap=soft_cap,
+        precision=precision,
     )
 
 
