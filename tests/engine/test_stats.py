@@ -16,6 +16,7 @@ STATS = GenerationStats(
     chunk_size=1024,
     context_size=8192,
     cache_type="f16",
+    attention_precision="f32",
     seed=7,
     prompt_tokens=4500,
     cached_tokens=0,

@@ -23,6 +23,7 @@ def make_throughput(mode: str, n_prompt: int, n_threads: int) -> Throughput:
         batch_size=4096,
         chunk_size=256,
         cache_type="f16",
+        attention_precision="f32",
         workload=Workload(n_prompt=n_prompt),
         keys_per_query=100.0,
         samples_tps=(1000.0 * n_threads, 1200.0 * n_threads),

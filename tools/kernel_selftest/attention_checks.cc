@@ -131,46 +131,102 @@ void check_store_kv_row(const KernelTable& table, Check& check) {
   }
 }
 
+// The kernels of one precision, and how their operands lie in words.
+template <AttentionPrecision kPrecision>
+struct Operands {
+  static constexpr size_t kPerWord = kPrecision == AttentionPrecision::kBf16 ? 2 : 1;
+
+  static const AttentionKernels& kernels(const KernelTable& table) {
+    return kPrecision == AttentionPrecision::kBf16 ? table.attention_bf16 : table.attention_f32;
+  }
+  static bool are_in(const KernelTable& table) { return kernels(table).values_per_word > 0; }
+
+  // A value as it is multiplied: to nearest even.
+  static float rounded(float value) {
+    if (kPerWord == 1) return value;
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+  static void round_all(std::vector<float>& values) {
+    for (float& value : values) value = rounded(value);
+  }
+  // Value `depth` of column `col` of panels [depth / kPerWord][n_cols].
+  static float at(const float* words, size_t depth, size_t n_cols, size_t col) {
+    const float word = words[depth / kPerWord * n_cols + col];
+    if (kPerWord == 1) return word;
+    uint32_t bits;
+    std::memcpy(&bits, &word, sizeof(bits));
+    bits = depth % 2 ? bits & 0xffff0000 : bits << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+};
+
+template <AttentionPrecision kPrecision>
+void check_pack_queries(const KernelTable& table, Check& check) {
+  using Ops = Operands<kPrecision>;
+  if (!Ops::are_in(table)) return;
+  Random random(26);
+  for (const size_t n : {2, 8, 20, 30, 32, 64, 66, 144, 192}) {
+    const std::vector<float> x = random.uniform_vector(n, -3, 3);
+    std::vector<float> out(n / Ops::kPerWord + kGuard, kUntouched);
+    Ops::kernels(table).pack_queries(out.data(), x.data(), 0.18f, n);
+    for (size_t i = 0; i < n; ++i) check.equal(Ops::at(out.data(), i, 1, 0), Ops::rounded(0.18f * x[i]));
+    check.untouched(out, n / Ops::kPerWord);
+  }
+}
+
+template <AttentionPrecision kPrecision>
 void check_pack_keys(const KernelTable& table, Check& check) {
+  using Ops = Operands<kPrecision>;
+  if (!Ops::are_in(table)) return;
   const size_t nr = table.layout.panel_cols;
   for_each_gather(table, [&](CacheType type, size_t n_keys, size_t head_dim,
                              const std::vector<int32_t>& positions, Random& random) {
+    if (head_dim % Ops::kPerWord != 0) return;
     const CachedRows rows(type, n_keys, head_dim, random);
-    const size_t n_columns = round_up(n_keys, nr);
-    std::vector<float> out(n_columns * head_dim + kGuard, kUntouched);
-    table.pack_keys_f32p(type, out.data(), rows.bytes.data(), positions.empty() ? nullptr : positions.data(),
-                         n_keys, head_dim);
+    const size_t n_columns = round_up(n_keys, nr), n_words = head_dim / Ops::kPerWord;
+    std::vector<float> out(n_columns * n_words + kGuard, kUntouched);
+    Ops::kernels(table).pack_keys(type, out.data(), rows.bytes.data(),
+                                  positions.empty() ? nullptr : positions.data(), n_keys, head_dim);
     for (size_t key = 0; key < n_columns; ++key) {
       const size_t row = positions.empty() || key >= n_keys ? key : static_cast<size_t>(positions[key]);
+      const float* panel = out.data() + key / nr * nr * n_words;
       for (size_t dim = 0; dim < head_dim; ++dim) {
-        const float want = key < n_keys ? rows.values[row * head_dim + dim] : 0.0f;
-        check.equal(out[(key / nr * head_dim + dim) * nr + key % nr], want);
+        const float want = key < n_keys ? Ops::rounded(rows.values[row * head_dim + dim]) : 0.0f;
+        check.equal(Ops::at(panel, dim, nr, key % nr), want);
       }
     }
-    check.untouched(out, n_columns * head_dim);
+    check.untouched(out, n_columns * n_words);
   });
 }
 
+template <AttentionPrecision kPrecision>
 void check_pack_values(const KernelTable& table, Check& check) {
+  using Ops = Operands<kPrecision>;
+  if (!Ops::are_in(table)) return;
   const size_t nr = table.layout.panel_cols;
   for_each_gather(table, [&](CacheType type, size_t n_keys, size_t head_dim,
                              const std::vector<int32_t>& positions, Random& random) {
     const CachedRows rows(type, n_keys, head_dim, random);
-    const size_t stride = (n_keys + 1) * nr, n_panels = round_up(head_dim, nr) / nr;
+    const size_t n_words = round_up(n_keys, Ops::kPerWord) / Ops::kPerWord;  // of a column
+    const size_t stride = (n_words + 1) * nr, n_panels = round_up(head_dim, nr) / nr;
     std::vector<float> out(n_panels * stride, kUntouched);
-    table.pack_values_f32p(type, out.data(), stride, rows.bytes.data(),
-                           positions.empty() ? nullptr : positions.data(), n_keys, head_dim);
+    Ops::kernels(table).pack_values(type, out.data(), stride, rows.bytes.data(),
+                                    positions.empty() ? nullptr : positions.data(), n_keys, head_dim);
     for (size_t panel = 0; panel < n_panels; ++panel) {
-      for (size_t key = 0; key <= n_keys; ++key) {
-        const size_t row = positions.empty() || key == n_keys ? key : static_cast<size_t>(positions[key]);
-        for (size_t col = 0; col < nr; ++col) {
-          const size_t dim = panel * nr + col;
-          const float got = out[panel * stride + key * nr + col];
-          if (key == n_keys) {
-            check.equal(got, kUntouched);
-          } else if (dim < head_dim) {
-            check.equal(got, rows.values[row * head_dim + dim]);
-          }
+      const float* words = out.data() + panel * stride;
+      for (size_t col = 0; col < nr; ++col) {
+        const size_t dim = panel * nr + col;
+        check.equal(words[n_words * nr + col], kUntouched);
+        for (size_t key = 0; key < n_words * Ops::kPerWord && dim < head_dim; ++key) {
+          const size_t row = positions.empty() || key >= n_keys ? key : static_cast<size_t>(positions[key]);
+          const float want = key < n_keys ? Ops::rounded(rows.values[row * head_dim + dim]) : 0.0f;
+          check.equal(Ops::at(words, key, nr, col), want);
         }
       }
     }
@@ -178,13 +234,19 @@ void check_pack_values(const KernelTable& table, Check& check) {
 }
 
 // A tile with room for n_keys, and the double precision attention of its rows.
+template <AttentionPrecision kPrecision>
 struct TestTile {
+  using Ops = Operands<kPrecision>;
+  // Weights are rounded before they meet the values.
+  static constexpr double kRounding = Ops::kPerWord == 2 ? 0x1p-8 : 0;
+
   AttentionTile tile;
-  std::vector<float> q, weights, o, m, l;
+  std::vector<float> q, packed_q, weights, o, m, l;
   std::vector<double> logits;  // of one row
 
-  TestTile(const PackLayout& layout, size_t n_rows, size_t group_size, size_t head_dim, size_t n_keys,
+  TestTile(const KernelTable& table, size_t n_rows, size_t group_size, size_t head_dim, size_t n_keys,
            float q_range, Random& random) {
+    const PackLayout& layout = table.layout;
     const size_t padded = round_up(n_rows, layout.float_rows);
     tile.n_rows = n_rows;
     tile.group_size = group_size;
@@ -192,16 +254,22 @@ struct TestTile {
     tile.weight_stride = round_up(n_keys, layout.panel_cols) + 4;
     tile.o_stride = round_up(head_dim, layout.panel_cols);
     q = random.uniform_vector(n_rows * head_dim, -q_range, q_range);
-    q.resize(padded * head_dim);
+    Ops::round_all(q);
+    packed_q.resize(padded * head_dim / Ops::kPerWord);
+    Ops::kernels(table).pack_queries(packed_q.data(), q.data(), 1.0f, q.size());
     weights.resize(padded * tile.weight_stride, kUntouched);
     o.resize(padded * tile.o_stride, kUntouched);
     m.resize(n_rows, kUntouched);
     l.resize(n_rows, kUntouched);
-    tile.q = q.data();
+    tile.q = packed_q.data();
     tile.weights = weights.data();
     tile.o = o.data();
     tile.m = m.data();
     tile.l = l.data();
+  }
+
+  double weight_of(size_t row, size_t key) const {
+    return Ops::at(weights.data() + row * tile.weight_stride, key, 1, 0);
   }
 
   // Compares the weights, m, l and o of one row that sees the first n_keys of k and v.
@@ -228,7 +296,7 @@ struct TestTile {
     std::vector<double> out(head_dim), norm(head_dim);
     for (size_t key = 0; key < n_keys; ++key) {
       const double weight = std::exp2(logits[key] - maximum);
-      check.near(weights[row * tile.weight_stride + key], weight, weight * weight_error + kFloor);
+      check.near(weight_of(row, key), weight, weight * (weight_error + kRounding) + kFloor);
       sum += weight;
       for (size_t dim = 0; dim < head_dim; ++dim) {
         out[dim] += weight * v[key * head_dim + dim];
@@ -239,13 +307,13 @@ struct TestTile {
     check.near(l[row], sum, sum * sum_error + kFloor * static_cast<double>(n_keys));
     for (size_t dim = 0; dim < head_dim; ++dim) {
       check.near(o[row * tile.o_stride + dim], out[dim],
-                 norm[dim] * sum_error + 3 * kFloor * static_cast<double>(n_keys));
+                 norm[dim] * (sum_error + kRounding) + 3 * kFloor * static_cast<double>(n_keys));
     }
   }
 };
 
 // Calls run(tile, piece, k, v, random) for causal, partly hidden and fully visible pieces.
-template <typename Run>
+template <AttentionPrecision kPrecision, typename Run>
 void for_each_tile(const KernelTable& table, const Run& run) {
   struct Shape {
     size_t n_rows, group_size, head_dim, n_keys;
@@ -259,25 +327,30 @@ void for_each_tile(const KernelTable& table, const Run& run) {
   };
   Random random(21);
   for (const Shape& shape : shapes) {
-    const CachedRows k(CacheType::kF32, shape.n_keys, shape.head_dim, random);
-    const CachedRows v(CacheType::kF32, shape.n_keys, shape.head_dim, random);
-    const size_t nr = table.layout.panel_cols;
-    std::vector<float> k_panels(round_up(shape.n_keys, nr) * shape.head_dim);
-    std::vector<float> v_panels(round_up(shape.head_dim, nr) * (shape.n_keys + 1));
+    using Ops = Operands<kPrecision>;
+    CachedRows k(CacheType::kF32, shape.n_keys, shape.head_dim, random);
+    CachedRows v(CacheType::kF32, shape.n_keys, shape.head_dim, random);
+    const size_t nr = table.layout.panel_cols,
+                 n_words = round_up(shape.n_keys + 1, Ops::kPerWord) / Ops::kPerWord;
+    std::vector<float> k_panels(round_up(shape.n_keys, nr) * shape.head_dim / Ops::kPerWord);
+    std::vector<float> v_panels(round_up(shape.head_dim, nr) * n_words);
     std::vector<float> biases = random.uniform_vector(round_up(shape.n_keys, nr), -2, 2);
     AttentionPiece piece;
     piece.k = k_panels.data();
     piece.v = v_panels.data();
-    piece.v_panel_stride = (shape.n_keys + 1) * nr;
+    piece.v_panel_stride = n_words * nr;
     piece.n_keys = shape.n_keys;
     piece.n_visible = shape.n_visible;
     piece.biases = shape.has_biases ? biases.data() : nullptr;
-    table.pack_keys_f32p(CacheType::kF32, k_panels.data(), k.bytes.data(), nullptr, shape.n_keys,
-                         shape.head_dim);
-    table.pack_values_f32p(CacheType::kF32, v_panels.data(), piece.v_panel_stride, v.bytes.data(), nullptr,
-                           shape.n_keys, shape.head_dim);
-    TestTile test(table.layout, shape.n_rows, shape.group_size, shape.head_dim, shape.n_keys, shape.q_range,
-                  random);
+    const AttentionKernels& kernels = Ops::kernels(table);
+    kernels.pack_keys(CacheType::kF32, k_panels.data(), k.bytes.data(), nullptr, shape.n_keys,
+                      shape.head_dim);
+    kernels.pack_values(CacheType::kF32, v_panels.data(), piece.v_panel_stride, v.bytes.data(), nullptr,
+                        shape.n_keys, shape.head_dim);
+    Ops::round_all(k.values);
+    Ops::round_all(v.values);
+    TestTile<kPrecision> test(table, shape.n_rows, shape.group_size, shape.head_dim, shape.n_keys,
+                              shape.q_range, random);
     run(test, piece, k.values, v.values, random);
   }
 }
@@ -287,10 +360,12 @@ size_t keys_of_row(const AttentionTile& tile, const AttentionPiece& piece, size_
   return n < 0 ? 0 : std::min(static_cast<size_t>(n), piece.n_keys);
 }
 
+template <AttentionPrecision kPrecision>
 void check_attention_tile(const KernelTable& table, Check& check) {
-  for_each_tile(table, [&](TestTile& test, const AttentionPiece& piece, const std::vector<float>& k,
-                           const std::vector<float>& v, Random&) {
-    table.attention_tile_f32(test.tile, piece);
+  if (!Operands<kPrecision>::are_in(table)) return;
+  for_each_tile<kPrecision>(table, [&](TestTile<kPrecision>& test, const AttentionPiece& piece,
+                                       const std::vector<float>& k, const std::vector<float>& v, Random&) {
+    Operands<kPrecision>::kernels(table).attention_tile(test.tile, piece);
     for (size_t row = 0; row < test.tile.n_rows; ++row) {
       const size_t n_keys = keys_of_row(test.tile, piece, row);
       test.check_row(check, row, n_keys, k, v, piece.biases);
@@ -299,20 +374,23 @@ void check_attention_tile(const KernelTable& table, Check& check) {
   });
 }
 
+template <AttentionPrecision kPrecision>
 void check_column_sums(const KernelTable& table, Check& check) {
-  for_each_tile(table, [&](TestTile& test, const AttentionPiece& piece, const std::vector<float>&,
-                           const std::vector<float>&, Random& random) {
+  if (!Operands<kPrecision>::are_in(table)) return;
+  const AttentionKernels& kernels = Operands<kPrecision>::kernels(table);
+  for_each_tile<kPrecision>(table, [&](TestTile<kPrecision>& test, const AttentionPiece& piece,
+                                       const std::vector<float>&, const std::vector<float>&, Random& random) {
     const AttentionTile& tile = test.tile;
-    table.attention_tile_f32(tile, piece);
+    kernels.attention_tile(tile, piece);
     const std::vector<float> row_weights = random.uniform_vector(tile.n_rows, 0, 1);
     const size_t padded_keys = round_up(piece.n_keys, table.layout.panel_cols);
     std::vector<float> sums(padded_keys + kGuard, kUntouched);
-    table.column_sums_f32(sums.data(), tile, piece, row_weights.data());
+    kernels.column_sums(sums.data(), tile, piece, row_weights.data());
     for (size_t key = 0; key < piece.n_keys; ++key) {
       double want = kUntouched;
       for (size_t row = 0; row < tile.n_rows; ++row) {
         if (key >= keys_of_row(tile, piece, row)) continue;
-        want += double{row_weights[row]} * tile.weights[row * tile.weight_stride + key];
+        want += double{row_weights[row]} * test.weight_of(row, key);
       }
       check.near(sums[key], want, static_cast<double>(tile.n_rows + 2) * kEps * want);
     }
@@ -345,7 +423,7 @@ void check_merge_softmax(const KernelTable& table, Check& check) {
     std::vector<float> scratch(2 * n_rows);
     std::vector<double> want_m(n_rows, -kInfinity), want_l(n_rows), want_o(n_rows * head_dim), norm = want_o;
     for (int part = 0; part < 3; ++part) {
-      TestTile test(table.layout, n_rows, group_size, head_dim, 1, 1, random);
+      TestTile<AttentionPrecision::kF32> test(table, n_rows, group_size, head_dim, 1, 1, random);
       test.o = random.uniform_vector(test.o.size(), -3, 3);
       test.m = random.uniform_vector(n_rows, -20, 20);
       test.l = random.uniform_vector(n_rows, 1, 9);
@@ -398,7 +476,7 @@ void check_attention_rows(const KernelTable& table, Check& check) {
         for (const size_t head_dim : {5, 20, 64, 96}) {
           if (!can_store(type, head_dim)) continue;
           const CachedRows k(type, n_keys, head_dim, random), v(type, n_keys, head_dim, random);
-          TestTile test(table.layout, n_rows, n_rows, head_dim, n_keys, 1, random);
+          TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
           table.attention_rows_f32(type, test.tile, k.bytes.data(), v.bytes.data(), n_keys);
           for (size_t row = 0; row < n_rows; ++row)
             test.check_row(check, row, n_keys, k.values, v.values, nullptr);
@@ -412,10 +490,20 @@ void check_attention_rows(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& attention_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"store_kv_row_f32", check_store_kv_row},   {"pack_keys_f32p", check_pack_keys},
-      {"pack_values_f32p", check_pack_values},    {"attention_tile_f32", check_attention_tile},
-      {"column_sums_f32", check_column_sums},     {"softmax_factors_f32", check_softmax_factors},
-      {"merge_softmax_f32", check_merge_softmax}, {"attention_rows_f32", check_attention_rows},
+      {"store_kv_row_f32", check_store_kv_row},
+      {"attention_f32.pack_queries", check_pack_queries<AttentionPrecision::kF32>},
+      {"attention_f32.pack_keys", check_pack_keys<AttentionPrecision::kF32>},
+      {"attention_f32.pack_values", check_pack_values<AttentionPrecision::kF32>},
+      {"attention_f32.attention_tile", check_attention_tile<AttentionPrecision::kF32>},
+      {"attention_f32.column_sums", check_column_sums<AttentionPrecision::kF32>},
+      {"attention_bf16.pack_queries", check_pack_queries<AttentionPrecision::kBf16>},
+      {"attention_bf16.pack_keys", check_pack_keys<AttentionPrecision::kBf16>},
+      {"attention_bf16.pack_values", check_pack_values<AttentionPrecision::kBf16>},
+      {"attention_bf16.attention_tile", check_attention_tile<AttentionPrecision::kBf16>},
+      {"attention_bf16.column_sums", check_column_sums<AttentionPrecision::kBf16>},
+      {"softmax_factors_f32", check_softmax_factors},
+      {"merge_softmax_f32", check_merge_softmax},
+      {"attention_rows_f32", check_attention_rows},
   };
   return checks;
 }

@@ -32,12 +32,13 @@ class Check {
   void untouched(const std::vector<float>& values, size_t from) {
     for (size_t i = from; i < values.size(); ++i) equal(values[i], kUntouched);
   }
+  bool is_empty() const { return n_values_ == 0; }
   bool report(const char* table, const char* kernel) const {
     if (n_failures_ > 0) {
-      std::printf("%-13s %-20s FAILED  %zu of %zu; first: %s\n", table, kernel, n_failures_, n_values_,
+      std::printf("%-13s %-29s FAILED  %zu of %zu; first: %s\n", table, kernel, n_failures_, n_values_,
                   first_failure_);
     } else {
-      std::printf("%-13s %-20s ok      %zu values, worst error %.2f of the tolerance\n", table, kernel,
+      std::printf("%-13s %-29s ok      %zu values, worst error %.2f of the tolerance\n", table, kernel,
                   n_values_, worst_);
     }
     return n_failures_ == 0;
