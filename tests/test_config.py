@@ -53,6 +53,11 @@ from edgeh2o.errors import UsageError
         (RuntimeConfig, {"context_size": 2**31}, r"--ctx-size"),
         (RuntimeConfig, {"isa": ""}, r"--isa.*empty"),
         (RuntimeConfig, {"cache_type": "q3"}, r"--cache-type.*one of f16, .*got 'q3'"),
+        (
+            RuntimeConfig,
+            {"attention_precision": "f16"},
+            r"--attention-precision.*one of auto, f32, bf16, got 'f16'",
+        ),
     ],
 )
 def test_bad_values_are_refused(config: type[Any], values: dict[str, Any], message: str) -> None:

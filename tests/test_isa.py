@@ -46,6 +46,22 @@ def test_an_unknown_name_is_refused_and_changes_nothing() -> None:
     assert isa.active() == before
 
 
+@pytest.mark.parametrize("name", _core.available_isas())
+def test_attention_precisions(name: str) -> None:
+    before = isa.active()
+    isa.use(name)
+    try:
+        assert isa.attention_precision("f32") == "f32"
+        assert isa.attention_precision("auto") == ("bf16" if name == "avx512bf16" else "f32")
+        if name in ("scalar", "avx512bf16", "neon_i8mm"):
+            assert isa.attention_precision("bf16") == "bf16"
+        else:
+            with pytest.raises(UsageError, match=f"bf16: the instruction set {name} has no such"):
+                isa.attention_precision("bf16")
+    finally:
+        isa.use(before)
+
+
 @pytest.mark.parametrize("n_threads", [0, -1, 257])
 def test_thread_counts_out_of_range_are_refused(n_threads: int) -> None:
     with pytest.raises(ValueError, match="between 1 and 256"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeh2o import isa
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
@@ -77,8 +78,17 @@ def test_warning_beyond_the_trained_length() -> None:
 def test_batch_is_no_larger_than_the_context_in_whole_chunks(context: int, batch_size: int) -> None:
     shape = plan_shape(context, DenseConfig(), PrefillConfig(), RuntimeConfig())
     assert shape == SessionShape(
-        max_context=context, batch_size=batch_size, chunk_size=1024, cache_type="f16"
+        max_context=context,
+        batch_size=batch_size,
+        chunk_size=1024,
+        cache_type="f16",
+        precision=isa.attention_precision("auto"),
     )
+
+
+def test_the_precision_of_a_session_is_the_one_asked_for() -> None:
+    runtime = RuntimeConfig(attention_precision="f32")
+    assert plan_shape(64, DenseConfig(), PrefillConfig(), runtime).precision == "f32"
 
 
 def test_an_open_chunk_size_is_that_of_the_attention() -> None:

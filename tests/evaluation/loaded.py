@@ -14,4 +14,6 @@ TEXT = "the thing is that the art is there and the hen is in the pen " * 20
 
 
 def load(path: Path, attention: SparseAttentionConfig | None = None) -> LLM:
-    return LLM(path, prefill=PREFILL, attention=attention or H2OConfig(local=4, heavy=4))
+    # In f32, because bf16 rounds otherwise when chunks are cut otherwise.
+    attention = attention or H2OConfig(local=4, heavy=4)
+    return LLM(path, prefill=PREFILL, attention=attention, attention_precision="f32")

@@ -84,7 +84,8 @@ def test_every_setting_gives_what_it_gives_alone(llm: LLM, tiny_model: TinyModel
     assert len(report.results) == 4
     whole = PrefillConfig(batch_size=WINDOW, chunk_size=32)
     path = tiny_model(tensor_type="F32")
-    with LLM(path, prefill=whole, attention=replace(ATTENTION, heavy=6)) as alone:
+    attention = replace(ATTENTION, heavy=6)
+    with LLM(path, prefill=whole, attention=attention, attention_precision="f32") as alone:
         expected = evaluate_perplexity(alone, TEXT, context_size=WINDOW, windows=2, skip=32)
     last = report.results[-1]
     assert last.keys_per_query == expected.keys_per_query
