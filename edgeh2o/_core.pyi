@@ -155,8 +155,9 @@ def headwise_policy(
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
     Once that is longer than ``max_past`` (0: never), such a head reads about so many positions:
-    the pages that the chunk's queries ask for. The last ``tail`` tokens of the prompt's last call
-    read everything.
+    the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as
+    ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
+    of the prompt's last call read everything.
     """
 
 def python_policy(

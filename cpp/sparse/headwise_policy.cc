@@ -9,7 +9,7 @@ namespace edgeh2o {
 HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
     : options_(options),
       hitters_({/*is_mean=*/true, options.decay}),
-      landmarks_(options.page_size),
+      landmarks_(options.page_size, options.max_past),
       recall_(options.max_past) {
   EH2O_CHECK(!options.budgets.empty(), "headwise needs a budget for every layer and KV head, got none");
   for (const size_t budget : options.budgets) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");

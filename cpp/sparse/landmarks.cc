@@ -3,7 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
+
 namespace edgeh2o {
+
+size_t Landmarks::max_rows(const PolicyShape& shape) const {
+  if (page_size_ == 0) return 0;
+  const size_t n_pages = shape.max_context / page_size_;
+  return n_fine_ == 0 ? n_pages : std::min(n_pages, std::max(n_fine_ / page_size_, kMinRows));
+}
 
 void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_landmarks) {
   const size_t n_rows = max_rows(shape), dim = shape.head_dim;
@@ -14,7 +22,10 @@ void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::
   biases_ = arena.take<float>(shape.n_kv_heads * n_rows);
   for (size_t i = 0; i < has_landmarks.size(); ++i) {
     Slot slot;
-    if (has_landmarks[i]) slot.page_sums = arena.take<float>(n_rows * 2 * dim);
+    if (has_landmarks[i]) {
+      slot.page_sums = arena.take<float>(n_rows * 2 * dim);
+      slot.pages = arena.take<Page>(n_rows);
+    }
     if (slots_) slots_[i] = slot;
   }
 }
@@ -23,38 +34,70 @@ void Landmarks::begin_prompt() {
   for (size_t i = 0; i < shape_.n_slots(); ++i) slots_[i].n_pages = 0;
 }
 
+// Makes one page of the oldest two neighbours of the smallest size that neighbours share; returns the row
+// that is free then.
+int32_t Landmarks::join_pages(Slot& slot) const {
+  Page* pages = slot.pages;
+  size_t joined = 0;
+  int32_t size = INT32_MAX;
+  for (size_t i = 0; i + 1 < slot.n_pages; ++i) {
+    const int32_t begin = i == 0 ? 0 : pages[i - 1].end, own = pages[i].end - begin;
+    if (own < size && pages[i + 1].end - pages[i].end == own) joined = i, size = own;
+  }
+  EH2O_DASSERT(size < INT32_MAX);
+  const size_t width = 2 * shape_.head_dim;
+  const int32_t kept = pages[joined].row, freed = pages[joined + 1].row;
+  float* sums = slot.page_sums + static_cast<size_t>(kept) * width;
+  const float* added = slot.page_sums + static_cast<size_t>(freed) * width;
+  for (size_t i = 0; i < width; ++i) sums[i] += added[i];
+  std::copy(pages + joined + 1, pages + slot.n_pages, pages + joined);
+  pages[joined].row = kept;
+  --slot.n_pages;
+  return freed;
+}
+
+// Sums of the pages that the past has filled since the last call.
+void Landmarks::add_pages(Slot& slot, const SelectionInput& input) const {
+  const size_t dim = shape_.head_dim, n_rows = max_rows(shape_);
+  const KvRows &keys = input.past_keys, &values = input.past_values;
+  size_t begin = slot.n_pages == 0 ? 0 : static_cast<size_t>(slot.pages[slot.n_pages - 1].end);
+  for (; begin + page_size_ <= input.chunk.begin; begin += page_size_) {
+    const int32_t row = slot.n_pages < n_rows ? static_cast<int32_t>(slot.n_pages) : join_pages(slot);
+    float* sums = slot.page_sums + static_cast<size_t>(row) * 2 * dim;
+    std::fill_n(sums, 2 * dim, 0.0f);
+    input.add_kv_rows(keys.type, sums, keys.row(begin), nullptr, page_size_, dim);
+    input.add_kv_rows(values.type, sums + dim, values.row(begin), nullptr, page_size_, dim);
+    slot.pages[slot.n_pages++] = {static_cast<int32_t>(begin + page_size_), row};
+  }
+}
+
 SyntheticRows Landmarks::summarise(size_t slot, const SelectionInput& input, const MemorySet& memory) {
   if (page_size_ == 0) return {};
   Slot& state = slots_[slot];
-  const size_t dim = shape_.head_dim, n_pages = input.chunk.begin / page_size_;
-  const KvRows& keys = input.past_keys;
-  const KvRows& values = input.past_values;
-  for (size_t& page = state.n_pages; page < n_pages; ++page) {
-    float* sums = state.page_sums + page * 2 * dim;
-    std::fill_n(sums, 2 * dim, 0.0f);
-    input.add_kv_rows(keys.type, sums, keys.row(page * page_size_), nullptr, page_size_, dim);
-    input.add_kv_rows(values.type, sums + dim, values.row(page * page_size_), nullptr, page_size_, dim);
-  }
+  const size_t dim = shape_.head_dim;
+  add_pages(state, input);
 
   const size_t kv_head = slot % shape_.n_kv_heads, n_rows = max_rows(shape_);
   SyntheticRows rows{k_ + kv_head * n_rows * dim, v_ + kv_head * n_rows * dim, biases_ + kv_head * n_rows, 0};
   float *k = k_ + kv_head * n_rows * dim, *v = v_ + kv_head * n_rows * dim,
         *biases = biases_ + kv_head * n_rows;
   const int32_t *member = memory.positions, *end = memory.positions + memory.n_listed;
-  for (size_t page = 0; page < n_pages; ++page) {
-    const int32_t* first = member;
-    while (member < end && static_cast<size_t>(*member) < (page + 1) * page_size_) ++member;
-    const auto n_members = static_cast<size_t>(member - first);
-    if (n_members == page_size_) continue;
-    const float n_left = static_cast<float>(page_size_ - n_members);
+  for (size_t i = 0; i < state.n_pages; ++i) {
+    const Page& page = state.pages[i];
+    const int32_t *first = member, page_begin = i == 0 ? 0 : state.pages[i - 1].end;
+    while (member < end && *member < page.end) ++member;
+    const auto n_members = static_cast<size_t>(member - first),
+               n_positions = static_cast<size_t>(page.end - page_begin);
+    if (n_members == n_positions) continue;
+    const float n_left = static_cast<float>(n_positions - n_members);
     const auto subtract_members = [&](float* mean, const KvRows& cached, const float* sums) {
       std::fill_n(mean, dim, 0.0f);
       input.add_kv_rows(cached.type, mean, cached.data, first, n_members, dim);
-      for (size_t i = 0; i < dim; ++i) mean[i] = (sums[i] - mean[i]) / n_left;
+      for (size_t d = 0; d < dim; ++d) mean[d] = (sums[d] - mean[d]) / n_left;
     };
-    const float* sums = state.page_sums + page * 2 * dim;
-    subtract_members(k + rows.count * dim, keys, sums);
-    subtract_members(v + rows.count * dim, values, sums + dim);
+    const float* sums = state.page_sums + static_cast<size_t>(page.row) * 2 * dim;
+    subtract_members(k + rows.count * dim, input.past_keys, sums);
+    subtract_members(v + rows.count * dim, input.past_values, sums + dim);
     biases[rows.count++] = std::log(n_left);
   }
   return rows;

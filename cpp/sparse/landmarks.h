@@ -1,6 +1,7 @@
 // Landmarks: every page of past positions that a memory set does not hold completely is stood for by one
 // synthetic row, the mean key and mean value of the n positions left out, with ln(n) added to its logit: the
-// mass of n equal keys.
+// mass of n equal keys. Their number is bounded: in a long past, neighbours of one size become one page, the
+// oldest first, so that recent pages are the finer ones.
 #pragma once
 
 #include <vector>
@@ -12,12 +13,10 @@ namespace edgeh2o {
 
 class Landmarks {
  public:
-  // page_size 0: no landmarks.
-  explicit Landmarks(size_t page_size) : page_size_(page_size) {}
+  // page_size 0: no landmarks. Pages grow once the past is longer than n_fine positions; 0: never.
+  Landmarks(size_t page_size, size_t n_fine) : page_size_(page_size), n_fine_(n_fine) {}
 
-  size_t max_rows(const PolicyShape& shape) const {
-    return page_size_ == 0 ? 0 : shape.max_context / page_size_;
-  }
+  size_t max_rows(const PolicyShape& shape) const;
   void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_landmarks);
   void begin_prompt();
 
@@ -25,12 +24,23 @@ class Landmarks {
   SyntheticRows summarise(size_t slot, const SelectionInput& input, const MemorySet& memory);
 
  private:
+  struct Page {
+    int32_t end;  // one past its last position; it begins where the page before it ends
+    int32_t row;  // of page_sums
+  };
   struct Slot {
     float* page_sums = nullptr;  // [max_rows][2][head_dim] sums of the keys and of the values of a page
+    Page* pages = nullptr;       // [max_rows], oldest first
     size_t n_pages = 0;          // that have their sums
   };
 
-  size_t page_size_;
+  int32_t join_pages(Slot& slot) const;
+  void add_pages(Slot& slot, const SelectionInput& input) const;
+
+  // So many rows hold pages of 2^32 positions and always have two neighbours of one size.
+  static constexpr size_t kMinRows = 32;
+
+  size_t page_size_, n_fine_;
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // The slots of one layer run in parallel.

@@ -5,8 +5,15 @@
 
 namespace edgeh2o {
 
+size_t PageRecall::max_pages(const PolicyShape& shape) const {
+  return std::min(shape.max_context / kPageSize, most_pages());
+}
+
+// The limit, and what sinks and local window lack of whole pages.
 size_t PageRecall::capacity(const PolicyShape& shape) const {
-  return std::min(max_past_ + 2 * kPageSize, shape.max_context);
+  size_t page_size = kPageSize;
+  while (most_pages() * page_size < shape.max_context) page_size *= 2;
+  return std::min(max_past_ + 2 * page_size, shape.max_context);
 }
 
 void PageRecall::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_recall) {
@@ -28,24 +35,42 @@ void PageRecall::take_buffers(Arena& arena, const PolicyShape& shape, const std:
 }
 
 void PageRecall::begin_prompt() {
-  for (size_t i = 0; i < shape_.n_slots(); ++i) slots_[i].n_pages = 0;
+  for (size_t i = 0; i < shape_.n_slots(); ++i) slots_[i].n_pages = 0, slots_[i].page_size = kPageSize;
+}
+
+// Makes one page of every two.
+void PageRecall::join_pages(Slot& slot) const {
+  const size_t dim = shape_.head_dim, width = 2 * dim;
+  slot.n_pages /= 2;
+  slot.page_size *= 2;
+  for (size_t page = 0; page < slot.n_pages; ++page) {
+    const float *first = slot.bounds + 2 * page * width, *second = first + width;
+    float* joined = slot.bounds + page * width;
+    for (size_t d = 0; d < dim; ++d) joined[d] = std::max(first[d], second[d]);
+    for (size_t d = dim; d < width; ++d) joined[d] = std::min(first[d], second[d]);
+  }
 }
 
 // Bounds of the pages that the past has filled since the last call.
 void PageRecall::add_pages(Slot& slot, size_t kv_head, const SelectionInput& input) const {
-  const size_t dim = shape_.head_dim, n_pages = input.chunk.begin / kPageSize;
+  const size_t dim = shape_.head_dim, n_most = max_pages(shape_);
+  const KvRows& keys = input.past_keys;
   float* row = row_ + kv_head * dim;
-  for (; slot.n_pages < n_pages; ++slot.n_pages) {
+  while ((slot.n_pages + 1) * slot.page_size <= input.chunk.begin) {
+    if (slot.n_pages == n_most) {
+      join_pages(slot);
+      continue;
+    }
     float *largest = slot.bounds + slot.n_pages * 2 * dim, *smallest = largest + dim;
-    for (size_t i = 0; i < kPageSize; ++i) {
-      const KvRows& keys = input.past_keys;
+    for (size_t i = 0; i < slot.page_size; ++i) {
       std::fill_n(row, dim, 0.0f);
-      input.add_kv_rows(keys.type, row, keys.row(slot.n_pages * kPageSize + i), nullptr, 1, dim);
+      input.add_kv_rows(keys.type, row, keys.row(slot.n_pages * slot.page_size + i), nullptr, 1, dim);
       for (size_t d = 0; d < dim; ++d) {
         largest[d] = i == 0 ? row[d] : std::max(largest[d], row[d]);
         smallest[d] = i == 0 ? row[d] : std::min(smallest[d], row[d]);
       }
     }
+    ++slot.n_pages;
   }
 }
 
@@ -73,23 +98,24 @@ MemorySet PageRecall::select(size_t slot_idx, const SelectionInput& input, size_
   Slot& slot = slots_[slot_idx];
   const size_t kv_head = slot_idx % shape_.n_kv_heads, n_past = input.chunk.begin;
   add_pages(slot, kv_head, input);
+  const size_t page_size = slot.page_size;
   // Sinks and local window are whole pages too, within a quarter and half of the limit.
-  const size_t local_page = (n_past - std::min(n_local, max_past_ / 2)) / kPageSize;
-  const size_t n_sink_pages = std::min(ceil_div(std::min(n_sinks, max_past_ / 4), kPageSize), local_page);
-  const size_t n_forced = n_sink_pages * kPageSize + n_past - local_page * kPageSize;
-  const size_t n_room = (max_past_ - std::min(max_past_, n_forced)) / kPageSize;
+  const size_t local_page = (n_past - std::min(n_local, max_past_ / 2)) / page_size;
+  const size_t n_sink_pages = std::min(ceil_div(std::min(n_sinks, max_past_ / 4), page_size), local_page);
+  const size_t n_forced = n_sink_pages * page_size + n_past - local_page * page_size;
+  const size_t n_room = (max_past_ - std::min(max_past_, n_forced)) / page_size;
   const size_t n_chosen = choose_pages(slot, kv_head, input, {n_sink_pages, local_page}, n_room);
 
   int32_t* next = slot.positions;
   const auto append = [&next](size_t begin, size_t end) {
     while (begin < end) *next++ = static_cast<int32_t>(begin++);
   };
-  append(0, n_sink_pages * kPageSize);
+  append(0, n_sink_pages * page_size);
   for (size_t i = 0; i < n_chosen; ++i) {
     const auto page = static_cast<size_t>(pages_[kv_head * max_pages(shape_) + i]);
-    append(page * kPageSize, (page + 1) * kPageSize);
+    append(page * page_size, (page + 1) * page_size);
   }
-  append(local_page * kPageSize, n_past);
+  append(local_page * page_size, n_past);
   return MemorySet::list(slot.positions, static_cast<size_t>(next - slot.positions));
 }
 

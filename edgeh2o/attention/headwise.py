@@ -83,7 +83,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         8192,
         "--headwise-max-past",
         help="most tokens that a head with unlimited budget reads: beyond it the pages that the "
-        "chunk's queries ask for, 0 = no limit",
+        "chunk's queries ask for; landmarks grow coarser there; 0 = no limit",
     )
     tail: int = option(
         32,

@@ -60,6 +60,9 @@ POLICIES: dict[str, MakePolicy] = {
     "h2o": lambda: _core.h2o_policy(12, 4),
     "headwise": lambda: _core.headwise_policy([None, 8, 16, 40], local=4, sinks=2, page_size=16),
     "recall": lambda: _core.headwise_policy([None, 8, 16, None], local=4, max_past=32),
+    "joined pages": lambda: _core.headwise_policy(
+        [None, 8, 16, None], local=4, page_size=1, max_past=20
+    ),
 }
 
 

@@ -6,8 +6,11 @@ b the KV head's budget, None for the whole past.
 M_c = [0, a) if b is None or b >= a; else b positions: the first min(n_sinks, b // 4), the last
 min(L, b // 2) before a, and those of (M_{c-1} united with C_{c-1}) that have the highest scores;
 ties go to the lower position.
-Landmarks: every page of P positions that lies in [0, a) as a whole, and of which n > 0 positions
+Landmarks: every page of positions that lies in [0, a) as a whole, and of which n > 0 positions
 are not in M_c, adds one key, their mean key, with their mean value, and ln(n) added to its logit.
+Pages have `page_size` positions. Of a past of more than max(max_past // page_size, 32) of them
+there are no more pages: before one is added, the first two neighbours of the smallest size that
+neighbours share become one.
 A head that reads its whole past has none. p_ij are the weights of the one softmax of query i
 over M_c, the landmarks and {j in C_c, j <= i}.
 Scores: unless chunk c is the prompt's last, for j in M_c and in C_c
@@ -15,11 +18,12 @@ Scores: unless chunk c is the prompt's last, for j in M_c and in C_c
     n_j <- decay n_j + number of queries i of the chunk that see j;
 the score is s_j / max(n_j, 32). Heads with b = None have none.
 Recall: once a > P, the limit `max_past`, a head with b = None reads no longer [0, a) but whole
-pages of 16 positions: those of the first min(n_sinks, P // 4) positions, those from that of the
-first of the last min(L, P // 2) before a on, and the others with the highest scores, as many as P
-has room for; ties go to the lower page. With k_max and k_min the elementwise bounds of a page's
-keys, u_ip = scale (max(q_i, 0) . k_max + min(q_i, 0) . k_min) bounds the logits of query i there;
-a page's score is the sum over the chunk's queries and the heads of the group of softmax_p(u_ip)^2,
+pages of 16 positions, or of as many times 2 as [0, a) needs in order to hold at most 2 (P // 16)
+(at least 2) complete ones: those of the first min(n_sinks, P // 4) positions, those from that of
+the first of the last min(L, P // 2) before a on, and the others with the highest scores, as many
+as P has room for; ties go to the lower page. With k_max and k_min the elementwise bounds of a
+page's keys, u_ip = scale (max(q_i, 0) . k_max + min(q_i, 0) . k_min) bounds the logits of query i
+there; a page's score is the sum over the chunk's queries and the heads of the group of softmax_p(u_ip)^2,
 over the pages that are neither of the first nor of the last. The rest gets landmarks.
 """
 
@@ -35,8 +39,10 @@ from tests.reference.heavy_hitters import ColumnSums, Positions, select_memory
 from tests.reference.pairs import chunk_bounds
 from tests.reference.softmax_state import Array, attend
 
-# Positions of a page whose keys' bounds a recall goes by.
+# Positions of the smallest page whose keys' bounds a recall goes by.
 RECALL_PAGE = 16
+# Landmarks that a past of any length may have.
+MIN_LANDMARKS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +76,33 @@ class HeadwiseRecord:
     means: Array
 
 
+def landmark_page_sizes(n_pages: int, most: int) -> list[int]:
+    """Sizes, in first pages, of the pages that `n_pages` of them have become, oldest first."""
+    sizes: list[int] = []
+    for _ in range(n_pages):
+        if len(sizes) == most:
+            first = min(
+                (i for i in range(len(sizes) - 1) if sizes[i] == sizes[i + 1]),
+                key=lambda i: (sizes[i], i),
+            )
+            sizes[first : first + 2] = [2 * sizes[first]]
+        sizes.append(1)
+    return sizes
+
+
 def make_landmarks(
-    k: Array, v: Array, memory: Positions, start: int, *, page_size: int
+    k: Array, v: Array, memory: Positions, start: int, *, page_size: int, n_fine: int = 0
 ) -> Landmarks:
-    """Landmarks of a chunk at `start` over the rows k, v [n, d] of one KV head; 0: none."""
+    """Landmarks of a chunk at `start` over the rows k, v [n, d] of one KV head.
+
+    page_size 0: none. Pages grow once there are more than `n_fine` positions; 0: never.
+    """
     left_out = np.setdiff1d(np.arange(start), memory)
-    pages = [] if page_size == 0 else range(start // page_size)
-    members = [left_out[left_out // page_size == page] for page in pages]
+    n_pages = start // page_size if page_size else 0
+    most = max(n_fine // page_size, MIN_LANDMARKS) if page_size and n_fine else n_pages
+    ends = page_size * np.cumsum(landmark_page_sizes(n_pages, most), dtype=int)
+    page_of = np.searchsorted(ends, left_out, side="right")
+    members = [left_out[page_of == page] for page in range(len(ends))]
     members = [positions for positions in members if len(positions)]
     return Landmarks(
         keys=np.array([k[positions].mean(axis=0) for positions in members]).reshape(-1, k.shape[1]),
@@ -87,11 +113,25 @@ def make_landmarks(
     )
 
 
+def recall_page_size(start: int, max_past: int) -> int:
+    """Positions of the pages of the past [0, start) that a recall chooses from."""
+    page_size = RECALL_PAGE
+    while start // page_size > 2 * max(max_past // RECALL_PAGE, 1):
+        page_size *= 2
+    return page_size
+
+
 def score_pages(
-    q: Array, k: Array, pages: Positions, *, scale: float, soft_cap: float | None
+    q: Array,
+    k: Array,
+    pages: Positions,
+    *,
+    page_size: int,
+    scale: float,
+    soft_cap: float | None,
 ) -> Array:
     """[n_pages] scores of `pages` of the rows k [n, d] for the queries q [group, n, d]."""
-    rows = k[pages[:, None] * RECALL_PAGE + np.arange(RECALL_PAGE)]
+    rows = k[pages[:, None] * page_size + np.arange(page_size)]
     logits = np.maximum(q, 0) @ rows.max(axis=1).T + np.minimum(q, 0) @ rows.min(axis=1).T
     logits *= scale
     if soft_cap is not None:
@@ -157,21 +197,29 @@ class HeadwiseLayer(CachedLayer):
     def _recall(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:
         """What a head with a long past reads for `queries` [group, n, d], and the margin."""
         limit = self._max_past
-        local_page = (start - min(self._local, limit // 2)) // RECALL_PAGE
-        n_sink_pages = min(-(-min(self._sinks, limit // 4) // RECALL_PAGE), local_page)
-        local = np.arange(local_page * RECALL_PAGE, start)
-        room = max(0, limit - n_sink_pages * RECALL_PAGE - len(local)) // RECALL_PAGE
+        page_size = recall_page_size(start, limit)
+        local_page = (start - min(self._local, limit // 2)) // page_size
+        n_sink_pages = min(-(-min(self._sinks, limit // 4) // page_size), local_page)
+        local = np.arange(local_page * page_size, start)
+        room = max(0, limit - n_sink_pages * page_size - len(local)) // page_size
         pages = np.arange(n_sink_pages, local_page)
         margin = np.inf
         if room < len(pages):
             scale = self.k.shape[2] ** -0.5 if self.scale is None else self.scale
-            scores = score_pages(queries, self.k[head], pages, scale=scale, soft_cap=self.soft_cap)
+            scores = score_pages(
+                queries,
+                self.k[head],
+                pages,
+                page_size=page_size,
+                scale=scale,
+                soft_cap=self.soft_cap,
+            )
             order = np.lexsort((pages, -scores))
             if room > 0:
                 margin = float(scores[order[room - 1]] - scores[order[room]])
             pages = np.sort(pages[order[:room]])
         pages = np.concatenate([np.arange(n_sink_pages), pages])
-        chosen = (pages[:, None] * RECALL_PAGE + np.arange(RECALL_PAGE)).ravel()
+        chosen = (pages[:, None] * page_size + np.arange(page_size)).ravel()
         return np.concatenate([chosen, local]), margin
 
     def _select(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:
@@ -199,7 +247,9 @@ class HeadwiseLayer(CachedLayer):
         for head, queries in enumerate(group_queries(q, n_kv_heads)):
             k, v, budget = self.k[head], self.v[head], self.budgets[head]
             members, margin = self._select(head, queries, start)
-            marks = make_landmarks(k, v, members, start, page_size=self._page_size)
+            marks = make_landmarks(
+                k, v, members, start, page_size=self._page_size, n_fine=self._max_past
+            )
             # One softmax; nobody waits for a landmark.
             positions = np.concatenate([members, own, np.full(len(marks.counts), -1)])
             n_read = len(members) + len(own)

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from tests.reference.dense import DenseLayer, causal_attention
-from tests.reference.headwise import HeadwiseLayer, make_landmarks
+from tests.reference.headwise import (
+    HeadwiseLayer,
+    landmark_page_sizes,
+    make_landmarks,
+    recall_page_size,
+)
 from tests.reference.qkv import random_qkv
 
 SHAPE = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 8}
@@ -40,6 +45,28 @@ def test_landmarks_by_hand() -> None:
     assert marks.counts.tolist() == [2.0]
     assert len(make_landmarks(k, k, np.array([0]), 8, page_size=0).counts) == 0
     assert len(make_landmarks(k, k, np.arange(9), 9, page_size=3).counts) == 0
+
+
+def test_pages_of_a_long_past_grow_from_the_oldest_on() -> None:
+    sizes = [landmark_page_sizes(n_pages, 4) for n_pages in range(3, 10)]
+    assert sizes[:4] == [[1, 1, 1], [1, 1, 1, 1], [2, 1, 1, 1], [2, 2, 1, 1]]
+    assert sizes[4:] == [[2, 2, 2, 1], [4, 2, 1, 1], [4, 2, 2, 1]]
+    long = landmark_page_sizes(1000, 32)
+    assert len(long) == 32 and sum(long) == 1000 and long == sorted(long, reverse=True)
+
+
+def test_landmarks_of_a_long_past_by_hand() -> None:
+    """33 pages where 32 may be: the first two are one."""
+    k = np.arange(66.0).reshape(66, 1)
+    marks = make_landmarks(k, -k, np.array([1, *range(4, 66)]), 66, page_size=2, n_fine=64)
+    assert marks.keys.tolist() == [[5 / 3]] and marks.values.tolist() == [[-5 / 3]]
+    assert marks.counts.tolist() == [3.0]
+
+
+def test_recall_pages_double_with_the_past() -> None:
+    sizes = [recall_page_size(start, 8192) for start in (8193, 16384 + 15, 16384 + 16, 32768 + 31)]
+    assert sizes == [16, 16, 32, 32]
+    assert recall_page_size(32768 + 32, 8192) == 64
 
 
 def test_a_landmark_takes_the_mass_of_the_keys_left_out() -> None:

@@ -80,6 +80,9 @@ def check_latest_chunk(policy: _core.SparsePolicy, layer: HeadwiseLayer) -> None
         ((9, None, None), {"max_past": 60, "page_size": 32}),
         ((None, None, None), {"max_past": 96, "sinks": 0, "local": 40}),
         ((None, None, 24), {"max_past": 33, "page_size": 0}),
+        ((9, 60, None), {"max_past": 64, "page_size": 1}),
+        ((9, 20, None), {"max_past": 80, "page_size": 2}),
+        ((None, 12, 30), {"max_past": 20, "page_size": 3}),
     ],
     ids=str,
 )
@@ -206,12 +209,32 @@ def test_a_past_up_to_the_limit_is_read_whole() -> None:
     assert not np.array_equal(outputs[0][:, 3 * S :], outputs[2][:, 3 * S :])
 
 
+def test_landmarks_stay_fine_up_to_the_limit_and_few_beyond_it() -> None:
+    limit, n_chunks, budget = 3 * S, 9, 12
+    qkv = random_qkv(9, n_tokens=n_chunks * S, **SHAPE.heads)
+    outputs, rows = [], []
+    for max_past in (0, limit):
+        attention, _ = make_headwise(n_chunks * S, (budget,) * 3, page_size=1, max_past=max_past)
+        chunks = []
+        for first in range(0, n_chunks * S, S):
+            before = attention.pairs_computed
+            chunks.append(prefill(attention, qkv, first=first, ends=(first + S,), is_last=False))
+            rows.append((attention.pairs_computed - before - pairs_dense(S)) // S)
+        outputs.append(np.concatenate(chunks, axis=1))
+    np.testing.assert_array_equal(outputs[0][:, : limit + S], outputs[1][:, : limit + S])
+    assert not np.array_equal(outputs[0][:, limit + S :], outputs[1][:, limit + S :])
+    # Besides itself a chunk reads every earlier row one way or another; then as many as before.
+    assert rows[:n_chunks] == [*range(0, n_chunks * S, S)]
+    assert rows[n_chunks : n_chunks + 4] == [0, S, 2 * S, limit]
+    assert all(limit <= n <= limit + budget for n in rows[n_chunks + 4 :])
+
+
 @pytest.mark.parametrize("soft_cap", [0.0, 3.0])
 @pytest.mark.parametrize("group", [1, 5])
 def test_recall_finds_the_page_that_one_query_asks_for(group: int, soft_cap: float) -> None:
     """A lone strong match deep in the past, in every query head in turn, is read by its chunk."""
     shape = Shape(n_kv_heads=1, group=group, head_dim=16)
-    n_tokens, limit = 12 * S, 64
+    n_tokens, limit, largest_page = 16 * S, 192, 32
     q, k, v = (0.1 * array for array in random_qkv(7, n_tokens=n_tokens, **shape.heads))
     attention = make_attention(
         _core.headwise_policy([None], local=16, sinks=1, max_past=limit),
@@ -221,7 +244,7 @@ def test_recall_finds_the_page_that_one_query_asks_for(group: int, soft_cap: flo
         soft_cap=soft_cap,
     )
     rng = np.random.default_rng(8)
-    for chunk in range(4, 12):
+    for chunk in range(7, 16):
         target = int(rng.integers(16, chunk * S - 48))
         query = chunk * S + int(rng.integers(0, S))
         k[0, target] = 4 * np.eye(16)[chunk]
@@ -229,7 +252,7 @@ def test_recall_finds_the_page_that_one_query_asks_for(group: int, soft_cap: flo
         attention.reset()
         prefill(attention, (q, k, v), ends=((chunk + 1) * S,), is_last=False)
         positions = attention.policy.memory_set(0, 0)
-        assert len(positions) <= limit + 16
+        assert len(positions) <= limit + largest_page
         assert target in positions
 
 
