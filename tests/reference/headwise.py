@@ -23,8 +23,9 @@ pages of 16 positions, or of as many times 2 as [0, a) needs in order to hold at
 the first of the last min(L, P // 2) before a on, and the others with the highest scores, as many
 as P has room for; ties go to the lower page. With k_max and k_min the elementwise bounds of a
 page's keys, u_ip = scale (max(q_i, 0) . k_max + min(q_i, 0) . k_min) bounds the logits of query i
-there; a page's score is the sum over the chunk's queries and the heads of the group of softmax_p(u_ip)^2,
-over the pages that are neither of the first nor of the last. The rest gets landmarks.
+there; a page's score is the sum over the chunk's queries and the heads of the group of
+softmax_p(u_ip)^2, over the pages that are neither of the first nor of the last. The rest gets
+landmarks.
 """
 
 from __future__ import annotations
