@@ -117,6 +117,18 @@ EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(i16, i16));
 }
 
+// 16 values in [-128, 127], rounded to nearest even; returns their sum.
+EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[2]) {
+  // Words 0-3, 8-11 | 4-7, 12-15 of the two vectors, put in order.
+  const __m256i i16 =
+      _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(i16), _mm256_extracti128_si256(i16, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  // Sums of 8 unsigned bytes each, of values + 128.
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+}
+
 EH2O_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm256_add_epi32(a, b); }
 template <int N>

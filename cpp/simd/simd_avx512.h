@@ -114,6 +114,15 @@ EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
 
+// 16 values in [-128, 127], rounded to nearest even; returns their sum.
+EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[1]) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v[0]));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  // Sums of 8 unsigned bytes each, of values + 128.
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+}
+
 EH2O_INLINE I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 template <int N>

@@ -131,6 +131,15 @@ EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   __builtin_memcpy(p, &four, 4);
 }
 
+// 16 values in [-128, 127], rounded to nearest even; returns their sum.
+EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[4]) {
+  const int16x8_t low = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(v[0])), vmovn_s32(vcvtnq_s32_f32(v[1]))),
+                  high = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(v[2])), vmovn_s32(vcvtnq_s32_f32(v[3])));
+  const int8x16_t bytes = vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+  vst1q_s8(p, bytes);
+  return vaddlvq_s8(bytes);
+}
+
 EH2O_INLINE I32 set1_i32(int32_t x) { return vdupq_n_s32(x); }
 EH2O_INLINE I32 add_i32(I32 a, I32 b) { return vaddq_s32(a, b); }
 template <int N>

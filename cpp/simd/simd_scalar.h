@@ -212,6 +212,16 @@ EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   for (size_t i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
 }
 
+// 16 values in [-128, 127], rounded to nearest even; returns their sum.
+EH2O_INLINE int32_t store_rounded_s8(int8_t* p, const F32 (&v)[4]) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < 16; ++i) {
+    p[i] = static_cast<int8_t>(__builtin_rintf(v[i / kLanes].lane[i % kLanes]));
+    sum += p[i];
+  }
+  return sum;
+}
+
 EH2O_INLINE I32 set1_i32(int32_t x) {
   return from_lanes<I32>([&](size_t) { return x; });
 }
