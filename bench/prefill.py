@@ -57,13 +57,16 @@ class Measurement:
         return ours / max(theirs) if ours is not None and theirs else None
 
 
-def contest_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+def contest_parser(
+    prog: str, description: str | None, *, needs_peer: bool = True
+) -> argparse.ArgumentParser:
     """The options of every script that lets both sides take turns."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument(
         "--llama-cpp",
         type=Path,
-        required=True,
+        required=needs_peer,
+        default=[],
         action="append",
         metavar="DIR",
         help="folder of the programs with the backend to compare; may be given several times",
@@ -168,10 +171,10 @@ def alternate(
 
 
 def make_run(
-    contestant: str, model: Path, peer: LlamaCpp, isa: str, args: argparse.Namespace
+    contestant: str, model: Path, peer: LlamaCpp | None, isa: str, args: argparse.Namespace
 ) -> Callable[[Workload], float]:
-    """A function that gives the tokens/s of one run of a contestant."""
-    if contestant in OWN:
+    """A function that gives the tokens/s of one run of a contestant; ours need no peer."""
+    if contestant in OWN or peer is None:
         return lambda workload: _run_own(contestant, model, workload, isa, args)
     options: dict[str, Any] = {
         "batch_size": args.batch_size,
