@@ -21,6 +21,12 @@ def release_threads() -> None:
 
 def supported_types() -> list[str]: ...
 def find_bad_block(data: Buffer, type: str) -> int | None: ...
+def read_strings(data: bytes, position: int, count: int) -> tuple[list[str], int]:
+    """Strings of a GGUF file from ``position`` on, and the position behind them.
+
+    ``count`` of them, or those in front of the first that ``data`` does not hold or that is not
+    UTF-8.
+    """
 
 class DecoderConfig:
     def __init__(
@@ -75,6 +81,26 @@ class Model:
     def finish(self) -> None: ...
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """A weight tensor by its GGUF name, [rows, cols]. ValueError for one that is not set."""
+
+class WeightReader:
+    """Reads tensors from the open file ``descriptor`` and packs them into ``model``.
+
+    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None). ``run`` needs
+    no Python while it works, so that other threads go on. It raises EOFError for a file that is too
+    short, OSError for one that cannot be read, ValueError for a tensor that ``model`` does not take
+    and MemoryError. ``cancel`` lets it end early, after the tensor at hand.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        descriptor: int,
+        tensors: Sequence[tuple[str, str, int, int, int, int, NDArray[np.int32] | None]],
+    ) -> None: ...
+    @property
+    def n_bytes_done(self) -> int: ...
+    def run(self) -> None: ...
+    def cancel(self) -> None: ...
 
 class Linear:
     """A weight in the layout of the kernels, for ``Matmul``.

@@ -7,6 +7,7 @@
 #include "bindings/register.h"
 #include "isa/select.h"
 #include "model/decoder.h"
+#include "model/weight_reader.h"
 #include "quant/tensor_check.h"
 
 namespace py = pybind11;
@@ -91,17 +92,65 @@ DecoderConfig make_config(const py::kwargs& fields) {
 
 using Int32Array = py::array_t<int32_t, py::array::c_style>;
 
+const int32_t* check_order(const std::optional<Int32Array>& row_order, const std::string& name, size_t rows,
+                           size_t cols) {
+  const size_t n_ordered = rows == 1 ? cols : rows;
+  EH2O_CHECK(!row_order || static_cast<size_t>(row_order->size()) == n_ordered, "row_order of '", name,
+             "' must have ", n_ordered, " entries");
+  return row_order ? row_order->data() : nullptr;
+}
+
 void set_tensor(Decoder& decoder, const std::string& name, const py::buffer& data, const std::string& type,
                 size_t rows, size_t cols, const std::optional<Int32Array>& row_order) {
   const py::buffer_info info = data.request();
   const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of tensor '" + name + "'");
-  const size_t n_ordered = rows == 1 ? cols : rows;
-  EH2O_CHECK(!row_order || static_cast<size_t>(row_order->size()) == n_ordered, "row_order of '", name,
-             "' must have ", n_ordered, " entries");
-  const int32_t* order = row_order ? row_order->data() : nullptr;
+  const int32_t* order = check_order(row_order, name, rows, cols);
   const py::gil_scoped_release release;
   decoder.weights().set_tensor(name, type, bytes.data, bytes.size, rows, cols, order);
 }
+
+// A WeightReader, and what it points into.
+class BoundWeightReader {
+ public:
+  // tensors: (name, type, offset, n_bytes, rows, cols, row_order or None) each.
+  using Tensor =
+      std::tuple<std::string, std::string, uint64_t, size_t, size_t, size_t, std::optional<Int32Array>>;
+
+  BoundWeightReader(std::shared_ptr<Decoder> decoder, int descriptor, std::vector<Tensor> tensors)
+      : decoder_(std::move(decoder)), tensors_(std::move(tensors)), reader_(make_reader(descriptor)) {}
+
+  void run() {
+    ReadStatus status;
+    {
+      const py::gil_scoped_release release;
+      status = reader_.run();
+    }
+    if (status == ReadStatus::kFileTooShort) {
+      PyErr_SetString(PyExc_EOFError, "the file ends before the tensor does");
+    } else if (status == ReadStatus::kReadError) {
+      errno = reader_.error_number();
+      PyErr_SetFromErrno(PyExc_OSError);
+    } else {
+      return;
+    }
+    throw py::error_already_set();
+  }
+  void cancel() { reader_.cancel(); }
+  size_t n_bytes_done() const { return reader_.n_bytes_done(); }
+
+ private:
+  WeightReader make_reader(int descriptor) const {
+    std::vector<TensorSource> sources;
+    for (const auto& [name, type, offset, n_bytes, rows, cols, row_order] : tensors_) {
+      sources.push_back({name, type, offset, n_bytes, rows, cols, check_order(row_order, name, rows, cols)});
+    }
+    return WeightReader(decoder_->weights(), descriptor, std::move(sources));
+  }
+
+  std::shared_ptr<Decoder> decoder_;
+  std::vector<Tensor> tensors_;
+  WeightReader reader_;
+};
 
 py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
   size_t rows = 0, cols = 0;
@@ -136,6 +185,12 @@ void bind_model(py::module_& module) {
       .def_property_readonly("config", &Decoder::config)
       .def_property_readonly("isa", [](Decoder& decoder) { return decoder.weights().table().name; })
       .def_property_readonly("weight_bytes", [](Decoder& decoder) { return decoder.weights().n_bytes(); });
+  py::class_<BoundWeightReader>(module, "WeightReader")
+      .def(py::init<std::shared_ptr<Decoder>, int, std::vector<BoundWeightReader::Tensor>>(),
+           py::arg("model"), py::arg("descriptor"), py::arg("tensors"))
+      .def("run", &BoundWeightReader::run)
+      .def("cancel", &BoundWeightReader::cancel)
+      .def_property_readonly("n_bytes_done", &BoundWeightReader::n_bytes_done);
 }
 
 }  // namespace edgeh2o

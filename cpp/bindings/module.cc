@@ -34,4 +34,5 @@ PYBIND11_MODULE(_core, module) {
   bind_matmul(module);
   bind_model(module);
   bind_session(module);
+  bind_strings(module);
 }

@@ -17,5 +17,6 @@ void bind_attention_session(pybind11::module_& module);
 void bind_matmul(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
 void bind_session(pybind11::module_& module);
+void bind_strings(pybind11::module_& module);
 
 }  // namespace edgeh2o

@@ -89,21 +89,22 @@ size_t record_offset(size_t record, size_t nr) {
   return (n_headers * Sizes::kHeaderPerColumn + record * Sizes::kRecordPerColumn) * nr;
 }
 
+// Four quants at a time, a byte each: no sum carries from one into the next.
 template <PackedFormat kFormat>
 void put_quants(uint8_t* out, const uint8_t* quants, size_t column, size_t nr, bool is_signed) {
+  constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
+  constexpr uint32_t kOnes = 0x01010101, kTopBits = 0x80808080;
   if constexpr (PackedTraits<kFormat>::kNibbles) {
     for (size_t j = 0; j < 4; ++j) {
-      uint8_t* four = out + (j * nr + column) * 4;
-      for (size_t i = 0; i < 4; ++i) {
-        four[i] = static_cast<uint8_t>(quants[4 * j + i] | quants[4 * j + i + 16] << 4);
-      }
+      put(out, j * nr + column, get<uint32_t>(quants, j) | get<uint32_t>(quants, j + 4) << 4);
     }
   } else {
-    constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
-    const uint8_t offset = is_signed && kOffsetLog2 >= 0 ? uint8_t{1} << (kOffsetLog2 & 7) : 0;
+    constexpr uint32_t kOffsets = kOffsetLog2 < 0 ? 0 : kOnes << (kOffsetLog2 & 7);
     for (size_t j = 0; j < 8; ++j) {
-      uint8_t* four = out + (j * nr + column) * 4;
-      for (size_t i = 0; i < 4; ++i) four[i] = static_cast<uint8_t>(quants[4 * j + i] - offset);
+      const auto four = get<uint32_t>(quants, j);
+      // Below 8 bits the quants leave the top bit free to lend from.
+      const uint32_t less = kOffsetLog2 == 7 ? four ^ kTopBits : ((four | kTopBits) - kOffsets) ^ kTopBits;
+      put(out, j * nr + column, is_signed && kOffsetLog2 >= 0 ? less : four);
     }
   }
 }

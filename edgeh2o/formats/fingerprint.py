@@ -33,11 +33,11 @@ class Fingerprint:
             else:
                 self._hash.update(value.tobytes())
 
-    def add(self, info: TensorInfo, data: memoryview) -> None:
-        """Adds a tensor and its stored bytes."""
+    def add(self, file: GgufFile, info: TensorInfo) -> None:
+        """Adds a tensor of ``file``, of which it reads the ends."""
         self._hash.update(f"{info.name!a}:{info.type_name}:{info.shape}\n".encode())
-        self._hash.update(data[:SAMPLE_BYTES])
-        self._hash.update(data[-SAMPLE_BYTES:])
+        for end in file.tensor_ends(info, SAMPLE_BYTES):
+            self._hash.update(end)
 
     def hexdigest(self) -> str:
         """The fingerprint in hexadecimal."""

@@ -79,12 +79,27 @@ class GgufFile:
         Raises ``FormatError`` if the file has become shorter since it was opened and
         ``ResourceError`` if it cannot be read.
         """
-        owner = self._owners.get(info.name)
-        if owner is not None:
-            return owner.tensor_bytes(info)
+        return self.source(info)._read(info.offset, info.n_bytes)
+
+    def tensor_ends(self, info: TensorInfo, n_bytes: int) -> tuple[memoryview, memoryview]:
+        """The first and the last ``n_bytes`` of a tensor, or all of it twice; as tensor_bytes."""
+        owner = self.source(info)
+        n_bytes = min(n_bytes, info.n_bytes)
+        last = info.offset + info.n_bytes - n_bytes
+        return owner._read(info.offset, n_bytes), owner._read(last, n_bytes)
+
+    def source(self, info: TensorInfo) -> GgufFile:
+        """The file that holds a tensor: this one or one that was joined to it."""
+        return self._owners.get(info.name, self)
+
+    def fileno(self) -> int:
+        """The descriptor of this file, for reads at offsets."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
-        return _read_at(self.path, self._descriptor, info.offset, info.n_bytes)
+        return self._descriptor
+
+    def _read(self, offset: int, n_bytes: int) -> memoryview:
+        return _read_at(self.path, self.fileno(), offset, n_bytes)
 
     def close(self) -> None:
         """Closes the file and those joined to it."""
@@ -166,11 +181,21 @@ def _read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> memoryvi
         try:
             n_more = os.preadv(descriptor, [content[n_read:]], offset + n_read)
         except OSError as error:
-            raise ResourceError(f"{path}: cannot be read: {error.strerror}") from None
+            raise unreadable(path, error) from None
         if n_more == 0:
-            raise FormatError(
-                f"{path}: the file became shorter while it was open; "
-                "do not overwrite a model in place while it is in use"
-            )
+            raise truncated(path)
         n_read += n_more
     return content.toreadonly()
+
+
+def unreadable(path: Path, error: OSError) -> ResourceError:
+    """The error of a read that failed."""
+    return ResourceError(f"{path}: cannot be read: {error.strerror}")
+
+
+def truncated(path: Path) -> FormatError:
+    """The error of a read that came back short."""
+    return FormatError(
+        f"{path}: the file became shorter while it was open; "
+        "do not overwrite a model in place while it is in use"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
 from ..tokenizer.chat_template import TEMPLATE_KEY
 from .base import OnLayer, RunnerBase, RunnerState, SessionShape
+from .weight_loading import OnBytes, WeightLoading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ..formats.gguf import GgufFile
     from ..tokenizer import Tokenizer
 
-OnBytes = Callable[[int, int], None]
 OnAttention = Callable[..., None]
 
 # Known to the Python side only; the decoder needs none of them.
@@ -37,7 +37,7 @@ _PYTHON_ONLY_FIELDS = ("architecture", "context_length", "rotary_dim", "fingerpr
 
 
 class NativeModelFile:
-    """An opened GGUF file whose metadata and tensor list were found good; no weights read yet.
+    """An opened GGUF file whose hyperparameters and tensor list were found good; no weights read.
 
     Raises FormatError for a file that cannot be run and ResourceError for one that cannot be
     read. Use it as a context manager: it holds the file open until the weights are loaded.
@@ -47,12 +47,19 @@ class NativeModelFile:
         self._gguf = open_model_file(path)
         try:
             self.config, self._bindings = read_model(self._gguf)
-            self.tokenizer = _read_tokenizer(self._gguf)
         except BaseException:
             self._gguf.close()
             raise
         self.path = path
         self.n_weight_bytes = sum(binding.n_bytes for binding in self._bindings)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the file describes. Raises FormatError for one that is malformed."""
+        try:
+            return build_tokenizer(self._gguf.metadata)
+        except FormatError as error:
+            raise FormatError(f"{self.path}: {error}") from None
 
     def __enter__(self) -> NativeModelFile:
         return self
@@ -67,33 +74,26 @@ class NativeModelFile:
         return estimate_session_bytes(self.config, attention, shape)
 
     def load(self, *, check_tensors: bool = False, on_bytes: OnBytes | None = None) -> NativeModel:
-        """Packs every tensor for the active instruction set.
+        """Packs every tensor for the active instruction set; builds the tokenizer meanwhile.
 
         One tensor at a time is held as it is stored, so that the peak stays near the packed
-        size. ``check_tensors`` refuses NaN and infinite weights, at the cost of one pass over the
-        data. ``on_bytes(done, total)`` counts bytes of the file.
+        size. ``check_tensors`` refuses NaN and infinite weights, at the cost of one more pass over
+        the data. ``on_bytes(done, total)`` counts bytes of the file.
         """
         core_model = _core.Model(_decoder_config(self.config))
-        fingerprint = Fingerprint(self._gguf.metadata)
-        done = 0
+        loading = WeightLoading(core_model, self._gguf, self._bindings)
+        tensors = {binding.info.name: binding.info for binding in self._bindings}.values()
+        if on_bytes is not None:
+            on_bytes(0, self.n_weight_bytes)
         try:
-            for info, bindings in groupby(self._bindings, key=lambda binding: binding.info):
-                data = self._gguf.tensor_bytes(info)
-                if check_tensors:
-                    _check_tensor(info, data)
-                fingerprint.add(info, data)
-                for binding in bindings:
-                    core_model.set_tensor(
-                        binding.name,
-                        data[binding.first_byte : binding.first_byte + binding.n_bytes],
-                        info.type_name,
-                        binding.n_rows,
-                        info.cols,
-                        binding.row_order,
-                    )
-                    done += binding.n_bytes
-                    if on_bytes is not None:
-                        on_bytes(done, self.n_weight_bytes)
+            for info in tensors if check_tensors else ():
+                _check_tensor(info, self._gguf.tensor_bytes(info))
+            with loading:
+                tokenizer = self.tokenizer
+                fingerprint = Fingerprint(self._gguf.metadata)
+                for info in tensors:
+                    fingerprint.add(self._gguf, info)
+                loading.wait(on_bytes)
             core_model.finish()
         except FormatError:  # of the reader, which names the file; it is a ValueError too
             raise
@@ -101,13 +101,14 @@ class NativeModelFile:
             raise FormatError(f"{self.path}: {error}") from None
         except MemoryError:
             raise ResourceError(
-                f"{self.path}: out of memory after {done} of {self.n_weight_bytes} bytes of "
-                "weights; use a smaller model or a stronger quantisation"
+                f"{self.path}: out of memory after {loading.n_bytes_done} of "
+                f"{self.n_weight_bytes} bytes of weights; use a smaller model or a stronger "
+                "quantisation"
             ) from None
         return NativeModel(
             core_model,
             self.config,
-            self.tokenizer,
+            tokenizer,
             fingerprint=fingerprint.hexdigest(),
             chat_template=self._gguf.metadata.get(TEMPLATE_KEY),
         )
@@ -264,13 +265,6 @@ def estimate_session_bytes(
         return _core.Session.estimate_bytes(decoder_config, policy, **asdict(shape))
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
-
-
-def _read_tokenizer(file: GgufFile) -> Tokenizer:
-    try:
-        return build_tokenizer(file.metadata)
-    except FormatError as error:
-        raise FormatError(f"{file.path}: {error}") from None
 
 
 def check_tensors(file: GgufFile) -> None:

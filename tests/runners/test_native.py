@@ -128,10 +128,18 @@ def test_allocation_failures_become_resource_errors(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
+    class FullMemory:
+        n_bytes_done = 0
+        run = fail
+
+        def cancel(self) -> None: ...
+
+        def __init__(self, *_: object) -> None: ...
+
     monkeypatch.setattr(_core, "Session", fail)
     with pytest.raises(ResourceError, match="96 positions could not be allocated"):
         model.start_session(DenseConfig(), SHAPE)
-    monkeypatch.setattr(_core.Model, "set_tensor", fail)
+    monkeypatch.setattr(_core, "WeightReader", FullMemory)
     with (
         NativeModelFile(path) as file,
         pytest.raises(ResourceError, match=r"out of memory after 0 of \d+ bytes of weights"),

@@ -1,0 +1,49 @@
+// Reads tensors from an open file and packs them: one call for a whole file, without Python in between.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/weights.h"
+
+namespace edgeh2o {
+
+// Where a file keeps one weight of the decoder: n_bytes from `offset` on. The rest as in Weights::set_tensor.
+struct TensorSource {
+  std::string name, type_name;
+  uint64_t offset;
+  size_t n_bytes, rows, cols;
+  const int32_t* row_order;
+};
+
+enum class ReadStatus { kDone, kCancelled, kFileTooShort, kReadError };
+
+class WeightReader {
+ public:
+  WeightReader(Weights& weights, int descriptor, std::vector<TensorSource> sources)
+      : weights_(weights), descriptor_(descriptor), sources_(std::move(sources)) {}
+
+  // Reads and packs everything, one tensor at a time. For kReadError `error_number` says why. Throws
+  // std::invalid_argument for what Weights::set_tensor refuses, std::bad_alloc.
+  ReadStatus run();
+  // From another thread: run() ends after the tensor at hand.
+  void cancel() { is_cancelled_.store(true, std::memory_order_relaxed); }
+
+  size_t n_bytes_done() const { return n_bytes_done_.load(std::memory_order_relaxed); }
+  int error_number() const { return error_number_; }
+
+ private:
+  ReadStatus read(uint8_t* out, uint64_t offset, size_t n_bytes);
+
+  Weights& weights_;
+  int descriptor_;
+  std::vector<TensorSource> sources_;
+  std::atomic<bool> is_cancelled_{false};
+  std::atomic<size_t> n_bytes_done_{0};
+  int error_number_ = 0;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,91 @@
+"""Reads and packs the weights of a GGUF file on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from .. import _core
+from ..formats.gguf import GgufFile, truncated, unreadable
+from ..models.tensors import TensorBinding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+OnBytes = Callable[[int, int], None]
+REPORT_INTERVAL_S = 0.05
+
+
+class WeightLoading:
+    """A context manager: the work begins where it is entered and is over where it is left.
+
+    It needs no Python, so that the thread that waits for it can do something else before: the
+    tokenizer of a vocabulary of 49,000 takes as long as the weights of a model of 135M.
+    """
+
+    def __init__(
+        self, core_model: _core.Model, file: GgufFile, bindings: Iterable[TensorBinding]
+    ) -> None:
+        by_file: dict[GgufFile, list[TensorBinding]] = {}
+        for binding in bindings:
+            by_file.setdefault(file.source(binding.info), []).append(binding)
+        self._n_bytes = sum(item.n_bytes for items in by_file.values() for item in items)
+        self._readers = [
+            (each, _core.WeightReader(core_model, each.fileno(), [_source(item) for item in items]))
+            for each, items in by_file.items()
+        ]
+        self._is_left = False
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="edgeh2o-load")
+
+    @property
+    def n_bytes_done(self) -> int:
+        """Bytes of the file that were packed."""
+        return sum(reader.n_bytes_done for _, reader in self._readers)
+
+    def __enter__(self) -> WeightLoading:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_left = True
+        for _, reader in self._readers:
+            reader.cancel()
+        self._thread.join()
+
+    def wait(self, on_bytes: OnBytes | None = None) -> None:
+        """Returns when everything is packed; ``on_bytes(done, total)`` is called meanwhile.
+
+        Raises FormatError and ResourceError for a file that cannot be read any more, ValueError
+        for a tensor that the core does not take, MemoryError.
+        """
+        while self._thread.is_alive():
+            self._thread.join(None if on_bytes is None else REPORT_INTERVAL_S)
+            if on_bytes is not None:
+                on_bytes(self.n_bytes_done, self._n_bytes)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            for file, reader in self._readers:
+                if self._is_left:
+                    return
+                try:
+                    reader.run()
+                except EOFError:
+                    raise truncated(file.path) from None
+                except OSError as error:
+                    raise unreadable(file.path, error) from None
+        except BaseException as error:  # for the thread that waits
+            self._error = error
+
+
+def _source(
+    item: TensorBinding,
+) -> tuple[str, str, int, int, int, int, NDArray[np.int32] | None]:
+    first_byte = item.info.offset + item.first_byte
+    shape = (item.n_rows, item.info.cols)
+    return (item.name, item.info.type_name, first_byte, item.n_bytes, *shape, item.row_order)
