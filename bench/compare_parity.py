@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from edgeh2o.config import ATTENTION_PRECISIONS
 from edgeh2o.evaluation.reporting import markdown_table
 
 from .llama_cpp import LlamaCpp
@@ -67,6 +68,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--exact", action="store_true", help="measure against F32 weights as well")
     parser.add_argument("-t", "--threads", type=int, default=2, help="threads of both sides")
     parser.add_argument("--isa", help="our instruction set (default: the best of this machine)")
+    parser.add_argument(
+        "--attention-precision",
+        choices=ATTENTION_PRECISIONS,
+        default="auto",
+        help="of our attention (default: %(default)s)",
+    )
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
     return parser
 
@@ -105,6 +112,7 @@ def _compare_file(
         load_model(model, threads=args.threads, isa_name=args.isa),
         context_size=max(args.ctx, ANSWER_CONTEXT),
         chunk_size=args.chunk_size,
+        precision=args.attention_precision,
     )
     are_ids_equal = _are_ids_equal(own, peer, model, [text, *prompts.values()])
     plain_ids = own.tokenizer.encode(text, parse_special=False)[: reference.tokens.size]

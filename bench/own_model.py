@@ -30,10 +30,18 @@ def load_model(path: Path, *, threads: int, isa_name: str | None) -> NativeModel
 class DenseModel:
     """A model without sparsity: logits of windows, greedy answers."""
 
-    def __init__(self, model: NativeModel, *, context_size: int, chunk_size: int) -> None:
+    def __init__(
+        self,
+        model: NativeModel,
+        *,
+        context_size: int,
+        chunk_size: int,
+        precision: str = "auto",
+    ) -> None:
         """Allocates a session; windows and answers share its ``context_size`` positions.
 
         ``chunk_size``, a divisor of it, may be smaller: then both phases of a prefill take part.
+        ``precision`` is that of the attention.
         """
         self.tokenizer = model.tokenizer
         self._runner: NativeRunner = model.start_session(
@@ -42,7 +50,7 @@ class DenseModel:
                 context_size,
                 DenseConfig(),
                 PrefillConfig(batch_size=context_size, chunk_size=chunk_size),
-                RuntimeConfig(),
+                RuntimeConfig(attention_precision=precision),
             ),
         )
 

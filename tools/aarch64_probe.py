@@ -24,7 +24,8 @@ def main() -> None:
     model, prompt_file, attention, out, *like = sys.argv[1:]
     followed = np.load(like[0])["logits"].argmax(axis=1) if like else None
     prefill = PrefillConfig(batch_size=BATCH_SIZE, chunk_size=CHUNK_SIZE)
-    with LLM(model, attention=ATTENTION[attention], prefill=prefill) as llm:
+    settings = ATTENTION[attention]
+    with LLM(model, attention=settings, prefill=prefill, attention_precision="f32") as llm:
         with open(prompt_file, encoding="utf-8") as file:
             tokens = np.array(llm.tokenize(file.read()), dtype=np.int32)
         runner = llm.start_runner(len(tokens) + N_DECODED)
