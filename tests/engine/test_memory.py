@@ -27,12 +27,21 @@ def test_available_is_bounded_by_the_address_space(monkeypatch: pytest.MonkeyPat
     assert memory.available_bytes() == 0
 
 
-def test_available_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_as_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "memory_left_bytes", lambda: None)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  2000 kB\n")
+    assert memory.available_bytes(meminfo) == 2000 * 1024
+    meminfo.write_text("MemTotal:  9000 kB\nMemFree:  10 kB\n")  # Linux before 3.14
+    assert memory.available_bytes(meminfo) > 2000 * 1024
+
+
+def test_available_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise FileNotFoundError("/proc/meminfo")
 
     monkeypatch.setattr(psutil, "virtual_memory", fail)
-    assert memory.available_bytes() > 0
+    assert memory.available_bytes(tmp_path / "missing") > 0
 
 
 def test_peak_covers_what_was_touched_and_freed() -> None:
