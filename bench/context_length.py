@@ -342,9 +342,11 @@ def _format_flatness(results: Results) -> list[str]:
     lines = []
     if late := late_depths(results):
         medians = [statistics.median(depth.seconds) for depth in late]
+        fastest = [min(depth.seconds) for depth in late]
         lines.append(
-            f"The dearest 4,096 tokens between {FLAT_FROM:,} and {late[-1].end:,} cost "
-            f"{spread(medians):.0f} % more than the cheapest."
+            f"The dearest {DEPTH_STEP:,} tokens between {FLAT_FROM:,} and {late[-1].end:,} cost "
+            f"{spread(medians):.0f} % more than the cheapest; {spread(fastest):.0f} % by the "
+            "fastest rounds, which other load disturbs least."
         )
     rates = [length.best(["sparse"]) for length in results.lengths if length.n_tokens >= FLAT_FROM]
     medians = [statistics.median(samples) for samples in rates if samples]
@@ -385,12 +387,14 @@ def draw(results: Results, path: Path) -> None:
         over_length.legend()
         centres = [depth.end - DEPTH_STEP / 2 for depth in results.depths]
         medians = [statistics.median(depth.seconds) for depth in results.depths]
-        over_depth.bar(centres, medians, 0.85 * DEPTH_STEP)
+        low = [median - min(d.seconds) for median, d in zip(medians, results.depths, strict=True)]
+        high = [max(d.seconds) - median for median, d in zip(medians, results.depths, strict=True)]
+        over_depth.bar(centres, medians, 0.85 * DEPTH_STEP, yerr=[low, high], capsize=4)
         over_depth.set_xticks([0, *(depth.end for depth in results.depths[1::2])])
         mark_thousands(over_depth.xaxis)
         over_depth.set_xlabel("position in the prompt (tokens)")
         over_depth.set_ylabel(f"seconds per {DEPTH_STEP:,} tokens")
-        over_depth.set_title("sparse, at every depth")
+        over_depth.set_title("sparse, at every depth: median and range")
         for axes in (over_length, over_depth):
             axes.grid(alpha=0.3)
             axes.set_axisbelow(True)

@@ -68,6 +68,7 @@ def test_flatness_is_that_of_tokens_beyond_8192() -> None:
     assert second[2:] == ["300 (300 to 300)", "-", "-"]
     assert "| 4,096 to 8,192" in depths and "2.50 (2.00 to 3.00)" in depths
     assert "between 8,192 and 16,384 cost 20 % more" in flatness[0]
+    assert "23 % by the fastest rounds" in flatness[0]
     assert "differ by 5 %" in flatness[1]
 
 
