@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,11 @@ def best_rate(operations: Callable[[], int], n_rounds: int) -> float:
 
 def measure_peaks(isa: str, n_rounds: int) -> dict[str, float]:
     """Operations/s of float products and of 8-bit activations with 4- and 8-bit weights."""
+    isa_module.use(isa)
+    kinds = ("f32", "q4", "q8", *(["bf16"] if _core.has_bf16_attention() else []))
     return {
         kind: best_rate(lambda kind=kind: _kernels.peak(isa, kind, 20_000), n_rounds)
-        for kind in ("f32", "q4", "q8")
+        for kind in kinds
     }
 
 
@@ -118,7 +121,10 @@ def measure_attention(isa: str, n_tokens: int, peaks: dict[str, float]) -> Itera
     random = np.random.default_rng(0)
     q = random.standard_normal((n_tokens, N_HEADS, HEAD_DIM)).astype(np.float32)
     k, v = random.standard_normal((2, n_tokens, N_KV_HEADS, HEAD_DIM)).astype(np.float32)
-    for name, chunk_size in (("dense", 1024), ("h2o", 1024), ("h2o", 256)):
+    for precision, (name, chunk_size) in product(
+        [kind for kind in ("f32", "bf16") if kind in peaks],
+        (("dense", 1024), ("h2o", 1024), ("h2o", 256)),
+    ):
         best_s = np.inf
         for _ in range(3):
             policy = _core.dense_policy() if name == "dense" else _core.h2o_policy(256, 256)
@@ -130,6 +136,7 @@ def measure_attention(isa: str, n_tokens: int, peaks: dict[str, float]) -> Itera
                 chunk_size=chunk_size,
                 batch_size=n_tokens,
                 max_context=n_tokens,
+                precision=precision,
             )
             started_at = time.perf_counter()
             attention.run(0, q, k, v, is_last=True)
@@ -138,15 +145,19 @@ def measure_attention(isa: str, n_tokens: int, peaks: dict[str, float]) -> Itera
         rate = 4 * N_HEADS * HEAD_DIM * attention.pairs_computed / best_s
         yield {
             "isa": isa,
-            "attention": f"{name}, S = {chunk_size:,}",
+            "attention": f"{name}, S = {chunk_size:,}, {precision}",
             "operations_per_s": rate,
-            "share_of_peak": rate / peaks["f32"],
+            "share_of_peak": rate / peaks[precision],
         }
 
 
 def _format_peaks(peaks: dict[str, dict[str, float]]) -> str:
-    header = ["ISA", "float Gop/s", "8-bit x 4-bit Gop/s", "8-bit x 8-bit Gop/s"]
-    rows = [[isa, *(f"{rate / 1e9:,.0f}" for rate in of.values())] for isa, of in peaks.items()]
+    kinds = {"f32": "f32", "bf16": "bf16", "q4": "8-bit x 4-bit", "q8": "8-bit x 8-bit"}
+    header = ["ISA", *(f"{name} Gop/s" for name in kinds.values())]
+    rows = [
+        [isa, *(f"{of[kind] / 1e9:,.0f}" if kind in of else "-" for kind in kinds)]
+        for isa, of in peaks.items()
+    ]
     title = "Peaks of one thread, a multiplication and an addition counted as two:"
     return f"{title}\n\n{markdown_table(header, rows)}"
 

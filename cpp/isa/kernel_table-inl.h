@@ -43,6 +43,15 @@ constexpr AttentionKernels attention_kernels() {
   }
 }
 
+template <typename Products>
+constexpr uint64_t (*peak_bf16())(float*, size_t) {
+  if constexpr (simd::kHasBf16) {
+    return peak_float<Products>;
+  } else {
+    return nullptr;
+  }
+}
+
 #define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
 extern const KernelTable kTable;
 const KernelTable kTable = {
@@ -71,7 +80,8 @@ const KernelTable kTable = {
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,
-    peak_f32,
+    peak_bf16<Bf16Products>(),
+    peak_float<F32Products>,
     peak_q8<4>,
     peak_q8<8>,
 };

@@ -65,7 +65,9 @@ struct KernelTable {
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType, const AttentionTile&, const void* k, const void* v, size_t n_keys);
 
-  // Benchmarks; they return the number of multiplications and additions.
+  // Benchmarks; they return the number of multiplications and additions. peak_bf16: null without
+  // attention_bf16.
+  uint64_t (*peak_bf16)(float* out, size_t n_rounds);
   uint64_t (*peak_f32)(float* out, size_t n_rounds);
   uint64_t (*peak_q4)(float* out, size_t n_rounds);
   uint64_t (*peak_q8)(float* out, size_t n_rounds);

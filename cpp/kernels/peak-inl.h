@@ -13,18 +13,21 @@ EH2O_INLINE void hide(V& v) {
 #endif
 }
 
-// Returns the number of multiplications and additions; out: [kLanes].
-inline uint64_t peak_f32(float* out, size_t n_rounds) {
+// Of products in f32, or of bf16 pairs. Returns the number of multiplications and additions; out: [kLanes].
+template <typename Products>
+uint64_t peak_float(float* out, size_t n_rounds) {
   using namespace simd;
   constexpr size_t kChains = 12;
   F32 sum[kChains];
   unroll<kChains>([&](auto i) { sum[i] = set1(static_cast<float>(i)); });
-  const F32 a = load(out), b = set1(0.5f);
-  for (size_t round = 0; round < n_rounds; ++round)
-    unroll<kChains>([&](auto i) { sum[i] = mul_add(sum[i], b, a); });
+  F32 a = load(out), b = set1(0.5f);
+  for (size_t round = 0; round < n_rounds; ++round) {
+    hide(b);
+    unroll<kChains>([&](auto i) { sum[i] = Products::multiply_add(a, b, sum[i]); });
+  }
   unroll<kChains - 1>([&](auto i) { sum[0] = add(sum[0], sum[i + 1]); });
   store(out, sum[0]);
-  return static_cast<uint64_t>(n_rounds) * kChains * kLanes * 2;
+  return static_cast<uint64_t>(n_rounds) * kChains * kLanes * 2 * Products::kValuesPerWord;
 }
 
 // Products of 8-bit activations with weights of kBits, widened to int32 as often as the ISA must.
