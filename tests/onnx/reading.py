@@ -24,11 +24,12 @@ def make_tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
 
 
 def open_llm(path: Path, **options: Any) -> LLM:
-    """Dense attention and a float32 cache unless ``options`` say otherwise."""
+    """Dense attention and float32 throughout unless ``options`` say otherwise."""
     settings: dict[str, Any] = {
         "attention": DenseConfig(),
         "prefill": PrefillConfig(batch_size=BATCH_SIZE, chunk_size=16),
         "cache_type": "f32",
+        "attention_precision": "f32",
         "threads": 1,
     }
     return LLM(path, **{**settings, **options})
