@@ -28,7 +28,12 @@ from typing import Any
 
 from edgeh2o import LLM, isa
 from edgeh2o.errors import EdgeH2OError
-from edgeh2o.evaluation.figures import check_picture, mark_thousands, picture
+from edgeh2o.evaluation.figures import (
+    check_picture,
+    label_speed_over_length,
+    mark_thousands,
+    picture,
+)
 from edgeh2o.evaluation.filler import filler_tokens
 from edgeh2o.evaluation.reporting import format_samples, markdown_table
 from edgeh2o.evaluation.throughput import Workload
@@ -375,14 +380,7 @@ def draw(results: Results, path: Path) -> None:
             ]
             if points:
                 over_length.plot(*zip(*points, strict=True), style, markersize=9, label=label)
-        ticks = [length.n_tokens for length in results.lengths]
-        over_length.set_xscale("log", base=2)
-        over_length.set_xticks(ticks, [f"{n:,}" for n in ticks])
-        over_length.minorticks_off()
-        over_length.set_ylim(bottom=0)
-        mark_thousands(over_length.yaxis)
-        over_length.set_xlabel("prompt length (tokens)")
-        over_length.set_ylabel("prefill (tokens/s)")
+        label_speed_over_length(over_length, [length.n_tokens for length in results.lengths])
         over_length.set_title("whole prompts")
         over_length.legend()
         centres = [depth.end - DEPTH_STEP / 2 for depth in results.depths]

@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-EXIT_INTERRUPTED = 130
+from .errors import EXIT_INTERRUPTED
 
 
 def main() -> int:

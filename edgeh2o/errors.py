@@ -5,6 +5,9 @@ The command line prints the message without a traceback and exits with ``exit_co
 
 from __future__ import annotations
 
+# Exit code of a command that Ctrl-C ended, as shells have it: 128 + SIGINT.
+EXIT_INTERRUPTED = 130
+
 
 class EdgeH2OError(Exception):
     """Base of every error that edgeh2o raises on purpose."""

@@ -103,7 +103,7 @@ class LLM:
         if runtime.isa is not None:
             instruction_sets.use(runtime.isa)
         self.isa = instruction_sets.active()
-        instruction_sets.attention_precision(runtime.attention_precision)  # to refuse it early
+        self.attention_precision = instruction_sets.attention_precision(runtime.attention_precision)
         self._use_threads()
 
         if chat_template is not None:
@@ -138,11 +138,6 @@ class LLM:
     def cache_type(self) -> str:
         """Number type of the key-value cache."""
         return self._runtime.cache_type
-
-    @property
-    def attention_precision(self) -> str:
-        """Number type that the products of prefill attention take."""
-        return instruction_sets.attention_precision(self._runtime.attention_precision)
 
     @property
     def model(self) -> LoadedModel:

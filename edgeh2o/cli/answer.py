@@ -10,9 +10,6 @@ from .progress import ProgressBars
 if TYPE_CHECKING:
     from ..engine.results import GenerationStream
 
-# Of a verb that Ctrl-C ended, as shells have it: 128 + SIGINT.
-EXIT_INTERRUPTED = 130
-
 
 def print_answer(stream: GenerationStream, bars: ProgressBars, *, silent: bool = False) -> bool:
     """Reads ``stream`` to its end, writing to stdout unless ``silent``; False on Ctrl-C."""

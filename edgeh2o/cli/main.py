@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from .._version import __version__
-from ..errors import EdgeH2OError, UsageError
-from .answer import EXIT_INTERRUPTED
+from ..errors import EXIT_INTERRUPTED, EdgeH2OError, UsageError
 from .parser import Parser, name_variables
 from .report import printable
 

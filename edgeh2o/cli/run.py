@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from ..config import SamplingParams
-from ..errors import UsageError
-from .answer import EXIT_INTERRUPTED, print_answer
+from ..errors import EXIT_INTERRUPTED, UsageError
+from .answer import print_answer
 from .chat_options import (
     add_chat_options,
     add_session_options,

@@ -24,13 +24,8 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 def _droppable_bytes(meminfo: Path) -> int:
     """Free memory and what the kernel can drop. Importing psutil would take 9 ms on Linux."""
-    try:
-        with meminfo.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b"MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    if (droppable := _read_field(meminfo, b"MemAvailable:")) is not None:
+        return droppable
     import psutil
 
     try:
@@ -53,15 +48,22 @@ def peak_rss_bytes(status: Path = Path("/proc/self/status")) -> int:
 
     ``ru_maxrss`` serves only where /proc is missing: Linux carries it over from the parent.
     """
+    if (peak := _read_field(status, b"VmHWM:")) is not None:
+        return peak
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _read_field(path: Path, field: bytes) -> int | None:
+    """Bytes of a line "field: n kB" of a file in /proc, if it can be read and has it."""
     try:
-        with status.open("rb") as lines:
+        with path.open("rb") as lines:
             for line in lines:
-                if line.startswith(b"VmHWM:"):
+                if line.startswith(field):
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return None
 
 
 def format_bytes(count: float) -> str:

@@ -19,6 +19,7 @@ from ..errors import ResourceError, UsageError
 from .reporting import format_count
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -83,6 +84,17 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
 def mark_thousands(axis: Axis) -> None:
     """Tick labels with a comma at every third digit, as in titles and tables."""
     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+
+
+def label_speed_over_length(axes: Axes, lengths: Sequence[int]) -> None:
+    """Axes of prefill speed over the prompt length, with a tick at each of ``lengths``."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    mark_thousands(axes.yaxis)
+    axes.set_xlabel("prompt length (tokens)")
+    axes.set_ylabel("prefill (tokens/s)")
 
 
 def shorten_name(model: str) -> str:
@@ -158,13 +170,7 @@ def draw_throughput(
             {result.workload.n_prompt for line in lines.values() for result in line}
             | {length for points in peer.values() for length, _ in points}
         )
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        mark_thousands(axes.yaxis)
-        axes.set_xlabel("prompt length (tokens)")
-        axes.set_ylabel("prefill (tokens/s)")
+        label_speed_over_length(axes, lengths)
         axes.set_title(f"{shorten_name(results[0].model)}, {results[0].isa}: median and range")
         axes.grid(alpha=0.3)
         axes.legend()
