@@ -51,6 +51,7 @@ class DenseModel:
                 DenseConfig(),
                 PrefillConfig(batch_size=context_size, chunk_size=chunk_size),
                 RuntimeConfig(attention_precision=precision),
+                all_rows=True,
             ),
         )
 

@@ -371,7 +371,12 @@ class Session:
         chunk_size: int,
         cache_type: str = "f16",
         precision: str = "f32",
-    ) -> None: ...
+        all_rows: bool = False,
+    ) -> None:
+        """``all_rows``: the last layer is computed for all tokens of a prompt, not the last alone.
+
+        ``row_logits``, ``on_attention`` and that layer's scores and memory sets need it.
+        """
     def prefill(
         self,
         tokens: NDArray[np.int32],

@@ -371,12 +371,14 @@ class LLM:
         *,
         attention: SparseAttentionConfig | None = None,
         prefill: PrefillConfig | None = None,
+        all_rows: bool = False,
     ) -> Runner:
         """A runner of its own over the same weights, with room for ``n_positions`` tokens.
 
         For evaluation and benchmarks, which drive it themselves. ``attention`` and ``prefill``
-        default to those of this ``LLM``. Raises UsageError for settings that do not fit together
-        and ResourceError for a context that does not fit in memory.
+        default to those of this ``LLM``; ``all_rows`` is described at ``SessionShape``. Raises
+        UsageError for settings that do not fit together and ResourceError for a context that does
+        not fit in memory.
         """
         self._use_threads()
         attention, prefill = fit_chunks(attention or self.attention, prefill or self.prefill)
@@ -385,6 +387,7 @@ class LLM:
             attention=attention,
             prefill=prefill,
             runtime=replace(self._runtime, context_size=n_positions),
+            all_rows=all_rows,
         )
         return session.prepare(n_positions, 0)
 

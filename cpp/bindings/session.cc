@@ -118,14 +118,15 @@ void bind_session(py::module_& module) {
   py::class_<Session>(module, "Session")
       .def(py::init([](std::shared_ptr<Decoder> model, std::shared_ptr<SparsePolicy> policy,
                        size_t max_context, size_t batch_size, size_t chunk_size,
-                       const std::string& cache_type, const std::string& precision) {
+                       const std::string& cache_type, const std::string& precision, bool all_rows) {
              return std::make_unique<Session>(
                  std::move(model), std::move(policy),
                  SessionShape{max_context, batch_size, chunk_size, parse_cache_type(cache_type),
-                              parse_attention_precision(precision)});
+                              parse_attention_precision(precision), all_rows});
            }),
            py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
-           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32")
+           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
+           py::arg("all_rows") = false)
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
            py::arg("on_attention") = py::none())
@@ -150,14 +151,15 @@ void bind_session(py::module_& module) {
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
              size_t batch_size, size_t chunk_size, const std::string& cache_type,
-             const std::string& precision) {
+             const std::string& precision, bool all_rows) {
             return to_dict(
                 Session::estimate_bytes(active_kernel_table(), config, *policy,
                                         {max_context, batch_size, chunk_size, parse_cache_type(cache_type),
-                                         parse_attention_precision(precision)}));
+                                         parse_attention_precision(precision), all_rows}));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
-          py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32");
+          py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
+          py::arg("all_rows") = false);
 }
 
 }  // namespace edgeh2o

@@ -81,18 +81,26 @@ void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, Chunk
   fill_rope_tables(step, cache.shape().max_context, a);
   for (size_t layer = 0; layer < config_.n_layers; ++layer) {
     attend(layer, step, a, cache, attention, observer);
-    feed_forward(weights_.layer(layer), step.n_tokens, a);
+    feed_forward(weights_.layer(layer), first_output_row(layer, step), step.n_tokens, a);
     if (observer.on_layer) observer.on_layer(layer + 1, config_.n_layers);
   }
 }
 
-// x += attn_output(attention(rope(q), rope(k), v)), all of x, with the norms that the model has
+// Rows of the residual stream that nobody reads after the last layer are left as they are.
+size_t Decoder::first_output_row(size_t layer, const Step& step) const {
+  if (step.all_rows || layer + 1 < config_.n_layers) return 0;
+  return step.end == PromptEnd::kLater ? step.n_tokens : step.n_tokens - 1;
+}
+
+// x += attn_output(attention(rope(q), rope(k), v)) from the first output row on, with the norms that the
+// model has
 void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
                      ChunkedAttention& attention, const Observer& observer) const {
   const KernelTable& table = weights_.table();
   const LayerWeights& w = weights_.layer(layer);
   const size_t n = step.n_tokens, dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
   const size_t qkv_dim = q_dim + 2 * kv_dim, window = config_.window(layer);
+  const size_t first = first_output_row(layer, step), n_out = n - first;
   float *q = a.qkv, *k = q + q_dim, *v = k + kv_dim;
 
   const MatView<float> x{a.x, n, dim, dim};
@@ -112,8 +120,10 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
   cache.write(layer, step.first_position, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
   const MatView<const float> queries{q, n, q_dim, qkv_dim};
   const MatView<float> attended{a.attended, n, q_dim, q_dim};
-  if (step.is_decode) {
-    attention.decode(queries, cache.view(layer), step.first_position, window, attended);
+  if (step.is_decode || skips_attention(layer, step.all_rows, attention)) {
+    if (n_out == 0) return;
+    attention.decode(queries.rows_from(first, 1), cache.view(layer), step.first_position + first, window,
+                     attended.rows_from(first, 1));
   } else {
     attention.run(layer, queries, cache.view(layer), step.first_position, window, step.end, attended);
   }
@@ -126,15 +136,16 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
                            {a.attended, n, q_dim, q_dim}});
   }
 
-  const MatmulInput packed = pack_rows(table, {a.attended, n, q_dim, q_dim},
+  if (n_out == 0) return;
+  const MatmulInput packed = pack_rows(table, {attended.row(first), n_out, q_dim, q_dim},
                                        w.attn_output.weight.is_quantised() ? a.packed : nullptr);
-  end_branch(x, packed, w.attn_output, w.attn_post_norm, a);
+  end_branch(x.rows_from(first, n_out), packed, w.attn_output, w.attn_post_norm, a);
 }
 
 // x += down(activation(gate(x)) * up(x)), with the norms that the model has
-void Decoder::feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const {
+void Decoder::feed_forward(const LayerWeights& w, size_t first_row, size_t n_tokens, Activations& a) const {
   const size_t dim = config_.model_dim;
-  for (size_t first = 0; first < n_tokens; first += a.ffn_rows) {
+  for (size_t first = first_row; first < n_tokens; first += a.ffn_rows) {
     const MatView<float> x{a.x + first * dim, std::min(a.ffn_rows, n_tokens - first), dim, dim};
     if (config_.n_experts > 0) {
       mix_experts(w, x, a);

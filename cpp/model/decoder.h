@@ -79,7 +79,14 @@ class Decoder {
     size_t n_tokens;
     PromptEnd end;
     bool is_decode;  // one generated token: full attention over the cache
+    bool all_rows;   // else the last layer's output is computed for the prompt's last token only
   };
+
+  // Whether the last layer writes its cache rows and nothing else, but for the last token of a prompt: its
+  // other outputs are read by no one unless all_rows are asked for.
+  bool skips_attention(size_t layer, bool all_rows, const ChunkedAttention& attention) const {
+    return !all_rows && layer + 1 == config_.n_layers && attention.ends_dense(config_.window(layer));
+  }
 
   // Runs all layers on a.x (filled by embed) and leaves the residual stream there.
   void run_layers(const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
@@ -91,9 +98,10 @@ class Decoder {
 
  private:
   void fill_rope_tables(const Step& step, size_t max_context, Activations& a) const;
+  size_t first_output_row(size_t layer, const Step& step) const;
   void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
               const Observer& observer) const;
-  void feed_forward(const LayerWeights& w, size_t n_tokens, Activations& a) const;
+  void feed_forward(const LayerWeights& w, size_t first_row, size_t n_tokens, Activations& a) const;
   // x += the weighted outputs of every row's experts, with the norms that the model has.
   void mix_experts(const LayerWeights& w, MatView<float> x, Activations& a) const;
   // activation(gate(input)) * up(input), as the down projection wants it.

@@ -1,5 +1,6 @@
 #include "model/session.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/allocation_counter.h"
@@ -71,6 +72,18 @@ SessionBytes Session::estimate_bytes(const KernelTable& table, const DecoderConf
           policy.state_bytes(attention.policy_shape())};
 }
 
+// Only the last layer may leave out its attention.
+size_t Session::n_attending_layers() const {
+  const size_t n_layers = config().n_layers;
+  return decoder_->skips_attention(n_layers - 1, shape_.all_rows, attention_) ? n_layers - 1 : n_layers;
+}
+
+uint64_t Session::pairs_computed() const {
+  return attention_.pairs_of_all_heads() / (std::max<size_t>(1, n_attending_layers()) * config().n_kv_heads);
+}
+
+uint64_t Session::pairs_dense() const { return pairs_dense_ / std::max<size_t>(1, n_attending_layers()); }
+
 void Session::reset() {
   position_ = prefill_end_ = 0;
   n_rows_ = 0;
@@ -117,11 +130,12 @@ const float* Session::prefill(const int32_t* tokens, size_t n_tokens, PromptEnd 
                               const Decoder::Observer& observer) {
   check_call(tokens, n_tokens);
   const uint64_t allocations_before = allocation_count();
-  advance({position_, n_tokens, end, false}, tokens, observer);
-  for (size_t layer = 0; layer < config().n_layers; ++layer) {
+  EH2O_CHECK(shape_.all_rows || !observer.on_attention, "on_attention needs a session made with all_rows");
+  advance({position_, n_tokens, end, false, shape_.all_rows}, tokens, observer);
+  for (size_t layer = 0; layer < n_attending_layers(); ++layer) {
     pairs_dense_ += causal_pairs(position_ - n_tokens, n_tokens, config().window(layer));
   }
-  n_rows_ = n_tokens;
+  n_rows_ = shape_.all_rows ? n_tokens : 0;
   prefill_end_ = position_;
   const bool is_last = end != PromptEnd::kLater;
   if (is_last) decoder_->compute_logits(activations_, n_tokens - 1, 1, activations_.logits);
@@ -131,6 +145,7 @@ const float* Session::prefill(const int32_t* tokens, size_t n_tokens, PromptEnd 
 
 void Session::row_logits(size_t first, size_t n_rows, float* out) {
   check_ready();
+  EH2O_CHECK(shape_.all_rows, "logits of single rows need a session made with all_rows");
   EH2O_CHECK(n_rows > 0 && first <= n_rows_ && n_rows <= n_rows_ - first, "rows ", first, " to ", first,
              " + ", n_rows, " are not among the ", n_rows_, " of the latest prefill call");
   decoder_->compute_logits(activations_, first, n_rows, out);
@@ -139,7 +154,7 @@ void Session::row_logits(size_t first, size_t n_rows, float* out) {
 const float* Session::decode(int32_t token) {
   check_call(&token, 1);
   const uint64_t allocations_before = allocation_count();
-  advance({position_, 1, PromptEnd::kFinal, true}, &token, {});
+  advance({position_, 1, PromptEnd::kFinal, true, false}, &token, {});
   decoder_->compute_logits(activations_, 0, 1, activations_.logits);
   last_call_allocations_ = allocation_count() - allocations_before;
   return activations_.logits;

@@ -21,6 +21,7 @@ struct SessionShape {
   size_t chunk_size;
   CacheType cache_type;
   AttentionPrecision precision;
+  bool all_rows = false;  // the last layer is computed, scored and kept for all tokens of a prompt
   void check() const;  // throws std::invalid_argument
 };
 
@@ -36,13 +37,14 @@ class Session {
           const SessionShape& shape);
 
   // Appends tokens to the prompt. Returns the logits of the last token [vocab_size] if it ends there, else
-  // null. If the observer throws, the session must be reset
-  // before it is used again.
+  // null. If the observer throws, the session must be reset before it is used again. on_attention needs
+  // all_rows.
   const float* prefill(const int32_t* tokens, size_t n_tokens, PromptEnd end,
                        const Decoder::Observer& observer);
 
   // Writes to out [n_rows][vocab_size] the logits of tokens [first, first + n_rows) of the latest prefill
-  // call; decode and reset end their life. For evaluation, which wants them in blocks.
+  // call; decode and reset end their life. For evaluation, which wants them in blocks, by a session that keeps
+  // all_rows.
   void row_logits(size_t first, size_t n_rows, float* out);
 
   // Appends one generated token; its logits [vocab_size] stay valid until the next call.
@@ -69,9 +71,9 @@ class Session {
   const SessionShape& shape() const { return shape_; }
 
   // Query-key pairs per head, of the prompt so far: computed, and what the model computes without a sparse
-  // policy.
-  uint64_t pairs_computed() const { return attention_.pairs_computed(); }
-  uint64_t pairs_dense() const { return pairs_dense_ / config().n_layers; }
+  // policy. Averaged over the layers that attend for all tokens.
+  uint64_t pairs_computed() const;
+  uint64_t pairs_dense() const;
 
   // Allocations of the last prefill or decode call; counted in debug builds only.
   uint64_t last_call_allocations() const { return last_call_allocations_; }
@@ -84,6 +86,7 @@ class Session {
   Span<uint8_t> rows(const KvRows& rows) const {
     return {rows.row(0), static_cast<size_t>(rows.row(position_) - rows.row(0))};
   }
+  size_t n_attending_layers() const;
   void check_ready() const;
   void check_call(const int32_t* tokens, size_t n_tokens) const;
   void advance(const Decoder::Step& step, const int32_t* tokens, const Decoder::Observer& observer);

@@ -57,6 +57,10 @@ class ChunkedAttention {
   // stay as they are.
   void decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window, MatView<float> out);
 
+  // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before:
+  // `decode` then gives its attention too.
+  bool ends_dense(size_t window) const { return window > 0 || needs_.reads_all || needs_.n_dense_tail > 0; }
+
   // Query-key pairs of this prompt's calls of run, averaged over layers and heads.
   uint64_t pairs_computed() const { return n_pairs_ / (shape_.n_layers * shape_.n_kv_heads); }
 

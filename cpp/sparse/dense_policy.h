@@ -10,7 +10,11 @@ namespace edgeh2o {
 class DensePolicy final : public SparsePolicy {
  public:
   std::string describe() const override { return "dense"; }
-  PolicyNeeds needs(const PolicyShape&) const override { return {}; }
+  PolicyNeeds needs(const PolicyShape&) const override {
+    PolicyNeeds needs;
+    needs.reads_all = true;
+    return needs;
+  }
   size_t state_bytes(const PolicyShape& shape) const override { return shape.n_slots() * sizeof(size_t); }
   void begin_prompt() override;
   bool is_scored(size_t) const override { return false; }

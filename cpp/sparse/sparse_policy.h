@@ -92,6 +92,7 @@ struct PolicyNeeds {
   size_t max_scored_pages = 0;   // most pages that a slot has scored at once
   // Last queries of the prompt that read their whole past, as far as the call reaches that ends it.
   size_t n_dense_tail = 0;
+  bool reads_all = false;  // every chunk reads its whole past
 };
 
 // Finds out which pages of past keys a chunk's queries ask for; see PageRecall.

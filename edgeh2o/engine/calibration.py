@@ -73,6 +73,7 @@ def measure_head_errors(
         batch_size=len(tokens),
         chunk_size=min(DenseConfig.preferred_chunk_size, len(tokens)),
         cache_type="f16",
+        all_rows=True,
     )
     runner = model.start_session(DenseConfig(), shape)
     runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)

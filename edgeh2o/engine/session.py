@@ -33,11 +33,13 @@ class Session:
         attention: SparseAttentionConfig,
         prefill: PrefillConfig,
         runtime: RuntimeConfig,
+        all_rows: bool = False,
     ) -> None:
         self._model = model
         self._attention = attention
         self._prefill = prefill
         self._runtime = runtime
+        self._all_rows = all_rows
         self._runner: Runner | None = None
 
     @property
@@ -111,7 +113,9 @@ class Session:
         )
 
     def _start(self, context: int) -> Runner:
-        shape = plan_shape(context, self._attention, self._prefill, self._runtime)
+        shape = plan_shape(
+            context, self._attention, self._prefill, self._runtime, all_rows=self._all_rows
+        )
         require_fit(shape, lambda s: self._model.estimate_session_bytes(self._attention, s))
         return self._model.start_session(self._attention, shape)
 
@@ -177,6 +181,8 @@ def plan_shape(
     attention: SparseAttentionConfig,
     prefill: PrefillConfig,
     runtime: RuntimeConfig,
+    *,
+    all_rows: bool = False,
 ) -> SessionShape:
     """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
     prefill, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
@@ -186,6 +192,7 @@ def plan_shape(
         chunk_size=chunk_size,
         cache_type=runtime.cache_type,
         precision=isa.attention_precision(runtime.attention_precision),
+        all_rows=all_rows,
     )
 
 

@@ -165,6 +165,7 @@ def evaluate_ablation(
         context_size,
         attention=DenseConfig(),
         prefill=_one_batch(context_size, llm.chunk_size),
+        all_rows=True,
     )
     comparer = WindowComparer(dense)
     scores: list[list[TokenScores]] = [[] for _ in settings]
@@ -176,6 +177,7 @@ def evaluate_ablation(
                 context_size,
                 attention=setting.attention,
                 prefill=_one_batch(context_size, setting.chunk_size),
+                all_rows=True,
             )
             scores[index].append(comparer.compare(sparse, window))
             pairs[index] += sparse.pairs_computed

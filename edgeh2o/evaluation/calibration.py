@@ -110,13 +110,14 @@ def _measure_losses(
 ) -> dict[int, float]:
     """Perplexity losses in percent over the tokens after the first ``FIRST_QUERY``."""
     length = table.length
-    comparer = WindowComparer(llm.start_runner(length, attention=DenseConfig()))
+    comparer = WindowComparer(llm.start_runner(length, attention=DenseConfig(), all_rows=True))
     differences: dict[int, list[NDArray[np.float64]]] = {budget: [] for budget in budgets}
     for window in windows:
         progress.advance()
         for budget, parts in differences.items():
             attention = HeadwiseConfig(budgets=table.budgets(budget))
-            scores = comparer.compare(llm.start_runner(length, attention=attention), window)
+            sparse = llm.start_runner(length, attention=attention, all_rows=True)
+            scores = comparer.compare(sparse, window)
             scores = scores.part(FIRST_QUERY, length - 1)
             parts.append(scores.sparse_nll - scores.dense_nll)
             progress.advance()

@@ -140,10 +140,10 @@ def evaluate_perplexity(
         raise UsageError(f"the number of tokens to skip must be at least 0, got {skip}")
     tokens = cut_windows(llm, text, context_size, windows)
     llm.profile_budgets(tokens[0])
-    sparse = llm.start_runner(context_size)
+    sparse = llm.start_runner(context_size, all_rows=True)
     same_batches = PrefillConfig(batch_size=sparse.batch_size, chunk_size=sparse.chunk_size)
     comparer = WindowComparer(
-        llm.start_runner(context_size, attention=DenseConfig(), prefill=same_batches)
+        llm.start_runner(context_size, attention=DenseConfig(), prefill=same_batches, all_rows=True)
     )
     progress = Progress(on_progress, tokens.size)
     pairs_computed, pairs_dense = 0, 0

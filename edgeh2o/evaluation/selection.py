@@ -71,7 +71,7 @@ def record_selection(
             "itself; use larger windows (--ctx) or smaller chunks (-ub)"
         )
     one_chunk = PrefillConfig(batch_size=chunk_size, chunk_size=chunk_size)
-    runner = llm.start_runner(len(tokens), prefill=one_chunk)
+    runner = llm.start_runner(len(tokens), prefill=one_chunk, all_rows=True)
     config, policy = llm.config, runner.policy
     slots = [(layer, h) for layer in range(config.n_layers) for h in range(config.n_kv_heads)]
     memory = []

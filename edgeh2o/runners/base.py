@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FormatError
 
@@ -23,7 +23,10 @@ OnLayer = Callable[[int, int], None]
 class SessionShape:
     """The sizes that fix what a session allocates, in tokens, and its number types.
 
-    ``precision`` is that of the products of prefill attention, "f32" or "bf16".
+    ``precision`` is that of the products of prefill attention, "f32" or "bf16". ``all_rows`` is
+    for evaluation: the last layer is computed for all tokens of a prompt, for ``row_logits`` and
+    for a look at what was chosen there; else for its last token only, where that is all that an
+    answer needs.
     """
 
     max_context: int
@@ -31,6 +34,13 @@ class SessionShape:
     chunk_size: int
     cache_type: str
     precision: str = "f32"
+    all_rows: bool = False
+
+    def attention_sizes(self) -> dict[str, Any]:
+        """Arguments of a ``_core.ChunkedAttention``, whose caller decides about rows."""
+        sizes = asdict(self)
+        del sizes["all_rows"]
+        return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,10 @@ class Runner(Protocol):
 
     @property
     def pairs_computed(self) -> int:
-        """Query-key pairs computed for this prompt, averaged over layers and KV heads."""
+        """Query-key pairs computed for this prompt, averaged over KV heads and layers.
+
+        A last layer that attends for the last token only is left out.
+        """
 
     @property
     def pairs_dense(self) -> int:
@@ -143,6 +156,7 @@ class Runner(Protocol):
         """Logits [n_rows, vocab_size] of tokens of the latest ``prefill`` call, from ``first`` on.
 
         For evaluation, which reads them in blocks: those of a whole batch may not fit in memory.
+        Needs a session with ``all_rows``.
         """
 
     def decode(self, token: int) -> NDArray[np.float32]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +213,9 @@ def _estimate_session_bytes(
 ) -> Mapping[str, int]:
     try:
         parts = _core.ChunkedAttention.estimate_bytes(
-            attention.make_policy(config), **_attention_args(config, sites), **asdict(shape)
+            attention.make_policy(config),
+            **_attention_args(config, sites),
+            **shape.attention_sizes(),
         )
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None

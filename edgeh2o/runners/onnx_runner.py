@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ class OnnxRunner(RunnerBase):
     def __init__(self, model: OnnxModel, policy: _core.SparsePolicy, shape: SessionShape) -> None:
         self._model = model
         super().__init__(policy, shape, model.config.vocab_size)
-        sizes = {**model.attention_args, **asdict(shape)}
+        sizes = {**model.attention_args, **shape.attention_sizes()}
         self._attention = _core.ChunkedAttention(policy, **sizes)
         self._attention.reset()
         self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)

@@ -81,14 +81,16 @@ def test_a_window_in_blocks_equals_one_in_one_piece(
     whole = PrefillConfig(batch_size=WINDOW, chunk_size=16)
     logits = []
     for attention in (DenseConfig(), H2OConfig(local=4, heavy=4)):
-        runner = llm.start_runner(WINDOW, attention=attention, prefill=whole)
+        runner = llm.start_runner(WINDOW, attention=attention, prefill=whole, all_rows=True)
         runner.prefill(window, is_last=True)
         logits.append(runner.row_logits(0, n_tokens)[:-1])
     expected = reference_scores(logits[0], logits[1], window[1:])
 
     counted: list[int] = []
-    comparer = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig()))
-    scores = comparer.compare(llm.start_runner(WINDOW), window, on_tokens=counted.append)
+    comparer = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig(), all_rows=True))
+    scores = comparer.compare(
+        llm.start_runner(WINDOW, all_rows=True), window, on_tokens=counted.append
+    )
     assert len(scores) == n_tokens - 1
     assert_close(scores, expected, 1e-4)
     assert expected.kl[16:].max() > 1e-2, "the case must tell sparse from dense"
@@ -97,9 +99,11 @@ def test_a_window_in_blocks_equals_one_in_one_piece(
 
 def test_a_window_of_one_batch_is_read_densely_once(llm: LLM) -> None:
     whole = PrefillConfig(batch_size=WINDOW, chunk_size=16)
-    dense = llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole)
+    dense = llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole, all_rows=True)
     others = [
-        llm.start_runner(WINDOW, attention=H2OConfig(local=n, heavy=n), prefill=whole)
+        llm.start_runner(
+            WINDOW, attention=H2OConfig(local=n, heavy=n), prefill=whole, all_rows=True
+        )
         for n in (2, 4)
     ]
     tokens = np.array(llm.tokenize(TEXT), np.int32)
@@ -108,7 +112,9 @@ def test_a_window_of_one_batch_is_read_densely_once(llm: LLM) -> None:
     windows = [tokens[:WINDOW], tokens[5 : WINDOW + 5]]
     scores = [comparer.compare(other, window) for window in windows for other in others]
     assert reads == [WINDOW, WINDOW]
-    fresh = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole))
+    fresh = WindowComparer(
+        llm.start_runner(WINDOW, attention=DenseConfig(), prefill=whole, all_rows=True)
+    )
     assert_close(fresh.compare(others[1], windows[1]), scores[3], 1e-12)
 
 

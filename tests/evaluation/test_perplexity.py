@@ -116,8 +116,8 @@ def test_report_sums_windows_and_pairs(llm: LLM) -> None:
         skip=16,
         on_progress=lambda *step: progress.append(step),
     )
-    comparer = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig()))
-    sparse = llm.start_runner(WINDOW)
+    comparer = WindowComparer(llm.start_runner(WINDOW, attention=DenseConfig(), all_rows=True))
+    sparse = llm.start_runner(WINDOW, all_rows=True)
     scores = [comparer.compare(sparse, window) for window in cut_windows(llm, TEXT, WINDOW, 2)]
     assert report.ranges == summarise_ranges(scores, WINDOW, 16)
     assert report.windows[1] == summarise_ranges(scores[1:], WINDOW, 16)

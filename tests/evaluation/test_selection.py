@@ -62,7 +62,7 @@ def test_every_choice_of_every_chunk_is_recorded(llm: LLM) -> None:
     assert (selection.n_layers, selection.n_kv_heads, selection.n_slots) == (3, 2, 6)
     for chunk, begin in enumerate(selection.begins):
         # The latest chunk of a prompt that ends after this one made the same choice.
-        runner = llm.start_runner(WINDOW)
+        runner = llm.start_runner(WINDOW, all_rows=True)
         end = min(begin + 16, len(tokens))
         for first in range(0, end, PREFILL.batch_size):
             last = min(first + PREFILL.batch_size, end)

@@ -51,6 +51,7 @@ class ModelPair:
         batch_size: int = MAX_CONTEXT,
         chunk_size: int = CHUNK_SIZE,
         cache_type: str = "f16",
+        all_rows: bool = True,
     ) -> _core.Session:
         """A session of the C++ decoder for prompts of up to MAX_CONTEXT tokens."""
         return _core.Session(
@@ -60,6 +61,7 @@ class ModelPair:
             batch_size=batch_size,
             chunk_size=chunk_size,
             cache_type=cache_type,
+            all_rows=all_rows,
         )
 
     def as_computed(self, make_layer: Callable[[], AttentionLayer]) -> DecoderRun:

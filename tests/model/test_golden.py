@@ -42,6 +42,7 @@ def make_session(path: Path, chunk_size: int) -> _core.Session:
         batch_size=3 * chunk_size,
         chunk_size=chunk_size,
         cache_type="f32",
+        all_rows=True,
     )
 
 

@@ -37,7 +37,7 @@ def open_llm(path: Path, **options: Any) -> LLM:
 
 def read_all(llm: LLM, tokens: NDArray[np.int32], n_prompt: int) -> Array:
     """Logits [n, vocab_size]: of a prompt in batches, then of decoding the rest."""
-    runner = llm.start_runner(len(tokens))
+    runner = llm.start_runner(len(tokens), all_rows=True)
     rows = []
     for first in range(0, n_prompt, BATCH_SIZE):
         part = tokens[first : min(first + BATCH_SIZE, n_prompt)]

@@ -34,7 +34,7 @@ def test_memory_sets_and_logits_equal(
     sets, logits, pairs = [], [], []
     for path in (onnx_model(variant), tiny_model()):
         with open_llm(path, attention=POLICIES[policy], cache_type=cache_type) as llm:
-            runner = llm.start_runner(200)
+            runner = llm.start_runner(200, all_rows=True)
             for first in (0, 64, 128):
                 part = tokens[first : first + 64]
                 last = runner.prefill(part, is_last=first == 128)
@@ -87,7 +87,7 @@ def test_a_cache_that_is_kept_goes_on(onnx_model: OnnxModelFactory, tmp_path: An
 def test_an_interrupted_prefill_needs_a_reset(onnx_model: OnnxModelFactory) -> None:
     tokens = make_tokens(40)
     with open_llm(onnx_model()) as llm:
-        runner = llm.start_runner(64)
+        runner = llm.start_runner(64, all_rows=True)
         expected = runner.prefill(tokens, is_last=True)
         runner.reset()
 
