@@ -2,11 +2,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/allocation_counter.h"
 
 namespace edgeh2o {
+namespace {
+constexpr size_t kPoolBlockBytes = size_t{32} << 20;
+}
 
 AlignedBuffer::AlignedBuffer(size_t n_bytes) : n_bytes_(n_bytes) {
   if (n_bytes == 0) return;
@@ -21,6 +25,17 @@ AlignedBuffer::AlignedBuffer(size_t n_bytes) : n_bytes_(n_bytes) {
 
 AlignedBuffer::~AlignedBuffer() {
   if (data_) munmap(data_, n_bytes_);
+}
+
+uint8_t* BlockPool::take(size_t n_bytes) {
+  n_bytes = round_up(n_bytes, kAlignment);
+  if (n_bytes > n_left_) {
+    blocks_.emplace_back(std::max(n_bytes, kPoolBlockBytes));
+    n_left_ = blocks_.back().size();
+  }
+  uint8_t* piece = blocks_.back().data() + blocks_.back().size() - n_left_;
+  n_left_ -= n_bytes;
+  return piece;
 }
 
 }  // namespace edgeh2o

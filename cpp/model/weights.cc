@@ -93,7 +93,7 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   if (slot.matrix) {
     n_bytes_ -= slot.matrix->n_bytes();
     *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data,
-                                n_bytes, rows, cols, row_order);
+                                n_bytes, rows, cols, row_order, &pool_);
     n_bytes_ += slot.matrix->n_bytes();
     return;
   }

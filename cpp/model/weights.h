@@ -68,6 +68,7 @@ class Weights {
 
   DecoderConfig config_;
   const KernelTable* table_;
+  BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_;
   std::vector<float> output_norm_;
   std::vector<LayerWeights> layers_;

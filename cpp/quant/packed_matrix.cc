@@ -133,7 +133,12 @@ void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, s
       put<uint16_t>(out, column, r.d);
       if (Traits::kHasMin) put<uint16_t>(out, nr + column, r.m);
     }
-    put_quants<kFormat>(out + Sizes::kScalesPerColumn * nr, r.quants, column, nr, is_signed);
+    uint8_t* quants = out + Sizes::kScalesPerColumn * nr;
+    if (const uint8_t* nibbles = packed_nibbles<kFormat>(row, record)) {  // nothing to take apart: 3 times as fast
+      for (size_t j = 0; j < 4; ++j) put(quants, j * nr + column, get<uint32_t>(nibbles, j));
+    } else {
+      put_quants<kFormat>(quants, r.quants, column, nr, is_signed);
+    }
   }
 }
 
@@ -218,7 +223,8 @@ void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t
 }  // namespace
 
 PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
-                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order)
+                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order,
+                           BlockPool* pool)
     : format_(info.format),
       is_quantised_(info.is_quantised),
       is_signed_(is_signed),
@@ -239,9 +245,11 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
   panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, n_records)
                                         : cols * panel_cols * info.block_bytes,
                           kAlignment);
-  buffer_ = AlignedBuffer(panel_bytes_ * n_panels());
+  if (!pool) buffer_ = AlignedBuffer(panel_bytes_ * n_panels());
+  uint8_t* panels = pool ? pool->take(panel_bytes_ * n_panels()) : buffer_.data();
+  panels_ = panels;
   parallel_for(n_panels(), [&](size_t p, size_t) {
-    uint8_t* panel = buffer_.data() + p * panel_bytes_;
+    uint8_t* panel = panels + p * panel_bytes_;
     const size_t n_columns = std::min(panel_cols, rows - p * panel_cols);
     for (size_t column = 0; column < n_columns; ++column) {
       const size_t i = p * panel_cols + column;

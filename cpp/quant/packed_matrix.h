@@ -28,18 +28,19 @@ class PackedMatrix {
   PackedMatrix() = default;
 
   // Packs `rows` rows of `cols` weights each, in parallel over panels. data: n_bytes of GGUF tensor data, row
-  // after row. Row i of the result is source row row_order[i] (row i where row_order is null). Throws
+  // after row. Row i of the result is source row row_order[i] (row i where row_order is null). The weights lie
+  // in memory of `pool`, which must outlive this, or in a block of their own where it is null. Throws
   // std::invalid_argument where sizes do not fit.
   PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data, size_t n_bytes,
-               size_t rows, size_t cols, const int32_t* row_order);
+               size_t rows, size_t cols, const int32_t* row_order, BlockPool* pool = nullptr);
 
   PackedFormat format() const { return format_; }
   bool is_quantised() const { return is_quantised_; }
   size_t rows() const { return rows_; }
   size_t cols() const { return cols_; }
-  size_t n_bytes() const { return buffer_.size(); }
+  size_t n_bytes() const { return panel_bytes_ * n_panels(); }
   size_t n_panels() const { return panel_cols_ ? ceil_div(rows_, panel_cols_) : 0; }
-  const uint8_t* panel(size_t i) const { return buffer_.data() + i * panel_bytes_; }
+  const uint8_t* panel(size_t i) const { return panels_ + i * panel_bytes_; }
   // Start of the panel's data for depth k: a multiple of 256 for quantised formats.
   const uint8_t* panel_at(size_t i, size_t k) const;
   explicit operator bool() const { return rows_ != 0; }
@@ -52,7 +53,8 @@ class PackedMatrix {
   bool is_quantised_ = false;
   bool is_signed_ = false;
   size_t rows_ = 0, cols_ = 0, panel_cols_ = 0, panel_bytes_ = 0;
-  AlignedBuffer buffer_;
+  AlignedBuffer buffer_;  // empty where the panels lie in a pool
+  const uint8_t* panels_ = nullptr;
 };
 
 // IEEE half and bfloat16 to single precision.

@@ -1,6 +1,7 @@
 // Reads one record (32 weights) of a row of GGUF blocks: raw unsigned quants and the raw bits of its scales.
 #pragma once
 
+#include <cstddef>
 #include <cstring>
 
 #include "quant/block_formats.h"
@@ -158,6 +159,26 @@ Record read_record(const uint8_t* row, size_t record) {
     }
   }
   return r;
+}
+
+// The 16 bytes of nibbles of a record, where the file holds them in the order that the packed layout has too:
+// weight i low and weight i + 16 high in byte i. Null for other formats.
+template <PackedFormat kFormat>
+const uint8_t* packed_nibbles(const uint8_t* row, size_t record) {
+  if constexpr (kFormat == PackedFormat::kQ4_0) {
+    return row + record * sizeof(BlockQ4_0) + offsetof(BlockQ4_0, qs);
+  } else if constexpr (kFormat == PackedFormat::kQ4_1) {
+    return row + record * sizeof(BlockQ4_1) + offsetof(BlockQ4_1, qs);
+  } else if constexpr (kFormat == PackedFormat::kIQ4_NL) {
+    return row + record * sizeof(BlockIQ4_NL) + offsetof(BlockIQ4_NL, qs);
+  } else if constexpr (kFormat == PackedFormat::kMXFP4) {
+    return row + record * sizeof(BlockMXFP4) + offsetof(BlockMXFP4, qs);
+  } else if constexpr (kFormat == PackedFormat::kIQ4_XS) {
+    return row + record / kSuperRecords * sizeof(BlockIQ4_XS) + offsetof(BlockIQ4_XS, qs) +
+           record % kSuperRecords * 16;
+  } else {
+    return nullptr;
+  }
 }
 
 }  // namespace edgeh2o
