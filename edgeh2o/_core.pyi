@@ -76,7 +76,7 @@ class Model:
         type: str,
         rows: int,
         cols: int,
-        row_order: NDArray[np.int32] | None = None,
+        row_order: Buffer | None = None,
     ) -> None: ...
     def finish(self) -> None: ...
     def dequantize(self, name: str) -> NDArray[np.float32]:
@@ -85,21 +85,23 @@ class Model:
 class WeightReader:
     """Reads tensors from the open file ``descriptor`` and packs them into ``model``.
 
-    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None). ``run`` needs
-    no Python while it works, so that other threads go on. It raises EOFError for a file that is too
-    short, OSError for one that cannot be read, ValueError for a tensor that ``model`` does not take
-    and MemoryError. ``cancel`` lets it end early, after the tensor at hand.
+    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None); the order is a
+    buffer of int32. ``run`` needs no Python while it works, so that other threads go on; it leaves
+    a core to them until ``take_all_threads``. It raises EOFError for a file that is too short,
+    OSError for one that cannot be read, ValueError for a tensor that ``model`` does not take and
+    MemoryError. ``cancel`` lets it end early, after the tensor at hand.
     """
 
     def __init__(
         self,
         model: Model,
         descriptor: int,
-        tensors: Sequence[tuple[str, str, int, int, int, int, NDArray[np.int32] | None]],
+        tensors: Sequence[tuple[str, str, int, int, int, int, Buffer | None]],
     ) -> None: ...
     @property
     def n_bytes_done(self) -> int: ...
     def run(self) -> None: ...
+    def take_all_threads(self) -> None: ...
     def cancel(self) -> None: ...
 
 class Linear:

@@ -1,4 +1,8 @@
-"""The Python interface: load a model once, then generate, stream and tokenise."""
+"""The Python interface: load a model once, then generate, stream and tokenise.
+
+What this module imports at its top is needed before the weights are read, and NumPy is not: what
+is only needed for an answer is imported while other threads read them, by ``_import_answering``.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +12,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from . import isa as instruction_sets
 from .attention.base import SparseAttentionConfig
 from .attention.headwise import HeadwiseConfig
 from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
-from .engine.generate import Generation
 from .engine.loading import load_model
-from .engine.prompt import TokenIds, check_token_ids, refuse_hopeless_length
-from .engine.prompt_cache import PromptCache
-from .engine.results import GenerationResult, GenerationStream
 from .engine.session import Session, fit_chunks
-from .engine.stats import GenerationStats
 from .engine.threads import default_thread_count
-from .engine.transcript import Transcript
 from .errors import UsageError
-from .formats.pull import resolve_model
-from .tokenizer.chat_template import (
-    ChatTemplate,
-    Message,
-    compile_template,
-    read_chat_template,
-)
+from .formats.model_cache import resolve_model
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .engine.generate import Generation
+    from .engine.prompt import TokenIds
+    from .engine.prompt_cache import PromptCache
+    from .engine.results import GenerationResult, GenerationStream
+    from .engine.stats import GenerationStats
+    from .engine.transcript import Transcript
     from .runners.base import Runner
     from .runners.opening import LoadedModel
+    from .tokenizer.chat_template import ChatTemplate, Message
 
 OnProgress = Callable[[str, int, int], None]
+
+
+def _import_answering() -> None:
+    from .engine import prompt, prompt_cache, results, stats, transcript  # noqa: F401
 
 
 class LLM:
@@ -107,6 +110,8 @@ class LLM:
         self._use_threads()
 
         if chat_template is not None:
+            from .tokenizer.chat_template import compile_template
+
             compile_template(chat_template)  # to refuse it before the weights are read
         path = resolve_model(model)
         weights = load_model(
@@ -115,6 +120,7 @@ class LLM:
             prefill=prefill,
             runtime=runtime,
             on_bytes=self._stage_report("load"),
+            meanwhile=_import_answering,
         )
         self.model_path = path
         self._runtime = runtime
@@ -203,6 +209,9 @@ class LLM:
         what came before is forgotten. Raises UsageError for a prompt that is empty or longer than
         the context.
         """
+        from .engine.prompt import check_token_ids
+        from .engine.transcript import Transcript
+
         started_at = time.perf_counter()
         self._refuse_hopeless_length(prompt)
         if not isinstance(prompt, str):
@@ -240,6 +249,8 @@ class LLM:
         keep_cache: bool = True,
     ) -> GenerationStream:
         """Chunks of the model's next message; see ``chat`` and ``stream``."""
+        from .engine.transcript import Transcript
+
         started_at = time.perf_counter()
         template = self.chat_template
         chat = template.render(messages)
@@ -256,6 +267,8 @@ class LLM:
     @property
     def chat_template(self) -> ChatTemplate:
         """The template in use. Raises UsageError if there is none, FormatError if it is broken."""
+        from .tokenizer.chat_template import ChatTemplate, read_chat_template
+
         if self._template is None:
             model = self._require_open()
             source = self._template_source or read_chat_template(model.chat_template)
@@ -303,6 +316,8 @@ class LLM:
         keep_cache: bool,
         started_at: float,
     ) -> GenerationStream:
+        import numpy as np
+
         ids = self._require_cache().encode(prompt, encode_from, keep=keep_cache)
         tokens = np.asarray(ids, np.int32)
         return self._begin(tokens, prompt, sampling, logprobs, keep_cache, started_at)
@@ -316,6 +331,8 @@ class LLM:
         keep_cache: bool,
         started_at: float,
     ) -> GenerationStream:
+        from .engine.results import GenerationStream
+
         if len(token_ids) == 0:
             raise UsageError(
                 "the prompt is empty and this model adds no beginning-of-text token; "
@@ -348,11 +365,13 @@ class LLM:
         For models without a budget table: the first prompt of ``PROFILED_LENGTH`` tokens or more
         decides for this object; prompts with ``keep_cache`` do not. Whether this call did it.
         """
+        model, attention = self._require_open(), self.attention
+        if not attention.needs_profile(model.config):
+            return False
         from .engine.calibration import PROFILED_LENGTH, profile_prompt
         from .runners.native import NativeModel
 
-        model, attention = self._require_open(), self.attention
-        if len(token_ids) < PROFILED_LENGTH or not attention.needs_profile(model.config):
+        if len(token_ids) < PROFILED_LENGTH:
             return False
         if not isinstance(model, NativeModel):
             return False
@@ -362,6 +381,8 @@ class LLM:
         return True
 
     def _make_cache(self, model: LoadedModel) -> PromptCache:
+        from .engine.prompt_cache import PromptCache
+
         attention, prefill = fit_chunks(self.attention, self.prefill)
         return PromptCache.of(model, attention=attention, prefill=prefill, runtime=self._runtime)
 
@@ -417,6 +438,8 @@ class LLM:
         self._use_threads()
 
     def _refuse_hopeless_length(self, prompt: str | TokenIds) -> None:
+        from .engine.prompt import refuse_hopeless_length
+
         limit = self._runtime.context_size or self.config.context_length
         refuse_hopeless_length(prompt, self._require_open().tokenizer, limit)
 
@@ -437,6 +460,8 @@ class LLM:
         return on_step
 
     def _stats(self, generation: Generation) -> GenerationStats:
+        from .engine.stats import GenerationStats
+
         return GenerationStats.of(
             generation,
             model=str(self.model_path),

@@ -10,7 +10,7 @@ import pytest
 
 from edgeh2o.errors import ResourceError
 from edgeh2o.evaluation import figures
-from edgeh2o.formats.pull import resolve_model
+from edgeh2o.formats.model_cache import resolve_model
 from tests.evaluation.pictures import checked_picture
 
 pytest_plugins = ["tests.tiny_models"]

@@ -1,5 +1,6 @@
 #include "base/parallel.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/check.h"
@@ -7,7 +8,8 @@
 namespace edgeh2o {
 namespace {
 std::atomic<int> g_num_threads{0};  // 0: not set, OpenMP's own default
-}
+thread_local int t_limit = kMaxThreads;
+}  // namespace
 
 void set_num_threads(int n_threads) {
   EH2O_CHECK(n_threads >= 1 && n_threads <= kMaxThreads, "threads must be between 1 and ", kMaxThreads,
@@ -17,10 +19,11 @@ void set_num_threads(int n_threads) {
 
 int num_threads() {
   const int n_threads = g_num_threads.load(std::memory_order_relaxed);
-  if (n_threads > 0) return n_threads;
-  const int n_default = omp_get_max_threads();
-  return n_default < kMaxThreads ? n_default : kMaxThreads;
+  return std::min(n_threads > 0 ? n_threads : omp_get_max_threads(), t_limit);
 }
+
+ThreadLimit::ThreadLimit(int n_threads) : outer_(t_limit) { t_limit = std::min(t_limit, n_threads); }
+ThreadLimit::~ThreadLimit() { t_limit = outer_; }
 
 void release_threads() { omp_pause_resource_all(omp_pause_soft); }
 

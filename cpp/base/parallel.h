@@ -10,8 +10,20 @@
 namespace edgeh2o {
 
 void set_num_threads(int n_threads);  // throws std::invalid_argument unless 1 <= n_threads <= kMaxThreads
-int num_threads();
+int num_threads();  // what is set, or less where a ThreadLimit of this thread says so
 inline constexpr int kMaxThreads = 256;
+
+// As long as it lives, parallel_for of the thread that made it takes at most n_threads.
+class ThreadLimit {
+ public:
+  explicit ThreadLimit(int n_threads);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
+  ThreadLimit& operator=(const ThreadLimit&) = delete;
+
+ private:
+  int outer_;
+};
 
 // Ends the threads that wait for the next parallel_for, which makes new ones. Waiting threads spin at first
 // (libgomp: for 15 ms on some machines), in the way of another runtime's threads.

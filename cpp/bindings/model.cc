@@ -90,23 +90,32 @@ DecoderConfig make_config(const py::kwargs& fields) {
   return config;
 }
 
-using Int32Array = py::array_t<int32_t, py::array::c_style>;
+// The order of rows that a buffer of int32 holds. Buffers, because an array would import NumPy.
+class RowOrder {
+ public:
+  RowOrder(const std::optional<py::buffer>& row_order, const std::string& name, size_t rows, size_t cols) {
+    if (!row_order) return;
+    info_ = row_order->request();
+    EH2O_CHECK(info_.ndim == 1 && info_.item_type_is_equivalent_to<int32_t>() &&
+                   info_.strides[0] == info_.itemsize,
+               "row_order of '", name, "' must be contiguous int32");
+    const size_t n_ordered = rows == 1 ? cols : rows;
+    EH2O_CHECK(static_cast<size_t>(info_.size) == n_ordered, "row_order of '", name, "' must have ", n_ordered,
+               " entries");
+  }
+  const int32_t* data() const { return static_cast<const int32_t*>(info_.ptr); }
 
-const int32_t* check_order(const std::optional<Int32Array>& row_order, const std::string& name, size_t rows,
-                           size_t cols) {
-  const size_t n_ordered = rows == 1 ? cols : rows;
-  EH2O_CHECK(!row_order || static_cast<size_t>(row_order->size()) == n_ordered, "row_order of '", name,
-             "' must have ", n_ordered, " entries");
-  return row_order ? row_order->data() : nullptr;
-}
+ private:
+  py::buffer_info info_;
+};
 
 void set_tensor(Decoder& decoder, const std::string& name, const py::buffer& data, const std::string& type,
-                size_t rows, size_t cols, const std::optional<Int32Array>& row_order) {
+                size_t rows, size_t cols, const std::optional<py::buffer>& row_order) {
   const py::buffer_info info = data.request();
   const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of tensor '" + name + "'");
-  const int32_t* order = check_order(row_order, name, rows, cols);
+  const RowOrder order(row_order, name, rows, cols);
   const py::gil_scoped_release release;
-  decoder.weights().set_tensor(name, type, bytes.data, bytes.size, rows, cols, order);
+  decoder.weights().set_tensor(name, type, bytes.data, bytes.size, rows, cols, order.data());
 }
 
 // A WeightReader, and what it points into.
@@ -114,10 +123,10 @@ class BoundWeightReader {
  public:
   // tensors: (name, type, offset, n_bytes, rows, cols, row_order or None) each.
   using Tensor =
-      std::tuple<std::string, std::string, uint64_t, size_t, size_t, size_t, std::optional<Int32Array>>;
+      std::tuple<std::string, std::string, uint64_t, size_t, size_t, size_t, std::optional<py::buffer>>;
 
-  BoundWeightReader(std::shared_ptr<Decoder> decoder, int descriptor, std::vector<Tensor> tensors)
-      : decoder_(std::move(decoder)), tensors_(std::move(tensors)), reader_(make_reader(descriptor)) {}
+  BoundWeightReader(std::shared_ptr<Decoder> decoder, int descriptor, const std::vector<Tensor>& tensors)
+      : decoder_(std::move(decoder)), reader_(make_reader(descriptor, tensors)) {}
 
   void run() {
     ReadStatus status;
@@ -135,20 +144,22 @@ class BoundWeightReader {
     }
     throw py::error_already_set();
   }
+  void take_all_threads() { reader_.take_all_threads(); }
   void cancel() { reader_.cancel(); }
   size_t n_bytes_done() const { return reader_.n_bytes_done(); }
 
  private:
-  WeightReader make_reader(int descriptor) const {
+  WeightReader make_reader(int descriptor, const std::vector<Tensor>& tensors) {
     std::vector<TensorSource> sources;
-    for (const auto& [name, type, offset, n_bytes, rows, cols, row_order] : tensors_) {
-      sources.push_back({name, type, offset, n_bytes, rows, cols, check_order(row_order, name, rows, cols)});
+    for (const auto& [name, type, offset, n_bytes, rows, cols, row_order] : tensors) {
+      orders_.emplace_back(row_order, name, rows, cols);
+      sources.push_back({name, type, offset, n_bytes, rows, cols, orders_.back().data()});
     }
     return WeightReader(decoder_->weights(), descriptor, std::move(sources));
   }
 
   std::shared_ptr<Decoder> decoder_;
-  std::vector<Tensor> tensors_;
+  std::vector<RowOrder> orders_;
   WeightReader reader_;
 };
 
@@ -189,6 +200,7 @@ void bind_model(py::module_& module) {
       .def(py::init<std::shared_ptr<Decoder>, int, std::vector<BoundWeightReader::Tensor>>(),
            py::arg("model"), py::arg("descriptor"), py::arg("tensors"))
       .def("run", &BoundWeightReader::run)
+      .def("take_all_threads", &BoundWeightReader::take_all_threads)
       .def("cancel", &BoundWeightReader::cancel)
       .def_property_readonly("n_bytes_done", &BoundWeightReader::n_bytes_done);
 }

@@ -28,7 +28,10 @@ class WeightReader {
 
   // Reads and packs everything, one tensor at a time. For kReadError `error_number` says why. Throws
   // std::invalid_argument for what Weights::set_tensor refuses, std::bad_alloc.
+  // One thread less than there are is used, so that another thread can work beside it undisturbed, until
+  // that calls take_all_threads.
   ReadStatus run();
+  void take_all_threads() { spares_thread_.store(false, std::memory_order_relaxed); }
   // From another thread: run() ends after the tensor at hand.
   void cancel() { is_cancelled_.store(true, std::memory_order_relaxed); }
 
@@ -41,7 +44,7 @@ class WeightReader {
   Weights& weights_;
   int descriptor_;
   std::vector<TensorSource> sources_;
-  std::atomic<bool> is_cancelled_{false};
+  std::atomic<bool> is_cancelled_{false}, spares_thread_{true};
   std::atomic<size_t> n_bytes_done_{0};
   int error_number_ = 0;
 };

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Writes the folder and says what is in it; returns the exit code."""
-    from ..formats.pull import resolve_model
+    from ..formats.model_cache import resolve_model
     from ..runners.onnx_export import ExportOptions, describe_report, export_model
     from .model_options import print_note, show_warnings
 

@@ -52,8 +52,8 @@ def execute(args: argparse.Namespace) -> int:
 
     from .. import isa
     from ..engine.session import fit_chunks
+    from ..formats.model_cache import resolve_model
     from ..formats.onnx_folder import is_onnx
-    from ..formats.pull import resolve_model
     from ..formats.split import open_model_file
 
     show_warnings()
@@ -79,10 +79,10 @@ def execute(args: argparse.Namespace) -> int:
 def _report_gguf(
     path: Path, gguf: GgufFile, options: ModelOptions, *, lists_tensors: bool
 ) -> dict[str, Any]:
+    from ..formats.metadata import TEMPLATE_KEY
     from ..models.spec import read_model
     from ..runners.native import check_tensors, estimate_session_bytes
     from ..tokenizer import build_tokenizer
-    from ..tokenizer.chat_template import TEMPLATE_KEY
 
     def estimate_memory() -> dict[str, Any]:
         config, bindings = read_model(gguf)

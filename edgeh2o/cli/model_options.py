@@ -98,7 +98,7 @@ def open_model(
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
     own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress.
     """
-    from ..formats.pull import resolve_model
+    from ..formats.model_cache import resolve_model
     from ..llm import LLM
 
     show_warnings()

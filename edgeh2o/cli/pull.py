@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Fetches the model unless it is there, and prints where it lies."""
-    from ..formats.pull import resolve_model
+    from ..formats.model_cache import resolve_model
     from .model_options import print_note
 
     path = resolve_model(args.name, on_message=print_note)

@@ -21,11 +21,13 @@ def load_model(
     prefill: PrefillConfig,
     runtime: RuntimeConfig,
     on_bytes: Callable[[int, int], None] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> LoadedModel:
     """The weights of a model file or folder, and its tokenizer.
 
     The context that ``runtime`` asks for, or the least of a prompt, must fit in memory with the
-    weights. ``on_bytes(done, total)`` counts bytes of the file. Raises FormatError for a bad file,
+    weights. ``on_bytes(done, total)`` counts bytes of the file; ``meanwhile()`` is called while
+    other threads read the weights. Raises FormatError for a bad file,
     UsageError for options that do not fit the model, ResourceError before anything large is
     allocated.
     """
@@ -42,4 +44,6 @@ def load_model(
             weight_bytes=file.n_weight_bytes,
         )
         warn_beyond_training(runtime.context_size, trained)
-        return file.load(check_tensors=runtime.check_tensors, on_bytes=on_bytes)
+        return file.load(
+            check_tensors=runtime.check_tensors, on_bytes=on_bytes, meanwhile=meanwhile
+        )

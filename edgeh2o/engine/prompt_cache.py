@@ -19,18 +19,16 @@ if TYPE_CHECKING:
 
     from ..attention.base import SparseAttentionConfig
     from ..runners.opening import LoadedModel
-    from ..tokenizer import Tokenizer
 
 
 class PromptCache:
-    """``fingerprint`` is what a session file must agree with: see ``session_file``."""
+    """``settings`` and the model are what a session file must agree with: see ``session_file``."""
 
-    def __init__(
-        self, session: Session, tokenizer: Tokenizer, fingerprint: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, session: Session, model: LoadedModel, settings: Mapping[str, Any]) -> None:
         self._session = session
-        self._tokenizer = tokenizer
-        self._fingerprint = fingerprint
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._settings = settings
         self._transcript: Transcript | None = None
         self._generation: Generation | None = None
 
@@ -45,13 +43,12 @@ class PromptCache:
     ) -> PromptCache:
         """An empty one. Its files hold the attention in effect, budgets of the model included."""
         session = Session(model, attention=attention, prefill=prefill, runtime=runtime)
-        fingerprint = {
-            "model": model.fingerprint,
+        settings = {
             "attention": attention.resolved(model.config).to_dict(),
             "chunk_size": prefill.chunk_size,
             "cache_type": runtime.cache_type,
         }
-        return cls(session, model.tokenizer, fingerprint)
+        return cls(session, model, settings)
 
     def encode(
         self, prompt: Transcript, encode_from: Callable[[int], list[int]], *, keep: bool
@@ -119,7 +116,7 @@ class PromptCache:
             runner, transcript = self._session.prepare(0, 0), None
         write_session(
             path,
-            fingerprint=self._fingerprint,
+            fingerprint=self._fingerprint(),
             state=runner.export_state(),
             rows=runner.cached_rows(),
             document={
@@ -130,7 +127,7 @@ class PromptCache:
 
     def load(self, path: Path, vocab_size: int) -> dict[str, Any]:
         """Takes up a session file; returns its ``extra``."""
-        with open_session(path, fingerprint=self._fingerprint, vocab_size=vocab_size) as saved:
+        with open_session(path, fingerprint=self._fingerprint(), vocab_size=vocab_size) as saved:
             values, extra = saved.document.get("transcript"), saved.document.get("extra")
             if not isinstance(extra, dict):
                 raise FormatError(f"the session file {path} lacks its document; delete it")
@@ -145,6 +142,9 @@ class PromptCache:
                 raise
             self._generation, self._transcript = None, transcript
         return extra
+
+    def _fingerprint(self) -> Mapping[str, Any]:
+        return {"model": self._model.fingerprint, **self._settings}
 
     def _latest_transcript(self) -> Transcript | None:
         """What was read last, with as much of its answer as there is."""

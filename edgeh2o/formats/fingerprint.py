@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from .gguf_header import TensorInfo
-from .metadata import Metadata
-
 if TYPE_CHECKING:
     from .gguf import GgufFile
+    from .gguf_header import TensorInfo
 
 DIGEST_BYTES = 16
 # Read of either end of each tensor.
 SAMPLE_BYTES = 4096
 
 
-class Fingerprint:
-    """Made of all metadata, and of every tensor's name, type, shape, first and last 4 KiB.
+def fingerprint_file(file: GgufFile, tensors: Iterable[TensorInfo]) -> str:
+    """Hexadecimal digest of all metadata, and of the name, type, shape and ends of ``tensors``.
 
-    Weights that differ only inside of tensors are not told apart.
+    Weights that differ only inside of tensors, beyond 4 KiB from either end, are not told apart.
     """
-
-    def __init__(self, metadata: Metadata) -> None:
-        self._hash = blake2b(digest_size=DIGEST_BYTES)
-        for key, value in metadata.items():
-            self._hash.update(f"{key}={type(value).__name__}\n".encode())
-            if isinstance(value, tuple):
-                self._hash.update("\0".join(value).encode("utf-8", "surrogatepass"))
-            elif isinstance(value, (bool, int, float, str)):
-                self._hash.update(repr(value).encode("utf-8", "backslashreplace"))
-            else:
-                self._hash.update(value.tobytes())
-
-    def add(self, file: GgufFile, info: TensorInfo) -> None:
-        """Adds a tensor of ``file``, of which it reads the ends."""
-        self._hash.update(f"{info.name!a}:{info.type_name}:{info.shape}\n".encode())
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for key, value in file.metadata.items():
+        digest.update(f"{key}={type(value).__name__}\n".encode())
+        if isinstance(value, tuple):
+            digest.update("\0".join(value).encode("utf-8", "surrogatepass"))
+        elif isinstance(value, (bool, int, float, str)):
+            digest.update(repr(value).encode("utf-8", "backslashreplace"))
+        else:
+            digest.update(value.tobytes())
+    for info in tensors:
+        digest.update(f"{info.name!a}:{info.type_name}:{info.shape}\n".encode())
         for end in file.tensor_ends(info, SAMPLE_BYTES):
-            self._hash.update(end)
-
-    def hexdigest(self) -> str:
-        """The fingerprint in hexadecimal."""
-        return self._hash.hexdigest()
+            digest.update(end)
+    return digest.hexdigest()
 
 
 def fingerprint_weights(file: GgufFile) -> str:

@@ -25,33 +25,41 @@ class GgufFile:
 
     __slots__ = ("_descriptor", "_header", "_owners", "_shards", "_tensors", "path")
 
-    def __init__(self, path: Path, descriptor: int, header: GgufHeader) -> None:
+    def __init__(self, path: Path, descriptor: int, header: GgufHeader | None) -> None:
+        """The header is read where it is asked for, if it is None."""
         self.path = path
         self._descriptor: int | None = descriptor
         self._header = header
-        self._tensors = dict(header.tensors)
+        self._tensors = dict(header.tensors) if header else {}
         self._shards: list[GgufFile] = []
         self._owners: dict[str, GgufFile] = {}
 
     @property
+    def header(self) -> GgufHeader:
+        """What precedes the tensor data."""
+        if self._header is None:
+            self._header = _read_header(self.path, self.fileno())
+        return self._header
+
+    @property
     def version(self) -> int:
         """Version of the format, 2 or 3."""
-        return self._header.version
+        return self.header.version
 
     @property
     def alignment(self) -> int:
         """Alignment of tensor data in bytes."""
-        return self._header.alignment
+        return self.header.alignment
 
     @property
     def data_offset(self) -> int:
         """Byte of the file at which the tensor data begins."""
-        return self._header.data_offset
+        return self.header.data_offset
 
     @property
     def metadata(self) -> Metadata:
         """Key-value pairs, with typed getters."""
-        return self._header.metadata
+        return self.header.metadata
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -72,6 +80,19 @@ class GgufFile:
                 )
             self._tensors[name] = info
             self._owners[name] = shard
+
+    def duplicate(self) -> GgufFile:
+        """The same file, and those joined to it, with descriptors of their own.
+
+        It holds no metadata, whose texts take megabytes, until they are asked for.
+        """
+        copy = GgufFile(self.path, os.dup(self.fileno()), None)
+        copy._tensors = self._tensors
+        for shard in self._shards:
+            twin = shard.duplicate()
+            copy._shards.append(twin)
+            copy._owners |= dict.fromkeys(shard.tensors, twin)
+        return copy
 
     def tensor_bytes(self, info: TensorInfo) -> memoryview:
         """The stored bytes of a tensor: a read-only copy, ``info.n_bytes`` long.
@@ -99,7 +120,7 @@ class GgufFile:
         return self._descriptor
 
     def _read(self, offset: int, n_bytes: int) -> memoryview:
-        return _read_at(self.path, self.fileno(), offset, n_bytes)
+        return memoryview(_read_at(self.path, self.fileno(), offset, n_bytes))
 
     def close(self) -> None:
         """Closes the file and those joined to it."""
@@ -127,21 +148,23 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """
     file_path = Path(path)
     descriptor = _open_regular_file(file_path)
-
-    def read(offset: int, n_bytes: int) -> bytes:
-        return bytes(_read_at(file_path, descriptor, offset, n_bytes))
-
     try:
-        n_bytes = os.fstat(descriptor).st_size
-        _check_magic(file_path, read(0, min(n_bytes, PROBE_BYTES)))
-        try:
-            header = read_header(read, n_bytes)
-        except FormatError as error:
-            raise FormatError(f"{file_path}: {error}") from None
-        return GgufFile(file_path, descriptor, header)
+        return GgufFile(file_path, descriptor, _read_header(file_path, descriptor))
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _read_header(path: Path, descriptor: int) -> GgufHeader:
+    def read(offset: int, n_bytes: int) -> bytes:
+        return _read_at(path, descriptor, offset, n_bytes)
+
+    n_bytes = os.fstat(descriptor).st_size
+    _check_magic(path, read(0, min(n_bytes, PROBE_BYTES)))
+    try:
+        return read_header(read, n_bytes)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
 
 
 def _open_regular_file(path: Path) -> int:
@@ -172,20 +195,19 @@ def _check_magic(path: Path, start: bytes) -> None:
         raise FormatError(f"{path}: not a GGUF file; {hint}")
 
 
-def _read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> memoryview:
-    import numpy as np
-
-    content = np.empty(n_bytes, dtype=np.uint8).data
-    n_read = 0
-    while n_read < n_bytes:  # one call reads at most 2 GiB
+def _read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> bytes:
+    pieces: list[bytes] = []
+    while n_bytes > 0:  # one call reads at most 2 GiB
         try:
-            n_more = os.preadv(descriptor, [content[n_read:]], offset + n_read)
+            piece = os.pread(descriptor, n_bytes, offset)
         except OSError as error:
             raise unreadable(path, error) from None
-        if n_more == 0:
+        if not piece:
             raise truncated(path)
-        n_read += n_more
-    return content.toreadonly()
+        pieces.append(piece)
+        offset += len(piece)
+        n_bytes -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def unreadable(path: Path, error: OSError) -> ResourceError:

@@ -19,7 +19,7 @@ from .gguf_types import (
     TENSOR_TYPES,
     ValueType,
 )
-from .metadata import Metadata, MetadataValue, quote
+from .metadata import Metadata, StoredNumbers, StoredValue, quote
 
 MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
@@ -96,7 +96,7 @@ def read_header(read: ReadBytes, file_bytes: int) -> GgufHeader:
     n_tensors = cursor.count("the number of tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
     n_keys = cursor.count("the number of metadata keys", _MIN_KEY_BYTES, MAX_KEYS)
 
-    values: dict[str, MetadataValue] = {}
+    values: dict[str, StoredValue] = {}
     alignment = DEFAULT_ALIGNMENT
     for index in range(n_keys):
         cursor.place = f"metadata key {index + 1} of {n_keys}"
@@ -280,7 +280,7 @@ def _read_alignment(cursor: _Cursor, kind: ValueType) -> int:
     return alignment
 
 
-def _read_value(cursor: _Cursor, kind: ValueType) -> MetadataValue:
+def _read_value(cursor: _Cursor, kind: ValueType) -> StoredValue:
     if kind is ValueType.STRING:
         return cursor.string("the string")
     if kind is ValueType.ARRAY:
@@ -293,7 +293,7 @@ def _read_value(cursor: _Cursor, kind: ValueType) -> MetadataValue:
     return value
 
 
-def _read_array(cursor: _Cursor) -> MetadataValue:
+def _read_array(cursor: _Cursor) -> StoredValue:
     kind = _read_value_type(cursor)
     if kind is ValueType.ARRAY:
         raise cursor.error("arrays of arrays are not supported")
@@ -302,16 +302,12 @@ def _read_array(cursor: _Cursor) -> MetadataValue:
     if kind is ValueType.STRING:
         return cursor.strings(count)
 
-    import numpy as np
-
     start = cursor.position
     cursor.position += count * item_bytes
-    array = np.frombuffer(cursor.data[start : cursor.position], dtype=ARRAY_DTYPES[kind])
-    if kind is ValueType.BOOL:
-        if count and array.max() > 1:
-            raise cursor.error("a boolean must be stored as 0 or 1")
-        array = array.view(np.bool_)
-    return array
+    items = cursor.data[start : cursor.position]
+    if kind is ValueType.BOOL and items.strip(b"\0\1"):
+        raise cursor.error("a boolean must be stored as 0 or 1")
+    return StoredNumbers(items, ARRAY_DTYPES[kind])
 
 
 def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

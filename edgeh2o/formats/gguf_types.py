@@ -51,7 +51,7 @@ ARRAY_DTYPES: dict[ValueType, str] = {
     ValueType.UINT32: "<u4",
     ValueType.INT32: "<i4",
     ValueType.FLOAT32: "<f4",
-    ValueType.BOOL: "u1",
+    ValueType.BOOL: "?",
     ValueType.UINT64: "<u8",
     ValueType.INT64: "<i8",
     ValueType.FLOAT64: "<f8",

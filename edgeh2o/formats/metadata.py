@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, Union
 
 from ..errors import FormatError
 
@@ -12,6 +12,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 MetadataValue: TypeAlias = Union[bool, int, float, str, tuple[str, ...], "np.ndarray"]
+
+
+class StoredNumbers(NamedTuple):
+    """An array as the file holds it, of the NumPy type ``dtype``.
+
+    It becomes an array where it is asked for: a file is opened before NumPy is imported.
+    """
+
+    items: bytes
+    dtype: str
+
+
+StoredValue: TypeAlias = MetadataValue | StoredNumbers
+
+# A chat template of jinja2.
+TEMPLATE_KEY = "tokenizer.chat_template"
 
 _T = TypeVar("_T")
 
@@ -48,11 +64,19 @@ class Metadata(Mapping[str, MetadataValue]):
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: dict[str, MetadataValue]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[str, StoredValue]) -> None:
+        self._values = dict(values)
 
     def __getitem__(self, key: str) -> MetadataValue:
-        return self._values[key]
+        value = self._values[key]
+        if isinstance(value, StoredNumbers):
+            import numpy as np
+
+            value = self._values[key] = np.frombuffer(value.items, dtype=value.dtype)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -131,7 +155,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return array
 
     def _take(self, key: str, default: _T | None, wanted: type[_T], name: str) -> _T:
-        value = self._values.get(key)
+        value = self.get(key)
         if value is None:
             if default is None:
                 raise FormatError(

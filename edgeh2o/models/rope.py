@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from ..config import MAX_CONTEXT
 from ..errors import FormatError
 from ..formats.gguf import GgufFile
 from ..formats.metadata import quote
 from .keys import ArchitectureKeys
-
-if TYPE_CHECKING:
-    import numpy as np
 
 FACTOR_RANGE = (1e-6, 1e9)
 # Turns over the original context between which YaRN passes from full interpolation to none.
@@ -121,8 +120,6 @@ def read_factors(gguf: GgufFile, name: str, n_pairs: int) -> tuple[float, ...]:
 
     Raises ``FormatError`` for another shape and for an entry that cannot be one (NaN, 0, huge).
     """
-    import numpy as np
-
     info = gguf.tensors.get(name)
     if info is None:
         return ()
@@ -131,7 +128,7 @@ def read_factors(gguf: GgufFile, name: str, n_pairs: int) -> tuple[float, ...]:
             f"tensor {quote(name)} is {info.type_name} of shape {list(info.shape)}, but RoPE "
             f"factors must be F32 of shape {[n_pairs]} (half of rope.dimension_count)"
         )
-    factors = tuple(np.frombuffer(gguf.tensor_bytes(info), dtype="<f4").tolist())
+    factors: tuple[float, ...] = struct.unpack(f"<{n_pairs}f", gguf.tensor_bytes(info))
     low, high = FACTOR_RANGE
     for index, factor in enumerate(factors):
         if not low <= factor <= high:
@@ -142,18 +139,14 @@ def read_factors(gguf: GgufFile, name: str, n_pairs: int) -> tuple[float, ...]:
     return factors
 
 
-def half_split_row_order(n_rows: int, head_dim: int, rotary_dim: int) -> np.ndarray:
+def half_split_row_order(n_rows: int, head_dim: int, rotary_dim: int) -> array[int]:
     """Source row of each row when interleaved Q or K rows are put into half-split order.
 
     In a file of the interleaved kind the pair that turns together is rows (2i, 2i + 1) of each
     head; the core turns rows (i, i + rotary_dim / 2). Rows from ``rotary_dim`` on stay in place.
-    Returns int32 of shape ``[n_rows]``; ``n_rows`` is a multiple of ``head_dim``.
+    Returns int32 of shape ``[n_rows]``; ``n_rows`` is a multiple of ``head_dim``. No NumPy: the
+    weights are being read before it is imported.
     """
-    import numpy as np
-
-    half = rotary_dim // 2
-    head = np.arange(head_dim, dtype=np.int32)
-    head[:half] = 2 * np.arange(half, dtype=np.int32)
-    head[half:rotary_dim] = 2 * np.arange(half, dtype=np.int32) + 1
-    starts = np.arange(0, n_rows, head_dim, dtype=np.int32)
-    return (starts[:, None] + head).reshape(-1)
+    first, second = range(0, rotary_dim, 2), range(1, rotary_dim, 2)
+    head = [*first, *second, *range(rotary_dim, head_dim)]
+    return array("i", [start + row for start in range(0, n_rows, head_dim) for row in head])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from ..formats.metadata import quote
 from .rope import half_split_row_order
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .hyperparameters import Hyperparameters
 
 VECTOR_TYPES = ("F32", "F16", "BF16")
@@ -71,7 +70,7 @@ class TensorBinding:
 
     info: TensorInfo
     name: str
-    row_order: np.ndarray | None
+    row_order: array[int] | None
     first_row: int
     n_rows: int
 
@@ -116,12 +115,13 @@ def bind_tensors(
             "that is not supported, and leaving them out would give wrong answers"
         )
     bindings: list[TensorBinding] = []
-    row_orders: dict[int, np.ndarray] = {}
+    row_orders: dict[int, array[int]] = {}
+    sizes = shape.sizes
     for name, info in tensors.items():
         if name not in by_name:
             continue
         rule = by_name[name]
-        _check_tensor(info, rule, shape.sizes)
+        _check_tensor(info, rule, sizes)
         for part, first_row, n_rows in _parts(info, rule, shape):
             row_order = None
             if part.rotated and interleaved:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
-from ..formats.fingerprint import Fingerprint
+from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
 from ..formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
-from ..formats.metadata import quote
+from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
-from ..tokenizer import build_tokenizer
-from ..tokenizer.chat_template import TEMPLATE_KEY
 from .base import OnLayer, RunnerBase, RunnerState, SessionShape
 from .weight_loading import OnBytes, WeightLoading
 
@@ -56,6 +54,8 @@ class NativeModelFile:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the file describes. Raises FormatError for one that is malformed."""
+        from ..tokenizer import build_tokenizer
+
         try:
             return build_tokenizer(self._gguf.metadata)
         except FormatError as error:
@@ -73,12 +73,19 @@ class NativeModelFile:
         """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
         return estimate_session_bytes(self.config, attention, shape)
 
-    def load(self, *, check_tensors: bool = False, on_bytes: OnBytes | None = None) -> NativeModel:
+    def load(
+        self,
+        *,
+        check_tensors: bool = False,
+        on_bytes: OnBytes | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> NativeModel:
         """Packs every tensor for the active instruction set; builds the tokenizer meanwhile.
 
         One tensor at a time is held as it is stored, so that the peak stays near the packed
         size. ``check_tensors`` refuses NaN and infinite weights, at the cost of one more pass over
-        the data. ``on_bytes(done, total)`` counts bytes of the file.
+        the data. ``on_bytes(done, total)`` counts bytes of the file. ``meanwhile()`` is called
+        once the packing has begun.
         """
         core_model = _core.Model(_decoder_config(self.config))
         loading = WeightLoading(core_model, self._gguf, self._bindings)
@@ -89,10 +96,9 @@ class NativeModelFile:
             for info in tensors if check_tensors else ():
                 _check_tensor(info, self._gguf.tensor_bytes(info))
             with loading:
+                if meanwhile is not None:
+                    meanwhile()
                 tokenizer = self.tokenizer
-                fingerprint = Fingerprint(self._gguf.metadata)
-                for info in tensors:
-                    fingerprint.add(self._gguf, info)
                 loading.wait(on_bytes)
             core_model.finish()
         except FormatError:  # of the reader, which names the file; it is a ValueError too
@@ -109,7 +115,8 @@ class NativeModelFile:
             core_model,
             self.config,
             tokenizer,
-            fingerprint=fingerprint.hexdigest(),
+            file=self._gguf.duplicate(),
+            tensors=tuple(tensors),
             chat_template=self._gguf.metadata.get(TEMPLATE_KEY),
         )
 
@@ -123,14 +130,25 @@ class NativeModel:
         config: ModelConfig,
         tokenizer: Tokenizer,
         *,
-        fingerprint: str,
+        file: GgufFile,
+        tensors: tuple[TensorInfo, ...],
         chat_template: object,
     ) -> None:
         self._core_model = core_model
         self.config = config
         self.tokenizer = tokenizer
-        self.fingerprint = fingerprint
+        self._file = file
+        self._tensors = tensors
         self.chat_template = chat_template  # as in the file, unchecked
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells model files apart; see ``fingerprint_file``. Read from the file that is open still.
+
+        Only session files need it, and it takes as long as 12 ms. Raises FormatError and
+        ResourceError for a file that cannot be read any more.
+        """
+        return fingerprint_file(self._file, self._tensors)
 
     @property
     def context_length(self) -> int:

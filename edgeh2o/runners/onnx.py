@@ -93,8 +93,19 @@ class OnnxModelFile:
         """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
         return _estimate_session_bytes(self.config, self._cut.sites, attention, shape)
 
-    def load(self, *, check_tensors: bool = False, on_bytes: OnBytes | None = None) -> OnnxModel:
-        """Makes the sessions. ``on_bytes(done, total)`` counts bytes of weights, by segments."""
+    def load(
+        self,
+        *,
+        check_tensors: bool = False,
+        on_bytes: OnBytes | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> OnnxModel:
+        """Makes the sessions. ``on_bytes(done, total)`` counts bytes of weights, by segments.
+
+        ``meanwhile()`` is called before.
+        """
+        if meanwhile is not None:
+            meanwhile()
         if check_tensors:
             check_finite(self._graph)
         try:

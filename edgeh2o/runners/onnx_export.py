@@ -16,12 +16,12 @@ import numpy as np
 
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
-from ..formats.metadata import quote
+from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.onnx_graph import require_onnx
 from ..formats.split import open_model_file
 from ..models.spec import read_model
 from ..tokenizer import build_tokenizer
-from ..tokenizer.chat_template import TEMPLATE_KEY, read_chat_template
+from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer_json import dump_tokenizer
 from .native import NativeModel, NativeModelFile
 from .onnx_blocks import BLOCK_SIZE, INT8_ACTIVATIONS, BlockOperands, pack_blocks
@@ -82,7 +82,7 @@ class ModelSource:
             values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
         else:
             values = np.frombuffer(data, _VECTOR_DTYPES[kind]).astype(np.float32)
-        return values if binding.row_order is None else values[binding.row_order]
+        return values if binding.row_order is None else values[np.asarray(binding.row_order)]
 
     def matrix(self, name: str) -> NDArray[np.float32]:
         """A weight [rows, cols] in float32."""
@@ -94,7 +94,7 @@ class ModelSource:
         operands = pack_blocks(self._read(binding), binding.info.type_name, binding.n_rows)
         if operands is None or binding.row_order is None:
             return operands
-        order = binding.row_order
+        order = np.asarray(binding.row_order)
         return BlockOperands(operands.bits, operands.quants[order], operands.scales[order])
 
     def _read(self, binding: TensorBinding) -> memoryview:

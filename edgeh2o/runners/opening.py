@@ -59,8 +59,12 @@ class ModelFile(Protocol):
         *,
         check_tensors: bool = False,
         on_bytes: Callable[[int, int], None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> LoadedModel:
-        """Loads the weights; ``on_bytes(done, total)`` counts bytes of the file."""
+        """Loads the weights; ``on_bytes(done, total)`` counts bytes of the file.
+
+        ``meanwhile()`` is called once, while they are loaded where that goes on by itself.
+        """
 
 
 def open_model(path: Path) -> ModelFile:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from .. import _core
 from ..formats.gguf import GgufFile, truncated, unreadable
 from ..models.tensors import TensorBinding
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 OnBytes = Callable[[int, int], None]
 REPORT_INTERVAL_S = 0.05
@@ -22,7 +18,8 @@ class WeightLoading:
     """A context manager: the work begins where it is entered and is over where it is left.
 
     It needs no Python, so that the thread that waits for it can do something else before: the
-    tokenizer of a vocabulary of 49,000 takes as long as the weights of a model of 135M.
+    tokenizer of a vocabulary of 49,000 takes as long as the weights of a model of 135M. It leaves
+    a core to that thread until it waits.
     """
 
     def __init__(
@@ -61,6 +58,8 @@ class WeightLoading:
         Raises FormatError and ResourceError for a file that cannot be read any more, ValueError
         for a tensor that the core does not take, MemoryError.
         """
+        for _, reader in self._readers:
+            reader.take_all_threads()
         while self._thread.is_alive():
             self._thread.join(None if on_bytes is None else REPORT_INTERVAL_S)
             if on_bytes is not None:
@@ -83,9 +82,7 @@ class WeightLoading:
             self._error = error
 
 
-def _source(
-    item: TensorBinding,
-) -> tuple[str, str, int, int, int, int, NDArray[np.int32] | None]:
+def _source(item: TensorBinding) -> tuple[str, str, int, int, int, int, array[int] | None]:
     first_byte = item.info.offset + item.first_byte
     shape = (item.n_rows, item.info.cols)
     return (item.name, item.info.type_name, first_byte, item.n_bytes, *shape, item.row_order)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import EdgeH2OError, FormatError, UsageError
+from ..formats.metadata import TEMPLATE_KEY
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = Mapping[str, Any]
 
-TEMPLATE_KEY = "tokenizer.chat_template"
 MAX_TEMPLATE_CHARACTERS = 2**18
 # Real templates take less than 0.07 s to compile; the slowest of them, quadratic in the number of
 # messages, 2 ms a message in a conversation of 400 (on a server; boards are some times slower).

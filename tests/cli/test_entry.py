@@ -23,7 +23,7 @@ runpy.run_module("edgeh2o", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("name", ["edgeh2o.cli.main", "argparse", "edgeh2o.cli.run", "numpy"])
+@pytest.mark.parametrize("name", ["edgeh2o.cli.main", "argparse", "edgeh2o.cli.run", "edgeh2o.llm"])
 def test_ctrl_c_while_modules_are_imported(name: str) -> None:
     script = INTERRUPTED_IMPORT.format(name=name)
     result = subprocess.run(

@@ -248,11 +248,11 @@ def test_refuses_a_file_that_shrinks_while_open(small_file: Path) -> None:
 def test_a_read_error_is_a_resource_error(
     small_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object) -> bytes:
         raise OSError(5, "Input/output error")
 
     with open_gguf(small_file) as file:
-        monkeypatch.setattr(os, "preadv", fail)
+        monkeypatch.setattr(os, "pread", fail)
         with pytest.raises(ResourceError, match=r"small\.gguf: cannot be read: Input/output error"):
             file.tensor_bytes(file.tensors["a"])
     with pytest.raises(ResourceError, match="cannot be read"):
@@ -260,10 +260,10 @@ def test_a_read_error_is_a_resource_error(
 
 
 def test_short_reads_are_continued(small_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.preadv
+    whole = os.pread
     with open_gguf(small_file) as file:
         monkeypatch.setattr(
-            os, "preadv", lambda descriptor, views, at: whole(descriptor, [views[0][:7]], at)
+            os, "pread", lambda descriptor, n_bytes, at: whole(descriptor, min(n_bytes, 7), at)
         )
         view = file.tensor_bytes(file.tensors["a"])
     assert struct.unpack("<8f", view) == tuple(range(8))

