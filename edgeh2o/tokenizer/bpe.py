@@ -1,4 +1,4 @@
-"""Byte-pair merging by the ``tokenizers`` library: what every vocabulary with merges shares."""
+"""Byte-pair merging: what every vocabulary with merges shares."""
 
 from __future__ import annotations
 
@@ -10,6 +10,26 @@ from ..errors import FormatError
 if TYPE_CHECKING:
     import tokenizers
 
+    from ._bpe import PairMerger
+    from .vocabulary import Vocabulary
+
+
+def build_pair_merger(
+    vocabulary: Vocabulary, merges: Sequence[str], *, ignore_merges: bool = False
+) -> PairMerger:
+    """What merges the characters of words, the pair that stands first in ``merges`` first.
+
+    ``ignore_merges`` takes words of the vocabulary as they are. Raises ``FormatError`` for merges
+    that are no pairs of known texts.
+    """
+    from ._bpe import PairMerger
+
+    try:
+        return PairMerger(vocabulary.tokens, merges, ignore_merges=ignore_merges)
+    except ValueError as error:
+        _check_merges(vocabulary.ids, merges)
+        raise FormatError(f"the vocabulary cannot be used: {error}") from None
+
 
 def build_merger(
     ids: Mapping[str, int],
@@ -18,7 +38,7 @@ def build_merger(
     unknown_id: int | None,
     ignore_merges: bool = False,
 ) -> tokenizers.Tokenizer:
-    """What merges the characters of a word, the pair that stands first in ``merges`` first.
+    """As ``build_pair_merger``, an object of the library ``tokenizers``.
 
     ``unknown_id``, an id beyond the vocabulary, stands for characters without a token; None if
     there are none such. ``ignore_merges`` takes words of the vocabulary as they are. Raises

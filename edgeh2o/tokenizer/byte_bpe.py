@@ -1,4 +1,4 @@
-"""Byte-level BPE (``tokenizer.ggml.model`` = "gpt2"), on the Hugging Face ``tokenizers`` library.
+"""Byte-level BPE (``tokenizer.ggml.model`` = "gpt2"); the library ``tokenizers`` finds the words.
 
 Every byte of the UTF-8 text is written as one printable character; words made of these characters
 are built up by merging the pair of lowest rank, until no pair is left.
@@ -6,12 +6,11 @@ are built up by merging the pair of lowest rank, until no pair is left.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .base import Tokenizer
-from .bpe import build_merger
+from .bpe import build_merger, build_pair_merger
 from .pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
 from .special_tokens import Fragment
 from .vocabulary import (
@@ -65,17 +64,9 @@ class ByteBpeTokenizer(Tokenizer):
             pre_name=rule.name,
             default_add_bos=rule.add_bos,
         )
-        self._cut_point = rule.cut_point
-        # Bytes without a token vanish. They still part their neighbours, so they get an id of
-        # their own that is dropped at the end.
-        self._dropped_id: int | None = None
-        ids: Mapping[str, int] = vocabulary.ids
-        if any(character not in ids for character in _BYTE_CHARACTERS):
-            self._dropped_id = len(vocabulary)
-        self._pipeline = build_merger(
-            ids, merges, unknown_id=self._dropped_id, ignore_merges=rule.ignore_merges
-        )
-        self._pipeline.pre_tokenizer = rule.build()
+        self._rule = rule
+        self._pre_tokenizer = rule.build()
+        self._merger = build_pair_merger(vocabulary, merges, ignore_merges=rule.ignore_merges)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], *, pre_name: str) -> ByteBpeTokenizer:
@@ -85,27 +76,23 @@ class ByteBpeTokenizer(Tokenizer):
         merges = read_string_list(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, metadata, merges=merges, rule=rule)
 
-    def copy_pipeline(self) -> Pipeline:
-        """A copy of the library's tokenizer, without special tokens and decoder."""
-        from tokenizers import Tokenizer as Pipeline
-
-        document = json.loads(self._pipeline.to_str())
-        vocab = document["model"]["vocab"]
-        document["model"]["vocab"] = {t: i for t, i in vocab.items() if i != self._dropped_id}
-        document["model"]["unk_token"] = None
-        return Pipeline.from_str(json.dumps(document))
+    def build_pipeline(self, merges: Sequence[str]) -> Pipeline:
+        """The same as an object of the library, without special tokens and decoder."""
+        pipeline = build_merger(
+            self._vocabulary.ids, merges, unknown_id=None, ignore_merges=self._rule.ignore_merges
+        )
+        pipeline.pre_tokenizer = self._rule.build()
+        return pipeline
 
     def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        encode = self._pipeline.encode
+        find_words = self._pre_tokenizer.pre_tokenize_str
         ids: list[int] = []
         for fragment in fragments:
             if isinstance(fragment, int):
                 ids.append(fragment)
                 continue
-            for piece in cut_text(fragment, cut_point=self._cut_point):
-                ids += encode(piece, add_special_tokens=False).ids
-        if self._dropped_id is not None and self._dropped_id in ids:
-            return [token_id for token_id in ids if token_id != self._dropped_id]
+            for piece in cut_text(fragment, cut_point=self._rule.cut_point):
+                ids += self._merger.encode([word for word, _ in find_words(piece)])
         return ids
 
     def _spell(self, token_id: int, kind: int) -> bytes:

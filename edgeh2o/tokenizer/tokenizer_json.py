@@ -90,7 +90,8 @@ def dump_tokenizer(
     from tokenizers import AddedToken, decoders, processors
 
     if isinstance(tokenizer, ByteBpeTokenizer):
-        pipeline = tokenizer.copy_pipeline()
+        merges = read_string_list(metadata, "tokenizer.ggml.merges")
+        pipeline = tokenizer.build_pipeline(merges)
         pipeline.decoder = decoders.ByteLevel()
     else:
         pipeline = _sentencepiece_pipeline(metadata)
