@@ -10,7 +10,6 @@ from ..config import PrefillConfig, RuntimeConfig, SamplingParams
 from ..errors import FormatError, UsageError
 from .generate import Generation, OnPrefill
 from .session import Session
-from .session_file import open_session, write_session
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ class PromptCache:
 
         Raises UsageError if there is nothing at all.
         """
+        from .session_file import write_session
+
         transcript = self._latest_transcript()
         runner = self._session.runner
         if runner is None or not self.has_open_prompt:
@@ -127,6 +128,8 @@ class PromptCache:
 
     def load(self, path: Path, vocab_size: int) -> dict[str, Any]:
         """Takes up a session file; returns its ``extra``."""
+        from .session_file import open_session
+
         with open_session(path, fingerprint=self._fingerprint(), vocab_size=vocab_size) as saved:
             values, extra = saved.document.get("transcript"), saved.document.get("extra")
             if not isinstance(extra, dict):

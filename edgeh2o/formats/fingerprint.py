@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+# What hashlib offers as blake2b; hashlib would load OpenSSL too, 4 ms for every run of a model.
+from _blake2 import blake2b
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
