@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import FormatError, UsageError
 from .special_tokens import Fragment, SpecialTokens
@@ -51,12 +51,11 @@ class Tokenizer(ABC):
         # In characters of the vocabulary; each stands for one byte of the text at least.
         self._max_token_length = max(map(len, vocabulary.tokens))
         self.space_prefix = space_prefix
-        matched = _find_special_tokens(vocabulary, _MATCHED)
+        matched = _find_special_tokens(vocabulary)
         stripping = _find_stripping(metadata, matched)
         self._special = SpecialTokens(matched, strips_right=stripping)
-        self._always_matched = SpecialTokens(
-            _find_special_tokens(vocabulary, _ALWAYS_MATCHED), strips_right=stripping
-        )
+        always = [(text, i) for text, i in matched if vocabulary.types[i] in _ALWAYS_MATCHED]
+        self._always_matched = SpecialTokens(always, strips_right=stripping)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -194,8 +193,13 @@ def _read_adding(
     return add
 
 
-def _find_special_tokens(vocabulary: Vocabulary, kinds: Collection[int]) -> list[tuple[str, int]]:
-    return [(vocabulary.tokens[i], i) for i, kind in enumerate(vocabulary.types) if kind in kinds]
+def _find_special_tokens(vocabulary: Vocabulary) -> list[tuple[str, int]]:
+    normal = int(TokenType.NORMAL)  # nearly all are, and nobody asks for them
+    return [
+        (vocabulary.tokens[i], i)
+        for i, kind in enumerate(vocabulary.types)
+        if kind != normal and kind in _MATCHED
+    ]
 
 
 def _find_stripping(

@@ -130,7 +130,7 @@ def read_vocabulary(
     ``default_ids`` are the ids of "bos" and "eos" where the file does not name them.
     """
     tokens = _read_tokens(metadata)
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         second = next(i for i, token in enumerate(tokens) if ids[token] != i)
         text = tokens[second]
