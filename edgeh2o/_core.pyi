@@ -21,6 +21,9 @@ def release_threads() -> None:
 
 def supported_types() -> list[str]: ...
 def find_bad_block(data: Buffer, type: str) -> int | None: ...
+def count_strings(data: bytes, position: int, count: int) -> tuple[int, int]:
+    """How many strings ``read_strings`` would give, and the position behind them."""
+
 def read_strings(data: bytes, position: int, count: int) -> tuple[list[str], int]:
     """Strings of a GGUF file from ``position`` on, and the position behind them.
 

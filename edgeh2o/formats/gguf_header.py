@@ -19,7 +19,7 @@ from .gguf_types import (
     TENSOR_TYPES,
     ValueType,
 )
-from .metadata import Metadata, StoredNumbers, StoredValue, quote
+from .metadata import Metadata, StoredNumbers, StoredStrings, StoredValue, quote
 
 MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
@@ -207,41 +207,50 @@ class _Cursor:
             raise self.error(f"{what} {quote(text)} contains a NUL byte")
         return text
 
-    def strings(self, count: int) -> tuple[str, ...]:
+    def strings(self, count: int) -> StoredStrings:
         """An array of strings, each a length and its bytes."""
-        texts: list[str] = []
-        while (stop := self._append_strings(texts, count)) > len(self.data):
+        begin = self.position
+        n_found = 0
+        while n_found < count:
+            n_found += self._pass_strings(count - n_found)
+            if n_found == count:
+                break
+            stop = self._end_of_string(n_found)
             if stop > self.end:
                 is_whole_file = self.end == self.file_bytes
                 limit = "end of the file" if is_whole_file else "largest header that is read"
                 raise self.error(
-                    f"item {len(texts)} of {count} strings reaches beyond the {limit}; "
+                    f"item {n_found} of {count} strings reaches beyond the {limit}; "
                     "the file is truncated or damaged, fetch it again"
                 )
             self.load(stop)
-        return tuple(texts)
+        return StoredStrings(self.data[begin : self.position], count)
 
-    def _append_strings(self, texts: list[str], count: int) -> int:
-        """Appends the strings that ``data`` holds; returns where the next one, or the array, ends.
+    def _pass_strings(self, count: int) -> int:
+        """Moves behind those of ``count`` strings that ``data`` holds; returns their number.
 
         In C++: a loop of Python's would be nearly all of the time of opening a file.
         """
         from .. import _core
 
-        more, self.position = _core.read_strings(self.data, self.position, count - len(texts))
-        texts += more
+        n_found, self.position = _core.count_strings(self.data, self.position, count)
+        return n_found
+
+    def _end_of_string(self, index: int) -> int:
+        """Where the string that could not be passed ends, or its length as long as that is cut.
+
+        Raises FormatError for one that is there whole, and so is not UTF-8.
+        """
         start = self.position + _U64.size
-        if len(texts) == count:
-            return self.position
-        if start > len(self.data):  # the length itself is not there yet
+        if start > len(self.data):
             return start
         stop = start + int(_U64.unpack_from(self.data, self.position)[0])
-        if stop <= len(self.data):  # there, but not to be decoded
+        if stop <= len(self.data):
             self.position = start
             try:
                 self.data[start:stop].decode("utf-8")
             except UnicodeDecodeError as problem:
-                message = f"item {len(texts)} is not UTF-8 text: {problem.reason}"
+                message = f"item {index} is not UTF-8 text: {problem.reason}"
                 raise self.error(message) from None
         return stop
 

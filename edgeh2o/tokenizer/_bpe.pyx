@@ -6,6 +6,7 @@ any text. The library ``tokenizers`` gives the same ids but takes several times 
 a fifth of the time from the start of the program to the first token of a small model.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
@@ -43,11 +44,29 @@ cdef inline int character_length(char lead) noexcept nogil:
     return 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
 
 
+cdef Py_ssize_t count_stored(bytes strings) except -1:
+    """How many strings there are, each after its length. Raises ValueError unless all are whole."""
+    cdef const char* data = PyBytes_AS_STRING(strings)
+    cdef Py_ssize_t left = PyBytes_GET_SIZE(strings)
+    cdef Py_ssize_t count = 0
+    cdef uint64_t length = 0
+    while left > 0:
+        if left >= 8:
+            memcpy(&length, data, 8)
+        if left < 8 or length > <uint64_t>(left - 8):
+            raise ValueError("the merges are cut off")
+        data += 8 + length
+        left -= 8 + <Py_ssize_t>length
+        count += 1
+    return count
+
+
 cdef class PairMerger:
     """A vocabulary made ready for encoding.
 
     ``tokens`` are the texts in the order of their ids, no two alike; ``merges`` are pairs of them with
-    a space between. ``ignore_merges`` takes words of the vocabulary as they are. Raises ValueError
+    a space between, in bytes if they are as in a GGUF file: a length of 64 bits and UTF-8 each.
+    ``ignore_merges`` takes words of the vocabulary as they are. Raises ValueError
     for merges that are no pairs of known texts, that make an unknown one or that repeat.
     """
 
@@ -66,6 +85,8 @@ cdef class PairMerger:
     def __init__(self, tokens, merges, *, bint ignore_merges=False):
         cdef Merge empty
         cdef Py_ssize_t size = 16
+        cdef Py_ssize_t n_bytes
+        cdef const char* data
         # Seeded, so that no file can be made of texts that all fall into one slot.
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.ignore_merges = ignore_merges
@@ -77,15 +98,20 @@ cdef class PairMerger:
         self.starts.push_back(0)
         for token in tokens:
             self.add_token(token)
+        n_merges = count_stored(merges) if isinstance(merges, bytes) else len(merges)
         size = 16
-        while size < 2 * len(merges):
+        while size < 2 * n_merges:
             size *= 2
         empty.halves = 0
         empty.rank = 0
         empty.token_id = -1
         self.merges.assign(size, empty)
+        if isinstance(merges, bytes):
+            self.add_stored_merges(merges)
+            return
         for merge in merges:
-            self.add_merge(merge)
+            data = PyUnicode_AsUTF8AndSize(merge, &n_bytes)
+            self.add_merge(data, n_bytes)
 
     def encode(self, words):
         """The ids of ``words``, one after the other; characters without a token vanish."""
@@ -127,25 +153,33 @@ cdef class PairMerger:
         self.starts.push_back(<Py_ssize_t>self.text.size())
         return 0
 
-    cdef int add_merge(self, str merge) except -1:
-        cdef Py_ssize_t size
-        cdef const char* data = PyUnicode_AsUTF8AndSize(merge, &size)
+    cdef int add_stored_merges(self, bytes merges) except -1:
+        cdef const char* data = PyBytes_AS_STRING(merges)
+        cdef const char* end = data + PyBytes_GET_SIZE(merges)
+        cdef uint64_t length
+        while data < end:  # count_stored has checked the lengths
+            memcpy(&length, data, 8)
+            self.add_merge(data + 8, <Py_ssize_t>length)
+            data += 8 + length
+        return 0
+
+    cdef int add_merge(self, const char* data, Py_ssize_t size) except -1:
         cdef const char* space = <const char*>memchr(data, 32, size)
         cdef Py_ssize_t n_left = space - data if space != NULL else size
         cdef int32_t left, right, whole
         cdef Merge* slot
         if n_left == size or memchr(space + 1, 32, size - n_left - 1) != NULL:
-            raise ValueError(f"{merge[:80]!r} is no pair")
+            raise ValueError(f"{data[:size][:80]!r} is no pair")
         self.joined.assign(data, data + n_left)
         self.joined.insert(self.joined.end(), space + 1, data + size)
         left = self.find(data, n_left)
         right = self.find(space + 1, size - n_left - 1)
         whole = self.find(self.joined.data(), self.joined.size())
         if left < 0 or right < 0 or whole < 0:
-            raise ValueError(f"{merge[:80]!r} is no pair of known texts that make another one")
+            raise ValueError(f"{data[:size][:80]!r} is no pair of known texts that make another one")
         slot = self.find_merge(left, right)
         if slot.token_id >= 0:
-            raise ValueError(f"{merge[:80]!r} repeats")
+            raise ValueError(f"{data[:size][:80]!r} repeats")
         slot.halves = <uint64_t>left << 32 | <uint64_t>right
         slot.rank = self.n_merges
         slot.token_id = whole

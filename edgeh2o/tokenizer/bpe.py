@@ -6,16 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ..errors import FormatError
+from ..formats.metadata import Metadata, StoredStrings
+from .vocabulary import Vocabulary, read_string_list
 
 if TYPE_CHECKING:
     import tokenizers
 
     from ._bpe import PairMerger
-    from .vocabulary import Vocabulary
+
+MERGES_KEY = "tokenizer.ggml.merges"
+
+
+def read_merges(metadata: Mapping[str, object]) -> Sequence[str] | StoredStrings:
+    """``tokenizer.ggml.merges``, as the file holds them where nobody made texts of them yet."""
+    if isinstance(metadata, Metadata):
+        stored = metadata.stored(MERGES_KEY)
+        if isinstance(stored, StoredStrings):
+            return stored
+    return read_string_list(metadata, MERGES_KEY)
 
 
 def build_pair_merger(
-    vocabulary: Vocabulary, merges: Sequence[str], *, ignore_merges: bool = False
+    vocabulary: Vocabulary, merges: Sequence[str] | StoredStrings, *, ignore_merges: bool = False
 ) -> PairMerger:
     """What merges the characters of words, the pair that stands first in ``merges`` first.
 
@@ -24,10 +36,12 @@ def build_pair_merger(
     """
     from ._bpe import PairMerger
 
+    pairs = merges.items if isinstance(merges, StoredStrings) else merges
     try:
-        return PairMerger(vocabulary.tokens, merges, ignore_merges=ignore_merges)
+        return PairMerger(vocabulary.tokens, pairs, ignore_merges=ignore_merges)
     except ValueError as error:
-        _check_merges(vocabulary.ids, merges)
+        texts = merges.texts() if isinstance(merges, StoredStrings) else merges
+        _check_merges(vocabulary.ids, texts)
         raise FormatError(f"the vocabulary cannot be used: {error}") from None
 
 
@@ -71,7 +85,7 @@ def build_merger(
 
 def _check_merges(ids: Mapping[str, int], merges: Sequence[str]) -> None:
     """Raises ``FormatError`` that names the first malformed merge, if there is one."""
-    key = "tokenizer.ggml.merges"
+    key = MERGES_KEY
     first: dict[str, int] = {}
     for i, merge in enumerate(merges):
         shown = repr(merge[:80])

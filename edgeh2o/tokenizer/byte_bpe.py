@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .base import Tokenizer
-from .bpe import build_merger, build_pair_merger
+from .bpe import build_merger, build_pair_merger, read_merges
 from .pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
 from .special_tokens import Fragment
 from .vocabulary import (
     Vocabulary,
-    read_string_list,
     read_vocabulary,
     spell_token,
 )
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Pipeline
+
+    from ..formats.metadata import StoredStrings
 
 
 def _list_byte_characters() -> list[str]:
@@ -53,7 +54,7 @@ class ByteBpeTokenizer(Tokenizer):
         vocabulary: Vocabulary,
         metadata: Mapping[str, object],
         *,
-        merges: Sequence[str],
+        merges: Sequence[str] | StoredStrings,
         rule: PreTokenizer,
     ) -> None:
         """``merges`` are "left right" pairs of token texts, the first merged first."""
@@ -73,8 +74,7 @@ class ByteBpeTokenizer(Tokenizer):
         """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
         rule = find_pre_tokenizer(pre_name)
         vocabulary = read_vocabulary(metadata)
-        merges = read_string_list(metadata, "tokenizer.ggml.merges")
-        return cls(vocabulary, metadata, merges=merges, rule=rule)
+        return cls(vocabulary, metadata, merges=read_merges(metadata), rule=rule)
 
     def build_pipeline(self, merges: Sequence[str]) -> Pipeline:
         """The same as an object of the library, without special tokens and decoder."""

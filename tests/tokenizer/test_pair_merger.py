@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
@@ -44,6 +45,14 @@ def test_ids_are_those_of_the_library(seed: int, ignore_merges: bool) -> None:
         expected = library.encode(word, add_special_tokens=False).ids
         assert merger.encode([word]) == [i for i in expected if i != unknown_id]
     assert merger.encode(words) == [i for word in words for i in merger.encode([word])]
+    stored = PairMerger(tokens, as_stored(merges), ignore_merges=ignore_merges)
+    assert stored.encode(words) == merger.encode(words)
+
+
+def as_stored(texts: list[str]) -> bytes:
+    """``texts`` as an array of a GGUF file holds them."""
+    pieces = [text.encode() for text in texts]
+    return b"".join(struct.pack("<Q", len(piece)) + piece for piece in pieces)
 
 
 def test_no_words_and_no_merges() -> None:
@@ -73,5 +82,14 @@ def test_more_words_than_are_remembered() -> None:
     ],
 )
 def test_merges_that_are_none(merges: list[str], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        PairMerger(["a", "b", "ab"], merges)
+    for given in (merges, as_stored(merges)):
+        with pytest.raises(ValueError, match=problem):
+            PairMerger(["a", "b", "ab"], given)
+
+
+@pytest.mark.parametrize("n_cut", [1, 3, 10])
+def test_merges_that_are_cut_off(n_cut: int) -> None:
+    with pytest.raises(ValueError, match="cut off"):
+        PairMerger(["a", "b", "ab"], as_stored(["a b", "b a"])[:-n_cut])
+    with pytest.raises(ValueError, match="cut off"):
+        PairMerger(["a", "b"], struct.pack("<Q", 2**64 - n_cut))
