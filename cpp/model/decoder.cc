@@ -9,10 +9,11 @@
 namespace edgeh2o {
 namespace {
 
-// Rows that pass the feed-forward network at a time: gate and up of 256 x 1,536 are 3 MB.
-constexpr size_t kFfnRows = 256;
+// Rows that pass the linear layers at a time, to find them in a cache at every step: the row block of a
+// matrix product. Gate and up of 192 x 1,536 are 2.4 MB.
+constexpr size_t kRowsAtOnce = 192;
 // With experts more, because each of them gets a few of the rows only: 64 of 1,024 with 8 of 128.
-constexpr size_t kExpertFfnRows = 1024;
+constexpr size_t kExpertRowsAtOnce = 1024;
 
 bool any_float(std::initializer_list<const Linear*> layers) {
   return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return !l->weight.is_quantised(); });
@@ -29,19 +30,17 @@ MatmulOutput to(const Linear& linear, float* out, size_t stride, bool accumulate
 
 Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size,
                          Arena& arena)
-    : ffn_rows(std::min(config.n_experts > 0 ? kExpertFfnRows : kFfnRows, batch_size)),
+    : rows_at_once(std::min(config.n_experts > 0 ? kExpertRowsAtOnce : kRowsAtOnce, batch_size)),
       n_threads(num_threads()),
-      routes(ffn_rows, config.n_experts, config.n_experts_used, arena) {
+      routes(rows_at_once, config.n_experts, config.n_experts_used, arena) {
   const size_t n = batch_size, widest = std::max({config.model_dim, config.q_dim(), config.ffn_dim});
   x = arena.take<float>(n * config.model_dim);
-  norm = arena.take<float>(n * config.model_dim);
+  norm = arena.take<float>(rows_at_once * config.model_dim);
   qkv = arena.take<float>(n * (config.q_dim() + 2 * config.kv_dim()));
   attended = arena.take<float>(n * config.q_dim());
-  gate = arena.take<float>(ffn_rows * config.ffn_dim);
-  up = arena.take<float>(ffn_rows * config.ffn_dim);
-  packed =
-      arena.take<uint8_t>(std::max(Activations8::bytes(table, n, std::max(config.model_dim, config.q_dim())),
-                                   Activations8::bytes(table, ffn_rows, config.ffn_dim)));
+  gate = arena.take<float>(rows_at_once * config.ffn_dim);
+  up = arena.take<float>(rows_at_once * config.ffn_dim);
+  packed = arena.take<uint8_t>(Activations8::bytes(table, rows_at_once, widest));
   const auto take_table = [&](const RopeConfig& table) -> RopeTable {
     float* cos = arena.take<float>(n * table.n_pairs());
     return {cos, arena.take<float>(n * table.n_pairs())};
@@ -49,8 +48,8 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   rope = take_table(config.rope);
   sliding_rope = take_table(config.sliding_rope);
   logits = arena.take<float>(config.vocab_size);
-  const size_t n_mixed = config.n_experts > 0 ? ffn_rows * config.model_dim : 0;
-  router = arena.take<float>(ffn_rows * config.n_experts);
+  const size_t n_mixed = config.n_experts > 0 ? rows_at_once * config.model_dim : 0;
+  router = arena.take<float>(rows_at_once * config.n_experts);
   expert_rows = arena.take<float>(n_mixed);
   expert_input = arena.take<float>(n_mixed);
   mixed = arena.take<float>(n_mixed);
@@ -92,6 +91,33 @@ size_t Decoder::first_output_row(size_t layer, const Step& step) const {
   return step.end == PromptEnd::kLater ? step.n_tokens : step.n_tokens - 1;
 }
 
+// Queries, keys and values of some rows of the call: normed, rotated, and written to the cache.
+void Decoder::project_qkv(size_t layer, PositionRange rows, const Step& step, Activations& a,
+                          KvCache& cache) const {
+  const KernelTable& table = weights_.table();
+  const LayerWeights& w = weights_.layer(layer);
+  const size_t n = rows.size(), dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
+  const size_t qkv_dim = q_dim + 2 * kv_dim;
+  float *q = a.qkv + rows.begin * qkv_dim, *k = q + q_dim, *v = k + kv_dim;
+
+  const MatView<float> x{a.x + rows.begin * dim, n, dim, dim};
+  const MatmulInput input = begin_branch(x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v}, a);
+  const MatmulOutput qkv[] = {to(w.attn_q, q, qkv_dim), to(w.attn_k, k, qkv_dim), to(w.attn_v, v, qkv_dim)};
+  matmul(table, input, {qkv, 3}, a.scratch);
+
+  if (config_.qk_norm != QkNorm::kNone) {
+    rms_norm_groups(table, {q, n, q_dim, qkv_dim}, {w.attn_q_norm.data(), w.attn_q_norm.size()},
+                    config_.norm_eps);
+    rms_norm_groups(table, {k, n, kv_dim, qkv_dim}, {w.attn_k_norm.data(), w.attn_k_norm.size()},
+                    config_.norm_eps);
+  }
+  const RopeTable& rope = config_.window(layer) > 0 && config_.has_sliding_rope() ? a.sliding_rope : a.rope;
+  const size_t n_pairs = config_.rope.n_pairs();
+  rope_rows(table, {q, n, q_dim + kv_dim, qkv_dim}, rope.cos + rows.begin * n_pairs,
+            rope.sin + rows.begin * n_pairs, config_.head_dim, n_pairs);
+  cache.write(layer, step.first_position + rows.begin, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
+}
+
 // x += attn_output(attention(rope(q), rope(k), v)) from the first output row on, with the norms that the
 // model has
 void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& cache,
@@ -104,20 +130,9 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
   float *q = a.qkv, *k = q + q_dim, *v = k + kv_dim;
 
   const MatView<float> x{a.x, n, dim, dim};
-  const MatmulInput input = begin_branch(x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v}, a);
-  const MatmulOutput qkv[] = {to(w.attn_q, q, qkv_dim), to(w.attn_k, k, qkv_dim), to(w.attn_v, v, qkv_dim)};
-  matmul(table, input, {qkv, 3}, a.scratch);
-
-  if (config_.qk_norm != QkNorm::kNone) {
-    rms_norm_groups(table, {q, n, q_dim, qkv_dim}, {w.attn_q_norm.data(), w.attn_q_norm.size()},
-                    config_.norm_eps);
-    rms_norm_groups(table, {k, n, kv_dim, qkv_dim}, {w.attn_k_norm.data(), w.attn_k_norm.size()},
-                    config_.norm_eps);
+  for (size_t begin = 0; begin < n; begin += a.rows_at_once) {
+    project_qkv(layer, {begin, std::min(begin + a.rows_at_once, n)}, step, a, cache);
   }
-  const RopeTable& rope = window > 0 && config_.has_sliding_rope() ? a.sliding_rope : a.rope;
-  rope_rows(table, {q, n, q_dim + kv_dim, qkv_dim}, rope.cos, rope.sin, config_.head_dim,
-            config_.rope.n_pairs());
-  cache.write(layer, step.first_position, {k, n, kv_dim, qkv_dim}, {v, n, kv_dim, qkv_dim});
   const MatView<const float> queries{q, n, q_dim, qkv_dim};
   const MatView<float> attended{a.attended, n, q_dim, q_dim};
   if (step.is_decode || skips_attention(layer, step.all_rows, attention)) {
@@ -136,17 +151,19 @@ void Decoder::attend(size_t layer, const Step& step, Activations& a, KvCache& ca
                            {a.attended, n, q_dim, q_dim}});
   }
 
-  if (n_out == 0) return;
-  const MatmulInput packed = pack_rows(table, {attended.row(first), n_out, q_dim, q_dim},
-                                       w.attn_output.weight.is_quantised() ? a.packed : nullptr);
-  end_branch(x.rows_from(first, n_out), packed, w.attn_output, w.attn_post_norm, a);
+  uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  for (size_t begin = first; begin < n; begin += a.rows_at_once) {
+    const size_t count = std::min(a.rows_at_once, n - begin);
+    const MatmulInput input = pack_rows(table, {attended.row(begin), count, q_dim, q_dim}, packed);
+    end_branch(x.rows_from(begin, count), input, w.attn_output, w.attn_post_norm, a);
+  }
 }
 
 // x += down(activation(gate(x)) * up(x)), with the norms that the model has
 void Decoder::feed_forward(const LayerWeights& w, size_t first_row, size_t n_tokens, Activations& a) const {
   const size_t dim = config_.model_dim;
-  for (size_t first = first_row; first < n_tokens; first += a.ffn_rows) {
-    const MatView<float> x{a.x + first * dim, std::min(a.ffn_rows, n_tokens - first), dim, dim};
+  for (size_t first = first_row; first < n_tokens; first += a.rows_at_once) {
+    const MatView<float> x{a.x + first * dim, std::min(a.rows_at_once, n_tokens - first), dim, dim};
     if (config_.n_experts > 0) {
       mix_experts(w, x, a);
       continue;
@@ -228,6 +245,13 @@ void Decoder::end_branch(MatView<float> x, const MatmulInput& input, const Linea
 }
 
 void Decoder::compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const {
+  for (size_t begin = 0; begin < n_rows; begin += a.rows_at_once) {
+    const size_t count = std::min(a.rows_at_once, n_rows - begin);
+    compute_some_logits(a, first + begin, count, out + begin * config_.vocab_size);
+  }
+}
+
+void Decoder::compute_some_logits(Activations& a, size_t first, size_t n_rows, float* out) const {
   const KernelTable& table = weights_.table();
   const PackedMatrix& head = weights_.output();
   const size_t dim = config_.model_dim;

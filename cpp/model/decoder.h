@@ -29,25 +29,26 @@ struct RopeTable {
 struct Activations {
   Activations(const DecoderConfig& config, const KernelTable& table, size_t batch_size, Arena& arena);
 
-  float* x;     // [n][model_dim] residual stream
-  float* norm;  // [n][model_dim] normed rows, for float weights; output of a branch that is normed or scaled
-  float* qkv;   // [n][q_dim + 2 * kv_dim]
+  float* x;         // [n][model_dim] residual stream
+  float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
+                    // normed or scaled
+  float* qkv;       // [n][q_dim + 2 * kv_dim]
   float* attended;  // [n][q_dim]
-  float* gate;      // [ffn_rows][ffn_dim]
-  float* up;        // [ffn_rows][ffn_dim]
-  uint8_t* packed;  // 8-bit rows of the widest matmul input
+  float* gate;      // [rows_at_once][ffn_dim]
+  float* up;        // [rows_at_once][ffn_dim]
+  uint8_t* packed;  // rows_at_once 8-bit rows of the widest matmul input
   RopeTable rope;
   RopeTable sliding_rope;  // of layers with a window, if the model has another one for them
   float* logits;           // [vocab_size]
   uint8_t* scratch;        // num_threads() x the largest scratch of an op
-  size_t ffn_rows;         // rows that pass the feed-forward network at a time
+  size_t rows_at_once;     // rows that pass the linear layers at a time
   int n_threads;           // threads that `scratch` serves
 
-  // Of a mixture of experts, for ffn_rows rows:
-  float* router;        // [ffn_rows][n_experts] logits
-  float* expert_rows;   // [ffn_rows][model_dim] input, then output of one expert
-  float* expert_input;  // [ffn_rows][model_dim] normed rows
-  float* mixed;         // [ffn_rows][model_dim] weighted sum of the outputs
+  // Of a mixture of experts, for rows_at_once rows:
+  float* router;        // [rows_at_once][n_experts] logits
+  float* expert_rows;   // [rows_at_once][model_dim] input, then output of one expert
+  float* expert_input;  // [rows_at_once][model_dim] normed rows
+  float* mixed;         // [rows_at_once][model_dim] weighted sum of the outputs
   ExpertRoutes routes;
 };
 
@@ -97,7 +98,9 @@ class Decoder {
   void compute_logits(Activations& a, size_t first, size_t n_rows, float* out) const;
 
  private:
+  void compute_some_logits(Activations& a, size_t first, size_t n_rows, float* out) const;
   void fill_rope_tables(const Step& step, size_t max_context, Activations& a) const;
+  void project_qkv(size_t layer, PositionRange rows, const Step& step, Activations& a, KvCache& cache) const;
   size_t first_output_row(size_t layer, const Step& step) const;
   void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
               const Observer& observer) const;

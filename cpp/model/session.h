@@ -22,7 +22,7 @@ struct SessionShape {
   CacheType cache_type;
   AttentionPrecision precision;
   bool all_rows = false;  // the last layer is computed, scored and kept for all tokens of a prompt
-  void check() const;  // throws std::invalid_argument
+  void check() const;     // throws std::invalid_argument
 };
 
 // Bytes by purpose.
@@ -43,8 +43,8 @@ class Session {
                        const Decoder::Observer& observer);
 
   // Writes to out [n_rows][vocab_size] the logits of tokens [first, first + n_rows) of the latest prefill
-  // call; decode and reset end their life. For evaluation, which wants them in blocks, by a session that keeps
-  // all_rows.
+  // call; decode and reset end their life. For evaluation, which wants them in blocks, by a session that
+  // keeps all_rows.
   void row_logits(size_t first, size_t n_rows, float* out);
 
   // Appends one generated token; its logits [vocab_size] stay valid until the next call.
