@@ -12,6 +12,7 @@ import numpy as np
 
 from ..config import SamplingParams
 from ..errors import EdgeH2OError
+from ..runners.base import plan_calls
 from ._sampler import Sampler
 from .stop import StopMatcher
 
@@ -128,16 +129,14 @@ class Generation:
         logits = runner.prompt_logits if n_cached == n_tokens else None
         if self._on_prefill is not None:
             self._on_prefill(0, n_tokens - n_cached)
-        for start in range(n_cached, n_tokens, runner.batch_size):
-            batch = self._prompt[start : start + runner.batch_size]
-            stop = start + len(batch)
+        for call in plan_calls(n_cached, n_tokens, runner):
             logits = runner.prefill(
-                batch,
-                is_last=stop == n_tokens,
+                self._prompt[call],
+                is_last=call.stop == n_tokens,
                 stays_open=self._stays_open,
-                on_layer=self._layer_report(start - n_cached, stop - n_cached),
+                on_layer=self._layer_report(call.start - n_cached, call.stop - n_cached),
             )
-            self.n_prefilled_tokens = stop - n_cached
+            self.n_prefilled_tokens = call.stop - n_cached
             self.prefill_s = time.perf_counter() - begun_at
             self.pairs_computed = runner.pairs_computed - pairs_before[0]
             self.pairs_dense = runner.pairs_dense - pairs_before[1]

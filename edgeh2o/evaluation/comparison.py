@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runners.base import plan_calls
+
 if TYPE_CHECKING:
     from ..runners.base import Runner
 
@@ -111,7 +113,7 @@ class WindowComparer:
         sparse.reset()
         parts = []
         n_tokens = len(window)
-        for rows in _blocks(n_tokens, sparse.batch_size):
+        for rows in plan_calls(0, n_tokens, sparse):
             batch, is_last = window[rows], rows.stop == n_tokens
             self._read_densely(window, rows, is_last=is_last)
             sparse.prefill(batch, is_last=is_last)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runners.base import plan_calls
+
 if TYPE_CHECKING:
     from ..runners.base import Runner
 
@@ -15,9 +17,8 @@ def read_prompt(runner: Runner, tokens: NDArray[np.int32]) -> NDArray[np.float32
     """Forgets the prompt before and reads ``tokens`` [n]; returns the logits after the last."""
     runner.reset()
     logits = None
-    for first in range(0, len(tokens), runner.batch_size):
-        batch = tokens[first : first + runner.batch_size]
-        logits = runner.prefill(batch, is_last=first + len(batch) == len(tokens))
+    for call in plan_calls(0, len(tokens), runner):
+        logits = runner.prefill(tokens[call], is_last=call.stop == len(tokens))
     if logits is None:
         raise ValueError("a prompt needs at least one token")
     return logits

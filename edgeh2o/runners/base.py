@@ -184,6 +184,21 @@ class Runner(Protocol):
         """
 
 
+def plan_calls(first: int, end: int, runner: Runner) -> Iterator[slice]:
+    """The ``prefill`` calls that read tokens [first, end): full batches, and what is left.
+
+    The last call gets a chunk at least, from the one before, where a batch has several: the last
+    tokens of a prompt may read everything, but only as far as their call reaches back.
+    """
+    batch, chunk = runner.batch_size, runner.chunk_size
+    while first < end:
+        stop = min(first + batch, end)
+        if 0 < end - stop < chunk < batch:
+            stop -= chunk
+        yield slice(first, stop)
+        first = stop
+
+
 class RunnerBase(ABC):
     """What runners hold alike: the sizes of the session, and the tokens whose rows are cached."""
 
