@@ -100,8 +100,8 @@ class RowOrder {
                    info_.strides[0] == info_.itemsize,
                "row_order of '", name, "' must be contiguous int32");
     const size_t n_ordered = rows == 1 ? cols : rows;
-    EH2O_CHECK(static_cast<size_t>(info_.size) == n_ordered, "row_order of '", name, "' must have ", n_ordered,
-               " entries");
+    EH2O_CHECK(static_cast<size_t>(info_.size) == n_ordered, "row_order of '", name, "' must have ",
+               n_ordered, " entries");
   }
   const int32_t* data() const { return static_cast<const int32_t*>(info_.ptr); }
 

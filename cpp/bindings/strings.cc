@@ -51,8 +51,9 @@ bool is_utf8(const char* text, size_t size) {
   return true;
 }
 
-// How many strings of `count` there are from byte `position` of `data` on, in front of the first one that data
-// does not hold or that is not UTF-8, and the position behind them. None is made: that takes 6 times as long.
+// How many strings of `count` there are from byte `position` of `data` on, in front of the first one that
+// data does not hold or that is not UTF-8, and the position behind them. None is made: that takes 6 times as
+// long.
 py::tuple count_strings(const py::bytes& data, size_t position, size_t count) {
   const Span<const char> bytes = contents(data, position);
   size_t n_found = 0;

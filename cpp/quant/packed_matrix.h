@@ -28,8 +28,8 @@ class PackedMatrix {
   PackedMatrix() = default;
 
   // Packs `rows` rows of `cols` weights each, in parallel over panels. data: n_bytes of GGUF tensor data, row
-  // after row. Row i of the result is source row row_order[i] (row i where row_order is null). The weights lie
-  // in memory of `pool`, which must outlive this, or in a block of their own where it is null. Throws
+  // after row. Row i of the result is source row row_order[i] (row i where row_order is null). The weights
+  // lie in memory of `pool`, which must outlive this, or in a block of their own where it is null. Throws
   // std::invalid_argument where sizes do not fit.
   PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data, size_t n_bytes,
                size_t rows, size_t cols, const int32_t* row_order, BlockPool* pool = nullptr);
