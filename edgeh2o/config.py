@@ -84,8 +84,8 @@ class ModelConfig:
     output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
     "projection", or "none". With experts, every token goes through ``n_experts_used`` of
     ``n_experts`` feed-forward networks of ``ffn_dim``. Soft caps of 0 are none.
-    ``sliding_layers`` has one entry per layer, or is empty. ``fingerprint`` names the weights,
-    whatever their quantisation.
+    ``sliding_layers`` has one entry per layer, or is empty. ``has_key_bias`` tells of biases of
+    the key projection. ``fingerprint`` names the weights, whatever their quantisation.
     """
 
     architecture: str
@@ -118,6 +118,7 @@ class ModelConfig:
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
+    has_key_bias: bool = False
     fingerprint: str = ""
 
 
@@ -275,7 +276,7 @@ class RuntimeConfig:
         "auto",
         "--attention-precision",
         help="what the products of prefill attention are rounded to; auto: bf16 where it is known "
-        "to be faster, else f32",
+        "to be faster and keys have no bias, else f32",
         choices=ATTENTION_PRECISIONS,
     )
     check_tensors: bool = option(

@@ -41,16 +41,17 @@ def use(name: str) -> None:
         raise UsageError(f"isa (--isa): {error}") from None
 
 
-def attention_precision(name: str) -> str:
+def attention_precision(name: str, *, has_key_bias: bool = False) -> str:
     """The number type that the products of prefill attention take: "f32" or "bf16".
 
-    "auto" is what the instruction set in use is known to be faster with. Raises UsageError for
+    "auto" is what the instruction set in use is known to be faster with, and "f32" for keys with a
+    bias: Qwen 2 has some in the hundreds, where a step of bf16 is 1 or 2. Raises UsageError for
     "bf16" where it has no such products.
     """
     from . import _core
 
     if name == "auto":
-        return "bf16" if _core.prefers_bf16_attention() else "f32"
+        return "bf16" if _core.prefers_bf16_attention() and not has_key_bias else "f32"
     if name == "bf16" and not _core.has_bf16_attention():
         raise UsageError(
             f"attention_precision (--attention-precision) bf16: the instruction set {active()} "

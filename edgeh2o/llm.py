@@ -106,7 +106,7 @@ class LLM:
         if runtime.isa is not None:
             instruction_sets.use(runtime.isa)
         self.isa = instruction_sets.active()
-        self.attention_precision = instruction_sets.attention_precision(runtime.attention_precision)
+        instruction_sets.attention_precision(runtime.attention_precision)  # to refuse it at once
         self._use_threads()
 
         if chat_template is not None:
@@ -123,7 +123,10 @@ class LLM:
             meanwhile=_import_answering,
         )
         self.model_path = path
-        self._runtime = runtime
+        self.attention_precision = instruction_sets.attention_precision(
+            runtime.attention_precision, has_key_bias=weights.config.has_key_bias
+        )
+        self._runtime = replace(runtime, attention_precision=self.attention_precision)
         self._weight_bytes = weights.weight_bytes
         self._model: LoadedModel | None = weights
         self._cache: PromptCache | None = self._make_cache(weights)

@@ -53,6 +53,7 @@ def test_attention_precisions(name: str) -> None:
     try:
         assert isa.attention_precision("f32") == "f32"
         assert isa.attention_precision("auto") == ("bf16" if name == "avx512bf16" else "f32")
+        assert isa.attention_precision("auto", has_key_bias=True) == "f32"
         if name in ("scalar", "avx512bf16", "neon_i8mm"):
             assert isa.attention_precision("bf16") == "bf16"
         else:

@@ -57,6 +57,20 @@ def test_attention_by_its_name(model: Path) -> None:
         LLM(model, attention="none")
 
 
+def test_keys_with_biases_are_not_rounded_to_bf16_by_default(
+    model: Path, tiny_model: TinyModelFactory
+) -> None:
+    best = "bf16" if isa.active() == "avx512bf16" else "f32"
+    biased = tiny_model(architecture="qwen2")
+    for path, asked, expected in [(model, "auto", best), (biased, "auto", "f32")]:
+        with LLM(path, attention_precision=asked) as llm:
+            assert llm.attention_precision == expected
+            assert llm.generate(PROMPT, GREEDY).stats.attention_precision == expected
+    if best == "bf16":
+        with LLM(biased, attention_precision="bf16") as llm:
+            assert llm.attention_precision == "bf16"
+
+
 def test_stream_gives_the_same_answer_in_pieces(llm: LLM) -> None:
     whole = llm.generate(PROMPT, GREEDY)
     stream = llm.stream(PROMPT, GREEDY)

@@ -102,6 +102,7 @@ def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
         config = replace(
             _make_config(gguf, spec, shape),
             **_read_scales(gguf.metadata, spec),
+            has_key_bias=any(item.name.endswith("attn_k.bias") for item in bindings),
             fingerprint=fingerprint_weights(gguf),
         )
         return config, bindings

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 OnAttention = Callable[..., None]
 
 # Known to the Python side only; the decoder needs none of them.
-_PYTHON_ONLY_FIELDS = ("architecture", "context_length", "rotary_dim", "fingerprint")
+_PYTHON_ONLY_FIELDS = (
+    "architecture",
+    "context_length",
+    "rotary_dim",
+    "has_key_bias",
+    "fingerprint",
+)
 
 
 class NativeModelFile:

@@ -67,6 +67,7 @@ def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> ModelConfig:
     scale = sites[0].scale or sizes["head_dim"] ** -0.5
     return ModelConfig(
         architecture=folder.architecture,
+        has_key_bias=folder.architecture.startswith("qwen2"),
         n_layers=len(sites),
         model_dim=sizes.get("model_dim", sizes["n_heads"] * sizes["head_dim"]),
         n_heads=sizes["n_heads"],

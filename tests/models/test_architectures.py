@@ -58,6 +58,11 @@ def test_tiny_models_are_there_for_every_architecture() -> None:
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
+def test_biases_of_keys_are_noticed(tiny_model: TinyModelFactory, architecture: str) -> None:
+    assert read_tiny(tiny_model, architecture).has_key_bias == (architecture == "qwen2")
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, architecture: str) -> None:
     path = tiny_model(architecture=architecture, **SHAPE)
     _, bindings = read(path)
