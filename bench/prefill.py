@@ -12,7 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def _measure_folder(
 
 
 def alternate(
-    runs: dict[str, Callable[[Workload], float]], workload: Workload, n_rounds: int, label: str
+    runs: Mapping[str, Callable[[Workload], float]], workload: Workload, n_rounds: int, label: str
 ) -> dict[str, list[float]]:
     """Samples by contestant, one of each per round."""
     samples: dict[str, list[float]] = {name: [] for name in runs}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import LlamaCppError
-from bench.targets import SPEED_TARGETS, Row, find_model, format_rows
+from bench.targets import SPEED_TARGETS, Row, find_model, format_rows, run_contest
+from edgeh2o.evaluation.throughput import Workload
 
 
 def make_row(ours: list[float], theirs: list[float], **aim: float) -> Row:
@@ -45,3 +46,19 @@ def test_every_target_asks_more_of_the_wider_instruction_set() -> None:
     for target in SPEED_TARGETS:
         assert target.aim("avx512vnni") >= target.aim("avx2") > 1
         assert target.aim("avxvnni") == target.aim("avx2")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rounds"),
+    [
+        ({"sparse": 9.0, "fa off": 1.9, "fa on": 3.0}, {"sparse": 4, "fa off": 1, "fa on": 4}),
+        ({"sparse": 1.0, "fa off": 3.0, "fa on": 2.0}, {"sparse": 4, "fa off": 4, "fa on": 4}),
+        ({"sparse": 1.0, "fa off": 3.0, "fa on": 0.5}, {"sparse": 4, "fa off": 4, "fa on": 1}),
+    ],
+)
+def test_the_peer_runs_on_in_the_way_that_is_not_far_behind(
+    speeds: dict[str, float], rounds: dict[str, int]
+) -> None:
+    runs = {name: lambda _, speed=speed: speed for name, speed in speeds.items()}
+    samples = run_contest(runs, Workload(n_prompt=1), 4, "test")
+    assert samples == {name: [speeds[name]] * n for name, n in rounds.items()}
