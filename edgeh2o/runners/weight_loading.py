@@ -53,19 +53,23 @@ class WeightLoading:
         self._thread.join()
 
     def wait(self, on_bytes: OnBytes | None = None) -> None:
-        """Returns when everything is packed; ``on_bytes(done, total)`` is called meanwhile.
+        """Returns when all is packed; ``on_bytes(done, total)`` is called meanwhile and then.
 
         Raises FormatError and ResourceError for a file that cannot be read any more, ValueError
         for a tensor that the core does not take, MemoryError.
         """
         for _, reader in self._readers:
             reader.take_all_threads()
+        reported = 0
         while self._thread.is_alive():
             self._thread.join(None if on_bytes is None else REPORT_INTERVAL_S)
-            if on_bytes is not None:
-                on_bytes(self.n_bytes_done, self._n_bytes)
+            if on_bytes is not None and (done := self.n_bytes_done) > reported:
+                on_bytes(done, self._n_bytes)
+                reported = done
         if self._error is not None:
             raise self._error
+        if on_bytes is not None and self._n_bytes > reported:  # it was ready before the wait
+            on_bytes(self._n_bytes, self._n_bytes)
 
     def _run(self) -> None:
         try:

@@ -43,6 +43,18 @@ def test_weights_are_those_of_tensors_set_one_by_one(path: Path) -> None:
     assert model.weight_bytes == expected.weight_bytes
 
 
+def test_weights_that_are_there_before_the_wait_are_reported(path: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    with NativeModelFile(path) as file:
+        file.load(
+            on_bytes=lambda done, total: reports.append((done, total)),
+            meanwhile=lambda: [
+                thread.join() for thread in threading.enumerate() if thread.name == "edgeh2o-load"
+            ],
+        )
+        assert reports == [(0, file.n_weight_bytes), (file.n_weight_bytes, file.n_weight_bytes)]
+
+
 @pytest.mark.parametrize("error", [FormatError("bad merges"), KeyboardInterrupt()])
 def test_what_stops_the_tokenizer_stops_the_thread(
     path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
