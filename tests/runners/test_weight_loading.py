@@ -25,8 +25,8 @@ def path(tiny_model: TinyModelFactory) -> Path:
     return tiny_model(tensor_type="Q4_0")
 
 
-def _loading_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "edgeh2o-load"]
+def _loading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "edgeh2o-load"]
 
 
 def test_weights_are_those_of_tensors_set_one_by_one(path: Path) -> None:
@@ -48,9 +48,7 @@ def test_weights_that_are_there_before_the_wait_are_reported(path: Path) -> None
     with NativeModelFile(path) as file:
         file.load(
             on_bytes=lambda done, total: reports.append((done, total)),
-            meanwhile=lambda: [
-                thread.join() for thread in threading.enumerate() if thread.name == "edgeh2o-load"
-            ],
+            meanwhile=lambda: [thread.join() for thread in _loading_threads()],
         )
         assert reports == [(0, file.n_weight_bytes), (file.n_weight_bytes, file.n_weight_bytes)]
 
