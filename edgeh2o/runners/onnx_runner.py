@@ -231,10 +231,7 @@ class OnnxRunner(RunnerBase):
         for i in self._spans[span]:
             session = self._model.stages[i].segment
             if session is not None:
-                binding = self._one_token.get(i) if n_tokens == 1 and first_token == 0 else None
-                if binding is None:
-                    binding = self._bind(i, first_token, n_tokens, n_past, logits)
-                self._run(i, binding)
+                self._run(i, self._bind(i, first_token, n_tokens, n_past, logits))
             self._products.run(i, n_tokens, first_token, logits)
 
     def _run(self, i: int, binding: onnxruntime.IOBinding) -> None:
@@ -258,6 +255,9 @@ class OnnxRunner(RunnerBase):
         logits: NDArray[Any] | None,
     ) -> onnxruntime.IOBinding:
         """Where a segment reads and writes; kept for the first token of a call."""
+        is_first = n_tokens == 1 and first_token == 0
+        if is_first and i in self._one_token:
+            return self._one_token[i]
         session, store = self._model.stages[i].segment, self._store
         assert session is not None, "only segments are bound"
         binding = session.session.io_binding()
@@ -277,7 +277,7 @@ class OnnxRunner(RunnerBase):
             binding.bind_output(name, "cpu", 0, dtype, dims, address)
         # A mask grows with every token, and logits lie elsewhere each time.
         stays = MASK not in session.inputs and LOGITS not in session.outputs
-        if stays and n_tokens == 1 and first_token == 0:
+        if is_first and stays:
             self._one_token[i] = binding
         return binding
 
