@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from ..errors import UsageError
+from ..formats.atomic_file import why_unwritable
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -52,25 +52,20 @@ def execute(args: argparse.Namespace) -> int:
     """Measures, writes the table, prints its path and the measured losses."""
     options = read_model_options(args)
     texts = [read_text(path, flag="--text") for path in args.text or ()]
-    if args.output:
-        _require_writable(Path(args.output))
+    # Not to find it out after minutes. Folders that are missing are made at the end.
+    given = Path(args.output) if args.output else None
+    if given and (given.is_dir() or why_unwritable(given, makes_folders=True)):
+        raise UsageError(f"{given} cannot be written; name another file after -o")
 
     from ..attention.budget_table import table_path, write_table
     from ..evaluation.calibration import calibrate
 
     with open_model(options) as (llm, bars):
         table = calibrate(llm, texts, length=args.length, on_progress=bars)
-    path = Path(args.output) if args.output else table_path(table.fingerprint)
+    path = given or table_path(table.fingerprint)
     write_table(table, path)
     if not args.quiet:
         for budget, loss in sorted(table.losses.items()):
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
     print(path)
     return 0
-
-
-def _require_writable(path: Path) -> None:
-    """Not to find it out after minutes. Folders that are missing are made at the end."""
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"{path} cannot be written; name another file after -o")

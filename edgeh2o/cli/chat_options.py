@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..formats.atomic_file import why_unwritable
 from .options import utf8_text
 from .prompt import read_text
 
@@ -113,11 +113,8 @@ def _find_session(args: argparse.Namespace) -> Path | None:
         if not path.exists():
             raise UsageError(f"--session {path} does not exist, and is not to be written")
         return path
-    folder = Path(os.path.realpath(path)).parent
-    if not folder.is_dir():
-        raise UsageError(f"--session {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"--session {path}: nothing can be written in {folder}")
+    if reason := why_unwritable(path):
+        raise UsageError(f"--session {path}: {reason}")
     is_new = not path.exists() or (path.is_file() and path.stat().st_size == 0)  # as mktemp makes
     return None if is_new else path
 

@@ -41,6 +41,21 @@ def replacing(path: Path, *, folder: Path | None = None) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+def why_unwritable(path: Path, *, makes_folders: bool = False) -> str | None:
+    """What would keep ``replacing`` from making ``path``, as far as its folder tells, or None.
+
+    ``makes_folders``: those that are missing are made before.
+    """
+    folder = Path(os.path.realpath(path)).parent
+    if makes_folders:
+        folder = next(each for each in (folder, *folder.parents) if each.exists())
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if not os.access(folder, os.W_OK):
+        return f"nothing can be written in {folder}"
+    return None
+
+
 def _sync_folder(folder: Path) -> None:
     """Puts the rename itself on the disk, where the file system can."""
     with suppress(OSError):

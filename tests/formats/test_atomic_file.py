@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o.formats.atomic_file import replacing
+from edgeh2o.formats.atomic_file import replacing, why_unwritable
 
 
 @pytest.fixture
@@ -82,3 +82,23 @@ def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert path.is_fifo()
+
+
+def test_a_folder_that_takes_no_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, blocked = tmp_path / "new" / "deep", tmp_path / "file"
+    blocked.touch()
+    link = tmp_path / "link"
+    link.symlink_to(missing / "a")
+    assert why_unwritable(tmp_path / "a") is why_unwritable(blocked) is None
+    for path in (missing / "a", link):
+        assert why_unwritable(path) == f"there is no folder {missing}"
+        assert why_unwritable(path, makes_folders=True) is None
+    for makes_folders in (False, True):
+        reason = why_unwritable(blocked / "a", makes_folders=makes_folders)
+        assert reason == f"there is no folder {blocked}"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert why_unwritable(tmp_path / "a") == f"nothing can be written in {tmp_path}"
+    reason = why_unwritable(missing / "a", makes_folders=True)
+    assert reason == f"nothing can be written in {tmp_path}"
