@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from ..formats.metadata import Metadata, StoredStrings
 from .vocabulary import Vocabulary, read_string_list
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from ._bpe import PairMerger
 
 MERGES_KEY = "tokenizer.ggml.merges"
@@ -43,44 +41,6 @@ def build_pair_merger(
         texts = merges.texts() if isinstance(merges, StoredStrings) else merges
         _check_merges(vocabulary.ids, texts)
         raise FormatError(f"the vocabulary cannot be used: {error}") from None
-
-
-def build_merger(
-    ids: Mapping[str, int],
-    merges: Sequence[str],
-    *,
-    unknown_id: int | None,
-    ignore_merges: bool = False,
-) -> tokenizers.Tokenizer:
-    """As ``build_pair_merger``, an object of the library ``tokenizers``.
-
-    ``unknown_id``, an id beyond the vocabulary, stands for characters without a token; None if
-    there are none such. ``ignore_merges`` takes words of the vocabulary as they are. Raises
-    ``FormatError`` for merges that are no pairs of known texts.
-    """
-    from tokenizers import Tokenizer, models
-
-    # The library panics over a merge that makes a text longer than any of the vocabulary.
-    longest = max(len(text.encode("utf-8")) for text in ids)
-    if len(set(merges)) != len(merges) or any(
-        len(merge.encode("utf-8", "surrogatepass")) - 1 > longest for merge in merges
-    ):
-        _check_merges(ids, merges)
-    vocab = dict(ids)
-    unknown = None
-    if unknown_id is not None:
-        unknown = "\0"
-        while unknown in vocab:
-            unknown += "\0"
-        vocab[unknown] = unknown_id
-    # BPE refuses what is not a pair of known texts; the checks then say which entry it is.
-    pairs = cast("list[tuple[str, str]]", [tuple(merge.split(" ")) for merge in merges])
-    try:
-        bpe = models.BPE(vocab, pairs, unk_token=unknown, ignore_merges=ignore_merges)
-    except Exception as error:
-        _check_merges(ids, merges)
-        raise FormatError(f"the vocabulary cannot be used: {error}") from error
-    return Tokenizer(bpe)
 
 
 def _check_merges(ids: Mapping[str, int], merges: Sequence[str]) -> None:

@@ -7,10 +7,10 @@ are built up by merging the pair of lowest rank, until no pair is left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .base import Tokenizer
-from .bpe import build_merger, build_pair_merger, read_merges
+from .bpe import build_pair_merger, read_merges
 from .pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
 from .special_tokens import Fragment
 from .vocabulary import (
@@ -20,7 +20,7 @@ from .vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Pipeline
+    import tokenizers
 
     from ..formats.metadata import StoredStrings
 
@@ -76,11 +76,14 @@ class ByteBpeTokenizer(Tokenizer):
         vocabulary = read_vocabulary(metadata)
         return cls(vocabulary, metadata, merges=read_merges(metadata), rule=rule)
 
-    def build_pipeline(self, merges: Sequence[str]) -> Pipeline:
+    def build_pipeline(self, merges: Sequence[str]) -> tokenizers.Tokenizer:
         """The same as an object of the library, without special tokens and decoder."""
-        pipeline = build_merger(
-            self._vocabulary.ids, merges, unknown_id=None, ignore_merges=self._rule.ignore_merges
-        )
+        from tokenizers import Tokenizer as Pipeline
+        from tokenizers import models
+
+        pairs = cast("list[tuple[str, str]]", [tuple(merge.split(" ")) for merge in merges])
+        ids = dict(self._vocabulary.ids)
+        pipeline = Pipeline(models.BPE(ids, pairs, ignore_merges=self._rule.ignore_merges))
         pipeline.pre_tokenizer = self._rule.build()
         return pipeline
 

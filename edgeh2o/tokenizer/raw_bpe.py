@@ -10,18 +10,22 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from .base import Tokenizer
-from .bpe import build_merger
+from .bpe import build_pair_merger, read_merges
 from .special_tokens import Fragment
 from .vocabulary import (
     BLANK,
     Vocabulary,
-    read_string_list,
     read_vocabulary,
     spell_piece,
     spell_token,
 )
+
+if TYPE_CHECKING:
+    from ..formats.metadata import StoredStrings
 
 _LINES = re.compile(r"[^\n]+|\n+")
 
@@ -60,7 +64,7 @@ class RawBpeTokenizer(Tokenizer):
         metadata: Mapping[str, object],
         *,
         model_name: str,
-        merges: Sequence[str],
+        merges: Sequence[str] | StoredStrings,
         rule: RawRule,
     ) -> None:
         """``merges`` are "left right" pairs of token texts, the first merged first."""
@@ -75,8 +79,8 @@ class RawBpeTokenizer(Tokenizer):
             _logger.warning("the file asks for no BOS token, but '%s' needs one", rule.name)
             self.add_bos = True
         self._rule = rule
-        self._unknown_id = len(vocabulary)
-        self._merger = build_merger(vocabulary.ids, merges, unknown_id=self._unknown_id)
+        self._merger = build_pair_merger(vocabulary, merges)
+        self._characters = frozenset(text for text in vocabulary.tokens if len(text) == 1)
         self._byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
 
     @classmethod
@@ -88,7 +92,7 @@ class RawBpeTokenizer(Tokenizer):
             read_vocabulary(metadata),
             metadata,
             model_name=model_name,
-            merges=read_string_list(metadata, "tokenizer.ggml.merges"),
+            merges=read_merges(metadata),
             rule=RAW_RULES[pre_name],
         )
 
@@ -107,24 +111,21 @@ class RawBpeTokenizer(Tokenizer):
             whole = self._vocabulary.ids.get(word)
             if whole is not None:
                 return [whole]
-        encoding = self._merger.encode(word, add_special_tokens=False)
-        ids: list[int] = encoding.ids
-        if self._unknown_id not in ids:
-            return ids
-        return list(self._spell_out(word, ids, encoding.offsets))
+        if self._characters.issuperset(word):
+            return self._merger.encode([word])
+        ids: list[int] = []
+        # What is no token is part of no merge: the runs between merge as if they were alone.
+        for is_known, run in groupby(word, self._characters.__contains__):
+            characters = "".join(run)
+            ids += self._merger.encode([characters]) if is_known else self._spell_out(characters)
+        return ids
 
-    def _spell_out(
-        self, word: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
-    ) -> Iterator[int]:
-        """The ids with the byte tokens of what is unknown; bytes without a token vanish."""
-        for token_id, (start, end) in zip(ids, offsets, strict=True):
-            if token_id != self._unknown_id:
-                yield token_id
-                continue
-            for byte in word[start:end].encode("utf-8"):
-                byte_id = self._byte_ids[byte]
-                if byte_id is not None:
-                    yield byte_id
+    def _spell_out(self, characters: str) -> Iterator[int]:
+        """The byte tokens of what is unknown; bytes without a token vanish."""
+        for byte in characters.encode("utf-8"):
+            byte_id = self._byte_ids[byte]
+            if byte_id is not None:
+                yield byte_id
 
     def _spell(self, token_id: int, kind: int) -> bytes:
         return spell_token(self._vocabulary, token_id, kind, spell_piece)

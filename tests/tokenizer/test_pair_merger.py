@@ -6,9 +6,9 @@ import random
 import struct
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from edgeh2o.tokenizer._bpe import PairMerger
-from edgeh2o.tokenizer.bpe import build_merger
 
 ALPHABET = "abcde\u0120\u4e00\U0001f600"
 
@@ -35,9 +35,10 @@ def make_vocabulary(seed: int) -> tuple[list[str], list[str]]:
 def test_ids_are_those_of_the_library(seed: int, ignore_merges: bool) -> None:
     tokens, merges = make_vocabulary(seed)
     merger = PairMerger(tokens, merges, ignore_merges=ignore_merges)
-    ids = {token: i for i, token in enumerate(tokens)}
     unknown_id = len(tokens)
-    library = build_merger(ids, merges, unknown_id=unknown_id, ignore_merges=ignore_merges)
+    ids = {token: i for i, token in enumerate([*tokens, "unknown"])}
+    pairs = [(left, right) for left, right in map(str.split, merges)]
+    library = Tokenizer(models.BPE(ids, pairs, unk_token="unknown", ignore_merges=ignore_merges))
     draw = random.Random(seed)
     words = ["".join(draw.choices(ALPHABET + "?", k=draw.randint(1, 90))) for _ in range(40)]
     words += [*tokens, *words]  # the second time from the cache
