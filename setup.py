@@ -108,7 +108,6 @@ cython_extensions = [
         ("edgeh2o.tokenizer._bpe", "edgeh2o/tokenizer/_bpe.pyx"),
         ("edgeh2o.tokenizer._spm", "edgeh2o/tokenizer/_spm.pyx"),
     )
-    if os.path.exists(source)
 ]
 
 n_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
