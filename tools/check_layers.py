@@ -54,6 +54,7 @@ CUDA_SUFFIXES = (".cu", ".cuh")
 # Types and constants only: no function that the linker could take from the wrong ISA.
 KERNEL_INTERFACES = frozenset({"quant/packed_format.h"})
 KERNEL_SYSTEM_HEADERS = frozenset({"cstddef", "cstdint"})
+CYTHON_SUFFIXES = (".pyx", ".pxd")
 CPP_SUFFIXES = (".h", ".cc", ".cpp", *CUDA_SUFFIXES)
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
@@ -74,12 +75,12 @@ class Violation:
 
 
 def check_python(root: Path) -> list[Violation]:
-    """Violations in the package root/edgeh2o, .py, .pyi and .pyx alike."""
+    """Violations in the package root/edgeh2o, those of Cython too."""
     package = root / "edgeh2o"
     ranks = {name: rank for rank, layer in enumerate(PYTHON_LAYERS) for name in layer}
     violations = []
-    for path in sorted(package.rglob("*.py*")):
-        if path.suffix not in (".py", ".pyi", ".pyx"):
+    for path in sorted(package.rglob("*.p*")):
+        if path.suffix not in (".py", ".pyi", *CYTHON_SUFFIXES):
             continue
         own = _top_module(path.relative_to(package).parts[0])
         if own not in ranks:
@@ -101,7 +102,7 @@ def _top_module(part: str) -> str:
 
 def _imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
     """(line, first name below edgeh2o) of every import of the package itself."""
-    found = _cython_imports(path) if path.suffix == ".pyx" else _ast_imports(path)
+    found = _cython_imports(path) if path.suffix in CYTHON_SUFFIXES else _ast_imports(path)
     # The package that contains the file: a relative import of level 1 starts there.
     containing = ("edgeh2o", *path.relative_to(package).parts[:-1])
     for line, level, module, name in found:

@@ -14,9 +14,10 @@ from libcpp.algorithm cimport pop_heap, push_heap
 from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
+from ._text cimport HASH_MULTIPLIER, character_length, hash_text
+
 import os
 
-cdef uint64_t MULTIPLIER = 0x9E3779B97F4A7C15
 # Words that are remembered with their ids, and the length in bytes up to which they are.
 cdef int MAX_CACHED_WORDS = 1 << 14
 cdef int MAX_CACHED_BYTES = 64
@@ -36,12 +37,6 @@ cdef struct Symbol:
     int32_t previous
     int32_t next
     bint is_taken  # by the symbol to its left
-
-
-cdef inline int character_length(char lead) noexcept nogil:
-    """Bytes of the UTF-8 sequence that ``lead`` begins."""
-    cdef unsigned char byte = <unsigned char>lead
-    return 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
 
 
 cdef Py_ssize_t count_stored(bytes strings) except -1:
@@ -145,7 +140,7 @@ cdef class PairMerger:
     cdef int add_token(self, str token) except -1:
         cdef Py_ssize_t size
         cdef const char* data = PyUnicode_AsUTF8AndSize(token, &size)
-        cdef uint64_t slot = self.hash_of(data, size) & (self.table.size() - 1)
+        cdef uint64_t slot = hash_text(data, size, self.seed) & (self.table.size() - 1)
         while self.table[slot] >= 0:
             slot = (slot + 1) & (self.table.size() - 1)
         self.table[slot] = <int32_t>(self.starts.size() - 1)
@@ -186,21 +181,9 @@ cdef class PairMerger:
         self.n_merges += 1
         return 0
 
-    cdef inline uint64_t hash_of(self, const char* text, Py_ssize_t length) noexcept nogil:
-        cdef uint64_t value = self.seed
-        cdef uint64_t word
-        cdef Py_ssize_t at = 0
-        while at < length:
-            word = 0
-            memcpy(&word, text + at, min(8, length - at))
-            value = (value ^ word) * MULTIPLIER
-            value ^= value >> 29
-            at += 8
-        return (value ^ <uint64_t>length) * MULTIPLIER >> 20
-
     cdef inline int32_t find(self, const char* text, Py_ssize_t length) noexcept nogil:
         """The id of a text, -1 if it is no token."""
-        cdef uint64_t slot = self.hash_of(text, length) & (self.table.size() - 1)
+        cdef uint64_t slot = hash_text(text, length, self.seed) & (self.table.size() - 1)
         cdef int32_t token_id
         cdef Py_ssize_t start
         while True:
@@ -217,8 +200,8 @@ cdef class PairMerger:
     cdef inline Merge* find_merge(self, int32_t left, int32_t right) noexcept nogil:
         """The merge of two tokens, or the empty slot where it would be."""
         cdef uint64_t ids = <uint64_t>left << 32 | <uint64_t>right
-        cdef uint64_t slot = (ids ^ self.seed) * MULTIPLIER
-        slot = ((slot ^ slot >> 32) * MULTIPLIER >> 40) & (self.merges.size() - 1)
+        cdef uint64_t slot = (ids ^ self.seed) * HASH_MULTIPLIER
+        slot = ((slot ^ slot >> 32) * HASH_MULTIPLIER >> 40) & (self.merges.size() - 1)
         while self.merges[slot].token_id >= 0 and self.merges[slot].halves != ids:
             slot = (slot + 1) & (self.merges.size() - 1)
         return &self.merges[slot]

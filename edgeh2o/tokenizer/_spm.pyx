@@ -14,13 +14,14 @@ from libcpp.algorithm cimport pop_heap, push_heap
 from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
+from ._text cimport HASH_MULTIPLIER, character_length, hash_text
+
 import secrets
 
 import numpy as np
 
 # Pairs of characters are hashed into so many bits; a quarter of a million pairs fill 6 %.
 cdef int PAIR_BITS = 22
-cdef uint64_t MULTIPLIER = 0x9E3779B97F4A7C15
 
 ctypedef pair[uint64_t, int32_t] Candidate
 
@@ -39,12 +40,6 @@ cdef struct Symbol:
     int32_t next
 
 
-cdef inline int character_length(char lead) noexcept nogil:
-    """Bytes of the UTF-8 sequence that ``lead`` begins."""
-    cdef unsigned char byte = <unsigned char>lead
-    return 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-
-
 cdef inline uint64_t pair_slot(const char* left, int n_left, const char* right, int n_right) \
         noexcept nogil:
     """The bit of two neighbouring characters; different pairs may share one."""
@@ -52,7 +47,7 @@ cdef inline uint64_t pair_slot(const char* left, int n_left, const char* right, 
     cdef uint32_t b = 0
     memcpy(&a, left, n_left)
     memcpy(&b, right, n_right)
-    return (((<uint64_t>a << 32) | b) * MULTIPLIER) >> (64 - PAIR_BITS)
+    return (((<uint64_t>a << 32) | b) * HASH_MULTIPLIER) >> (64 - PAIR_BITS)
 
 
 cdef class PieceMerger:
@@ -136,7 +131,7 @@ cdef class PieceMerger:
             return
         self.text.insert(self.text.end(), begin, begin + length)
         self.longest = max(self.longest, length)
-        slot = self.hash_of(begin, length)
+        slot = hash_text(begin, length, self.seed) & (self.table.size() - 1)
         while self.table[slot] >= 0:
             slot = (slot + 1) & (self.table.size() - 1)
         self.table[slot] = token_id
@@ -155,18 +150,6 @@ cdef class PieceMerger:
         cdef uint64_t slot = pair_slot(left, n_left, right, n_right)
         return self.joined[slot >> 3] >> (slot & 7) & 1
 
-    cdef inline uint64_t hash_of(self, const char* text, int32_t length) noexcept nogil:
-        cdef uint64_t value = self.seed
-        cdef uint64_t word
-        cdef int32_t at = 0
-        while at < length:
-            word = 0
-            memcpy(&word, text + at, min(8, length - at))
-            value = (value ^ word) * MULTIPLIER
-            value ^= value >> 29
-            at += 8
-        return (value * MULTIPLIER >> 20) & (self.table.size() - 1)
-
     cdef inline int32_t find(self, const char* text, int32_t length) noexcept nogil:
         """The id of a text, -1 if it is no piece."""
         cdef uint64_t slot
@@ -174,7 +157,7 @@ cdef class PieceMerger:
         cdef Piece* piece
         if length > self.longest:
             return -1
-        slot = self.hash_of(text, length)
+        slot = hash_text(text, length, self.seed) & (self.table.size() - 1)
         while True:
             token_id = self.table[slot]
             if token_id < 0:

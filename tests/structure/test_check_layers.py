@@ -41,6 +41,7 @@ def test_every_folder_of_the_sources_is_known() -> None:
         ("engine/generate.py", "from .. import LLM"),
         ("engine/_sampler.pyx", "from ..llm cimport LLM"),
         ("engine/_sampler.pyx", "import edgeh2o.cli"),
+        ("tokenizer/_text.pxd", "from ..llm cimport LLM"),
         ("_core.pyi", "from .config import ModelConfig"),
     ],
 )
