@@ -87,7 +87,7 @@ void Decoder::run_layers(const Step& step, Activations& a, KvCache& cache, Chunk
 
 // Rows of the residual stream that nobody reads after the last layer are left as they are.
 size_t Decoder::first_output_row(size_t layer, const Step& step) const {
-  if (step.all_rows || layer + 1 < config_.n_layers) return 0;
+  if (!outputs_last_row_only(layer, step.all_rows)) return 0;
   return step.end == PromptEnd::kLater ? step.n_tokens : step.n_tokens - 1;
 }
 

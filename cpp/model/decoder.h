@@ -83,10 +83,9 @@ class Decoder {
     bool all_rows;   // else the last layer's output is computed for the prompt's last token only
   };
 
-  // Whether the last layer writes its cache rows and nothing else, but for the last token of a prompt: its
-  // other outputs are read by no one unless all_rows are asked for.
+  // Whether a layer writes its cache rows and nothing else, but for the last token of a prompt.
   bool skips_attention(size_t layer, bool all_rows, const ChunkedAttention& attention) const {
-    return !all_rows && layer + 1 == config_.n_layers && attention.ends_dense(config_.window(layer));
+    return outputs_last_row_only(layer, all_rows) && attention.ends_dense(config_.window(layer));
   }
 
   // Runs all layers on a.x (filled by embed) and leaves the residual stream there.
@@ -101,6 +100,10 @@ class Decoder {
   void compute_some_logits(Activations& a, size_t first, size_t n_rows, float* out) const;
   void fill_rope_tables(const Step& step, size_t max_context, Activations& a) const;
   void project_qkv(size_t layer, PositionRange rows, const Step& step, Activations& a, KvCache& cache) const;
+  // The other outputs of the last layer are read by no one unless all_rows are asked for.
+  bool outputs_last_row_only(size_t layer, bool all_rows) const {
+    return !all_rows && layer + 1 == config_.n_layers;
+  }
   size_t first_output_row(size_t layer, const Step& step) const;
   void attend(size_t layer, const Step& step, Activations& a, KvCache& cache, ChunkedAttention& attention,
               const Observer& observer) const;
