@@ -28,6 +28,7 @@ AlignedBuffer::~AlignedBuffer() {
 }
 
 uint8_t* BlockPool::take(size_t n_bytes) {
+  if (n_bytes == 0) return nullptr;  // like an empty AlignedBuffer; there may be no block yet
   n_bytes = round_up(n_bytes, kAlignment);
   if (n_bytes > n_left_) {
     blocks_.emplace_back(std::max(n_bytes, kPoolBlockBytes));
