@@ -78,7 +78,7 @@ def best_rate(operations: Callable[[], int], n_rounds: int) -> float:
 def measure_peaks(isa: str, n_rounds: int) -> dict[str, float]:
     """Operations/s of float products and of 8-bit activations with 4- and 8-bit weights."""
     isa_module.use(isa)
-    kinds = ("f32", "q4", "q8", *(["bf16"] if _core.has_bf16_attention() else []))
+    kinds = (*_core.attention_precisions(), "q4", "q8")
     return {
         kind: best_rate(lambda kind=kind: _kernels.peak(isa, kind, 20_000), n_rounds)
         for kind in kinds
@@ -122,7 +122,7 @@ def measure_attention(isa: str, n_tokens: int, peaks: dict[str, float]) -> Itera
     q = random.standard_normal((n_tokens, N_HEADS, HEAD_DIM)).astype(np.float32)
     k, v = random.standard_normal((2, n_tokens, N_KV_HEADS, HEAD_DIM)).astype(np.float32)
     for precision, (name, chunk_size) in product(
-        [kind for kind in ("f32", "bf16") if kind in peaks],
+        _core.attention_precisions(),
         (("dense", 1024), ("h2o", 1024), ("h2o", 256)),
     ):
         best_s = np.inf
@@ -152,7 +152,13 @@ def measure_attention(isa: str, n_tokens: int, peaks: dict[str, float]) -> Itera
 
 
 def _format_peaks(peaks: dict[str, dict[str, float]]) -> str:
-    kinds = {"f32": "f32", "bf16": "bf16", "q4": "8-bit x 4-bit", "q8": "8-bit x 8-bit"}
+    kinds = {
+        "f32": "f32",
+        "bf16": "bf16",
+        "f16": "f16",
+        "q4": "8-bit x 4-bit",
+        "q8": "8-bit x 8-bit",
+    }
     header = ["ISA", *(f"{name} Gop/s" for name in kinds.values())]
     rows = [
         [isa, *(f"{of[kind] / 1e9:,.0f}" if kind in of else "-" for kind in kinds)]

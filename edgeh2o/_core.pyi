@@ -7,11 +7,11 @@ from typing_extensions import Buffer
 
 def available_isas() -> list[str]: ...
 def active_isa() -> str: ...
-def has_bf16_attention() -> bool:
-    """Whether the kernels in use have the ``precision`` "bf16"."""
+def attention_precisions() -> list[str]:
+    """Those of "f32", "bf16" and "f16" that the kernels in use have."""
 
-def prefers_bf16_attention() -> bool:
-    """Whether it is known to be faster with them than "f32"."""
+def best_attention_precision() -> str:
+    """The one that is fastest with them, as far as is known."""
 
 def use_isa(name: str) -> None: ...
 def set_num_threads(n: int) -> None: ...
@@ -239,7 +239,8 @@ class ChunkedAttention:
     head_dim is a multiple of 8. Rows may lie apart, as those of a fused QKV do. Sizes that do not
     fit raise ValueError. A ``soft_cap`` bounds logits by ``soft_cap * tanh(logit / soft_cap)``.
     ``precision`` is what the products of ``run`` take: "f32", or queries, keys, weights and values
-    rounded to "bf16" and summed in float32. ``decode`` is float32 always.
+    rounded to "bf16" and summed in float32, or rounded to "f16", 32 products summed in float16 and
+    these sums in float32. ``decode`` is float32 always.
 
     q and k are taken to have the rotary embedding applied, unless ``rotary`` gives the cos and sin
     of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then

@@ -25,8 +25,11 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         size_t panel_cols
         size_t tile_rows
         cbool is_signed(PackedFormat)
+    cdef cppclass AttentionKernels:
+        uint64_t (*peak)(float*, size_t) noexcept
     cdef cppclass KernelTable:
         const char* name
+        AttentionKernels[3] attention
         PackLayout layout
         void (*rms_norm_f32)(float*, const float*, const float*, size_t, float) noexcept
         void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
@@ -41,8 +44,6 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
-        uint64_t (*peak_bf16)(float*, size_t) noexcept
-        uint64_t (*peak_f32)(float*, size_t) noexcept
         uint64_t (*peak_q4)(float*, size_t) noexcept
         uint64_t (*peak_q8)(float*, size_t) noexcept
     const KernelTable& find_kernel_table(const string&) except +
@@ -112,28 +113,27 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", or "q4" or "q8", the weights.
+    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", "f16", or "q4" or "q8", the
+    weights.
 
-    Returns the number of multiplications and additions. Raises ValueError for "bf16" where the instruction set has
-    no such products.
+    Returns the number of multiplications and additions. Raises ValueError for a float type of which the instruction
+    set has no products.
     """
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
-    kinds = ("f32", "bf16", "q4", "q8")
+    kinds = ("f32", "bf16", "f16", "q4", "q8")
     if kind not in kinds:
         raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
-    if kind == "bf16" and table.peak_bf16 == NULL:
-        raise ValueError(f"{isa} has no products of bf16")
     cdef int which = kinds.index(kind)
+    if which < 3 and table.attention[which].peak == NULL:
+        raise ValueError(f"{isa} has no products of {kind}")
     for i in range(16):
         out[i] = 0
     with nogil:
-        if which == 0:
-            n_operations = table.peak_f32(&out[0], n_rounds)
-        elif which == 1:
-            n_operations = table.peak_bf16(&out[0], n_rounds)
-        elif which == 2:
+        if which < 3:
+            n_operations = table.attention[which].peak(&out[0], n_rounds)
+        elif which == 3:
             n_operations = table.peak_q4(&out[0], n_rounds)
         else:
             n_operations = table.peak_q8(&out[0], n_rounds)

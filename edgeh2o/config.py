@@ -19,7 +19,7 @@ MAX_CONTEXT = 2**31 - 1
 MAX_BATCH = 2**20
 MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32", "q8_0")
-ATTENTION_PRECISIONS = ("auto", "f32", "bf16")
+ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
 
 
 def option(

@@ -42,19 +42,19 @@ def use(name: str) -> None:
 
 
 def attention_precision(name: str, *, has_key_bias: bool = False) -> str:
-    """The number type that the products of prefill attention take: "f32" or "bf16".
+    """The number type that the products of prefill attention take: "f32", "bf16" or "f16".
 
-    "auto" is what the instruction set in use is known to be faster with, and "f32" for keys with a
+    "auto" is what the instruction set in use is known to be fastest with, and "f32" for keys with a
     bias: Qwen 2 has some in the hundreds, where a step of bf16 is 1 or 2. Raises UsageError for
-    "bf16" where it has no such products.
+    a type of which it has no products.
     """
     from . import _core
 
     if name == "auto":
-        return "bf16" if _core.prefers_bf16_attention() and not has_key_bias else "f32"
-    if name == "bf16" and not _core.has_bf16_attention():
+        return "f32" if has_key_bias else _core.best_attention_precision()
+    if name not in _core.attention_precisions():
         raise UsageError(
-            f"attention_precision (--attention-precision) bf16: the instruction set {active()} "
+            f"attention_precision (--attention-precision) {name}: the instruction set {active()} "
             "has no such products; use auto or f32"
         )
     return name

@@ -55,8 +55,8 @@ from edgeh2o.errors import UsageError
         (RuntimeConfig, {"cache_type": "q3"}, r"--cache-type.*one of f16, .*got 'q3'"),
         (
             RuntimeConfig,
-            {"attention_precision": "f16"},
-            r"--attention-precision.*one of auto, f32, bf16, got 'f16'",
+            {"attention_precision": "f8"},
+            r"--attention-precision.*one of auto, f32, bf16, f16, got 'f8'",
         ),
     ],
 )

@@ -54,11 +54,16 @@ def test_attention_precisions(name: str) -> None:
         assert isa.attention_precision("f32") == "f32"
         assert isa.attention_precision("auto") == ("bf16" if name == "avx512bf16" else "f32")
         assert isa.attention_precision("auto", has_key_bias=True) == "f32"
-        if name in ("scalar", "avx512bf16", "neon_i8mm"):
-            assert isa.attention_precision("bf16") == "bf16"
-        else:
-            with pytest.raises(UsageError, match=f"bf16: the instruction set {name} has no such"):
-                isa.attention_precision("bf16")
+        having = {
+            "bf16": ("scalar", "avx512bf16", "neon_i8mm"),
+            "f16": ("scalar", "neon_dotprod", "neon_i8mm"),
+        }
+        for narrow, names in having.items():
+            if name in names:
+                assert isa.attention_precision(narrow) == narrow
+            else:
+                with pytest.raises(UsageError, match=f"{narrow}: the instruction set {name} has"):
+                    isa.attention_precision(narrow)
     finally:
         isa.use(before)
 

@@ -5,6 +5,7 @@
 #include "base/parallel.h"
 #include "bindings/register.h"
 #include "isa/select.h"
+#include "ops/attention_sizes.h"
 #include "quant/packed_matrix.h"
 
 namespace py = pybind11;
@@ -18,8 +19,9 @@ PYBIND11_MODULE(_core, module) {
     return names;
   });
   module.def("active_isa", [] { return active_kernel_table().name; });
-  module.def("has_bf16_attention", [] { return active_kernel_table().attention_bf16.values_per_word > 0; });
-  module.def("prefers_bf16_attention", [] { return active_kernel_table().prefers_bf16; });
+  module.def("attention_precisions", [] { return attention_precisions(active_kernel_table()); });
+  module.def("best_attention_precision",
+             [] { return attention_precision_name(active_kernel_table().best_precision); });
   module.def("use_isa", &use_isa, py::arg("name"));
   module.def("set_num_threads", &set_num_threads, py::arg("n"));
   module.def("num_threads", &num_threads);

@@ -4,6 +4,9 @@
 #include "isa/kernel_table.h"
 #include "kernels/exp-inl.h"
 #include "kernels/gemm_f32-inl.h"
+//
+#include "kernels/gemm_f16-inl.h"
+//
 #include "kernels/gemm_q8-inl.h"
 #include "kernels/gemv_q8-inl.h"
 #include "kernels/quantize_q8-inl.h"
@@ -36,19 +39,10 @@ inline constexpr uint32_t kSignedBit =
 template <typename Products, bool kExists>
 constexpr AttentionKernels attention_kernels() {
   if constexpr (kExists) {
-    return {Products::kValuesPerWord, pack_queries<Products>,   pack_keys<Products>,
-            pack_values<Products>,    attention_tile<Products>, column_sums<Products>};
+    return {Products::kValuesPerWord, pack_queries<Products>, pack_keys<Products>, pack_values<Products>,
+            attention_tile<Products>, column_sums<Products>,  peak_float<Products>};
   } else {
     return {};
-  }
-}
-
-template <typename Products>
-constexpr uint64_t (*peak_bf16())(float*, size_t) {
-  if constexpr (simd::kHasBf16) {
-    return peak_float<Products>;
-  } else {
-    return nullptr;
   }
 }
 
@@ -57,9 +51,9 @@ extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED), simd::kGemmF32Rows},
-    attention_kernels<F32Products, true>(),
-    attention_kernels<Bf16Products, simd::kHasBf16>(),
-    simd::kPrefersBf16,
+    {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
+     attention_kernels<F16Products<simd::Halves>, simd::kHasF16>()},
+    simd::kPrefersBf16 ? AttentionPrecision::kBf16 : AttentionPrecision::kF32,
     quantize_q8p_f32,
     unpack_q_qp,
     gemm_f32_q8_qp,
@@ -80,8 +74,6 @@ const KernelTable kTable = {
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,
-    peak_bf16<Bf16Products>(),
-    peak_float<F32Products>,
     peak_q8<4>,
     peak_q8<8>,
 };

@@ -21,7 +21,7 @@ struct PackLayout {
 
 // Prefill attention, by what it multiplies. Buffers are 32-bit words of values_per_word values.
 struct AttentionKernels {
-  size_t values_per_word;  // 1: f32, 2: bf16; 0: the ISA has not got these
+  size_t values_per_word;  // 1: f32, 2: bf16 or f16; 0: the ISA has not got these
   void (*pack_queries)(float* out, const float* x, float factor, size_t n);
   void (*pack_keys)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
                     size_t head_dim);
@@ -29,13 +29,14 @@ struct AttentionKernels {
                       size_t n_keys, size_t head_dim);
   void (*attention_tile)(const AttentionTile&, const AttentionPiece&);
   void (*column_sums)(float* sums, const AttentionTile&, const AttentionPiece&, const float* row_weights);
+  uint64_t (*peak)(float* out, size_t n_rounds);  // benchmark; returns the multiplications and additions
 };
 
 struct KernelTable {
   const char* name;
   PackLayout layout;
-  AttentionKernels attention_f32, attention_bf16;
-  bool prefers_bf16;  // attention_bf16 is known to be the faster
+  AttentionKernels attention[kAttentionPrecisions];  // by AttentionPrecision
+  AttentionPrecision best_precision;                 // the fastest, as far as is known
 
   void (*quantize_q8p_f32)(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
                            size_t depth);
@@ -65,10 +66,7 @@ struct KernelTable {
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType, const AttentionTile&, const void* k, const void* v, size_t n_keys);
 
-  // Benchmarks; they return the number of multiplications and additions. peak_bf16: null without
-  // attention_bf16.
-  uint64_t (*peak_bf16)(float* out, size_t n_rounds);
-  uint64_t (*peak_f32)(float* out, size_t n_rounds);
+  // As AttentionKernels::peak.
   uint64_t (*peak_q4)(float* out, size_t n_rounds);
   uint64_t (*peak_q8)(float* out, size_t n_rounds);
 };

@@ -63,27 +63,36 @@ EH2O_INLINE void blend_row(float* out, const float* x, float a, float b, size_t 
   });
 }
 
-// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks, depth in words. Fixed strides of B
-// leave the registers for the pointers to the rows of A.
+// C[n_rows][nr] (+)= A[n_rows][depth] * B[depth][nr] for whole row blocks; a_stride is in words. Fixed
+// strides of B leave the registers for the pointers to the rows of A.
 template <typename Products, bool kAccumulate>
 __attribute__((noinline)) void multiply_panel(float* c, size_t c_stride, const float* a, size_t a_stride,
                                               const float* b, size_t n_rows, size_t depth) {
-  for (size_t row = 0; row < n_rows; row += simd::kGemmF32Rows) {
-    gemm_f32_tile<Products, simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b,
-                                                kGemmF32Columns, depth, kGemmF32Columns, kAccumulate);
+  constexpr size_t kRows = simd::kGemmF32Rows;
+  const size_t n_words = (depth + Products::kValuesPerWord - 1) / Products::kValuesPerWord;
+  for (size_t row = 0; row < n_rows; row += kRows) {
+    float* out = c + row * c_stride;
+    const float* rows = a + row * a_stride;
+    if constexpr (Products::kAreShort) {
+      Products::template multiply_tile<kRows>(out, c_stride, rows, a_stride, b, depth, kAccumulate);
+    } else {
+      gemm_f32_tile<Products, kRows>(out, c_stride, rows, a_stride, b, kGemmF32Columns, n_words,
+                                     kGemmF32Columns, kAccumulate);
+    }
   }
 }
 
 template <typename Products>
 void attention_scores(const AttentionTile& tile, const AttentionPiece& piece, const VisibleKeys& visible,
                       size_t n_padded) {
-  const size_t n_keys = visible.keys_of_last_row(), depth = tile.head_dim / Products::kValuesPerWord;
+  const size_t n_keys = visible.keys_of_last_row(), n_words = tile.head_dim / Products::kValuesPerWord;
   const size_t first_key = visible.hidden_from_query(0) / kGemmF32Columns * kGemmF32Columns;
   for (size_t key = first_key; key < n_keys; key += kGemmF32Columns) {
     const size_t row = visible.first_row_of_key(key);
     const size_t end_row = visible.end_row_of_key(key + kGemmF32Columns - 1, n_padded);
     multiply_panel<Products, false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
-                                    tile.q + row * depth, depth, piece.k + key * depth, end_row - row, depth);
+                                    tile.q + row * n_words, n_words, piece.k + key * n_words, end_row - row,
+                                    tile.head_dim);
   }
 }
 
@@ -148,7 +157,7 @@ void attention_values(const AttentionTile& tile, const AttentionPiece& piece, co
       const auto multiply = [&](size_t row, size_t n_rows, size_t depth) {
         multiply_panel<Products, true>(tile.o + row * tile.o_stride + col, tile.o_stride,
                                        tile.weights + row * tile.weight_stride + key / kPerWord,
-                                       tile.weight_stride, v, n_rows, (depth + kPerWord - 1) / kPerWord);
+                                       tile.weight_stride, v, n_rows, depth);
       };
       size_t row = first_row;
       while (row < end_row && visible.keys_of_row_block(row) < key + n_block) {  // on the diagonal

@@ -13,17 +13,19 @@
 
 namespace edgeh2o {
 
-// What the products of prefill attention take: f32, or queries, keys, weights and values rounded to bf16,
-// with sums in f32. Words of a bf16 operand hold two values that are neighbours in depth.
-enum class AttentionPrecision : uint8_t { kF32, kBf16 };
+// What the products of prefill attention take: f32, or queries, keys, weights and values rounded to bf16 with
+// sums in f32, or to f16 with sums of 32 products in f16 and the rest in f32.
+enum class AttentionPrecision : uint8_t { kF32, kBf16, kF16 };
+inline constexpr size_t kAttentionPrecisions = 3;
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
 // AttentionPiece::n_hidden without a window: far below any number of queries.
 inline constexpr ptrdiff_t kNoneHidden = PTRDIFF_MIN / 2;
 
-// Keys and values as panels of nr = PackLayout::panel_cols columns, in words of vpw =
-// AttentionKernels::values_per_word values.
+// Keys and values as panels of nr = PackLayout::panel_cols columns, in 32-bit words of vpw =
+// AttentionKernels::values_per_word values. Two bf16 of a word are neighbours in depth; of f16 a panel is
+// [depth][nr] values, which takes as many words.
 struct AttentionPiece {
   const float* k = nullptr;   // [ceil(n_keys / nr)][head_dim / vpw][nr]: keys transposed, padded with zeros
   const float* v = nullptr;   // [ceil(head_dim / nr)][v_panel_stride]: per panel [ceil(n_keys / vpw)][nr]

@@ -6,10 +6,12 @@ namespace edgeh2o::EH2O_ISA {
 
 inline constexpr size_t kGemmF32Columns = simd::kGemmF32Vectors * simd::kLanes;
 
-// What a 32-bit word of A and B holds: an f32 value, or two bf16 values that are neighbours in depth.
-// Templates, so that an ISA without the second need not have its functions.
+// What a 32-bit word of A and B holds: an f32 value, or two bf16 values that are neighbours in depth; or two
+// f16 values, neighbours in depth in A and columns side by side in B (gemm_f16-inl.h). Templates, so that an
+// ISA without the others need not have their functions.
 struct F32Products {
-  static constexpr size_t kValuesPerWord = 1;
+  static constexpr size_t kValuesPerWord = 1, kDepthPerWord = 1;  // of A; of B
+  static constexpr bool kAreShort = false;                        // added by the tile below
   template <typename Vector>
   static EH2O_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     return simd::mul_add(a, b, c);
@@ -21,9 +23,14 @@ struct F32Products {
   }
   // Values [i, i + kLanes) of words.
   static EH2O_INLINE simd::F32 load_values(const float* words, size_t i) { return simd::load(words + i); }
+  // Columns [i, i + kLanes) of a panel of B.
+  static EH2O_INLINE void store_columns(float* panel, size_t i, simd::F32 columns) {
+    simd::store(panel + i, columns);
+  }
 };
 struct Bf16Products {
-  static constexpr size_t kValuesPerWord = 2;
+  static constexpr size_t kValuesPerWord = 2, kDepthPerWord = 2;
+  static constexpr bool kAreShort = false;
   template <typename Vector>
   static EH2O_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     using namespace simd;
@@ -46,6 +53,9 @@ struct Bf16Products {
   }
   static EH2O_INLINE simd::F32 load_values(const float* words, size_t i) {
     return simd::load_bf16(reinterpret_cast<const uint16_t*>(words) + i);
+  }
+  static EH2O_INLINE void store_columns(float* panel, size_t i, simd::F32 columns) {
+    simd::store(panel + i, columns);
   }
 };
 

@@ -1,13 +1,13 @@
-// Queries, and cached key and value rows, to what the attention tile multiplies: f32 values, or words of two
-// bf16 that are neighbours in depth (gemm_f32-inl.h).
+// Queries, and cached key and value rows, to what the attention tile multiplies (gemm_f32-inl.h,
+// gemm_f16-inl.h).
 
 namespace edgeh2o::EH2O_ISA {
 
-// Words [word, word + count) of a cached row of which every word holds kValuesPerWord dimensions.
+// Words [word, word + count) of a cached row of which every word holds kDepthPerWord dimensions.
 template <typename Products, CacheType kType, typename Count>
 EH2O_INLINE simd::F32 load_words(const uint8_t* row, size_t word, Count count) {
   using namespace simd;
-  if constexpr (Products::kValuesPerWord == 1) {
+  if constexpr (Products::kDepthPerWord == 1) {
     return load_cached<kType>(row, word, count);
   } else if constexpr (!std::is_same_v<Count, size_t>) {
     return Products::narrow(load_cached<kType>(row, 2 * word, count),
@@ -44,8 +44,9 @@ void pack_queries(float* out, const float* x, float factor, size_t n) {
 template <typename Products, CacheType kType>
 void pack_key_panels(float* out, const void* rows, const int32_t* positions, size_t n_keys, size_t head_dim) {
   using namespace simd;
-  const size_t n_words = head_dim / Products::kValuesPerWord;
-  for (size_t key = 0; key < n_keys; key += kGemmF32Columns, out += n_words * kGemmF32Columns) {
+  const size_t n_words = head_dim / Products::kDepthPerWord;
+  const size_t panel_floats = head_dim / Products::kValuesPerWord * kGemmF32Columns;
+  for (size_t key = 0; key < n_keys; key += kGemmF32Columns, out += panel_floats) {
     for (size_t col = 0; col < kGemmF32Columns; col += kLanes) {
       const size_t first = key + col, n_left = first < n_keys ? n_keys - first : 0;
       for_each_vector(n_words, [&](size_t word, auto count) {
@@ -60,13 +61,15 @@ void pack_key_panels(float* out, const void* rows, const int32_t* positions, siz
           for (size_t i = 0; i < kLanes; ++i) block[i] = i < n_left ? load_key(i) : zero();
         }
         transpose(block);
-        for (size_t j = 0; j < count; ++j) store(out + (word + j) * kGemmF32Columns + col, block[j]);
+        for (size_t j = 0; j < count; ++j) {
+          Products::store_columns(out, (word + j) * kGemmF32Columns + col, block[j]);
+        }
       });
     }
   }
 }
 
-// out: [ceil(n_keys / nr)][head_dim / values per word][nr], columns beyond n_keys are 0. positions: null for
+// out: [ceil(n_keys / nr)][head_dim][nr] values, columns beyond n_keys are 0. positions: null for
 // rows 0, 1, 2, ...
 template <typename Products>
 void pack_keys(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_keys,
@@ -80,8 +83,9 @@ template <typename Products, CacheType kType>
 void pack_value_panels(float* out, size_t panel_stride, const void* rows, const int32_t* positions,
                        size_t n_keys, size_t head_dim) {
   using namespace simd;
-  constexpr size_t kPerWord = Products::kValuesPerWord;
-  for (size_t key = 0; key < n_keys; key += kPerWord, out += kGemmF32Columns) {
+  constexpr size_t kPerWord = Products::kDepthPerWord;
+  panel_stride *= Products::kValuesPerWord / kPerWord;
+  for (size_t key = 0, first = 0; key < n_keys; key += kPerWord, first += kGemmF32Columns) {
     const uint8_t* row = gathered_row<kType>(rows, positions, key, head_dim);
     const uint8_t* next =
         key + 1 < n_keys && kPerWord == 2 ? gathered_row<kType>(rows, positions, key + 1, head_dim) : nullptr;
@@ -90,13 +94,14 @@ void pack_value_panels(float* out, size_t panel_stride, const void* rows, const 
       if constexpr (kPerWord == 2) {
         words = Products::interleave(words, next ? load_cached<kType>(next, dim, count) : zero());
       }
-      store(out + dim / kGemmF32Columns * panel_stride + dim % kGemmF32Columns, words);
+      Products::store_columns(out, first + dim / kGemmF32Columns * panel_stride + dim % kGemmF32Columns,
+                              words);
     });
   }
 }
 
-// out: [ceil(head_dim / nr)][panel_stride], per panel [ceil(n_keys / values per word)][nr]; columns beyond
-// head_dim are unspecified, the value beyond an odd n_keys is 0.
+// out: [ceil(head_dim / nr)][panel_stride words], per panel [n_keys][nr] values; columns beyond head_dim are
+// unspecified, the value beyond an odd n_keys is 0 if words hold two keys.
 template <typename Products>
 void pack_values(CacheType type, float* out, size_t panel_stride, const void* rows, const int32_t* positions,
                  size_t n_keys, size_t head_dim) {

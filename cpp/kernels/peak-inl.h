@@ -13,7 +13,8 @@ EH2O_INLINE void hide(V& v) {
 #endif
 }
 
-// Of products in f32, or of bf16 pairs. Returns the number of multiplications and additions; out: [kLanes].
+// Of products in f32, or of words of two values. Returns the number of multiplications and additions; out:
+// [kLanes].
 template <typename Products>
 uint64_t peak_float(float* out, size_t n_rounds) {
   using namespace simd;

@@ -6,7 +6,7 @@ namespace edgeh2o {
 namespace {
 
 // Floats of a thread: q, weights, o, then m, l, memory_m and two rows of factors.
-size_t tile_floats(const AttentionSizes& sizes, const AttentionShape& shape) {
+size_t tile_floats(const AttentionSizes& sizes) {
   const size_t per_row = sizes.key_words + sizes.weight_stride + sizes.o_stride + 5;
   return round_up(sizes.tile_rows * per_row, kAlignment / sizeof(float));
 }
@@ -30,14 +30,14 @@ void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const Att
   }
   heads = arena.take<HeadWork>(n_heads);
   order = arena.take<size_t>(shape.n_kv_heads);
-  tiles = arena.take<float>(n_threads * tile_floats(sizes, shape));
+  tiles = arena.take<float>(n_threads * tile_floats(sizes));
 }
 
 TileScratch AttentionBuffers::tile_scratch(const AttentionSizes& sizes, const AttentionShape& shape,
                                            size_t thread) const {
   TileScratch scratch;
   AttentionTile& tile = scratch.tile;
-  float* next = tiles + thread * tile_floats(sizes, shape);
+  float* next = tiles + thread * tile_floats(sizes);
   const auto take_rows = [&](size_t row_floats) {
     float* rows = next;
     next += sizes.tile_rows * row_floats;

@@ -1,6 +1,7 @@
 #include "ops/attention_sizes.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/arena.h"
 #include "base/check.h"
@@ -15,18 +16,34 @@ constexpr size_t kPieceKeys = 1024;
 // Bounds the partial column sums of a chunk.
 constexpr size_t kMaxTasks = 32;
 
+constexpr const char* kPrecisionNames[kAttentionPrecisions] = {"f32", "bf16", "f16"};
+
 }  // namespace
 
-const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision) {
-  const AttentionKernels& kernels =
-      precision == AttentionPrecision::kBf16 ? table.attention_bf16 : table.attention_f32;
-  EH2O_CHECK(kernels.values_per_word > 0, "the instruction set ", table.name, " has no bf16 attention");
-  return kernels;
+const char* attention_precision_name(AttentionPrecision precision) {
+  return kPrecisionNames[static_cast<size_t>(precision)];
 }
 
 AttentionPrecision parse_attention_precision(const std::string& name) {
-  EH2O_CHECK(name == "f32" || name == "bf16", "precision = '", name, "' is not f32 or bf16");
-  return name == "bf16" ? AttentionPrecision::kBf16 : AttentionPrecision::kF32;
+  const auto* end = std::end(kPrecisionNames);
+  const auto* found = std::find(std::begin(kPrecisionNames), end, name);
+  EH2O_CHECK(found != end, "precision = '", name, "' is not f32, bf16 or f16");
+  return static_cast<AttentionPrecision>(found - std::begin(kPrecisionNames));
+}
+
+const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision) {
+  const AttentionKernels& kernels = table.attention[static_cast<size_t>(precision)];
+  EH2O_CHECK(kernels.values_per_word > 0, "the instruction set ", table.name, " has no ",
+             attention_precision_name(precision), " attention");
+  return kernels;
+}
+
+std::vector<std::string> attention_precisions(const KernelTable& table) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < kAttentionPrecisions; ++i) {
+    if (table.attention[i].values_per_word > 0) names.emplace_back(kPrecisionNames[i]);
+  }
+  return names;
 }
 
 size_t AttentionShape::longest_chunk() const { return std::min({chunk_size, batch_size, max_context}); }

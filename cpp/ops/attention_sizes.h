@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "isa/kernel_table.h"
 #include "sparse/sparse_policy.h"
@@ -12,8 +13,14 @@ namespace edgeh2o {
 // The table's kernels of a precision. Throws std::invalid_argument if it has none.
 const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision);
 
-// "f32" or "bf16". Throws std::invalid_argument for other names.
+// "f32", "bf16", "f16".
+const char* attention_precision_name(AttentionPrecision precision);
+
+// Throws std::invalid_argument for other names.
 AttentionPrecision parse_attention_precision(const std::string& name);
+
+// Names of the precisions that the table has kernels of.
+std::vector<std::string> attention_precisions(const KernelTable& table);
 
 struct AttentionShape {
   size_t n_layers = 1;

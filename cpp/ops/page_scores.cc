@@ -21,7 +21,7 @@ void PageScores::score(size_t kv_head, MatView<const float> queries, const float
   const size_t dim = head_dim_, width = 2 * dim, group_size = queries.cols / dim;
   AttentionPiece piece;
   float* panels = panels_ + kv_head * max_keys_ * width;
-  table_.attention_f32.pack_keys(CacheType::kF32, panels, bounds, nullptr, n_pages, width);
+  kernels_.pack_keys(CacheType::kF32, panels, bounds, nullptr, n_pages, width);
   piece.k = panels;
   piece.v = panels;  // not read
   piece.n_keys = n_pages;
@@ -52,13 +52,13 @@ void PageScores::score(size_t kv_head, MatView<const float> queries, const float
       }
     }
     std::memset(q + tile.n_rows * width, 0, (tile_rows() - tile.n_rows) * width * sizeof(float));
-    table_.attention_f32.attention_tile(tile, piece);
+    kernels_.attention_tile(tile, piece);
     for (size_t i = 0; i < tile.n_rows; ++i) {
       float* weights = tile.weights + i * tile.weight_stride;
       for (size_t page = 0; page < n_pages; ++page) weights[page] *= weights[page];
       factors[i] = 1.0f / (tile.l[i] * tile.l[i]);
     }
-    table_.attention_f32.column_sums(sums, tile, piece, factors);
+    kernels_.column_sums(sums, tile, piece, factors);
   }
   std::copy_n(sums, n_pages, out);
 }

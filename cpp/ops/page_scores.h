@@ -12,6 +12,7 @@ class PageScores final : public PageScorer {
  public:
   PageScores(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs)
       : table_(table),
+        kernels_(attention_kernels(table, AttentionPrecision::kF32)),
         n_kv_heads_(shape.n_kv_heads),
         head_dim_(shape.head_dim),
         max_keys_(round_up(needs.max_scored_pages, table.layout.panel_cols)),
@@ -30,6 +31,7 @@ class PageScores final : public PageScorer {
   static constexpr size_t kTileBlocks = 4;
 
   const KernelTable& table_;
+  const AttentionKernels& kernels_;
   size_t n_kv_heads_, head_dim_;
   size_t max_keys_;  // pages, rounded up to panels; 0: nobody asks
   float scale_, soft_cap_;

@@ -21,6 +21,8 @@ inline constexpr int32_t kDotBias = 0;
 // 3 x 2 accumulators and their f32 sums fit in 16 registers; 4 x 2 spill (85 against 105 GOP/s on Cascade
 // Lake).
 inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
+inline constexpr bool kHasF16 = false;
+struct Halves;
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;

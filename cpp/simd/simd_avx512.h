@@ -23,6 +23,8 @@ inline constexpr bool kHasBf16 = true, kPrefersBf16 = true;
 #else
 inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 #endif
+inline constexpr bool kHasF16 = false;
+struct Halves;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 2;

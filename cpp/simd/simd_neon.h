@@ -30,6 +30,11 @@ inline constexpr bool kHasBf16 = true, kPrefersBf16 = false;
 #else
 inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 #endif
+#ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC
+inline constexpr bool kHasF16 = true;
+#else
+inline constexpr bool kHasF16 = false;
+#endif
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
@@ -97,6 +102,36 @@ EH2O_INLINE void transpose(F32 (&rows)[kLanes]) {
 EH2O_INLINE F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 EH2O_INLINE F32 set1_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(p))); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+#ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC
+struct Halves {
+  using V = float16x8_t;
+  static EH2O_INLINE V zero() { return vreinterpretq_f16_u16(vdupq_n_u16(0)); }
+  static EH2O_INLINE V load(const uint16_t* p) { return vreinterpretq_f16_u16(vld1q_u16(p)); }
+  static EH2O_INLINE V set1(const uint16_t* p) { return vreinterpretq_f16_u16(vld1q_dup_u16(p)); }
+  static EH2O_INLINE V mul_add(V a, V b, V c) { return vfmaq_f16(c, a, b); }
+  // gcc 12 does not keep `a` in the lower 16 registers, where its lanes can be named, and copies every lane.
+  template <size_t I>
+  static EH2O_INLINE V mul_lane(Index<I>, V a, V b) {
+    V c;
+    __asm__("fmul %0.8h, %1.8h, %2.h[%3]" : "=w"(c) : "w"(b), "x"(a), "i"(I));
+    return c;
+  }
+  template <size_t I>
+  static EH2O_INLINE V mul_add_lane(Index<I>, V a, V b, V c) {
+    __asm__("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(c) : "w"(b), "x"(a), "i"(I));
+    return c;
+  }
+  static EH2O_INLINE F32 low(V v) { return vcvt_f32_f16(vget_low_f16(v)); }
+  static EH2O_INLINE F32 high(V v) { return vcvt_high_f32_f16(v); }
+  static EH2O_INLINE V from_words(F32 words) { return vreinterpretq_f16_f32(words); }
+  static EH2O_INLINE F32 to_words(V v) { return vreinterpretq_f32_f16(v); }
+  static EH2O_INLINE F32 narrow(F32 low, F32 high) {
+    return to_words(vcvt_high_f16_f32(vcvt_f16_f32(low), high));
+  }
+};
+#else
+struct Halves;
+#endif
 EH2O_INLINE F32 load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 EH2O_INLINE F32 narrow_bf16(F32 low, F32 high) {

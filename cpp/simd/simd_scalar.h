@@ -21,6 +21,8 @@ inline constexpr int32_t kDotBias = 0;
 inline constexpr bool kHasBf16 = true;
 // Faster than f32 products, as far as is known.
 inline constexpr bool kPrefersBf16 = false;
+// Halves (below) exists.
+inline constexpr bool kHasF16 = true;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
@@ -159,6 +161,75 @@ EH2O_INLINE F32 set1_f16(const uint16_t* p) { return set1(f16_to_f32(*p)); }
 EH2O_INLINE void store_f16(uint16_t* p, F32 v) {
   for (size_t i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v.lane[i]);
 }
+
+// A further rounding, to f16, then rounds x itself (Boldo and Melquiond 2008).
+EH2O_INLINE float round_to_odd(double x) {
+  float nearest = static_cast<float>(x);
+  if (nearest == x) return nearest;
+  uint32_t bits;
+  std::memcpy(&bits, &nearest, 4);
+  if (bits % 2 == 0) bits += std::fabs(nearest) < std::fabs(x) ? 1 : -1;
+  std::memcpy(&nearest, &bits, 4);
+  return nearest;
+}
+
+// Vectors of 2 kLanes f16 whose products are added in f16.
+struct Halves {
+  struct V {
+    uint16_t lane[2 * kLanes];
+  };
+  template <typename F>
+  static EH2O_INLINE V from_lanes(const F& f) {
+    V v;
+    for (size_t i = 0; i < 2 * kLanes; ++i) v.lane[i] = f(i);
+    return v;
+  }
+  static EH2O_INLINE V zero() {
+    return from_lanes([](size_t) { return uint16_t{0}; });
+  }
+  static EH2O_INLINE V load(const uint16_t* p) {
+    return from_lanes([&](size_t i) { return p[i]; });
+  }
+  static EH2O_INLINE V set1(const uint16_t* p) {
+    return from_lanes([&](size_t) { return *p; });
+  }
+  static EH2O_INLINE V mul_add(V a, V b, V c) {
+    return from_lanes([&](size_t i) {
+      return f32_to_f16(
+          round_to_odd(double{f16_to_f32(a.lane[i])} * f16_to_f32(b.lane[i]) + f16_to_f32(c.lane[i])));
+    });
+  }
+  // a's lane I times b; plus c.
+  template <size_t I>
+  static EH2O_INLINE V mul_lane(Index<I> i, V a, V b) {
+    return mul_add_lane(i, a, b, zero());
+  }
+  template <size_t I>
+  static EH2O_INLINE V mul_add_lane(Index<I>, V a, V b, V c) {
+    return mul_add(set1(a.lane + I), b, c);
+  }
+  // The first and the last kLanes values.
+  static EH2O_INLINE F32 low(V v) { return load_f16(v.lane); }
+  static EH2O_INLINE F32 high(V v) { return load_f16(v.lane + kLanes); }
+  // Two to a word, in their order.
+  static EH2O_INLINE V from_words(F32 words) {
+    V v;
+    std::memcpy(&v, &words, sizeof(v));
+    return v;
+  }
+  static EH2O_INLINE F32 to_words(V v) {
+    F32 words;
+    std::memcpy(&words, &v, sizeof(words));
+    return words;
+  }
+  static EH2O_INLINE F32 narrow(F32 low, F32 high) {
+    V v;
+    store_f16(v.lane, low);
+    store_f16(v.lane + kLanes, high);
+    return to_words(v);
+  }
+};
+
 EH2O_INLINE F32 load_bf16(const uint16_t* p) {
   return from_lanes<F32>([&](size_t i) {
     const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;

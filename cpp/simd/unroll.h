@@ -7,6 +7,7 @@
 #include <utility>
 
 #define EH2O_INLINE inline __attribute__((always_inline))
+#define EH2O_INLINE_LAMBDA __attribute__((always_inline))  // for large ones that are called at several places
 
 namespace edgeh2o::EH2O_ISA::simd {
 

@@ -23,10 +23,10 @@ OnLayer = Callable[[int, int], None]
 class SessionShape:
     """The sizes that fix what a session allocates, in tokens, and its number types.
 
-    ``precision`` is that of the products of prefill attention, "f32" or "bf16". ``all_rows`` is
-    for evaluation: the last layer is computed for all tokens of a prompt, for ``row_logits`` and
-    for a look at what was chosen there; else for its last token only, where that is all that an
-    answer needs.
+    ``precision`` is that of the products of prefill attention, "f32", "bf16" or "f16".
+    ``all_rows`` is for evaluation: the last layer is computed for all tokens of a prompt, for
+    ``row_logits`` and for a look at what was chosen there; else for its last token only, where that
+    is all that an answer needs.
     """
 
     max_context: int

@@ -19,22 +19,23 @@ def test_the_operations_of_a_peak_grow_with_its_rounds(name: str, kind: str) -> 
     assert _kernels.peak(name, kind, 7) == 7 * one
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
 @pytest.mark.parametrize("name", isa.available())
-def test_bf16_has_a_peak_where_attention_has_it(name: str) -> None:
+def test_two_bytes_have_a_peak_where_attention_has_them(name: str, kind: str) -> None:
     before = isa.active()
     isa.use(name)
     try:
-        if _core.has_bf16_attention():
-            assert _kernels.peak(name, "bf16", 3) == 2 * _kernels.peak(name, "f32", 3)
+        if kind in _core.attention_precisions():
+            assert _kernels.peak(name, kind, 3) == 2 * _kernels.peak(name, "f32", 3)
         else:
-            with pytest.raises(ValueError, match=f"{name} has no products of bf16"):
-                _kernels.peak(name, "bf16", 3)
+            with pytest.raises(ValueError, match=f"{name} has no products of {kind}"):
+                _kernels.peak(name, kind, 3)
     finally:
         isa.use(before)
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="not one of f32, bf16, q4, q8"):
+    with pytest.raises(ValueError, match="not one of f32, bf16, f16, q4, q8"):
         _kernels.peak("scalar", "f64", 1)
 
 
@@ -46,7 +47,6 @@ def test_the_report_has_every_product_and_attention(
     assert kernels.main() == 0
     report = json.loads(capsys.readouterr().out)["results"]
     assert {record["type"] for record in report["products"]} == {"Q4_0", "Q6_K"}
-    precisions = 2 if _core.has_bf16_attention() else 1
-    assert len(report["attention"]) == 3 * precisions
+    assert len(report["attention"]) == 3 * len(_core.attention_precisions())
     for record in report["products"] + report["attention"]:
         assert record["operations_per_s"] > 0

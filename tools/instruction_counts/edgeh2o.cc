@@ -46,8 +46,8 @@ struct Attention {
   ChunkedAttention attention;
   std::vector<float> q, k, v, out;
 
-  explicit Attention(size_t n_tokens)
-      : shape(make_shape(n_tokens)),
+  Attention(size_t n_tokens, AttentionPrecision precision)
+      : shape(make_shape(n_tokens, precision)),
         cache(active_kernel_table(), {1, kKvHeads, kHeadDim, n_tokens}),
         attention(active_kernel_table(), shape, std::make_shared<DensePolicy>()),
         q(random_floats(n_tokens * kHeads * kHeadDim)),
@@ -58,8 +58,9 @@ struct Attention {
     cache.write(0, 0, {k.data(), n_tokens, width, width}, {v.data(), n_tokens, width, width});
   }
 
-  static AttentionShape make_shape(size_t n_tokens) {
+  static AttentionShape make_shape(size_t n_tokens, AttentionPrecision precision) {
     AttentionShape shape;
+    shape.precision = precision;
     shape.n_heads = kHeads, shape.n_kv_heads = kKvHeads, shape.head_dim = kHeadDim;
     shape.max_context = shape.batch_size = n_tokens;
     shape.chunk_size = kPromptTokens;
@@ -72,30 +73,33 @@ struct Attention {
   }
 };
 
-void attend_prompt(size_t repetitions) {
-  Attention a(kPromptTokens);
+void attend_prompt(AttentionPrecision precision, size_t repetitions) {
+  Attention a(kPromptTokens, precision);
   for (size_t i = 0; i < repetitions; ++i) {
     a.attention.begin_prompt();
-    a.attention.run(0, a.rows<const float>(a.q, kPromptTokens), a.cache.view(0), 0, 0, true,
+    a.attention.run(0, a.rows<const float>(a.q, kPromptTokens), a.cache.view(0), 0, 0, PromptEnd::kFinal,
                     a.rows<float>(a.out, kPromptTokens));
   }
 }
 
 void attend_token(size_t repetitions) {
-  Attention a(kCachedTokens);
+  Attention a(kCachedTokens, AttentionPrecision::kF32);
   for (size_t i = 0; i < repetitions; ++i) {
     a.attention.decode(a.rows<const float>(a.q, 1), a.cache.view(0), kCachedTokens - 1, 0,
                        a.rows<float>(a.out, 1));
   }
 }
 
+constexpr double kPromptProducts = 2 * kPromptPairs * kHeads * kHeadDim;
 constexpr double kProduct = static_cast<double>(kDepth) * kOutputs;
 const Case kCases[] = {
     {"gemm Q4_0", kProduct * kRows, [](size_t n) { multiply("Q4_0", kRows, n); }},
     {"gemm Q8_0", kProduct * kRows, [](size_t n) { multiply("Q8_0", kRows, n); }},
     {"gemv Q4_0", kProduct, [](size_t n) { multiply("Q4_0", 1, n); }},
     {"gemv Q8_0", kProduct, [](size_t n) { multiply("Q8_0", 1, n); }},
-    {"attention, prefill", 2 * kPromptPairs * kHeads * kHeadDim, attend_prompt},
+    {"attention, prefill", kPromptProducts, [](size_t n) { attend_prompt(AttentionPrecision::kF32, n); }},
+    {"attention, prefill, f16", kPromptProducts,
+     [](size_t n) { attend_prompt(AttentionPrecision::kF16, n); }},
     {"attention, decode", 2.0 * kCachedTokens * kHeads * kHeadDim, attend_token},
 };
 

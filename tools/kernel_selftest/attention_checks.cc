@@ -5,48 +5,12 @@
 #include <limits>
 #include <vector>
 
+#include "tools/kernel_selftest/attention_operands.h"
 #include "tools/kernel_selftest/check.h"
 #include "tools/kernel_selftest/matrices.h"
 
 namespace edgeh2o::selftest {
 namespace {
-
-constexpr double kFloor = 1e-26;  // weights below 2^-87 count as 2^-87
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// Rows of cached keys or values, as bytes of the cache and as plain numbers.
-struct CachedRows {
-  std::vector<uint8_t> bytes;
-  std::vector<float> values;  // [n_rows][head_dim]
-
-  CachedRows(CacheType type, size_t n_rows, size_t head_dim, Random& random) {
-    double d = 0;
-    for (size_t i = 0; i < n_rows * head_dim; ++i) {
-      if (type == CacheType::kQ8_0) {
-        if (i % 32 == 0) {
-          const auto scale = static_cast<uint16_t>(random.integer(0, 0x2500));  // below 2.5 / 127
-          d = f64_from_f16(scale);
-          append(bytes, scale);
-        }
-        const int q = random.integer(-128, 127);
-        append(bytes, static_cast<int8_t>(q));
-        values.push_back(static_cast<float>(d * q));
-        continue;
-      }
-      const auto half =
-          static_cast<uint16_t>(random.integer(0, 1) << 15 | random.integer(0, 0x40ff));  // below 2.5
-      const auto value = static_cast<float>(f64_from_f16(half));
-      values.push_back(value);
-      if (type == CacheType::kF16) {
-        append(bytes, half);
-      } else {
-        append(bytes, value);
-      }
-    }
-  }
-};
 
 constexpr CacheType kCacheTypes[] = {CacheType::kF16, CacheType::kF32, CacheType::kQ8_0};
 
@@ -131,41 +95,6 @@ void check_store_kv_row(const KernelTable& table, Check& check) {
   }
 }
 
-// The kernels of one precision, and how their operands lie in words.
-template <AttentionPrecision kPrecision>
-struct Operands {
-  static constexpr size_t kPerWord = kPrecision == AttentionPrecision::kBf16 ? 2 : 1;
-
-  static const AttentionKernels& kernels(const KernelTable& table) {
-    return kPrecision == AttentionPrecision::kBf16 ? table.attention_bf16 : table.attention_f32;
-  }
-  static bool are_in(const KernelTable& table) { return kernels(table).values_per_word > 0; }
-
-  // A value as it is multiplied: to nearest even.
-  static float rounded(float value) {
-    if (kPerWord == 1) return value;
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
-  }
-  static void round_all(std::vector<float>& values) {
-    for (float& value : values) value = rounded(value);
-  }
-  // Value `depth` of column `col` of panels [depth / kPerWord][n_cols].
-  static float at(const float* words, size_t depth, size_t n_cols, size_t col) {
-    const float word = words[depth / kPerWord * n_cols + col];
-    if (kPerWord == 1) return word;
-    uint32_t bits;
-    std::memcpy(&bits, &word, sizeof(bits));
-    bits = depth % 2 ? bits & 0xffff0000 : bits << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
-  }
-};
-
 template <AttentionPrecision kPrecision>
 void check_pack_queries(const KernelTable& table, Check& check) {
   using Ops = Operands<kPrecision>;
@@ -214,6 +143,7 @@ void check_pack_values(const KernelTable& table, Check& check) {
                              const std::vector<int32_t>& positions, Random& random) {
     const CachedRows rows(type, n_keys, head_dim, random);
     const size_t n_words = round_up(n_keys, Ops::kPerWord) / Ops::kPerWord;  // of a column
+    const size_t n_padded = Ops::kIsBf16 ? n_words * Ops::kPerWord : n_keys;
     const size_t stride = (n_words + 1) * nr, n_panels = round_up(head_dim, nr) / nr;
     std::vector<float> out(n_panels * stride, kUntouched);
     Ops::kernels(table).pack_values(type, out.data(), stride, rows.bytes.data(),
@@ -223,7 +153,7 @@ void check_pack_values(const KernelTable& table, Check& check) {
       for (size_t col = 0; col < nr; ++col) {
         const size_t dim = panel * nr + col;
         check.equal(words[n_words * nr + col], kUntouched);
-        for (size_t key = 0; key < n_words * Ops::kPerWord && dim < head_dim; ++key) {
+        for (size_t key = 0; key < n_padded && dim < head_dim; ++key) {
           const size_t row = positions.empty() || key >= n_keys ? key : static_cast<size_t>(positions[key]);
           const float want = key < n_keys ? Ops::rounded(rows.values[row * head_dim + dim]) : 0.0f;
           check.equal(Ops::at(words, key, nr, col), want);
@@ -232,85 +162,6 @@ void check_pack_values(const KernelTable& table, Check& check) {
     }
   });
 }
-
-// A tile with room for n_keys, and the double precision attention of its rows.
-template <AttentionPrecision kPrecision>
-struct TestTile {
-  using Ops = Operands<kPrecision>;
-  // Weights are rounded before they meet the values.
-  static constexpr double kRounding = Ops::kPerWord == 2 ? 0x1p-8 : 0;
-
-  AttentionTile tile;
-  std::vector<float> q, packed_q, weights, o, m, l;
-  std::vector<double> logits;  // of one row
-
-  TestTile(const KernelTable& table, size_t n_rows, size_t group_size, size_t head_dim, size_t n_keys,
-           float q_range, Random& random) {
-    const PackLayout& layout = table.layout;
-    const size_t padded = round_up(n_rows, layout.float_rows);
-    tile.n_rows = n_rows;
-    tile.group_size = group_size;
-    tile.head_dim = head_dim;
-    tile.weight_stride = round_up(n_keys, layout.panel_cols) + 4;
-    tile.o_stride = round_up(head_dim, layout.panel_cols);
-    q = random.uniform_vector(n_rows * head_dim, -q_range, q_range);
-    Ops::round_all(q);
-    packed_q.resize(padded * head_dim / Ops::kPerWord);
-    Ops::kernels(table).pack_queries(packed_q.data(), q.data(), 1.0f, q.size());
-    weights.resize(padded * tile.weight_stride, kUntouched);
-    o.resize(padded * tile.o_stride, kUntouched);
-    m.resize(n_rows, kUntouched);
-    l.resize(n_rows, kUntouched);
-    tile.q = packed_q.data();
-    tile.weights = weights.data();
-    tile.o = o.data();
-    tile.m = m.data();
-    tile.l = l.data();
-  }
-
-  double weight_of(size_t row, size_t key) const {
-    return Ops::at(weights.data() + row * tile.weight_stride, key, 1, 0);
-  }
-
-  // Compares the weights, m, l and o of one row that sees the first n_keys of k and v.
-  void check_row(Check& check, size_t row, size_t n_keys, const std::vector<float>& k,
-                 const std::vector<float>& v, const float* biases) {
-    const size_t head_dim = tile.head_dim;
-    logits.assign(n_keys, 0);
-    double largest_norm = 0, maximum = -kInfinity;
-    for (size_t key = 0; key < n_keys; ++key) {
-      double norm = 0;
-      for (size_t dim = 0; dim < head_dim; ++dim) {
-        const double term = double{q[row * head_dim + dim]} * k[key * head_dim + dim];
-        logits[key] += term;
-        norm += std::fabs(term);
-      }
-      if (biases) logits[key] += double{biases[key]} * kLog2E;
-      largest_norm = std::fmax(largest_norm, norm + std::fabs(logits[key]));
-      maximum = std::fmax(maximum, logits[key]);
-    }
-    const double logit_error = static_cast<double>(head_dim + 2) * kEps * largest_norm;
-    const double weight_error = 2 * logit_error + 4 * kEps;  // relative
-    check.near(m[row], maximum, logit_error);
-    double sum = 0;
-    std::vector<double> out(head_dim), norm(head_dim);
-    for (size_t key = 0; key < n_keys; ++key) {
-      const double weight = std::exp2(logits[key] - maximum);
-      check.near(weight_of(row, key), weight, weight * (weight_error + kRounding) + kFloor);
-      sum += weight;
-      for (size_t dim = 0; dim < head_dim; ++dim) {
-        out[dim] += weight * v[key * head_dim + dim];
-        norm[dim] += weight * std::fabs(v[key * head_dim + dim]);
-      }
-    }
-    const double sum_error = weight_error + static_cast<double>(n_keys) * kEps;
-    check.near(l[row], sum, sum * sum_error + kFloor * static_cast<double>(n_keys));
-    for (size_t dim = 0; dim < head_dim; ++dim) {
-      check.near(o[row * tile.o_stride + dim], out[dim],
-                 norm[dim] * (sum_error + kRounding) + 3 * kFloor * static_cast<double>(n_keys));
-    }
-  }
-};
 
 // Calls run(tile, piece, k, v, random) for causal, partly hidden and fully visible pieces.
 template <AttentionPrecision kPrecision, typename Run>
@@ -408,7 +259,7 @@ void check_softmax_factors(const KernelTable& table, Check& check) {
     table.softmax_factors_f32(out.data(), m_part.data(), m.data(), l.data(), n);
     for (size_t i = 0; i < n; ++i) {
       const double want = std::exp2(double{m_part[i]} - m[i]) / l[i];
-      check.near(out[i], want, want * (64 + 4) * kEps + kFloor);
+      check.near(out[i], want, want * (64 + 4) * kEps + kExpFloor);
     }
     check.untouched(out, n);
   }
@@ -501,6 +352,11 @@ const std::vector<KernelCheck>& attention_checks() {
       {"attention_bf16.pack_values", check_pack_values<AttentionPrecision::kBf16>},
       {"attention_bf16.attention_tile", check_attention_tile<AttentionPrecision::kBf16>},
       {"attention_bf16.column_sums", check_column_sums<AttentionPrecision::kBf16>},
+      {"attention_f16.pack_queries", check_pack_queries<AttentionPrecision::kF16>},
+      {"attention_f16.pack_keys", check_pack_keys<AttentionPrecision::kF16>},
+      {"attention_f16.pack_values", check_pack_values<AttentionPrecision::kF16>},
+      {"attention_f16.attention_tile", check_attention_tile<AttentionPrecision::kF16>},
+      {"attention_f16.column_sums", check_column_sums<AttentionPrecision::kF16>},
       {"softmax_factors_f32", check_softmax_factors},
       {"merge_softmax_f32", check_merge_softmax},
       {"attention_rows_f32", check_attention_rows},
