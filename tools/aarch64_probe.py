@@ -1,6 +1,6 @@
 """Greedy tokens and logits of a model after a sparse prefill, for tools/run_wheel_aarch64.py.
 
-    python tools/aarch64_probe.py MODEL PROMPT_FILE ATTENTION OUT.npz [LIKE.npz]
+    python tools/aarch64_probe.py MODEL PROMPT_FILE ATTENTION PRECISION OUT.npz [LIKE.npz]
 
 Runs in any Python that has edgeh2o, and prints the instruction set in use. With the output of
 another run as LIKE it decodes the tokens of that run, so that the logits can be compared row by
@@ -21,11 +21,11 @@ N_DECODED = 16
 
 
 def main() -> None:
-    model, prompt_file, attention, out, *like = sys.argv[1:]
+    model, prompt_file, attention, precision, out, *like = sys.argv[1:]
     followed = np.load(like[0])["logits"].argmax(axis=1) if like else None
     prefill = PrefillConfig(batch_size=BATCH_SIZE, chunk_size=CHUNK_SIZE)
     settings = ATTENTION[attention]
-    with LLM(model, attention=settings, prefill=prefill, attention_precision="f32") as llm:
+    with LLM(model, attention=settings, prefill=prefill, attention_precision=precision) as llm:
         with open(prompt_file, encoding="utf-8") as file:
             tokens = np.array(llm.tokenize(file.read()), dtype=np.int32)
         runner = llm.start_runner(len(tokens) + N_DECODED)
