@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig
 from edgeh2o.evaluation.reporting import markdown_table
-from edgeh2o.formats.onnx_folder import find_onnx_model
+from edgeh2o.onnx.folder import find_onnx_model
 
 from .reporting import run_script, write_report
 

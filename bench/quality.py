@@ -19,10 +19,10 @@ import yaml
 from edgeh2o import LLM, PrefillConfig
 from edgeh2o.attention.base import SparseAttentionConfig, describe_settings
 from edgeh2o.attention.registry import make_sparse_attention
-from edgeh2o.engine.threads import default_thread_count
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.perplexity import PerplexityReport, evaluate_perplexity
 from edgeh2o.evaluation.reporting import markdown_table
+from edgeh2o.host.threads import default_thread_count
 
 from .llama_cpp import LlamaCpp
 from .reporting import existing_file, print_progress, run_script, write_report

@@ -19,22 +19,22 @@ from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.loading import load_model
 from .engine.session import Session, fit_chunks
-from .engine.threads import default_thread_count
 from .errors import UsageError
 from .formats.model_cache import resolve_model
+from .host.threads import default_thread_count
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from .engine.generate import Generation
+    from .engine.opening import LoadedModel
     from .engine.prompt import TokenIds
     from .engine.prompt_cache import PromptCache
     from .engine.results import GenerationResult, GenerationStream
     from .engine.stats import GenerationStats
     from .engine.transcript import Transcript
     from .runners.base import Runner
-    from .runners.opening import LoadedModel
     from .tokenizer.chat_template import ChatTemplate, Message
 
 OnProgress = Callable[[str, int, int], None]

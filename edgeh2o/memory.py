@@ -9,9 +9,9 @@ draw_memory_profile(profile, result.stats.memory_bytes, Path("memory.png"))
 
 from __future__ import annotations
 
-from .engine.memory import available_bytes, format_bytes, peak_rss_bytes
-from .engine.memory_profile import MemoryPhase, MemoryProfile, MemorySample
 from .evaluation.figures import draw_memory_profile
+from .host.memory import available_bytes, format_bytes, peak_rss_bytes
+from .host.memory_profile import MemoryPhase, MemoryProfile, MemorySample
 
 __all__ = [
     "MemoryPhase",

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgeh2o.errors import EdgeH2OError
-from edgeh2o.runners.onnx import OnnxModelFile
-from edgeh2o.runners.onnx_export import CONFIG_NAME, MODEL_NAME, export_model
+from edgeh2o.export.onnx import CONFIG_NAME, MODEL_NAME, export_model
+from edgeh2o.onnx.model import OnnxModelFile
 from tools.make_tiny_model import write_tiny_model
 
 SIZES: dict[str, object] = {

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Prints the report."""
-    from ..engine.machine import examine_machine
+    from ..host.machine import examine_machine
 
     print_report(examine_machine(), as_json=args.json)
     return 0

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Writes the folder and says what is in it; returns the exit code."""
+    from ..export.onnx import ExportOptions, describe_report, export_model
     from ..formats.model_cache import resolve_model
-    from ..runners.onnx_export import ExportOptions, describe_report, export_model
     from .model_options import print_note, show_warnings
 
     show_warnings()

@@ -53,8 +53,8 @@ def execute(args: argparse.Namespace) -> int:
     from .. import isa
     from ..engine.session import fit_chunks
     from ..formats.model_cache import resolve_model
-    from ..formats.onnx_folder import is_onnx
     from ..formats.split import open_model_file
+    from ..onnx.folder import is_onnx
 
     show_warnings()
     if options.runtime.isa is not None:
@@ -112,7 +112,7 @@ def _report_gguf(
 
 
 def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
-    from ..runners.onnx import OnnxModelFile
+    from ..onnx.model import OnnxModelFile
 
     with OnnxModelFile(path) as file:
 
@@ -200,8 +200,8 @@ def _describe_memory(
     estimate: Callable[[SessionShape], Mapping[str, int]],
     options: ModelOptions,
 ) -> dict[str, Any]:
-    from ..engine import memory
     from ..engine.session import find_largest_context, plan_shape
+    from ..host import memory
 
     attention, prefill = options.attention, options.prefill
     context = options.runtime.context_size or trained

@@ -13,7 +13,7 @@ from ..config import PrefillConfig
 from .options import read_config
 
 if TYPE_CHECKING:
-    from ..engine.memory_profile import MemoryProfile
+    from ..host.memory_profile import MemoryProfile
 
 
 def add_memory_profile_option(group: argparse._ActionsContainer) -> None:
@@ -33,7 +33,7 @@ def watch_memory(args: argparse.Namespace) -> Iterator[MemoryProfile | None]:
     if args.memory_profile is None:
         yield None
         return
-    from ..engine.memory_profile import MemoryProfile, check_profile_path
+    from ..host.memory_profile import MemoryProfile, check_profile_path
 
     check_profile_path(args.memory_profile)
     with MemoryProfile(batch_size=read_config(args, PrefillConfig).batch_size) as profile:

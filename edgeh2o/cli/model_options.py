@@ -17,7 +17,7 @@ from .progress import ProgressBars, bars_for_terminal
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
-    from ..engine.memory_profile import MemoryProfile
+    from ..host.memory_profile import MemoryProfile
     from ..llm import LLM
 
 

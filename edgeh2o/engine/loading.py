@@ -11,7 +11,7 @@ from ..config import PrefillConfig, RuntimeConfig
 from .session import MIN_DEFAULT_CONTEXT, plan_shape, require_fit, warn_beyond_training
 
 if TYPE_CHECKING:
-    from ..runners.opening import LoadedModel
+    from .opening import LoadedModel
 
 
 def load_model(
@@ -31,7 +31,7 @@ def load_model(
     UsageError for options that do not fit the model, ResourceError before anything large is
     allocated.
     """
-    from ..runners.opening import open_model
+    from .opening import open_model
 
     with open_model(path) as file:
         trained = file.config.context_length

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.base import SparseAttentionConfig
-    from ..runners.opening import LoadedModel
+    from .opening import LoadedModel
 
 
 class PromptCache:

@@ -10,8 +10,8 @@ from .. import isa
 from ..attention.base import SparseAttentionConfig
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
+from ..host import memory
 from ..runners.base import RunnableModel, Runner, RunnerState, SessionShape
-from . import memory
 
 MIN_DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256

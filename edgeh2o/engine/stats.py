@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..attention.base import describe_settings
-from . import memory
-from .memory import format_bytes
+from ..host import memory
+from ..host.memory import format_bytes
 
 if TYPE_CHECKING:
     from .generate import Generation

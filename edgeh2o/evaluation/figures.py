@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from ..engine.memory_profile import MemoryProfile
+    from ..host.memory_profile import MemoryProfile
     from .ablation import AblationReport, AblationResult
     from .needle import NeedleReport
     from .throughput import Throughput

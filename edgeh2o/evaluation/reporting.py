@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..engine.machine import cpu_model
 from ..errors import ResourceError, UsageError
+from ..host.machine import cpu_model
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

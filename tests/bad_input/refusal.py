@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.cli.main import main
-from edgeh2o.engine.memory import peak_rss_bytes
+from edgeh2o.host.memory import peak_rss_bytes
 
 # A header is read a MiB at a time; the rest is for the parser's own objects.
 MAX_PYTHON_BYTES = 4 * 2**20

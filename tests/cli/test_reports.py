@@ -14,9 +14,9 @@ from edgeh2o import LLM, isa
 from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.report import print_report
-from edgeh2o.engine.machine import examine_machine
-from edgeh2o.engine.threads import choose_threads
-from edgeh2o.runners.onnx_export import ExportOptions, export_model
+from edgeh2o.export.onnx import ExportOptions, export_model
+from edgeh2o.host.machine import examine_machine
+from edgeh2o.host.threads import choose_threads
 from tests.tiny_models import TinyModelFactory
 
 

@@ -11,7 +11,6 @@ from edgeh2o import isa
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
-from edgeh2o.engine import memory
 from edgeh2o.engine.session import (
     RESERVE_BYTES,
     Session,
@@ -21,6 +20,7 @@ from edgeh2o.engine.session import (
     warn_beyond_training,
 )
 from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.host import memory
 from edgeh2o.runners.base import SessionShape
 from tests.engine.fakes import FakeModel
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o.runners.onnx_export import DecoderExporter, ExportOptions, export_model
+from edgeh2o.export.onnx import DecoderExporter, ExportOptions, export_model
 from tests.tiny_models import TinyModelFactory
 
 OnnxModelFactory = Callable[..., Path]

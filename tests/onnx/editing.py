@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from edgeh2o.runners.onnx_export import CONFIG_NAME, MODEL_NAME
+from edgeh2o.export.onnx import CONFIG_NAME, MODEL_NAME
 
 # Options of a model that is written and read in no time.
 SMALL: dict[str, object] = {

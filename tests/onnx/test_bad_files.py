@@ -13,7 +13,7 @@ import pytest
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import EdgeH2OError
-from edgeh2o.runners.onnx_export import CONFIG_NAME, DATA_NAME, MODEL_NAME
+from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import (
     SMALL,

@@ -16,8 +16,8 @@ import pytest
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import ResourceError, UsageError
-from edgeh2o.runners import onnx_sessions
-from edgeh2o.runners.onnx_export import CONFIG_NAME, DATA_NAME, MODEL_NAME
+from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
+from edgeh2o.onnx import sessions as onnx_sessions
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
@@ -59,7 +59,7 @@ def test_blocks_are_exact(tiny_model: TinyModelFactory) -> None:
     from gguf.quants import dequantize
 
     from edgeh2o.formats.split import open_model_file
-    from edgeh2o.runners.onnx_blocks import pack_blocks
+    from edgeh2o.onnx.blocks import pack_blocks
 
     for name in ("Q4_0", "Q8_0"):
         with open_model_file(tiny_model(tensor_type=name)) as gguf:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from edgeh2o.errors import FormatError
-from edgeh2o.formats.onnx_graph import OnnxGraph
-from edgeh2o.runners import onnx_runner
-from edgeh2o.runners.onnx_blocks import unpack_blocks
-from edgeh2o.runners.onnx_cut import cut_decoder
-from edgeh2o.runners.onnx_export import MODEL_NAME
-from edgeh2o.runners.onnx_products import pack_products
+from edgeh2o.export.onnx import MODEL_NAME
+from edgeh2o.onnx import runner as onnx_runner
+from edgeh2o.onnx.blocks import unpack_blocks
+from edgeh2o.onnx.cut import cut_decoder
+from edgeh2o.onnx.graph import OnnxGraph
+from edgeh2o.onnx.products import pack_products
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited, set_attribute
 from tests.onnx.reading import Uncut, make_tokens, open_llm, read_all

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..formats.onnx_graph import OnnxGraph, attributes, input_names
-from .onnx_blocks import INT8_ACTIVATIONS, unpack_blocks
+from .blocks import INT8_ACTIVATIONS, unpack_blocks
+from .graph import OnnxGraph, attributes, input_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

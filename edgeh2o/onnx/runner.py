@@ -11,16 +11,16 @@ import numpy as np
 from .. import _core
 from ..config import ModelConfig
 from ..errors import ResourceError, UsageError
-from .base import OnLayer, RunnerBase, RunnerState, SessionShape
-from .onnx_cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
-from .onnx_plan import ProductRunner, ValueStore
-from .onnx_sessions import AttentionValues, StageSession
+from ..runners.base import OnLayer, RunnerBase, RunnerState, SessionShape
+from .cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
+from .plan import ProductRunner, ValueStore
+from .sessions import AttentionValues, StageSession
 
 if TYPE_CHECKING:
     import onnxruntime
     from numpy.typing import NDArray
 
-    from .onnx import OnnxModel
+    from .model import OnnxModel
 
 
 # Tokens that pass the stages up to an attention at a time: what they compute stays in the caches.

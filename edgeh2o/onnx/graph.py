@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, ResourceError, UsageError
-from .foreign_magic import PROBE_BYTES, describe_foreign_file
-from .metadata import quote
-from .onnx_data import ExternalFiles, OnnxTensor, map_descriptor, tensor_bytes
+from ..formats.foreign_magic import PROBE_BYTES, describe_foreign_file
+from ..formats.metadata import quote
+from .data import ExternalFiles, OnnxTensor, map_descriptor, tensor_bytes
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
-from ..formats.onnx_folder import OnnxFolder, find_onnx_model
-from ..formats.onnx_graph import OnnxGraph, require_onnx
+from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
-from .base import SessionShape
-from .onnx_attention import AttentionSite
-from .onnx_checks import check_blocks
-from .onnx_config import check_finite, check_shapes, hash_model, read_config, read_rotary
-from .onnx_cut import cut_decoder
-from .onnx_plan import probe_stages
-from .onnx_products import pack_products
-from .onnx_runner import OnnxRunner
-from .onnx_sessions import (
+from .checks import check_blocks
+from .config import check_finite, check_shapes, hash_model, read_config, read_rotary
+from .cut import cut_decoder
+from .folder import OnnxFolder, find_onnx_model
+from .graph import OnnxGraph, require_onnx
+from .plan import probe_stages
+from .products import pack_products
+from .runner import OnnxRunner
+from .sessions import (
     SegmentFactory,
     check_masks,
     require_runtime,
 )
+from .sites import AttentionSite
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o.engine import threads
-from tests.engine.system_files import write_tree
+from edgeh2o.host import threads
+from tests.host.system_files import write_tree
 
 
 def _write_frequencies(root: Path, frequencies: list[int]) -> Path:

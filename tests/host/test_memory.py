@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edgeh2o.engine import cgroup, memory
+from edgeh2o.host import cgroup, memory
 
 
 def test_available_is_bounded_by_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError
-from ..formats.onnx_graph import OnnxGraph, attributes, describe_node
+from .graph import OnnxGraph, attributes, describe_node
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -18,9 +18,9 @@ import numpy as np
 from .. import _core
 from ..errors import FormatError
 from ..formats.metadata import quote
-from .onnx_cut import CONTEXT_INPUTS, LOGITS
-from .onnx_products import ProductGroup
-from .onnx_sessions import SegmentSession, StageSession, context_feed
+from .cut import CONTEXT_INPUTS, LOGITS
+from .products import ProductGroup
+from .sessions import SegmentSession, StageSession, context_feed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

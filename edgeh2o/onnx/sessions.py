@@ -12,10 +12,10 @@ import numpy as np
 
 from ..errors import FormatError, UsageError
 from ..formats.metadata import quote
-from ..formats.onnx_graph import OnnxGraph, describe_node
-from .onnx_attention import AttentionSite
-from .onnx_cut import CONTEXT_INPUTS, MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
-from .onnx_products import ProductGroup, group_products
+from .cut import CONTEXT_INPUTS, MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
+from .graph import OnnxGraph, describe_node
+from .products import ProductGroup, group_products
+from .sites import AttentionSite
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -17,15 +17,15 @@ import numpy as np
 from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.metadata import TEMPLATE_KEY, quote
-from ..formats.onnx_graph import require_onnx
 from ..formats.split import open_model_file
 from ..models.spec import read_model
+from ..onnx.blocks import BLOCK_SIZE, INT8_ACTIVATIONS, BlockOperands, pack_blocks
+from ..onnx.config import FINGERPRINT_PROPERTY
+from ..onnx.graph import require_onnx
+from ..runners.native import NativeModel, NativeModelFile
 from ..tokenizer import build_tokenizer
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer_json import dump_tokenizer
-from .native import NativeModel, NativeModelFile
-from .onnx_blocks import BLOCK_SIZE, INT8_ACTIVATIONS, BlockOperands, pack_blocks
-from .onnx_config import FINGERPRINT_PROPERTY
 from .onnx_writer import MICROSOFT, OnnxWriter
 
 if TYPE_CHECKING:

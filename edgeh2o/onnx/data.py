@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, ResourceError
-from .metadata import quote
+from ..formats.metadata import quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,12 +12,12 @@ import numpy as np
 from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
-from ..formats.onnx_folder import OnnxFolder
-from ..formats.onnx_graph import OnnxGraph
-from .onnx_attention import AttentionSite
-from .onnx_cut import LOGITS, Cut
-from .onnx_plan import ValueShape
-from .onnx_sessions import AttentionValues
+from .cut import LOGITS, Cut
+from .folder import OnnxFolder
+from .graph import OnnxGraph
+from .plan import ValueShape
+from .sessions import AttentionValues
+from .sites import AttentionSite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

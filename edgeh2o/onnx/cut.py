@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from ..formats.metadata import quote
-from ..formats.onnx_graph import OnnxGraph, describe_node
-from .onnx_attention import AttentionSite, find_attention
-from .onnx_products import Product
+from .graph import OnnxGraph, describe_node
+from .products import Product
+from .sites import AttentionSite, find_attention
 
 if TYPE_CHECKING:
     from onnx import NodeProto

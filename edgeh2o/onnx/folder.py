@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, ResourceError, UsageError
-from .metadata import quote
+from ..formats.metadata import quote
 
 GENAI_CONFIG = "genai_config.json"
 MAX_JSON_BYTES = 16 * 2**20

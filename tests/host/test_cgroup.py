@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeh2o.engine import cgroup
-from tests.engine.system_files import write_tree
+from edgeh2o.host import cgroup
+from tests.host.system_files import write_tree
 
 NO_LIMIT_V1 = "9223372036854771712"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..formats.onnx_folder import is_onnx
-from .base import RunnableModel, SessionShape
+from ..onnx.folder import is_onnx
+from ..runners.base import RunnableModel, SessionShape
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -74,9 +74,9 @@ def open_model(path: Path) -> ModelFile:
     UsageError if packages for it are missing.
     """
     if is_onnx(path):
-        from .onnx import OnnxModelFile
+        from ..onnx.model import OnnxModelFile
 
         return OnnxModelFile(path)
-    from .native import NativeModelFile
+    from ..runners.native import NativeModelFile
 
     return NativeModelFile(path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError
 from ..formats.metadata import quote
-from ..formats.onnx_graph import OnnxGraph, attributes, describe_node, input_names
+from .graph import OnnxGraph, attributes, describe_node, input_names
 
 if TYPE_CHECKING:
     from onnx import NodeProto

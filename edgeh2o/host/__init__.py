@@ -1,0 +1,1 @@
+"""The machine that a process runs on: memory, processors, limits."""

@@ -1,0 +1,1 @@
+"""ONNX decoders: onnxruntime runs the dense parts, the core the attention between them."""
