@@ -205,6 +205,10 @@ def python_policy(
     weights, summed over the query heads of the group: "part" of weights normalised within the
     chunk and within the memory, "joint" of the one softmax over both.
     ``max_memory`` bounds the positions of a scored KV head, ``max_synthetic`` the synthetic rows.
+
+    UsageError, here if the rule has no ``select_memory``; in the prefill if a method raises or
+    returns what cannot be used: it names method, layer and KV head, its ``__cause__`` is what was
+    raised.
     """
 
 class KvCache:

@@ -12,7 +12,7 @@ namespace edgeh2o {
 namespace {
 
 using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
-using PositionArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using PositionArray = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 
 py::tuple chunk_tuple(PositionRange chunk) { return py::make_tuple(chunk.begin, chunk.end); }
 
@@ -38,21 +38,83 @@ py::array copy_queries(const SelectionInput& input, size_t group_size) {
                    {q.stride * item, head_dim * item, item}, q.data);
 }
 
-template <typename T>
-void assign(std::vector<T>& out, const py::array_t<T, py::array::c_style | py::array::forcecast>& array) {
-  out.assign(array.data(), array.data() + array.size());
+// Raises edgeh2o.errors.UsageError; needs the GIL.
+[[noreturn]] void throw_usage_error(const std::string& message, py::error_already_set* cause = nullptr) {
+  const py::object type = py::module_::import("edgeh2o.errors").attr("UsageError");
+  if (cause) {
+    py::raise_from(*cause, type.ptr(), message.c_str());
+  } else {
+    py::set_error(type, message.c_str());
+  }
+  throw py::error_already_set();
+}
+
+// As the last lines of a traceback: type and message.
+std::string describe_exception(const py::error_already_set& error) {
+  const py::object lines = py::module_::import("traceback").attr("format_exception_only")(error.value());
+  return py::str(py::str("").attr("join")(lines).attr("strip")());
+}
+
+std::vector<int32_t> copy_positions(const py::object& selection, size_t end) {
+  const py::array array(selection);
+  const bool is_integer = array.dtype().kind() == 'i' || array.dtype().kind() == 'u';
+  EH2O_CHECK(array.ndim() == 1 && (is_integer || array.size() == 0),
+             "positions must be a one-dimensional array of integers (of a mask: np.flatnonzero(mask)), got ",
+             Py_TYPE(selection.ptr())->tp_name, " (", std::string(py::str(array.dtype())), ", shape ",
+             std::string(py::str(array.attr("shape"))), ")");
+  const PositionArray positions(array);
+  for (py::ssize_t i = 0; i < positions.size(); ++i) {
+    const int64_t position = positions.data()[i];
+    EH2O_CHECK(position >= 0 && static_cast<size_t>(position) < end, "position ", position,
+               " is not before the chunk, which begins at ", end);
+    EH2O_CHECK(i == 0 || position > positions.data()[i - 1], "position ", position, " after ",
+               positions.data()[i - 1], ": positions must ascend, each once");
+  }
+  return {positions.data(), positions.data() + positions.size()};
+}
+
+// Rows [n_rows][head_dim]; without rows any empty array will do.
+std::vector<float> copy_synthetic(const py::object& rows, size_t n_rows, size_t head_dim) {
+  const FloatArray array(rows);
+  const bool has_shape = array.ndim() == 2 && static_cast<size_t>(array.shape(0)) == n_rows &&
+                         static_cast<size_t>(array.shape(1)) == head_dim;
+  EH2O_CHECK(has_shape || n_rows + array.size() == 0, "synthetic keys and values must be [", n_rows, "][",
+             head_dim, "] like their biases, got shape ", std::string(py::str(array.attr("shape"))));
+  return {array.data(), array.data() + array.size()};
 }
 
 }  // namespace
 
+PythonPolicy::PythonPolicy(py::object rule, PolicyNeeds needs) : rule_(std::move(rule)), needs_(needs) {
+  if (py::hasattr(rule_, "select_memory")) return;
+  throw_usage_error("a rule needs a method select_memory, which " +
+                    std::string(Py_TYPE(rule_.ptr())->tp_name) + " lacks");
+}
+
 void PythonPolicy::allocate(const PolicyShape& shape) { slots_.assign(shape.n_slots(), SlotState{}); }
 
-// Runs f(method) with the GIL if the rule has the method; keeps what it throws for end_layer.
+// Runs f(method) with the GIL if the rule has the method. What it throws is kept for end_layer, as a
+// UsageError unless it is KeyboardInterrupt or the like.
 template <typename F>
-void PythonPolicy::call_python(const char* method, const F& f) {
+void PythonPolicy::call_python(const char* method, std::optional<size_t> slot, const F& f) {
+  const auto message = [&](const std::string& cause) {
+    std::string place;
+    if (slot) {
+      place = " (layer " + std::to_string(*slot / shape().n_kv_heads) + ", KV head " +
+              std::to_string(*slot % shape().n_kv_heads) + ")";
+    }
+    return std::string(method) + " of the rule in Python" + place + ": " + cause;
+  };
   try {
     const py::gil_scoped_acquire acquire;
-    if (py::hasattr(rule_, method)) f(rule_.attr(method));
+    try {
+      if (py::hasattr(rule_, method)) f(rule_.attr(method));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;
+      throw_usage_error(message(describe_exception(error)), &error);
+    } catch (const std::invalid_argument& error) {
+      throw_usage_error(message(error.what()));
+    }
   } catch (...) {
     const std::lock_guard<std::mutex> lock(error_mutex_);
     if (!error_) error_ = std::current_exception();
@@ -60,11 +122,11 @@ void PythonPolicy::call_python(const char* method, const F& f) {
 }
 
 void PythonPolicy::begin_prompt() {
-  call_python("begin_prompt", [](const py::object& method) { method(); });
+  call_python("begin_prompt", std::nullopt, [](const py::object& method) { method(); });
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot] = SlotState{};
-    call_python("is_scored", [&](const py::object& method) {
-      slots_[slot].is_scored = method(slot / shape().n_kv_heads, slot % shape().n_kv_heads).cast<bool>();
+    call_python("is_scored", slot, [&](const py::object& method) {
+      slots_[slot].is_scored = py::bool_(method(slot / shape().n_kv_heads, slot % shape().n_kv_heads));
     });
   }
 }
@@ -75,7 +137,7 @@ MemorySet PythonPolicy::select_memory(size_t slot, const SelectionInput& input) 
   state.keys.clear();
   state.values.clear();
   state.biases.clear();
-  call_python("select_memory", [&](const py::object& method) {
+  call_python("select_memory", slot, [&](const py::object& method) {
     const size_t n_past = input.chunk.begin;
     const py::object selection =
         method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(input.chunk),
@@ -93,30 +155,25 @@ void PythonPolicy::store_selection(SlotState& state, const py::object& selection
                                    const SelectionInput& input) const {
   if (py::isinstance<py::tuple>(selection)) {
     const auto parts = selection.cast<py::tuple>();
-    EH2O_CHECK(parts.size() == 4,
-               "select_memory must return positions or (positions, keys, values, biases), got ", parts.size(),
+    EH2O_CHECK(parts.size() == 4, "a tuple is (positions, keys, values, biases), got ", parts.size(),
                " items");
-    assign(state.positions, parts[0].cast<PositionArray>());
-    assign(state.keys, parts[1].cast<FloatArray>());
-    assign(state.values, parts[2].cast<FloatArray>());
-    assign(state.biases, parts[3].cast<FloatArray>());
+    state.positions = copy_positions(parts[0], input.chunk.begin);
+    const auto biases = FloatArray(py::object(parts[3]));
+    state.biases.assign(biases.data(), biases.data() + biases.size());
+    state.keys = copy_synthetic(parts[1], state.biases.size(), shape().head_dim);
+    state.values = copy_synthetic(parts[2], state.biases.size(), shape().head_dim);
   } else {
-    assign(state.positions, selection.cast<PositionArray>());
+    state.positions = copy_positions(selection, input.chunk.begin);
   }
-  check_positions({state.positions.data(), state.positions.size()}, input.chunk.begin);
   const bool is_scored = state.is_scored && needs_.column_sums != ColumnSums::kNone;
   EH2O_CHECK(!is_scored || state.positions.size() <= needs_.max_scored_memory, "a memory set of ",
              state.positions.size(), " positions exceeds max_memory = ", needs_.max_scored_memory);
-  const size_t n_synthetic = state.biases.size(), n_floats = n_synthetic * shape().head_dim;
-  EH2O_CHECK(n_synthetic <= needs_.max_synthetic, n_synthetic,
+  EH2O_CHECK(state.biases.size() <= needs_.max_synthetic, state.biases.size(),
              " synthetic rows exceed max_synthetic = ", needs_.max_synthetic);
-  EH2O_CHECK(state.keys.size() == n_floats && state.values.size() == n_floats,
-             "synthetic keys and values must be [", n_synthetic, "][", shape().head_dim,
-             "] like their biases");
 }
 
 void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {
-  call_python("observe_intra", [&](const py::object& method) {
+  call_python("observe_intra", slot, [&](const py::object& method) {
     method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(chunk),
            py::array_t<float>(static_cast<py::ssize_t>(sums.size), sums.data));
   });
@@ -124,7 +181,7 @@ void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const fl
 
 void PythonPolicy::observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
                                   Span<const float> sums) {
-  call_python("observe_memory", [&](const py::object& method) {
+  call_python("observe_memory", slot, [&](const py::object& method) {
     method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(chunk),
            py::array_t<int32_t>(static_cast<py::ssize_t>(memory.n_listed), memory.positions),
            py::array_t<float>(static_cast<py::ssize_t>(sums.size), sums.data));

@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,12 @@ namespace edgeh2o {
 //   values, biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer,
 //   kv_head), observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions,
 //   sums).
-// An exception ends up in end_layer; until then the memory sets are empty.
+// An exception of theirs, or an answer that cannot be used, ends up in end_layer as edgeh2o.errors.UsageError
+// with the exception as its cause; until then the memory sets are empty.
 class PythonPolicy final : public SparsePolicy {
  public:
-  PythonPolicy(pybind11::object rule, PolicyNeeds needs) : rule_(std::move(rule)), needs_(needs) {}
+  // Throws UsageError if the rule has no select_memory.
+  PythonPolicy(pybind11::object rule, PolicyNeeds needs);
 
   std::string describe() const override { return "a rule in Python"; }
   PolicyNeeds needs(const PolicyShape&) const override { return needs_; }
@@ -45,7 +48,7 @@ class PythonPolicy final : public SparsePolicy {
   };
 
   template <typename F>
-  void call_python(const char* method, const F& f);
+  void call_python(const char* method, std::optional<size_t> slot, const F& f);
   void store_selection(SlotState& state, const pybind11::object& selection,
                        const SelectionInput& input) const;
 
