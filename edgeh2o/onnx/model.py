@@ -17,14 +17,11 @@ from .config import check_finite, check_shapes, hash_model, read_config, read_ro
 from .cut import cut_decoder
 from .folder import OnnxFolder, find_onnx_model
 from .graph import OnnxGraph, require_onnx
+from .masks import check_masks
 from .plan import probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
-from .sessions import (
-    SegmentFactory,
-    check_masks,
-    require_runtime,
-)
+from .sessions import SegmentFactory, require_runtime
 from .sites import AttentionSite
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ..errors import ResourceError, UsageError
 from ..runners.base import OnLayer, RunnerBase, RunnerState, SessionShape
 from .cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .plan import ProductRunner, ValueStore
-from .sessions import AttentionValues, StageSession
+from .sessions import AttentionValues, LoadedStage, reason_of
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -240,9 +240,8 @@ class OnnxRunner(RunnerBase):
         try:
             session.session.run_with_iobinding(binding)
         except Exception as error:
-            reason = " ".join(str(error).split())
             raise ResourceError(
-                f"onnxruntime failed in segment {i} of the model: {reason:.300}; if memory is "
+                f"onnxruntime failed in segment {i} of the model: {reason_of(error)}; if memory is "
                 "short, use a smaller context or batch (-c, -b)"
             ) from None
 
@@ -282,7 +281,7 @@ class OnnxRunner(RunnerBase):
         return binding
 
 
-def _find_spans(stages: Sequence[StageSession]) -> list[range]:
+def _find_spans(stages: Sequence[LoadedStage]) -> list[range]:
     """The stages up to each attention, and those after the last one."""
     ends = [i + 1 for i, stage in enumerate(stages) if stage.attention is not None]
     return [range(*pair) for pair in pairwise([0, *ends, len(stages)])]
@@ -314,7 +313,7 @@ class _Context:
     names = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
 
     def __init__(
-        self, stages: Sequence[StageSession], shape: SessionShape, config: ModelConfig
+        self, stages: Sequence[LoadedStage], shape: SessionShape, config: ModelConfig
     ) -> None:
         types: dict[str, np.dtype[Any]] = {}
         for session in (stage.segment for stage in stages if stage.segment is not None):

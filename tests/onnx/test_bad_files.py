@@ -22,6 +22,7 @@ from tests.onnx.editing import (
     edited,
     find_node,
     first_external,
+    mix_tokens,
     set_attribute,
     set_entry,
 )
@@ -158,18 +159,6 @@ def read_cache(model: onnx.ModelProto) -> None:
 def read_present(model: onnx.ModelProto) -> None:
     nodes = [node for node in model.graph.node if node.op_type == "Add"]
     nodes[-1].input[0] = "present.0.key"
-
-
-def mix_tokens(model: onnx.ModelProto) -> None:
-    """The output of every token gets the sum over all of them."""
-    node = find_node(model, "Sigmoid")
-    axes = onnx.numpy_helper.from_array(np.array([1]), "mixed_axis")
-    model.graph.initializer.append(axes)
-    summed = onnx.helper.make_node("ReduceSum", [node.input[0], "mixed_axis"], ["mixed"])
-    model.graph.node.insert(0, summed)
-    added = onnx.helper.make_node("Add", [node.input[0], "mixed"], ["mixed_in"])
-    model.graph.node.insert(1, added)
-    node.input[0] = "mixed_in"
 
 
 def attribute(name: str, value: Any) -> Any:
