@@ -18,7 +18,7 @@ from typing import Any
 from edgeh2o.cli.main import build_parser
 from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
-from edgeh2o.formats.model_cache import KNOWN_MODELS
+from edgeh2o.formats.known_models import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..runners.base import SessionShape
 from .cut import LOGITS, Cut
 from .folder import OnnxFolder
 from .graph import OnnxGraph
@@ -118,6 +119,19 @@ def _head_sizes(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> dict[str, i
 def _vocab_size(graph: OnnxGraph) -> dict[str, int]:
     dims = graph.output_dims(LOGITS)
     return {"vocab_size": dims[-1]} if dims and dims[-1] > 0 else {}
+
+
+def attention_args(config: ModelConfig, shape: SessionShape) -> dict[str, Any]:
+    """Arguments of a ``_core.ChunkedAttention`` for all layers, but its policy."""
+    return {
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "n_layers": config.n_layers,
+        "scale": config.attention_scale,
+        "soft_cap": config.attention_soft_cap,
+        **shape.attention_sizes(),
+    }
 
 
 def check_shapes(

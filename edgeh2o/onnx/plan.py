@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
+from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .cut import CONTEXT_INPUTS, LOGITS
 from .products import ProductGroup
 from .sessions import LoadedSegment, LoadedStage
+from .sites import AttentionSite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,6 +58,21 @@ class ValueShape:
     def of(self, n_tokens: int) -> list[int]:
         """The dimensions for ``n_tokens`` tokens."""
         return [n_tokens if dim < 0 else dim for dim in self.dims]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDecoder:
+    """A decoder that can run: its stages, the shapes of what crosses, and the layers' attention.
+
+    ``rotary`` has for each of ``sites`` the tables of cos and sin [positions, pairs] of a node that
+    rotates, else None.
+    """
+
+    config: ModelConfig
+    stages: Sequence[LoadedStage]
+    shapes: Mapping[str, ValueShape]
+    sites: Sequence[AttentionSite]
+    rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
 
 
 def probe_stages(

@@ -12,15 +12,14 @@ from .. import _core
 from ..config import ModelConfig
 from ..errors import ResourceError, UsageError
 from ..runners.base import OnLayer, RunnerBase, RunnerState, SessionShape
+from .config import attention_args
 from .cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
-from .plan import ProductRunner, ValueStore
+from .plan import LoadedDecoder, ProductRunner, ValueStore
 from .sessions import AttentionValues, LoadedStage, reason_of
 
 if TYPE_CHECKING:
     import onnxruntime
     from numpy.typing import NDArray
-
-    from .model import OnnxModel
 
 
 # Tokens that pass the stages up to an attention at a time: what they compute stays in the caches.
@@ -30,17 +29,19 @@ BLOCK_TOKENS = 256
 class OnnxRunner(RunnerBase):
     """Stages in turn, as a ``Runner``."""
 
-    def __init__(self, model: OnnxModel, policy: _core.SparsePolicy, shape: SessionShape) -> None:
-        self._model = model
-        super().__init__(policy, shape, model.config.vocab_size)
-        sizes = {**model.attention_args, **shape.attention_sizes()}
+    def __init__(
+        self, decoder: LoadedDecoder, policy: _core.SparsePolicy, shape: SessionShape
+    ) -> None:
+        self._decoder = decoder
+        super().__init__(policy, shape, decoder.config.vocab_size)
+        sizes = attention_args(decoder.config, shape)
         self._attention = _core.ChunkedAttention(policy, **sizes)
         self._attention.reset()
         self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)
-        self._store = ValueStore(model.stages, model.shapes, shape.batch_size, BLOCK_TOKENS)
-        self._products = ProductRunner(model.stages, model.shapes, self._store, BLOCK_TOKENS)
-        self._context = _Context(model.stages, shape, model.config)
-        self._spans = _find_spans(model.stages)
+        self._store = ValueStore(decoder.stages, decoder.shapes, shape.batch_size, BLOCK_TOKENS)
+        self._products = ProductRunner(decoder.stages, decoder.shapes, self._store, BLOCK_TOKENS)
+        self._context = _Context(decoder.stages, shape, decoder.config)
+        self._spans = _find_spans(decoder.stages)
         self._one_token: dict[int, onnxruntime.IOBinding] = {}
         self._views: dict[int, list[_AttentionViews]] = {}
         self._n_tokens = 0  # of the latest prefill, while the store holds them
@@ -82,7 +83,7 @@ class OnnxRunner(RunnerBase):
         self._context.set_tokens(tokens, first)
         views = self._attention_views(n_tokens)
         n_layers = len(views)
-        for layer, (site, view) in enumerate(zip(self._model.sites, views, strict=True)):
+        for layer, (site, view) in enumerate(zip(self._decoder.sites, views, strict=True)):
             for start in range(0, n_tokens, BLOCK_TOKENS):
                 self._run_span(layer, start, min(BLOCK_TOKENS, n_tokens - start), first)
             self._attention.run(
@@ -117,7 +118,7 @@ class OnnxRunner(RunnerBase):
                 "latest prefill call"
             )
         start = self.position - self._n_tokens
-        shape = self._model.shapes[LOGITS]
+        shape = self._decoder.shapes[LOGITS]
         step = BLOCK_TOKENS if shape.is_per_token else 1
         logits = np.empty((n_rows, self.vocab_size), shape.dtype)
         for row in range(0, n_rows, step):
@@ -132,7 +133,7 @@ class OnnxRunner(RunnerBase):
         self._is_broken = True
         self._n_tokens = 0
         self._context.set_tokens(tokens, first)
-        layers = zip(self._model.sites, self._attention_views(1), strict=True)
+        layers = zip(self._decoder.sites, self._attention_views(1), strict=True)
         for layer, (site, view) in enumerate(layers):
             self._run_span(layer, 0, 1, first)
             self._attention.decode(
@@ -144,7 +145,7 @@ class OnnxRunner(RunnerBase):
                 out=view.out,
                 **self._rotary(layer, first, 1),
             )
-        logits = np.empty((1, self.vocab_size), self._model.shapes[LOGITS].dtype)
+        logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._is_broken = False
         self._token_ids.append(token)
@@ -175,7 +176,7 @@ class OnnxRunner(RunnerBase):
         self._adopt(state, self._attention.load_state)
 
     def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
-        for layer in range(len(self._model.sites)):
+        for layer in range(len(self._decoder.sites)):
             yield from self._attention.cached_rows(layer)
 
     def _require_whole(self) -> None:
@@ -198,7 +199,7 @@ class OnnxRunner(RunnerBase):
         del self._token_ids[self.position :]
 
     def _rotary(self, layer: int, first: int, n_tokens: int) -> dict[str, Any]:
-        tables, rotary = self._model.rotary[layer], self._model.sites[layer].rotary
+        tables, rotary = self._decoder.rotary[layer], self._decoder.sites[layer].rotary
         if tables is None or rotary is None:
             return {}
         end = first + n_tokens
@@ -212,8 +213,8 @@ class OnnxRunner(RunnerBase):
         if n_tokens not in self._views:
             self._views = {key: value for key, value in self._views.items() if key == 1}
             self._views[n_tokens] = [
-                _AttentionViews(self._store, stage.attention, self._model.config, n_tokens)
-                for stage in self._model.stages
+                _AttentionViews(self._store, stage.attention, self._decoder.config, n_tokens)
+                for stage in self._decoder.stages
                 if stage.attention is not None
             ]
         return self._views[n_tokens]
@@ -229,13 +230,13 @@ class OnnxRunner(RunnerBase):
         """Runs the stages up to an attention on a block of the call that begins at ``n_past``."""
         self._context.set_past(n_past + first_token)
         for i in self._spans[span]:
-            session = self._model.stages[i].segment
+            session = self._decoder.stages[i].segment
             if session is not None:
                 self._run(i, self._bind(i, first_token, n_tokens, n_past, logits))
             self._products.run(i, n_tokens, first_token, logits)
 
     def _run(self, i: int, binding: onnxruntime.IOBinding) -> None:
-        session = self._model.stages[i].segment
+        session = self._decoder.stages[i].segment
         assert session is not None, "it was bound"
         try:
             session.session.run_with_iobinding(binding)
@@ -257,7 +258,7 @@ class OnnxRunner(RunnerBase):
         is_first = n_tokens == 1 and first_token == 0
         if is_first and i in self._one_token:
             return self._one_token[i]
-        session, store = self._model.stages[i].segment, self._store
+        session, store = self._decoder.stages[i].segment, self._store
         assert session is not None, "only segments are bound"
         binding = session.session.io_binding()
         for name, dtype in session.inputs.items():

@@ -84,7 +84,7 @@ def test_windows(onnx_model: OnnxModelFactory, variant: type[DecoderExporter]) -
     tokens = make_tokens(70)
     with open_llm(folder) as llm:
         found = read_all(llm, tokens, 60)
-        assert {site.window for site in llm.model.sites} == {20}  # type: ignore[attr-defined]
+        assert {site.window for site in llm.model.decoder.sites} == {20}  # type: ignore[attr-defined]
     np.testing.assert_allclose(found, Uncut(folder / MODEL_NAME).read(tokens), atol=TOLERANCE)
 
 
