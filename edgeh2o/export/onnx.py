@@ -1,7 +1,7 @@
 """GGUF models as ONNX: the folder layout of onnxruntime-genai, attention as GroupQueryAttention.
 
-The graph is the decoder of ``ModelConfig``, whatever its family. Matrices of types that MatMulNBits
-represents exactly (Q4_0, Q8_0) keep their quantisation, all others become float32.
+The graph is the decoder of ``DecoderConfig``, whatever its family. Matrices of types that
+MatMulNBits represents exactly (Q4_0, Q8_0) keep their quantisation, all others become float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import ModelConfig
+from ..config import DecoderConfig
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
@@ -104,12 +104,12 @@ class ModelSource:
 
 
 class DecoderExporter:
-    """Emits the decoder of a ``ModelConfig``; ``attention`` can be emitted otherwise in tests."""
+    """Emits the decoder of a ``DecoderConfig``; ``attention`` can be emitted otherwise in tests."""
 
     opset = OPSET
 
     def __init__(
-        self, config: ModelConfig, source: ModelSource, writer: OnnxWriter, options: ExportOptions
+        self, config: DecoderConfig, source: ModelSource, writer: OnnxWriter, options: ExportOptions
     ) -> None:
         self.config = config
         self.source = source
@@ -391,7 +391,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_graph(
-    config: ModelConfig,
+    config: DecoderConfig,
     source: ModelSource,
     data: IO[bytes],
     folder: Path,
@@ -413,7 +413,7 @@ def _write_graph(
     return emitted
 
 
-def _genai_config(config: ModelConfig, tokenizer: Tokenizer) -> str:
+def _genai_config(config: DecoderConfig, tokenizer: Tokenizer) -> str:
     decoder: dict[str, Any] = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
         "filename": MODEL_NAME,

@@ -218,6 +218,6 @@ def _estimate_session_bytes(
         )
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
-    # Two residual streams, queries, keys, values and output of a layer.
-    row = 2 * config.model_dim + 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
+    # Queries, keys, values and output of a layer, and two residual streams, as wide as queries.
+    row = 2 * (2 * config.n_heads + config.n_kv_heads) * config.head_dim
     return {**parts, "activations": 4 * row * shape.batch_size}
