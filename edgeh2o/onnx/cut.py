@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .graph import OnnxGraph, describe_node
+from .packages import onnx
 from .products import Product
 from .sites import AttentionSite, find_attention
 
@@ -248,9 +249,7 @@ class _Cutter:
         """The node, reading the shape of the past from the runner."""
         if not any(name in self._past_shapes for name in node.input):
             return node
-        from onnx import NodeProto
-
-        copy = NodeProto()
+        copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for i, name in enumerate(copy.input):
             if name in self._past_shapes:

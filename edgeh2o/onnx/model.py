@@ -23,12 +23,13 @@ from .config import (
 )
 from .cut import cut_decoder
 from .folder import OnnxFolder, find_onnx_model
-from .graph import OnnxGraph, require_onnx
+from .graph import OnnxGraph
 from .masks import check_masks
+from .packages import require_runtime
 from .plan import LoadedDecoder, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
-from .sessions import SegmentFactory, require_runtime
+from .sessions import SegmentFactory
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -40,12 +41,11 @@ OnBytes = Callable[[int, int], None]
 class OnnxModelFile:
     """A model folder whose graph was cut and found good; no session of onnxruntime yet.
 
-    Raises FormatError for a file that cannot be run, UsageError if onnx or onnxruntime are missing
-    or too old, ResourceError for what cannot be read.
+    Raises FormatError for a file that cannot be run, UsageError if onnxruntime is too old,
+    ResourceError for what cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        require_onnx()
         require_runtime()
         self.path = path
         self._folder = find_onnx_model(path)

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import FormatError, UsageError
+from ..errors import FormatError
 from ..formats.metadata import quote
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
 from .graph import OnnxGraph
+from .packages import onnx, onnxruntime
 from .products import ProductGroup, group_products
 from .sites import AttentionSite
 
 if TYPE_CHECKING:
-    import onnxruntime
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
 
-MIN_RUNTIME = (1, 23)
 FLOAT, FLOAT16, INT64 = 1, 10, 7
 # Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
 MIN_SHARED_BYTES = 1024
@@ -113,21 +111,6 @@ class LoadedStage:
     attention: AttentionValues | None
 
 
-def require_runtime() -> None:
-    """Raises UsageError for an onnxruntime that is too old, with the reason."""
-    import onnxruntime
-
-    version = onnxruntime.__version__
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < MIN_RUNTIME:
-        least = ".".join(map(str, MIN_RUNTIME))
-        raise UsageError(
-            f"onnxruntime {version} is too old for ONNX models: {least} or newer is needed (up to "
-            "1.19 its GroupQueryAttention is wrong for a prompt in pieces, and 1.23 is the oldest "
-            f"that is tested); pip install 'onnxruntime>={least}'"
-        )
-
-
 def _own_name(i: int, what: str) -> str:
     """The name of a value that only crosses between layer ``i``'s attention and onnxruntime."""
     return f"edgeh2o/{i}/{what}"
@@ -202,10 +185,10 @@ class SegmentFactory:
         """The name under which a product finds its input."""
         return _own_name(self._layers[name], "out") if name in self._layers else name
 
-    def _attention_values(self, site: AttentionSite) -> tuple[AttentionValues, list[NodeProto]]:
+    def _attention_values(
+        self, site: AttentionSite
+    ) -> tuple[AttentionValues, list[onnx.NodeProto]]:
         """Where an attention reads, and the nodes that bring there what is elsewhere."""
-        from onnx import helper
-
         i = self._layers[site.output]
         nodes, names = [], {}
         for source, what in ((site.q, "q"), (site.k, "k"), (site.v, "v")):
@@ -217,16 +200,16 @@ class SegmentFactory:
             name = names[what] = _own_name(i, what)
             if site.is_head_major:
                 nodes.append(
-                    helper.make_node("Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3])
+                    onnx.helper.make_node(
+                        "Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3]
+                    )
                 )
                 source = f"{name}/rows"
-            nodes.append(helper.make_node("Cast", [source], [name], to=FLOAT))
+            nodes.append(onnx.helper.make_node("Cast", [source], [name], to=FLOAT))
         return AttentionValues(out=_own_name(i, "out"), **names), nodes
 
-    def _attended_nodes(self, output: str) -> list[NodeProto]:
+    def _attended_nodes(self, output: str) -> list[onnx.NodeProto]:
         """From what we compute, [1, n, width] in float32, to what the attention node gave."""
-        from onnx import helper
-
         i = self._layers[output]
         site = self._cut.sites[i]
         steps: list[tuple[str, dict[str, Any]]] = []
@@ -243,8 +226,8 @@ class SegmentFactory:
             if operator == "Reshape":
                 names.append(_own_name(i, "heads"))
                 shape = [0, 0, *self._heads]
-                nodes.append(helper.make_node("Constant", [], [names[1]], value_ints=shape))
-            nodes.append(helper.make_node(operator, names, [target], **settings))
+                nodes.append(onnx.helper.make_node("Constant", [], [names[1]], value_ints=shape))
+            nodes.append(onnx.helper.make_node(operator, names, [target], **settings))
             source = target
         return nodes
 
@@ -258,28 +241,27 @@ class SegmentFactory:
     def _start(
         self,
         what: str,
-        nodes: Sequence[NodeProto],
+        nodes: Sequence[onnx.NodeProto],
         inputs: Sequence[str],
         outputs: Sequence[str],
         constants: Sequence[str],
     ) -> LoadedSegment:
-        import onnxruntime
-        from onnx import TypeProto, ValueInfoProto, helper
-
         infos = []
         for name in inputs:
             elem_type = self._context_types.get(name)
             if elem_type is None:
                 dtype = self._types.get(name, np.dtype(np.float32))
-                elem_type = int(helper.np_dtype_to_tensor_dtype(dtype))
-            kind = TypeProto(tensor_type=TypeProto.Tensor(elem_type=elem_type))
-            infos.append(ValueInfoProto(name=name, type=kind))
-        graph = helper.make_graph(
-            nodes, what, infos, [ValueInfoProto(name=name) for name in outputs]
+                elem_type = int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
+            kind = onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=elem_type))
+            infos.append(onnx.ValueInfoProto(name=name, type=kind))
+        graph = onnx.helper.make_graph(
+            nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
         )
         options = session_options(self._n_threads)
         self._add_constants(graph, constants, options)
-        model = self._wrap(graph)
+        source = self._cut.graph
+        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -295,19 +277,10 @@ class SegmentFactory:
             session, {item.name: _dtype_of(item) for item in session.get_inputs()}, found
         )
 
-    def _wrap(self, graph: Any) -> ModelProto:
-        from onnx import helper
-
-        source = self._cut.graph
-        opsets = [helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
-
     def _add_constants(
         self, graph: Any, names: Sequence[str], options: onnxruntime.SessionOptions
     ) -> None:
         """Small constants into the graph, the others as views of the mapped file."""
-        from onnx import TensorProto
-
         shared, values = [], []
         for name in names:
             tensor = self._cut.graph.tensors[name]
@@ -315,7 +288,7 @@ class SegmentFactory:
             if len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype:
                 proto.raw_data = bytes(tensor.data)
                 continue
-            proto.data_location = TensorProto.EXTERNAL
+            proto.data_location = onnx.TensorProto.EXTERNAL
             for key, text in (("location", "shared"), ("length", str(len(tensor.data)))):
                 entry = proto.external_data.add()
                 entry.key, entry.value = key, text
@@ -325,8 +298,6 @@ class SegmentFactory:
             options.add_external_initializers(shared, values)
 
     def _shared_value(self, name: str) -> Any:
-        import onnxruntime
-
         if name not in self._tensors:
             array = self._cut.graph.tensors[name].array()
             self._tensors[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
@@ -335,8 +306,6 @@ class SegmentFactory:
 
 def session_options(n_threads: int) -> onnxruntime.SessionOptions:
     """How all segments run."""
-    import onnxruntime
-
     share_arena()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = n_threads
@@ -350,9 +319,7 @@ def session_options(n_threads: int) -> onnxruntime.SessionOptions:
 @cache
 def share_arena() -> None:
     """One pool of working memory for all sessions of the process: they run one at a time."""
-    import onnxruntime
-    from onnxruntime.capi import _pybind_state as state
-
+    state = onnxruntime.capi._pybind_state
     info = state.OrtMemoryInfo(
         "Cpu", state.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, state.OrtMemType.DEFAULT
     )

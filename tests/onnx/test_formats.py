@@ -17,6 +17,7 @@ from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
+from edgeh2o.onnx import packages
 from edgeh2o.onnx import sessions as onnx_sessions
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens
@@ -327,7 +328,7 @@ def test_newer_onnxruntime_is_taken(version: str, monkeypatch: pytest.MonkeyPatc
     import onnxruntime
 
     monkeypatch.setattr(onnxruntime, "__version__", version)
-    onnx_sessions.require_runtime()
+    packages.require_runtime()
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])

@@ -7,7 +7,8 @@ import pytest
 
 from edgeh2o import SamplingParams
 from edgeh2o.errors import UsageError
-from edgeh2o.export.onnx import MODEL_NAME, DecoderExporter
+from edgeh2o.export.decoder import DecoderExporter
+from edgeh2o.export.onnx import MODEL_NAME
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
 from tests.onnx.variants import (
