@@ -103,11 +103,6 @@ class ExternalFiles:
         self._maps: dict[str, memoryview] = {}
         self._ranges: dict[str, dict[tuple[int, int], str]] = {}
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all files that were opened."""
-        return sum(map(len, self._maps.values()))
-
     def read(self, tensor: TensorProto) -> memoryview:
         """The bytes of a tensor whose data lies in another file."""
         entries = _read_entries(tensor)
