@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +154,10 @@ class OnnxGraph:
 
     def _index(self, nodes: Sequence[NodeProto]) -> None:
         for node in nodes:
+            if not any(node.output):
+                raise FormatError(
+                    f"{describe_node(node)} computes nothing; the file is damaged, fetch it again"
+                )
             for name in filter(None, node.output):
                 if name in self.producers or name in self.tensors or name in self.inputs:
                     raise FormatError(f"the value {quote(name)} is computed twice")
@@ -163,8 +167,8 @@ class OnnxGraph:
             for name in filter(None, node.input):
                 if name not in known:
                     raise FormatError(
-                        f"node {quote(node.name)} ({node.op_type}) reads {quote(name)}, which "
-                        "nothing computes; the file is damaged, fetch it again"
+                        f"{describe_node(node)} reads {quote(name)}, which nothing computes; the "
+                        "file is damaged, fetch it again"
                     )
         for name in self.outputs:
             if name not in known:
@@ -216,10 +220,9 @@ def describe_node(node: NodeProto) -> str:
     return f"node {quote(name)} ({domain}{node.op_type})"
 
 
-def input_names(node: NodeProto, count: int) -> Iterator[str]:
+def input_names(node: NodeProto, count: int) -> list[str]:
     """The first ``count`` inputs, "" for those left out."""
-    for i in range(count):
-        yield node.input[i] if i < len(node.input) else ""
+    return [*node.input[:count], *[""] * (count - len(node.input))]
 
 
 def _parse(path: Path) -> tuple[ModelProto, int]:

@@ -13,9 +13,9 @@ from ..config import ModelConfig
 from ..errors import ResourceError, UsageError
 from ..runners.base import OnLayer, RunnerBase, RunnerState, SessionShape
 from .config import attention_args
-from .cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
+from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .plan import LoadedDecoder, ProductRunner, ValueStore
-from .sessions import AttentionValues, LoadedStage, reason_of
+from .sessions import AttentionValues, LoadedSegment, LoadedStage, reason_of
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -43,7 +43,7 @@ class OnnxRunner(RunnerBase):
         self._context = _Context(decoder.stages, shape, decoder.config)
         self._spans = _find_spans(decoder.stages)
         self._one_token: dict[int, onnxruntime.IOBinding] = {}
-        self._views: dict[int, list[_AttentionViews]] = {}
+        self._views: dict[int, list[dict[str, Any]]] = {}
         self._n_tokens = 0  # of the latest prefill, while the store holds them
         self._is_broken = False
 
@@ -88,13 +88,10 @@ class OnnxRunner(RunnerBase):
                 self._run_span(layer, start, min(BLOCK_TOKENS, n_tokens - start), first)
             self._attention.run(
                 layer,
-                view.q,
-                view.k,
-                view.v,
+                **view,
                 window=site.window,
                 is_last=is_last,
                 stays_open=stays_open,
-                out=view.out,
                 **self._rotary(layer, first, n_tokens),
             )
             # Else they go on spinning for a while, in the way of onnxruntime's.
@@ -136,15 +133,8 @@ class OnnxRunner(RunnerBase):
         layers = zip(self._decoder.sites, self._attention_views(1), strict=True)
         for layer, (site, view) in enumerate(layers):
             self._run_span(layer, 0, 1, first)
-            self._attention.decode(
-                layer,
-                view.q,
-                view.k,
-                view.v,
-                window=site.window,
-                out=view.out,
-                **self._rotary(layer, first, 1),
-            )
+            rotary = self._rotary(layer, first, 1)
+            self._attention.decode(layer, **view, window=site.window, **rotary)
         logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._is_broken = False
@@ -208,12 +198,12 @@ class OnnxRunner(RunnerBase):
             "is_interleaved": rotary.is_interleaved,
         }
 
-    def _attention_views(self, n_tokens: int) -> list[_AttentionViews]:
+    def _attention_views(self, n_tokens: int) -> list[dict[str, Any]]:
         """The arrays of every layer's attention; those of one token and the latest number stay."""
         if n_tokens not in self._views:
             self._views = {key: value for key, value in self._views.items() if key == 1}
             self._views[n_tokens] = [
-                _AttentionViews(self._store, stage.attention, self._decoder.config, n_tokens)
+                _views(self._store, stage.attention, self._decoder.config, n_tokens)
                 for stage in self._decoder.stages
                 if stage.attention is not None
             ]
@@ -230,25 +220,22 @@ class OnnxRunner(RunnerBase):
         """Runs the stages up to an attention on a block of the call that begins at ``n_past``."""
         self._context.set_past(n_past + first_token)
         for i in self._spans[span]:
-            session = self._decoder.stages[i].segment
-            if session is not None:
-                self._run(i, self._bind(i, first_token, n_tokens, n_past, logits))
+            segment = self._decoder.stages[i].segment
+            if segment is not None:
+                binding = self._bind(i, segment, first_token, n_tokens, n_past, logits)
+                try:
+                    segment.session.run_with_iobinding(binding)
+                except Exception as error:
+                    raise ResourceError(
+                        f"onnxruntime failed in segment {i} of the model: {reason_of(error)}; if "
+                        "memory is short, use a smaller context or batch (-c, -b)"
+                    ) from None
             self._products.run(i, n_tokens, first_token, logits)
-
-    def _run(self, i: int, binding: onnxruntime.IOBinding) -> None:
-        session = self._decoder.stages[i].segment
-        assert session is not None, "it was bound"
-        try:
-            session.session.run_with_iobinding(binding)
-        except Exception as error:
-            raise ResourceError(
-                f"onnxruntime failed in segment {i} of the model: {reason_of(error)}; if memory is "
-                "short, use a smaller context or batch (-c, -b)"
-            ) from None
 
     def _bind(
         self,
         i: int,
+        segment: LoadedSegment,
         first_token: int,
         n_tokens: int,
         n_past: int,
@@ -258,16 +245,15 @@ class OnnxRunner(RunnerBase):
         is_first = n_tokens == 1 and first_token == 0
         if is_first and i in self._one_token:
             return self._one_token[i]
-        session, store = self._decoder.stages[i].segment, self._store
-        assert session is not None, "only segments are bound"
-        binding = session.session.io_binding()
-        for name, dtype in session.inputs.items():
-            if name in self._context.names:
+        store = self._store
+        binding = segment.session.io_binding()
+        for name, dtype in segment.inputs.items():
+            if name in CONTEXT_INPUTS:
                 dims, address = self._context.place(name, first_token, n_tokens, n_past)
             else:
                 dims, address = store.shape(name).of(n_tokens), store.address(name, first_token)
             binding.bind_input(name, "cpu", 0, dtype, dims, address)
-        for name, dtype in session.outputs.items():
+        for name, dtype in segment.outputs.items():
             dims = store.shape(name).of(n_tokens)
             if name == LOGITS:
                 assert logits is not None, "only the last span has logits"
@@ -276,7 +262,7 @@ class OnnxRunner(RunnerBase):
                 address = store.address(name, first_token)
             binding.bind_output(name, "cpu", 0, dtype, dims, address)
         # A mask grows with every token, and logits lie elsewhere each time.
-        stays = MASK not in session.inputs and LOGITS not in session.outputs
+        stays = MASK not in segment.inputs and LOGITS not in segment.outputs
         if is_first and stays:
             self._one_token[i] = binding
         return binding
@@ -288,37 +274,31 @@ def _find_spans(stages: Sequence[LoadedStage]) -> list[range]:
     return [range(*pair) for pair in pairwise([0, *ends, len(stages)])]
 
 
-class _AttentionViews:
-    """Queries, keys, values and output of one layer, [n, heads, head_dim] each."""
-
-    __slots__ = ("k", "out", "q", "v")
-
-    def __init__(
-        self, store: ValueStore, values: AttentionValues, config: ModelConfig, n_tokens: int
-    ) -> None:
-        def heads(name: str) -> NDArray[np.float32]:
-            return store.matrix(name, n_tokens).reshape(n_tokens, -1, config.head_dim)
-
-        if values.k:
-            self.q, self.k, self.v = (heads(name) for name in values.sources)
-        else:
-            end_q, end_k = config.n_heads, config.n_heads + config.n_kv_heads
-            fused = heads(values.q)
-            self.q, self.k, self.v = fused[:, :end_q], fused[:, end_q:end_k], fused[:, end_k:]
-        self.out = heads(values.out)
+def _views(
+    store: ValueStore, values: AttentionValues, config: ModelConfig, n_tokens: int
+) -> dict[str, Any]:
+    """``q``, ``k``, ``v`` and ``out`` of one layer, [n, heads, head_dim] each."""
+    names = {"q": values.q, "k": values.k, "v": values.v, "out": values.out}
+    heads = {
+        what: store.matrix(name, n_tokens).reshape(n_tokens, -1, config.head_dim)
+        for what, name in names.items()
+        if name
+    }
+    if not values.k:
+        ends = [config.n_heads, config.n_heads + config.n_kv_heads]
+        heads |= zip("qkv", np.split(heads["q"], ends, axis=1), strict=True)
+    return heads
 
 
 class _Context:
     """The inputs that depend on tokens and positions only, in memory that stays in place."""
 
-    names = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
-
     def __init__(
         self, stages: Sequence[LoadedStage], shape: SessionShape, config: ModelConfig
     ) -> None:
         types: dict[str, np.dtype[Any]] = {}
-        for session in (stage.segment for stage in stages if stage.segment is not None):
-            types |= {name: session.inputs[name] for name in self.names if name in session.inputs}
+        for segment in (stage.segment for stage in stages if stage.segment is not None):
+            types |= {n: dtype for n, dtype in segment.inputs.items() if n in CONTEXT_INPUTS}
         self._values = {name: np.zeros(shape.batch_size, dtype) for name, dtype in types.items()}
         if MASK in types:
             self._values[MASK] = np.ones(shape.max_context, types[MASK])

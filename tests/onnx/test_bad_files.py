@@ -128,6 +128,22 @@ def read_nothing(model: onnx.ModelProto) -> None:
     find_node(model, "Mul").input[0] = "nowhere"
 
 
+def without_outputs(names: list[str]) -> Any:
+    """Attention whose outputs are ``names``, with nobody left who reads them."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = find_node(model, "GroupQueryAttention")
+        lost = set(node.output)
+        node.output[:] = names
+        for other in model.graph.node:
+            other.input[:] = ["input_ids" if name in lost else name for name in other.input]
+        kept = [info for info in model.graph.output if info.name not in lost]
+        del model.graph.output[:]
+        model.graph.output.extend(kept)
+
+    return change_model(edit)
+
+
 def add_bias(model: onnx.ModelProto) -> None:
     node = find_node(model, "GroupQueryAttention")
     node.input.extend(["", "attention_mask"])
@@ -230,6 +246,13 @@ CASES: dict[str, tuple[Any, str]] = {
     "attention of single operators": (change_model(take_apart), r"\(Softmax\) is made of single"),
     "cyclic graph": (change_model(close_cycle), "has a cycle through node"),
     "value computed twice": (change_model(read_twice), "is computed twice"),
+    "attention without outputs": (without_outputs([]), "computes nothing"),
+    "attention with unnamed outputs": (without_outputs(["", "", ""]), "computes nothing"),
+    "attention without its output": (without_outputs(["", "cache"]), "is left out"),
+    "shape without inputs": (
+        change_model(lambda model: find_node(model, "Shape").ClearField("input")),
+        "onnxruntime refuses",
+    ),
     "value from nowhere": (change_model(read_nothing), "which nothing computes"),
     "merged decoder": (change_model(branch), "use decoder_with_past_model.onnx"),
     "no logits": (change_model(drop_output), "has no output 'logits'"),
@@ -333,6 +356,7 @@ def change_operand(i: int, dims: list[int]) -> Any:
         (change_operand(1, [64, 1, 16]), "weights .* need 2048 numbers"),
         (change_operand(2, [64, 1]), "scales .* need 128 numbers"),
         (lambda m: set_attribute(find_node(m, "MatMulNBits"), "N", 2**40), "N = .* cannot be"),
+        (lambda m: find_node(m, "MatMulNBits").ClearField("input"), "onnxruntime refuses"),
         (lambda m: set_attribute(find_node(m, "MatMulNBits"), "bits", 5), "5 bits"),
         (lambda m: set_attribute(find_node(m, "MatMulNBits"), "block_size", 24), "blocks of 24"),
     ],
