@@ -224,19 +224,11 @@ def measure_depths(n_tokens: int, model: Path, args: argparse.Namespace) -> list
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if result.returncode:
         raise EdgeH2OError("reading the long prompt failed")
-    passes = json.loads(result.stdout)
-    return [
-        DepthResult(
-            end=(step + 1) * DEPTH_STEP,
-            keys_per_query=keys,
-            seconds=[seconds[step] for seconds in passes["seconds"]],
-        )
-        for step, keys in enumerate(passes["keys_per_query"])
-    ]
+    return [DepthResult(**depth) for depth in json.loads(result.stdout)]
 
 
-def read_depths(args: argparse.Namespace) -> dict[str, Any]:
-    """``seconds`` [rounds][steps] and ``keys_per_query`` [steps] of every DEPTH_STEP tokens.
+def read_depths(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The fields of a ``DepthResult`` for every DEPTH_STEP tokens of the prompt.
 
     The prompt goes on after them, so that its last tokens read no more than others.
     """
@@ -258,8 +250,11 @@ def read_depths(args: argparse.Namespace) -> dict[str, Any]:
                 passes.append(seconds)
                 costs = ", ".join(f"{cost:.2f}" for cost in seconds)
                 print_progress(f"{args.isa} depths, round {number}/{args.r}: {costs} s")
-    keys = [(after - before) / DEPTH_STEP for before, after in pairwise(pairs)]
-    return {"seconds": passes, "keys_per_query": keys}
+    keys = ((after - before) / DEPTH_STEP for before, after in pairwise(pairs))
+    return [
+        {"end": first + DEPTH_STEP, "keys_per_query": n_keys, "seconds": seconds}
+        for first, n_keys, *seconds in zip(firsts, keys, *passes, strict=True)
+    ]
 
 
 def load_results(path: Path) -> Results:
@@ -307,11 +302,6 @@ def spread(costs: Sequence[float]) -> float:
     return 100 * (max(costs) / min(costs) - 1)
 
 
-def late_depths(results: Results) -> list[DepthResult]:
-    """Those whose tokens all lie beyond FLAT_FROM."""
-    return [depth for depth in results.depths if depth.end - DEPTH_STEP >= FLAT_FROM]
-
-
 def format_tables(results: Results) -> list[str]:
     """Tokens/s by length, cost by depth, and how flat both are."""
     parts = [f"{results.model}, {results.isa}, {results.threads} threads"]
@@ -327,25 +317,21 @@ def format_tables(results: Results) -> list[str]:
             rows.append([f"{length.n_tokens:,}", *speeds, ratio])
         parts.append(markdown_table([*header, "sparse / llama.cpp"], rows))
     if results.depths:
-        parts.append(
-            markdown_table(
-                ["tokens", "keys per query", "s of 4,096 tokens"],
-                [
-                    [
-                        f"{depth.end - DEPTH_STEP:,} to {depth.end:,}",
-                        f"{depth.keys_per_query:,.0f}",
-                        format_samples(depth.seconds, digits=2),
-                    ]
-                    for depth in results.depths
-                ],
-            )
-        )
+        rows = [
+            [
+                f"{depth.end - DEPTH_STEP:,} to {depth.end:,}",
+                f"{depth.keys_per_query:,.0f}",
+                format_samples(depth.seconds, digits=2),
+            ]
+            for depth in results.depths
+        ]
+        parts.append(markdown_table(["tokens", "keys per query", "s of 4,096 tokens"], rows))
     return [*parts, *_format_flatness(results)]
 
 
 def _format_flatness(results: Results) -> list[str]:
     lines = []
-    if late := late_depths(results):
+    if late := [each for each in results.depths if each.end - DEPTH_STEP >= FLAT_FROM]:
         medians = [statistics.median(depth.seconds) for depth in late]
         fastest = [min(depth.seconds) for depth in late]
         lines.append(

@@ -73,7 +73,29 @@ def check_real(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape and constants of a decoder, as read from a model file.
+    """What sessions, attention and statistics need to know of a model of any format.
+
+    ``context_length`` is in positions. An ``attention_soft_cap`` of 0 is none. ``has_key_bias``
+    tells of biases of the key projection. ``fingerprint`` names the weights, whatever their
+    quantisation.
+    """
+
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    attention_scale: float
+    attention_soft_cap: float = 0.0
+    has_key_bias: bool = False
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """Shape and constants of a decoder that the core runs, as read from a model file.
 
     ``rope_inv_freq`` has ``rotary_dim / 2`` entries in radians per position, with every scaling
     of the file already applied. Layers with a sliding window take ``sliding_rope_inv_freq``
@@ -83,24 +105,15 @@ class ModelConfig:
     ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
     output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
     "projection", or "none". With experts, every token goes through ``n_experts_used`` of
-    ``n_experts`` feed-forward networks of ``ffn_dim``. Soft caps of 0 are none.
-    ``sliding_layers`` has one entry per layer, or is empty. ``has_key_bias`` tells of biases of
-    the key projection. ``fingerprint`` names the weights, whatever their quantisation.
+    ``n_experts`` feed-forward networks of ``ffn_dim``. A ``logit_soft_cap`` of 0 is none.
+    ``sliding_layers`` has one entry per layer, or is empty.
     """
 
-    architecture: str
-    n_layers: int
     model_dim: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
     rotary_dim: int
     ffn_dim: int
-    vocab_size: int
-    context_length: int
     norm_eps: float
     rope_inv_freq: tuple[float, ...]
-    attention_scale: float
     n_experts: int = 0
     n_experts_used: int = 0
     rope_attention_factor: float = 1.0
@@ -111,15 +124,12 @@ class ModelConfig:
     norm_placement: str = "pre"
     qk_norm: str = "none"
     activation: str = "silu"
-    attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     sliding_window: int = 0
     sliding_layers: tuple[bool, ...] = ()
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
-    has_key_bias: bool = False
-    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

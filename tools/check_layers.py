@@ -1,4 +1,4 @@
-"""Checks that imports and includes go only down the layer ladder.
+"""Checks that imports and includes go only down the layer ladder, and never in a circle.
 
     python -m tools.check_layers [ROOT]
 
@@ -6,6 +6,9 @@ Python: a module of edgeh2o may import its own folder and lower layers (PYTHON_L
 C++: a file in cpp/ may include its own folder and folders above it in CPP_FOLDERS;
 sparse/ reads base/ alone, and what is compiled once per ISA takes no header that brings
 functions from outside its namespace. OpenMP pragmas stay in base/parallel.
+Within a folder no chain of imports or includes may lead back to where it began. Imports inside
+functions and for type checkers count as well: two modules that know each other are one module in
+two files, whenever they load each other.
 
 Prints path:line of each violation; the exit code is 1 if there is any.
 """
@@ -63,6 +66,10 @@ OMP_PRAGMA = re.compile(r"^\s*#\s*pragma\s+omp\b|\b_Pragma\s*\(\s*\"omp\b")
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+(\.*[\w.]*)\s+c?import\s+(\w+)|c?import\s+([\w.]+))")
 
 
+# Of each module or header the others of its folder that it reads, and where it says so.
+Links = dict[Path, dict[Path, tuple[Path, int]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A line that breaks the ladder."""
@@ -80,29 +87,50 @@ def check_python(root: Path) -> list[Violation]:
     package = root / "edgeh2o"
     ranks = {name: rank for rank, layer in enumerate(PYTHON_LAYERS) for name in layer}
     violations = []
+    links: Links = {}
     for path in sorted(package.rglob("*.p*")):
         if path.suffix not in (".py", ".pyi", *CYTHON_SUFFIXES):
             continue
-        own = _top_module(path.relative_to(package).parts[0])
+        module = path.relative_to(package).parent / path.name.split(".")[0]
+        own = module.parts[0]
         if own not in ranks:
             violations.append(Violation(path, 1, f"{own} has no place in the ladder"))
             continue
-        for line, target in _imports(path, package):
+        for line, imported in _imports(path, package):
+            target = imported.parts[0]
             if target == own:
-                continue
-            if target not in ranks:
+                if imported != module:
+                    links.setdefault(module, {}).setdefault(imported, (path, line))
+            elif target not in ranks:
                 violations.append(Violation(path, line, f"{target} has no place in the ladder"))
             elif ranks[target] <= ranks[own]:
                 violations.append(Violation(path, line, f"{own} must not import {target}"))
+    return violations + _find_circles(links)
+
+
+def _find_circles(links: Links) -> list[Violation]:
+    """One violation for each circle that a depth-first walk closes, where it closes it."""
+    violations = []
+    done: set[Path] = set()
+
+    def walk(trail: list[Path]) -> None:
+        for target, (path, line) in sorted(links.get(trail[-1], {}).items()):
+            if target in trail:
+                circle = [*trail[trail.index(target) :], target]
+                text = " > ".join(each.as_posix() for each in circle)
+                violations.append(Violation(path, line, f"a circle: {text}"))
+            elif target not in done:
+                walk([*trail, target])
+        done.add(trail[-1])
+
+    for start in sorted(links):
+        if start not in done:
+            walk([start])
     return violations
 
 
-def _top_module(part: str) -> str:
-    return part.split(".")[0]
-
-
-def _imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """(line, first name below edgeh2o) of every import of the package itself."""
+def _imports(path: Path, package: Path) -> Iterator[tuple[int, Path]]:
+    """(line, module below edgeh2o, without suffix) of every import of the package itself."""
     found = _cython_imports(path) if path.suffix in CYTHON_SUFFIXES else _ast_imports(path)
     # The package that contains the file: a relative import of level 1 starts there.
     containing = ("edgeh2o", *path.relative_to(package).parts[:-1])
@@ -112,14 +140,12 @@ def _imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
             parts = containing[: len(containing) - level + 1] + parts
         if not parts or parts[0] != "edgeh2o":
             continue
-        if len(parts) > 1:
-            yield line, parts[1]
-        else:
-            yield line, name if name and _is_module(package, name) else "__init__"
-
-
-def _is_module(package: Path, name: str) -> bool:
-    return (package / name).is_dir() or any(package.glob(f"{name}.*"))
+        module = package.joinpath(*parts[1:])
+        if name and ((module / name).is_dir() or any(module.glob(f"{name}.*"))):
+            module /= name
+        if module.is_dir():
+            module /= "__init__"
+        yield line, module.relative_to(package)
 
 
 def _ast_imports(path: Path) -> Iterator[tuple[int, int, str, str | None]]:
@@ -150,6 +176,7 @@ def check_cpp(root: Path) -> list[Violation]:
     """Violations in the sources of root/cpp."""
     cpp = root / "cpp"
     violations = []
+    links: Links = {}
     for path in sorted(cpp.rglob("*")):
         if path.suffix not in CPP_SUFFIXES:
             continue
@@ -170,7 +197,10 @@ def check_cpp(root: Path) -> list[Violation]:
             message = _include_error(path, cpp, header=match[2], is_system=match[1] == "<")
             if message is not None:
                 violations.append(Violation(path, line, message))
-    return violations
+            target = _own_header(path, cpp, match[2])
+            if target is not None and target.split("/")[0] == folder:
+                links.setdefault(relative, {}).setdefault(Path(target), (path, line))
+    return violations + _find_circles(links)
 
 
 def _include_error(path: Path, cpp: Path, *, header: str, is_system: bool) -> str | None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgeh2o import _core
 from edgeh2o.cli.main import build_parser
 from edgeh2o.config import CACHE_TYPES
-from edgeh2o.formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
-from edgeh2o.formats.model_cache import KNOWN_MODELS
+from edgeh2o.formats.gguf_types import TENSOR_TYPES
+from edgeh2o.formats.known_models import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
@@ -97,7 +98,7 @@ def write_architectures() -> str:
 def write_tensor_types() -> str:
     """Tensor types with their bits per weight."""
     sizes = {kind.name: 8 * kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
-    rows = [f"| `{name}` | {sizes[name]:g} |" for name in COMPUTABLE_TYPES]
+    rows = [f"| `{name}` | {sizes[name]:g} |" for name in _core.supported_types()]
     return "\n".join(["| type | bits per weight |", "|---|---|", *rows, ""])
 
 

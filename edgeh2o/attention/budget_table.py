@@ -216,7 +216,7 @@ def _packaged_tables() -> dict[str, BudgetTable]:
 
 def table_path(fingerprint: str) -> Path:
     """Where `edgeh2o calibrate` puts the table of the weights: a file of the cache folder."""
-    from ..formats.model_cache import cache_folder
+    from ..formats.known_models import cache_folder
 
     return cache_folder() / f"{fingerprint}{TABLE_SUFFIX}"
 

@@ -29,14 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Writes the folder and says what is in it; returns the exit code."""
-    from ..export.onnx import ExportOptions, describe_report, export_model
+    from ..export.onnx import describe_report, export_model
     from ..formats.model_cache import resolve_model
     from .model_options import print_note, show_warnings
 
     show_warnings()
     path = resolve_model(args.model, on_message=print_note)
-    options = ExportOptions(last_logits_only=args.last_logits_only)
-    report = export_model(path, args.folder, options)
+    report = export_model(path, args.folder, last_logits_only=args.last_logits_only)
     print_note(describe_report(report))
     print(args.folder)
     return 0

@@ -100,7 +100,7 @@ def _report_gguf(
     return {
         "file": str(path),
         "bytes": path.stat().st_size,
-        "gguf_version": gguf.version,
+        "gguf_version": gguf.header.version,
         "metadata": {key: _describe(value) for key, value in gguf.metadata.items()},
         "tensors": _count_tensors(gguf),
         **({"tensor_list": _list_tensors(gguf)} if lists_tensors else {}),

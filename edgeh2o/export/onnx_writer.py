@@ -8,9 +8,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..onnx.packages import onnx
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+    from onnx import NodeProto, TensorProto, ValueInfoProto
 
 MICROSOFT = "com.microsoft"
 # Smaller constants stay in the model file, where shape inference sees them.
@@ -40,31 +42,26 @@ class OnnxWriter:
         **attributes: Any,
     ) -> str:
         """Adds a node. Inputs that are left out are ""; attributes of None too."""
-        from onnx import helper
-
         outputs = outputs or [f"{name}/output_0"]
         given = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(
-            helper.make_node(operator, list(inputs), list(outputs), name, domain=domain, **given)
-        )
+        node = onnx.helper.make_node(operator, inputs, outputs, name, domain=domain, **given)
+        self.nodes.append(node)
         return outputs[0]
 
     def constant(self, name: str, values: NDArray[Any]) -> str:
         """Adds a constant; the same name is added once."""
-        from onnx import TensorProto, helper, numpy_helper
-
         if name in self.constants:
             return name
         values = np.ascontiguousarray(values)
         if values.nbytes < MIN_EXTERNAL_BYTES:
-            self.constants[name] = numpy_helper.from_array(values, name)
+            self.constants[name] = onnx.numpy_helper.from_array(values, name)
             return name
         self._data.write(b"\0" * (-self._data.tell() % ALIGNMENT))
-        tensor = TensorProto(
+        tensor = onnx.TensorProto(
             name=name,
-            data_type=helper.np_dtype_to_tensor_dtype(values.dtype),
+            data_type=onnx.helper.np_dtype_to_tensor_dtype(values.dtype),
             dims=values.shape,
-            data_location=TensorProto.EXTERNAL,
+            data_location=onnx.TensorProto.EXTERNAL,
         )
         place = {"location": self._data_name, "offset": self._data.tell(), "length": values.nbytes}
         for key, value in place.items():
@@ -86,19 +83,19 @@ class OnnxWriter:
         outputs: Sequence[ValueInfoProto],
         opset: int,
         properties: dict[str, str],
-    ) -> ModelProto:
+    ) -> None:
         """Writes the model file."""
-        from onnx import helper
-
-        graph = helper.make_graph(
+        graph = onnx.helper.make_graph(
             self.nodes, "decoder", inputs, outputs, list(self.constants.values())
         )
-        model = helper.make_model(
+        model = onnx.helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)],
+            opset_imports=[
+                onnx.helper.make_opsetid("", opset),
+                onnx.helper.make_opsetid(MICROSOFT, 1),
+            ],
             ir_version=IR_VERSION,
             producer_name="edgeh2o",
         )
-        helper.set_model_props(model, properties)
+        onnx.helper.set_model_props(model, properties)
         path.write_bytes(model.SerializeToString())
-        return model

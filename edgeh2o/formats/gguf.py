@@ -42,21 +42,6 @@ class GgufFile:
         return self._header
 
     @property
-    def version(self) -> int:
-        """Version of the format, 2 or 3."""
-        return self.header.version
-
-    @property
-    def alignment(self) -> int:
-        """Alignment of tensor data in bytes."""
-        return self.header.alignment
-
-    @property
-    def data_offset(self) -> int:
-        """Byte of the file at which the tensor data begins."""
-        return self.header.data_offset
-
-    @property
     def metadata(self) -> Metadata:
         """Key-value pairs, with typed getters."""
         return self.header.metadata

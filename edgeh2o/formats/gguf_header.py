@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .. import _core
 from ..errors import FormatError
 from .gguf_types import (
     ARRAY_DTYPES,
@@ -77,7 +78,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What precedes the tensor data. ``data_offset`` is where the data section begins."""
+    """What precedes the tensor data, which begins at byte ``data_offset``.
+
+    ``version`` is 2 or 3, ``alignment`` that of tensors in bytes.
+    """
 
     version: int
     alignment: int
@@ -231,8 +235,6 @@ class _Cursor:
 
         In C++: a loop of Python's would be nearly all of the time of opening a file.
         """
-        from .. import _core
-
         n_found, self.position = _core.count_strings(self.data, self.position, count)
         return n_found
 

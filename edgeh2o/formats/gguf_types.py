@@ -116,23 +116,3 @@ REMOVED_TENSOR_TYPES: dict[int, str] = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-
-# What the C++ core can pack into matrices.
-COMPUTABLE_TYPES: tuple[str, ...] = (
-    "F32",
-    "F16",
-    "BF16",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q8_0",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "Q2_K",
-    "Q3_K",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, Union
 
+from .. import _core
 from ..errors import FormatError
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ class StoredStrings:
 
     def texts(self) -> tuple[str, ...]:
         """The strings themselves."""
-        from .. import _core
-
         return tuple(_core.read_strings(self.items, 0, self.count)[0])
 
 

@@ -21,7 +21,7 @@ from typing import IO
 
 from ..errors import ResourceError
 from .atomic_file import replacing
-from .model_cache import CACHE_VARIABLE, PackagedModel, cached_path
+from .known_models import CACHE_VARIABLE, PackagedModel, cached_path
 
 _COPY_BYTES = 2**20
 _PULL_PREFIX = ".pull-"

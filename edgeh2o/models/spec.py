@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..config import ModelConfig
+from ..config import DecoderConfig
 from ..errors import FormatError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
@@ -30,7 +30,7 @@ class ArchitectureSpec:
 
     Attributes:
         qk_row_order: how pairs of rotated rows lie in the file.
-        norm_placement, qk_norm, activation: see ``ModelConfig``.
+        norm_placement, qk_norm, activation: see ``DecoderConfig``.
         rope_factors: optional tensor of frequency divisors.
         long_rope_factors: optional tensors of frequency divisors for sessions within the original
             context and beyond it.
@@ -38,8 +38,8 @@ class ArchitectureSpec:
             is false.
         windows: None: the family has no sliding windows.
         has_experts: the feed-forward network is a mixture of experts.
-        scales: keys that set a scale or soft cap of ``ModelConfig``.
-        divisors: keys whose inverse is a scale of ``ModelConfig``.
+        scales: keys that set a scale or soft cap of ``DecoderConfig``.
+        divisors: keys whose inverse is a scale of ``DecoderConfig``.
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
@@ -80,7 +80,7 @@ def registered_architectures() -> tuple[str, ...]:
     return tuple(sorted(_ARCHITECTURES))
 
 
-def read_model(gguf: GgufFile) -> tuple[ModelConfig, list[TensorBinding]]:
+def read_model(gguf: GgufFile) -> tuple[DecoderConfig, list[TensorBinding]]:
     """Checks a file against its architecture; returns its configuration and its weights.
 
     Bindings are in file order. Raises ``FormatError`` that names the key or the tensor.
@@ -121,10 +121,10 @@ def _find_spec(metadata: Metadata) -> ArchitectureSpec:
     return spec
 
 
-def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> ModelConfig:
+def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> DecoderConfig:
     is_scaled_by_width = shape.n_layers == spec.n_layers_scaled_by_width
     logit_dim = shape.model_dim / shape.n_heads if is_scaled_by_width else shape.head_dim
-    return ModelConfig(
+    return DecoderConfig(
         architecture=spec.name,
         n_layers=shape.n_layers,
         model_dim=shape.model_dim,
@@ -154,7 +154,7 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
 def _read_frequencies(
     gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters
 ) -> dict[str, Any]:
-    """The tables of RoPE frequencies of ``ModelConfig``."""
+    """The tables of RoPE frequencies of ``DecoderConfig``."""
     n_pairs = shape.rotary_dim // 2
     if spec.rope_switch is not None:
         key = f"{spec.name}.{spec.rope_switch}"
@@ -179,7 +179,7 @@ def _read_frequencies(
 
 
 def _read_scales(metadata: Metadata, spec: ArchitectureSpec) -> dict[str, Any]:
-    """Scales and soft caps of ``ModelConfig`` that the file or the family sets."""
+    """Scales and soft caps of ``DecoderConfig`` that the file or the family sets."""
     scales: dict[str, Any] = dict(spec.default_soft_caps)
     for keys, exponent in ((spec.scales, 1), (spec.divisors, -1)):
         for name, suffix in keys.items():

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import _core
 from ..errors import FormatError
 from ..formats.gguf_header import TensorInfo
-from ..formats.gguf_types import COMPUTABLE_TYPES
 from ..formats.metadata import quote
 from .rope import half_split_row_order
 
@@ -176,7 +176,7 @@ def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) 
             f"make it {list(expected)} ({', '.join(rule.shape)}); the file is damaged or was "
             "converted wrongly"
         )
-    supported = COMPUTABLE_TYPES if len(expected) > 1 else VECTOR_TYPES
+    supported = _core.supported_types() if len(expected) > 1 else VECTOR_TYPES
     if info.type_name not in supported:
         raise FormatError(
             f"tensor {quote(info.name)} is of type {info.type_name}, which is not supported here; "

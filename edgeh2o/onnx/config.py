@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..runners.base import SessionShape
 from .cut import LOGITS, Cut
 from .folder import OnnxFolder
 from .graph import OnnxGraph
@@ -69,16 +70,11 @@ def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> ModelConfig:
         architecture=folder.architecture,
         has_key_bias=folder.architecture.startswith("qwen2"),
         n_layers=len(sites),
-        model_dim=sizes.get("model_dim", sizes["n_heads"] * sizes["head_dim"]),
         n_heads=sizes["n_heads"],
         n_kv_heads=sizes["n_kv_heads"],
         head_dim=sizes["head_dim"],
-        rotary_dim=0,
-        ffn_dim=0,
         vocab_size=sizes["vocab_size"],
         context_length=min([context, *tables]),
-        norm_eps=0.0,
-        rope_inv_freq=(),
         attention_scale=scale,
         attention_soft_cap=sites[0].soft_cap,
         fingerprint=own_print if is_print else hash_model(graph),
@@ -118,6 +114,19 @@ def _head_sizes(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> dict[str, i
 def _vocab_size(graph: OnnxGraph) -> dict[str, int]:
     dims = graph.output_dims(LOGITS)
     return {"vocab_size": dims[-1]} if dims and dims[-1] > 0 else {}
+
+
+def attention_args(config: ModelConfig, shape: SessionShape) -> dict[str, Any]:
+    """Arguments of a ``_core.ChunkedAttention`` for all layers, but its policy."""
+    return {
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "n_layers": config.n_layers,
+        "scale": config.attention_scale,
+        "soft_cap": config.attention_soft_cap,
+        **shape.attention_sizes(),
+    }
 
 
 def check_shapes(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .graph import OnnxGraph, describe_node
+from .packages import onnx
 from .products import Product
 from .sites import AttentionSite, find_attention
 
@@ -146,7 +147,7 @@ class _Cutter:
 
     def _find_levels(self) -> None:
         for node in self._graph.nodes:
-            reads = self._reads.get(node.output[0]) if node.output else None
+            reads = self._reads.get(node.output[0])
             if reads is None:
                 level = self._node_level(node)
             else:
@@ -156,7 +157,8 @@ class _Cutter:
 
     def _node_level(self, node: NodeProto) -> int | None:
         if node.op_type == "Shape" and (
-            node.input[0] in self._graph.inputs or node.output[0] in self._past_shapes
+            not self._graph.inputs.keys().isdisjoint(node.input)
+            or node.output[0] in self._past_shapes
         ):
             return None
         levels = [self._level(name) for name in node.input if name]
@@ -248,9 +250,7 @@ class _Cutter:
         """The node, reading the shape of the past from the runner."""
         if not any(name in self._past_shapes for name in node.input):
             return node
-        from onnx import NodeProto
-
-        copy = NodeProto()
+        copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for i, name in enumerate(copy.input):
             if name in self._past_shapes:

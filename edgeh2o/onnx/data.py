@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import FormatError, ResourceError
 from ..formats.metadata import quote
 
@@ -81,8 +83,6 @@ class OnnxTensor:
 
     def array(self) -> NDArray[Any]:
         """A read-only view in the shape of the tensor. Raises FormatError for a type unlike any."""
-        import numpy as np
-
         dtype = _DTYPES.get(self.elem_type)
         if dtype is None:
             raise FormatError(
@@ -102,11 +102,6 @@ class ExternalFiles:
         self._folder = folder
         self._maps: dict[str, memoryview] = {}
         self._ranges: dict[str, dict[tuple[int, int], str]] = {}
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all files that were opened."""
-        return sum(map(len, self._maps.values()))
 
     def read(self, tensor: TensorProto) -> memoryview:
         """The bytes of a tensor whose data lies in another file."""

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ class OnnxFolder:
     """The files of one model and what its configuration says; sizes it lacks are left out."""
 
     model_path: Path
-    architecture: str = "onnx"
-    config_name: str = ""
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    architecture: str
+    config_name: str
+    sizes: Mapping[str, int]
     bos: int | str | None = None
     eos: int | str | None = None
     more_eos: tuple[int, ...] = ()
@@ -88,47 +88,45 @@ def _read_genai(root: Path, model_path: Path | None) -> OnnxFolder:
             f"{root / GENAI_CONFIG}: model.decoder.filename is {quote(filename)}, which is not "
             "the name of a file in the folder; fetch the model again from its publisher"
         )
-    kind = model.get("type", "onnx")
     eos = _id_list(model.get("eos_token_id"), "model.eos_token_id")
     bos = _id_list(model.get("bos_token_id"), "model.bos_token_id")
-    settings = read_json_if_there(root / "tokenizer_config.json")
+    files = _read_tokenizer_files(root)
     return OnnxFolder(
         model_path=model_path or root / filename,
-        architecture=kind if isinstance(kind, str) else "onnx",
+        architecture=_architecture(model.get("type")),
         config_name=GENAI_CONFIG,
         sizes=_read_sizes({**model, **decoder}, GENAI_CONFIG),
-        bos=_token_text(settings.get("bos_token")) or next(iter(bos), None),
-        eos=_token_text(settings.get("eos_token")) or next(iter(eos), None),
+        bos=files.pop("bos") or next(iter(bos), None),
+        eos=files.pop("eos") or next(iter(eos), None),
         more_eos=eos,
-        **_read_tokenizer_files(root),
+        **files,
     )
 
 
 def _read_transformers(root: Path, model_path: Path) -> OnnxFolder:
     name = "config.json"
     config = read_json(root / name) if (root / name).is_file() else {}
-    files = _read_tokenizer_files(root)
-    settings = read_json_if_there(root / "tokenizer_config.json")
     generation = read_json_if_there(root / "generation_config.json")
     more = _id_list(config.get("eos_token_id"), "eos_token_id")
     more += _id_list(generation.get("eos_token_id"), "eos_token_id")
-    kind = config.get("model_type", "onnx")
     return OnnxFolder(
         model_path=model_path,
-        architecture=kind if isinstance(kind, str) else "onnx",
+        architecture=_architecture(config.get("model_type")),
         config_name=name,
         sizes=_read_sizes(config, name),
-        bos=_token_text(settings.get("bos_token")),
-        eos=_token_text(settings.get("eos_token")),
         more_eos=more,
-        **files,
+        **_read_tokenizer_files(root),
     )
+
+
+def _architecture(name: object) -> str:
+    return name if isinstance(name, str) else "onnx"
 
 
 def _choose_file(folder: Path) -> Path:
     for place in (folder / "onnx", folder):
         try:
-            names = sorted(entry.name for entry in os.scandir(place) if _is_model(entry.name))
+            names = sorted(name for name in os.listdir(place) if name.endswith(".onnx"))
         except (NotADirectoryError, FileNotFoundError):
             continue
         except OSError as error:
@@ -146,10 +144,6 @@ def _choose_file(folder: Path) -> Path:
         f"{folder} holds no model: neither {GENAI_CONFIG} nor a .onnx file; give the path of a "
         "GGUF file or of the folder of an ONNX model"
     )
-
-
-def _is_model(name: str) -> bool:
-    return name.endswith(".onnx")
 
 
 def _read_sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
@@ -177,6 +171,8 @@ def _read_tokenizer_files(root: Path) -> dict[str, Any]:
     return {
         "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
         "chat_template": template,
+        "bos": _token_text(settings.get("bos_token")),
+        "eos": _token_text(settings.get("eos_token")),
     }
 
 

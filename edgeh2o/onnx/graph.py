@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError, ResourceError, UsageError
+import numpy as np
+
+from ..errors import FormatError, ResourceError
 from ..formats.foreign_magic import PROBE_BYTES, describe_foreign_file
 from ..formats.metadata import quote
 from .data import ExternalFiles, OnnxTensor, map_descriptor, tensor_bytes
+from .packages import DecodeError, onnx
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 MAX_FILE_BYTES = 2**31 - 1
 MAX_NODES = 2**20
-INSTALL_HINT = "pip install 'edgeh2o[onnx]'"
 
 
 class OnnxGraph:
@@ -152,6 +154,10 @@ class OnnxGraph:
 
     def _index(self, nodes: Sequence[NodeProto]) -> None:
         for node in nodes:
+            if not any(node.output):
+                raise FormatError(
+                    f"{describe_node(node)} computes nothing; the file is damaged, fetch it again"
+                )
             for name in filter(None, node.output):
                 if name in self.producers or name in self.tensors or name in self.inputs:
                     raise FormatError(f"the value {quote(name)} is computed twice")
@@ -161,8 +167,8 @@ class OnnxGraph:
             for name in filter(None, node.input):
                 if name not in known:
                     raise FormatError(
-                        f"node {quote(node.name)} ({node.op_type}) reads {quote(name)}, which "
-                        "nothing computes; the file is damaged, fetch it again"
+                        f"{describe_node(node)} reads {quote(name)}, which nothing computes; the "
+                        "file is damaged, fetch it again"
                     )
         for name in self.outputs:
             if name not in known:
@@ -198,11 +204,9 @@ class OnnxGraph:
 
 def attributes(node: NodeProto) -> dict[str, Any]:
     """The attributes of a node as plain values; strings are decoded."""
-    from onnx import helper
-
     values = {}
     for attribute in node.attribute:
-        value = helper.get_attribute_value(attribute)
+        value = onnx.helper.get_attribute_value(attribute)
         values[attribute.name] = (
             value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         )
@@ -216,29 +220,12 @@ def describe_node(node: NodeProto) -> str:
     return f"node {quote(name)} ({domain}{node.op_type})"
 
 
-def input_names(node: NodeProto, count: int) -> Iterator[str]:
+def input_names(node: NodeProto, count: int) -> list[str]:
     """The first ``count`` inputs, "" for those left out."""
-    for i in range(count):
-        yield node.input[i] if i < len(node.input) else ""
-
-
-def require_onnx() -> None:
-    """Raises UsageError, with the cure, if the packages for ONNX models are missing."""
-    try:
-        import onnx
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"ONNX models need the packages onnx and onnxruntime ({error}); install them with "
-            f"{INSTALL_HINT}"
-        ) from None
-    del onnx
+    return [*node.input[:count], *[""] * (count - len(node.input))]
 
 
 def _parse(path: Path) -> tuple[ModelProto, int]:
-    from google.protobuf.message import DecodeError
-    from onnx import ModelProto
-
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -260,7 +247,7 @@ def _parse(path: Path) -> tuple[ModelProto, int]:
         foreign = "a GGUF file; rename it to .gguf"
     if foreign is not None and "ONNX" not in foreign:
         raise FormatError(f"{path} is not an ONNX file: it is {foreign}")
-    model = ModelProto()
+    model = onnx.ModelProto()
     try:
         model.ParseFromString(bytes(data))
     except (DecodeError, ValueError) as error:
@@ -306,29 +293,24 @@ def _has_graph(attribute: AttributeProto) -> bool:
 
 def _pack_fields(proto: TensorProto) -> memoryview:
     """The bytes of a small tensor that is written as a list of numbers."""
-    from onnx import numpy_helper
-
     try:
-        return memoryview(numpy_helper.to_array(proto).tobytes())
+        return memoryview(onnx.numpy_helper.to_array(proto).tobytes())
     except (ValueError, TypeError) as error:
         raise FormatError(f"constant {quote(proto.name)} cannot be read: {error}") from None
 
 
 def _read_constant(node: NodeProto) -> OnnxTensor:
-    import numpy as np
-    from onnx import helper, numpy_helper
-
     values = attributes(node)
     name = node.output[0]
     try:
         array = (
-            numpy_helper.to_array(values["value"])
+            onnx.numpy_helper.to_array(values["value"])
             if "value" in values
             else np.asarray(next(iter(values.values())))
         )
         if array.dtype == np.float64 and "value" not in values:
             array = array.astype(np.float32)
-        elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+        elem_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
         return OnnxTensor(name, int(elem_type), array.shape, memoryview(array.tobytes()))
     except (ValueError, TypeError, KeyError, StopIteration) as error:
         raise FormatError(f"{describe_node(node)} cannot be read: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,23 @@ from ..errors import FormatError, ResourceError, UsageError
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks
-from .config import check_finite, check_shapes, hash_model, read_config, read_rotary
+from .config import (
+    attention_args,
+    check_finite,
+    check_shapes,
+    hash_model,
+    read_config,
+    read_rotary,
+)
 from .cut import cut_decoder
 from .folder import OnnxFolder, find_onnx_model
-from .graph import OnnxGraph, require_onnx
-from .plan import probe_stages
+from .graph import OnnxGraph
+from .masks import check_masks
+from .packages import require_runtime
+from .plan import LoadedDecoder, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
-from .sessions import (
-    SegmentFactory,
-    check_masks,
-    require_runtime,
-)
-from .sites import AttentionSite
+from .sessions import SegmentFactory
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -37,12 +41,11 @@ OnBytes = Callable[[int, int], None]
 class OnnxModelFile:
     """A model folder whose graph was cut and found good; no session of onnxruntime yet.
 
-    Raises FormatError for a file that cannot be run, UsageError if onnx or onnxruntime are missing
-    or too old, ResourceError for what cannot be read.
+    Raises FormatError for a file that cannot be run, UsageError if onnxruntime is too old,
+    ResourceError for what cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        require_onnx()
         require_runtime()
         self.path = path
         self._folder = find_onnx_model(path)
@@ -91,7 +94,7 @@ class OnnxModelFile:
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
         """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
-        return _estimate_session_bytes(self.config, self._cut.sites, attention, shape)
+        return _estimate_session_bytes(self.config, attention, shape)
 
     def load(
         self,
@@ -136,21 +139,21 @@ class OnnxModel:
         progress = _Progress(on_bytes, graph.n_weight_bytes)
         cut = cut_decoder(graph, pack_products(graph, progress.add))
         factory = SegmentFactory(cut, self.n_threads, heads)
-        self.sites: Sequence[AttentionSite] = check_masks(
-            cut, factory.make_masks(), config.context_length, past_shape
-        )
-        self.stages = []
+        sites = check_masks(cut, factory.make_masks(), config.context_length, past_shape)
+        stages = []
         for stage in cut.stages:
-            self.stages.append(factory.make(stage))
+            stages.append(factory.make(stage))
             progress.add(sum(len(graph.tensors[n].data) for n in stage.segment.constants))
         progress.end()
         width = config.n_heads * config.head_dim
         operators = {node.op_type for node in graph.nodes}
-        self.shapes = probe_stages(self.stages, width, past_shape, operators)
-        layers = [stage.attention for stage in self.stages if stage.attention is not None]
-        check_shapes(self.shapes, layers, config)
-        self.rotary = [read_rotary(graph, site, config) for site in self.sites]
-        self.attention_args = _attention_args(config, self.sites)
+        shapes = probe_stages(stages, width, past_shape, operators)
+        layers = [stage.attention for stage in stages if stage.attention is not None]
+        check_shapes(shapes, layers, config)
+        rotary = [read_rotary(graph, site, config) for site in sites]
+        self.decoder = LoadedDecoder(
+            config=config, stages=stages, shapes=shapes, sites=sites, rotary=rotary
+        )
 
     @property
     def context_length(self) -> int:
@@ -159,11 +162,12 @@ class OnnxModel:
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
-        return _estimate_session_bytes(self.config, self.sites, attention, shape)
+        return _estimate_session_bytes(self.config, attention, shape)
 
     def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> OnnxRunner:
-        limits = [len(tables[0]) for tables in self.rotary if tables]
-        limits += [site.max_context for site in self.sites if site.max_context is not None]
+        decoder = self.decoder
+        limits = [len(tables[0]) for tables in decoder.rotary if tables]
+        limits += [site.max_context for site in decoder.sites if site.max_context is not None]
         if shape.max_context > min(limits, default=2**31):
             raise UsageError(
                 f"a context of {shape.max_context} is longer than the {min(limits)} positions for "
@@ -171,7 +175,7 @@ class OnnxModel:
             )
         policy = attention.make_policy(self.config)
         try:
-            return OnnxRunner(self, policy, shape)
+            return OnnxRunner(decoder, policy, shape)
         except MemoryError:
             raise ResourceError(
                 f"the session for {shape.max_context} positions could not be allocated; "
@@ -205,31 +209,15 @@ def _read_tokenizer(folder: OnnxFolder, vocab_size: int) -> Tokenizer:
     return JsonTokenizer(folder.tokenizer_json, settings)
 
 
-def _attention_args(config: ModelConfig, sites: Sequence[AttentionSite]) -> dict[str, Any]:
-    return {
-        "n_heads": config.n_heads,
-        "n_kv_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
-        "n_layers": len(sites),
-        "scale": config.attention_scale,
-        "soft_cap": config.attention_soft_cap,
-    }
-
-
 def _estimate_session_bytes(
-    config: ModelConfig,
-    sites: Sequence[AttentionSite],
-    attention: SparseAttentionConfig,
-    shape: SessionShape,
+    config: ModelConfig, attention: SparseAttentionConfig, shape: SessionShape
 ) -> Mapping[str, int]:
     try:
         parts = _core.ChunkedAttention.estimate_bytes(
-            attention.make_policy(config),
-            **_attention_args(config, sites),
-            **shape.attention_sizes(),
+            attention.make_policy(config), **attention_args(config, shape)
         )
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
-    # Two residual streams, queries, keys, values and output of a layer.
-    row = 2 * config.model_dim + 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
+    # Queries, keys, values and output of a layer, and two residual streams, as wide as queries.
+    row = 2 * (2 * config.n_heads + config.n_kv_heads) * config.head_dim
     return {**parts, "activations": 4 * row * shape.batch_size}

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
+from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .cut import CONTEXT_INPUTS, LOGITS
 from .products import ProductGroup
-from .sessions import SegmentSession, StageSession, context_feed
+from .sessions import LoadedSegment, LoadedStage
+from .sites import AttentionSite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,8 +60,23 @@ class ValueShape:
         return [n_tokens if dim < 0 else dim for dim in self.dims]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDecoder:
+    """A decoder that can run: its stages, the shapes of what crosses, and the layers' attention.
+
+    ``rotary`` has for each of ``sites`` the tables of cos and sin [positions, pairs] of a node that
+    rotates, else None.
+    """
+
+    config: ModelConfig
+    stages: Sequence[LoadedStage]
+    shapes: Mapping[str, ValueShape]
+    sites: Sequence[AttentionSite]
+    rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
+
+
 def probe_stages(
-    stages: Sequence[StageSession],
+    stages: Sequence[LoadedStage],
     attended_width: int,
     past_shape: Sequence[int],
     operators: Collection[str],
@@ -83,7 +100,7 @@ def probe_stages(
 
 
 def _run_all(
-    stages: Sequence[StageSession],
+    stages: Sequence[LoadedStage],
     n_tokens: int,
     n_past: int,
     attended_width: int,
@@ -92,11 +109,11 @@ def _run_all(
     rng = np.random.default_rng(0)
     values: dict[str, NDArray[Any]] = {}
     for stage in stages:
-        session = stage.segment
-        if session is not None:
-            feed = context_feed(session, n_past, n_tokens, past_shape)
-            feed |= {name: values[name] for name in session.inputs if name not in CONTEXT_INPUTS}
-            values |= dict(zip(session.outputs, _run(session, feed), strict=True))
+        segment = stage.segment
+        if segment is not None:
+            feed = segment.context_feed(n_past, n_tokens, past_shape)
+            feed |= {name: values[name] for name in segment.inputs if name not in feed}
+            values |= segment.run(feed)
         for group in stage.products:
             values |= dict(zip(group.outputs, _multiply(group, values[group.input]), strict=True))
         if stage.attention is not None:
@@ -115,15 +132,6 @@ def _multiply(group: ProductGroup, x: NDArray[Any]) -> list[NDArray[np.float32]]
     outs = [np.empty((len(rows), linear.rows), np.float32) for linear in group.linears]
     _core.Matmul(len(rows), group.depth).run(rows, group.linears, outs)
     return [out.reshape(*x.shape[:-1], -1) for out in outs]
-
-
-def _run(session: SegmentSession, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    try:
-        outputs: list[NDArray[Any]] = session.session.run(list(session.outputs), dict(feed))
-        return outputs
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise FormatError(f"the model does not run on a few tokens: {reason:.400}") from None
 
 
 def _find_shape(
@@ -148,18 +156,17 @@ def _find_shape(
 
 
 def _check_rows(
-    session: SegmentSession,
+    segment: LoadedSegment,
     values: Mapping[str, NDArray[Any]],
     shapes: Mapping[str, ValueShape],
     past_shape: Sequence[int],
     tolerance: float,
 ) -> None:
     """The last of three rows alone must give what it gives among them."""
-    feed = context_feed(session, 2, 1, past_shape)
-    for name in session.inputs:
-        if name not in CONTEXT_INPUTS:
-            feed[name] = _last_row(values[name], shapes[name])
-    for name, found in zip(session.outputs, _run(session, feed), strict=True):
+    feed = segment.context_feed(2, 1, past_shape)
+    crossing = [name for name in segment.inputs if name not in feed]
+    feed |= {name: _last_row(values[name], shapes[name]) for name in crossing}
+    for name, found in segment.run(feed).items():
         expected = _last_row(values[name], shapes[name])
         if found.shape != expected.shape or not _is_close(found, expected, tolerance):
             raise FormatError(
@@ -193,7 +200,7 @@ class ValueStore:
 
     def __init__(
         self,
-        stages: Sequence[StageSession],
+        stages: Sequence[LoadedStage],
         shapes: Mapping[str, ValueShape],
         max_tokens: int,
         block_tokens: int,
@@ -265,7 +272,7 @@ class _Life:
         return self.death[0] < other.birth[0]
 
 
-def _find_lives(stages: Sequence[StageSession]) -> dict[str, _Life]:
+def _find_lives(stages: Sequence[LoadedStage]) -> dict[str, _Life]:
     lives: dict[str, _Life] = {}
 
     def note(names: Iterable[str], time: tuple[int, int]) -> None:
@@ -290,7 +297,7 @@ class ProductRunner:
 
     def __init__(
         self,
-        stages: Sequence[StageSession],
+        stages: Sequence[LoadedStage],
         shapes: Mapping[str, ValueShape],
         store: ValueStore,
         block_tokens: int,

@@ -72,12 +72,14 @@ def group_products(products: Sequence[Product]) -> list[ProductGroup]:
 
 def _pack(graph: OnnxGraph, node: NodeProto) -> _core.Linear | None:
     values = attributes(node)
+    x, *constants = input_names(node, 6)
     quants, scales, zero_points, group_indices, bias = (
-        graph.constant(name) if name else None for name in list(input_names(node, 6))[1:]
+        graph.constant(name) if name else None for name in constants
     )
     if (
-        values.get("accuracy_level", 0) != INT8_ACTIVATIONS
-        or graph.constant(node.input[0]) is not None
+        not (x and node.output[0])
+        or values.get("accuracy_level", 0) != INT8_ACTIVATIONS
+        or graph.constant(x) is not None
         or quants is None
         or scales is None
         or scales.elem_type != _FLOAT

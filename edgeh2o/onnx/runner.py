@@ -12,15 +12,14 @@ from .. import _core
 from ..config import ModelConfig
 from ..errors import ResourceError, UsageError
 from ..runners.base import OnLayer, RunnerBase, RunnerState, SessionShape
-from .cut import LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
-from .plan import ProductRunner, ValueStore
-from .sessions import AttentionValues, StageSession
+from .config import attention_args
+from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
+from .plan import LoadedDecoder, ProductRunner, ValueStore
+from .sessions import AttentionValues, LoadedSegment, LoadedStage, reason_of
 
 if TYPE_CHECKING:
     import onnxruntime
     from numpy.typing import NDArray
-
-    from .model import OnnxModel
 
 
 # Tokens that pass the stages up to an attention at a time: what they compute stays in the caches.
@@ -30,19 +29,21 @@ BLOCK_TOKENS = 256
 class OnnxRunner(RunnerBase):
     """Stages in turn, as a ``Runner``."""
 
-    def __init__(self, model: OnnxModel, policy: _core.SparsePolicy, shape: SessionShape) -> None:
-        self._model = model
-        super().__init__(policy, shape, model.config.vocab_size)
-        sizes = {**model.attention_args, **shape.attention_sizes()}
+    def __init__(
+        self, decoder: LoadedDecoder, policy: _core.SparsePolicy, shape: SessionShape
+    ) -> None:
+        self._decoder = decoder
+        super().__init__(policy, shape, decoder.config.vocab_size)
+        sizes = attention_args(decoder.config, shape)
         self._attention = _core.ChunkedAttention(policy, **sizes)
         self._attention.reset()
         self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)
-        self._store = ValueStore(model.stages, model.shapes, shape.batch_size, BLOCK_TOKENS)
-        self._products = ProductRunner(model.stages, model.shapes, self._store, BLOCK_TOKENS)
-        self._context = _Context(model.stages, shape, model.config)
-        self._spans = _find_spans(model.stages)
+        self._store = ValueStore(decoder.stages, decoder.shapes, shape.batch_size, BLOCK_TOKENS)
+        self._products = ProductRunner(decoder.stages, decoder.shapes, self._store, BLOCK_TOKENS)
+        self._context = _Context(decoder.stages, shape, decoder.config)
+        self._spans = _find_spans(decoder.stages)
         self._one_token: dict[int, onnxruntime.IOBinding] = {}
-        self._views: dict[int, list[_AttentionViews]] = {}
+        self._views: dict[int, list[dict[str, Any]]] = {}
         self._n_tokens = 0  # of the latest prefill, while the store holds them
         self._is_broken = False
 
@@ -82,18 +83,15 @@ class OnnxRunner(RunnerBase):
         self._context.set_tokens(tokens, first)
         views = self._attention_views(n_tokens)
         n_layers = len(views)
-        for layer, (site, view) in enumerate(zip(self._model.sites, views, strict=True)):
+        for layer, (site, view) in enumerate(zip(self._decoder.sites, views, strict=True)):
             for start in range(0, n_tokens, BLOCK_TOKENS):
                 self._run_span(layer, start, min(BLOCK_TOKENS, n_tokens - start), first)
             self._attention.run(
                 layer,
-                view.q,
-                view.k,
-                view.v,
+                **view,
                 window=site.window,
                 is_last=is_last,
                 stays_open=stays_open,
-                out=view.out,
                 **self._rotary(layer, first, n_tokens),
             )
             # Else they go on spinning for a while, in the way of onnxruntime's.
@@ -117,7 +115,7 @@ class OnnxRunner(RunnerBase):
                 "latest prefill call"
             )
         start = self.position - self._n_tokens
-        shape = self._model.shapes[LOGITS]
+        shape = self._decoder.shapes[LOGITS]
         step = BLOCK_TOKENS if shape.is_per_token else 1
         logits = np.empty((n_rows, self.vocab_size), shape.dtype)
         for row in range(0, n_rows, step):
@@ -132,19 +130,12 @@ class OnnxRunner(RunnerBase):
         self._is_broken = True
         self._n_tokens = 0
         self._context.set_tokens(tokens, first)
-        layers = zip(self._model.sites, self._attention_views(1), strict=True)
+        layers = zip(self._decoder.sites, self._attention_views(1), strict=True)
         for layer, (site, view) in enumerate(layers):
             self._run_span(layer, 0, 1, first)
-            self._attention.decode(
-                layer,
-                view.q,
-                view.k,
-                view.v,
-                window=site.window,
-                out=view.out,
-                **self._rotary(layer, first, 1),
-            )
-        logits = np.empty((1, self.vocab_size), self._model.shapes[LOGITS].dtype)
+            rotary = self._rotary(layer, first, 1)
+            self._attention.decode(layer, **view, window=site.window, **rotary)
+        logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._is_broken = False
         self._token_ids.append(token)
@@ -175,7 +166,7 @@ class OnnxRunner(RunnerBase):
         self._adopt(state, self._attention.load_state)
 
     def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
-        for layer in range(len(self._model.sites)):
+        for layer in range(len(self._decoder.sites)):
             yield from self._attention.cached_rows(layer)
 
     def _require_whole(self) -> None:
@@ -198,7 +189,7 @@ class OnnxRunner(RunnerBase):
         del self._token_ids[self.position :]
 
     def _rotary(self, layer: int, first: int, n_tokens: int) -> dict[str, Any]:
-        tables, rotary = self._model.rotary[layer], self._model.sites[layer].rotary
+        tables, rotary = self._decoder.rotary[layer], self._decoder.sites[layer].rotary
         if tables is None or rotary is None:
             return {}
         end = first + n_tokens
@@ -207,13 +198,13 @@ class OnnxRunner(RunnerBase):
             "is_interleaved": rotary.is_interleaved,
         }
 
-    def _attention_views(self, n_tokens: int) -> list[_AttentionViews]:
+    def _attention_views(self, n_tokens: int) -> list[dict[str, Any]]:
         """The arrays of every layer's attention; those of one token and the latest number stay."""
         if n_tokens not in self._views:
             self._views = {key: value for key, value in self._views.items() if key == 1}
             self._views[n_tokens] = [
-                _AttentionViews(self._store, stage.attention, self._model.config, n_tokens)
-                for stage in self._model.stages
+                _views(self._store, stage.attention, self._decoder.config, n_tokens)
+                for stage in self._decoder.stages
                 if stage.attention is not None
             ]
         return self._views[n_tokens]
@@ -229,26 +220,22 @@ class OnnxRunner(RunnerBase):
         """Runs the stages up to an attention on a block of the call that begins at ``n_past``."""
         self._context.set_past(n_past + first_token)
         for i in self._spans[span]:
-            session = self._model.stages[i].segment
-            if session is not None:
-                self._run(i, self._bind(i, first_token, n_tokens, n_past, logits))
+            segment = self._decoder.stages[i].segment
+            if segment is not None:
+                binding = self._bind(i, segment, first_token, n_tokens, n_past, logits)
+                try:
+                    segment.session.run_with_iobinding(binding)
+                except Exception as error:
+                    raise ResourceError(
+                        f"onnxruntime failed in segment {i} of the model: {reason_of(error)}; if "
+                        "memory is short, use a smaller context or batch (-c, -b)"
+                    ) from None
             self._products.run(i, n_tokens, first_token, logits)
-
-    def _run(self, i: int, binding: onnxruntime.IOBinding) -> None:
-        session = self._model.stages[i].segment
-        assert session is not None, "it was bound"
-        try:
-            session.session.run_with_iobinding(binding)
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ResourceError(
-                f"onnxruntime failed in segment {i} of the model: {reason:.300}; if memory is "
-                "short, use a smaller context or batch (-c, -b)"
-            ) from None
 
     def _bind(
         self,
         i: int,
+        segment: LoadedSegment,
         first_token: int,
         n_tokens: int,
         n_past: int,
@@ -258,16 +245,15 @@ class OnnxRunner(RunnerBase):
         is_first = n_tokens == 1 and first_token == 0
         if is_first and i in self._one_token:
             return self._one_token[i]
-        session, store = self._model.stages[i].segment, self._store
-        assert session is not None, "only segments are bound"
-        binding = session.session.io_binding()
-        for name, dtype in session.inputs.items():
-            if name in self._context.names:
+        store = self._store
+        binding = segment.session.io_binding()
+        for name, dtype in segment.inputs.items():
+            if name in CONTEXT_INPUTS:
                 dims, address = self._context.place(name, first_token, n_tokens, n_past)
             else:
                 dims, address = store.shape(name).of(n_tokens), store.address(name, first_token)
             binding.bind_input(name, "cpu", 0, dtype, dims, address)
-        for name, dtype in session.outputs.items():
+        for name, dtype in segment.outputs.items():
             dims = store.shape(name).of(n_tokens)
             if name == LOGITS:
                 assert logits is not None, "only the last span has logits"
@@ -276,49 +262,43 @@ class OnnxRunner(RunnerBase):
                 address = store.address(name, first_token)
             binding.bind_output(name, "cpu", 0, dtype, dims, address)
         # A mask grows with every token, and logits lie elsewhere each time.
-        stays = MASK not in session.inputs and LOGITS not in session.outputs
+        stays = MASK not in segment.inputs and LOGITS not in segment.outputs
         if is_first and stays:
             self._one_token[i] = binding
         return binding
 
 
-def _find_spans(stages: Sequence[StageSession]) -> list[range]:
+def _find_spans(stages: Sequence[LoadedStage]) -> list[range]:
     """The stages up to each attention, and those after the last one."""
     ends = [i + 1 for i, stage in enumerate(stages) if stage.attention is not None]
     return [range(*pair) for pair in pairwise([0, *ends, len(stages)])]
 
 
-class _AttentionViews:
-    """Queries, keys, values and output of one layer, [n, heads, head_dim] each."""
-
-    __slots__ = ("k", "out", "q", "v")
-
-    def __init__(
-        self, store: ValueStore, values: AttentionValues, config: ModelConfig, n_tokens: int
-    ) -> None:
-        def heads(name: str) -> NDArray[np.float32]:
-            return store.matrix(name, n_tokens).reshape(n_tokens, -1, config.head_dim)
-
-        if values.k:
-            self.q, self.k, self.v = (heads(name) for name in values.sources)
-        else:
-            end_q, end_k = config.n_heads, config.n_heads + config.n_kv_heads
-            fused = heads(values.q)
-            self.q, self.k, self.v = fused[:, :end_q], fused[:, end_q:end_k], fused[:, end_k:]
-        self.out = heads(values.out)
+def _views(
+    store: ValueStore, values: AttentionValues, config: ModelConfig, n_tokens: int
+) -> dict[str, Any]:
+    """``q``, ``k``, ``v`` and ``out`` of one layer, [n, heads, head_dim] each."""
+    names = {"q": values.q, "k": values.k, "v": values.v, "out": values.out}
+    heads = {
+        what: store.matrix(name, n_tokens).reshape(n_tokens, -1, config.head_dim)
+        for what, name in names.items()
+        if name
+    }
+    if not values.k:
+        ends = [config.n_heads, config.n_heads + config.n_kv_heads]
+        heads |= zip("qkv", np.split(heads["q"], ends, axis=1), strict=True)
+    return heads
 
 
 class _Context:
     """The inputs that depend on tokens and positions only, in memory that stays in place."""
 
-    names = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
-
     def __init__(
-        self, stages: Sequence[StageSession], shape: SessionShape, config: ModelConfig
+        self, stages: Sequence[LoadedStage], shape: SessionShape, config: ModelConfig
     ) -> None:
         types: dict[str, np.dtype[Any]] = {}
-        for session in (stage.segment for stage in stages if stage.segment is not None):
-            types |= {name: session.inputs[name] for name in self.names if name in session.inputs}
+        for segment in (stage.segment for stage in stages if stage.segment is not None):
+            types |= {n: dtype for n, dtype in segment.inputs.items() if n in CONTEXT_INPUTS}
         self._values = {name: np.zeros(shape.batch_size, dtype) for name, dtype in types.items()}
         if MASK in types:
             self._values[MASK] = np.ones(shape.max_context, types[MASK])

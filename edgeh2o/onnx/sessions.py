@@ -1,4 +1,4 @@
-"""onnxruntime sessions for the segments of a decoder, and the masks of its attention checked."""
+"""onnxruntime sessions for the segments of a decoder."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import FormatError, UsageError
+from ..errors import FormatError
 from ..formats.metadata import quote
-from .cut import CONTEXT_INPUTS, MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
-from .graph import OnnxGraph, describe_node
+from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
+from .graph import OnnxGraph
+from .packages import onnx, onnxruntime
 from .products import ProductGroup, group_products
 from .sites import AttentionSite
 
 if TYPE_CHECKING:
-    import onnxruntime
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
 
-MIN_RUNTIME = (1, 23)
 FLOAT, FLOAT16, INT64 = 1, 10, 7
 # Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
 MIN_SHARED_BYTES = 1024
 LOG_FATAL = 4
+_SESSION_ENTRIES = {
+    # Threads of other segments and of the attention need the cores between two runs.
+    "session.intra_op.allow_spinning": "0",
+    "session.use_env_allocators": "1",
+    # Exact sums for signed 8-bit weights. Without VNNI onnxruntime's AVX2 and AVX512 kernels add
+    # two products in 16 bits, which saturate: of sums over 512 inputs 5 to 8 % were wrong, by up to
+    # 12 % of the largest, and which ones changes with the scale that all rows of a call share.
+    # Weights become unsigned where that happens; other machines go on as they are.
+    "session.x64quantprecision": "1",
+}
 
 _NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -41,12 +49,39 @@ _NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentSession:
+class LoadedSegment:
     """A session and the types of what goes in and comes out, by name."""
 
     session: onnxruntime.InferenceSession
     inputs: Mapping[str, np.dtype[Any]]
     outputs: Mapping[str, np.dtype[Any]]
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Outputs by name. Raises FormatError if onnxruntime cannot compute them."""
+        try:
+            values = self.session.run(list(self.outputs), dict(feed))
+        except Exception as error:
+            raise FormatError(
+                f"the model does not run on a few tokens: {reason_of(error)}"
+            ) from None
+        return dict(zip(self.outputs, values, strict=True))
+
+    def context_feed(
+        self, n_past: int, n_new: int, past_shape: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
+        """Values of the inputs that depend on positions only; tokens are all 0.
+
+        ``past_shape`` is the number of KV heads and their width.
+        """
+        n_kv_heads, head_dim = past_shape
+        values: dict[str, NDArray[Any]] = {
+            TOKENS: np.zeros((1, n_new), np.int64),
+            POSITIONS: np.arange(n_past, n_past + n_new)[None],
+            MASK: np.ones((1, n_past + n_new)),
+            PAST_SHAPE: np.array([1, n_kv_heads, n_past, head_dim], np.int64),
+        }
+        given = {name: values[name] for name in self.inputs if name in values}
+        return {name: value.astype(self.inputs[name]) for name, value in given.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +103,12 @@ class AttentionValues:
 
 
 @dataclass(frozen=True, slots=True)
-class StageSession:
+class LoadedStage:
     """A stage that can run: a session, if there is anything for it, products, an attention."""
 
-    segment: SegmentSession | None
+    segment: LoadedSegment | None
     products: Sequence[ProductGroup]
     attention: AttentionValues | None
-
-
-def require_runtime() -> None:
-    """Raises UsageError for an onnxruntime that is too old, with the reason."""
-    import onnxruntime
-
-    version = onnxruntime.__version__
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < MIN_RUNTIME:
-        least = ".".join(map(str, MIN_RUNTIME))
-        raise UsageError(
-            f"onnxruntime {version} is too old for ONNX models: {least} or newer is needed (up to "
-            "1.19 its GroupQueryAttention is wrong for a prompt in pieces, and 1.23 is the oldest "
-            f"that is tested); pip install 'onnxruntime>={least}'"
-        )
 
 
 def _own_name(i: int, what: str) -> str:
@@ -122,7 +142,7 @@ class SegmentFactory:
             PAST_SHAPE: INT64,
         }
 
-    def make(self, stage: Stage) -> StageSession:
+    def make(self, stage: Stage) -> LoadedStage:
         """A stage. Raises FormatError for what onnxruntime refuses."""
         segment = stage.segment
         nodes = list(segment.nodes)
@@ -150,9 +170,9 @@ class SegmentFactory:
             replace(group, input=self._place(group.input))
             for group in group_products(stage.products)
         ]
-        return StageSession(session, groups, attention)
+        return LoadedStage(session, groups, attention)
 
-    def make_masks(self) -> SegmentSession | None:
+    def make_masks(self) -> LoadedSegment | None:
         """The session that computes the masks, None if there are none."""
         segment = self._cut.masks
         if not segment.outputs:
@@ -165,10 +185,10 @@ class SegmentFactory:
         """The name under which a product finds its input."""
         return _own_name(self._layers[name], "out") if name in self._layers else name
 
-    def _attention_values(self, site: AttentionSite) -> tuple[AttentionValues, list[NodeProto]]:
+    def _attention_values(
+        self, site: AttentionSite
+    ) -> tuple[AttentionValues, list[onnx.NodeProto]]:
         """Where an attention reads, and the nodes that bring there what is elsewhere."""
-        from onnx import helper
-
         i = self._layers[site.output]
         nodes, names = [], {}
         for source, what in ((site.q, "q"), (site.k, "k"), (site.v, "v")):
@@ -180,16 +200,16 @@ class SegmentFactory:
             name = names[what] = _own_name(i, what)
             if site.is_head_major:
                 nodes.append(
-                    helper.make_node("Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3])
+                    onnx.helper.make_node(
+                        "Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3]
+                    )
                 )
                 source = f"{name}/rows"
-            nodes.append(helper.make_node("Cast", [source], [name], to=FLOAT))
+            nodes.append(onnx.helper.make_node("Cast", [source], [name], to=FLOAT))
         return AttentionValues(out=_own_name(i, "out"), **names), nodes
 
-    def _attended_nodes(self, output: str) -> list[NodeProto]:
+    def _attended_nodes(self, output: str) -> list[onnx.NodeProto]:
         """From what we compute, [1, n, width] in float32, to what the attention node gave."""
-        from onnx import helper
-
         i = self._layers[output]
         site = self._cut.sites[i]
         steps: list[tuple[str, dict[str, Any]]] = []
@@ -206,8 +226,8 @@ class SegmentFactory:
             if operator == "Reshape":
                 names.append(_own_name(i, "heads"))
                 shape = [0, 0, *self._heads]
-                nodes.append(helper.make_node("Constant", [], [names[1]], value_ints=shape))
-            nodes.append(helper.make_node(operator, names, [target], **settings))
+                nodes.append(onnx.helper.make_node("Constant", [], [names[1]], value_ints=shape))
+            nodes.append(onnx.helper.make_node(operator, names, [target], **settings))
             source = target
         return nodes
 
@@ -221,66 +241,46 @@ class SegmentFactory:
     def _start(
         self,
         what: str,
-        nodes: Sequence[NodeProto],
+        nodes: Sequence[onnx.NodeProto],
         inputs: Sequence[str],
         outputs: Sequence[str],
         constants: Sequence[str],
-    ) -> SegmentSession:
-        import onnxruntime
-        from onnx import TypeProto, ValueInfoProto, helper
-
+    ) -> LoadedSegment:
         infos = []
         for name in inputs:
             elem_type = self._context_types.get(name)
             if elem_type is None:
                 dtype = self._types.get(name, np.dtype(np.float32))
-                elem_type = int(helper.np_dtype_to_tensor_dtype(dtype))
-            kind = TypeProto(tensor_type=TypeProto.Tensor(elem_type=elem_type))
-            infos.append(ValueInfoProto(name=name, type=kind))
-        graph = helper.make_graph(
-            nodes, what, infos, [ValueInfoProto(name=name) for name in outputs]
+                elem_type = int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
+            kind = onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=elem_type))
+            infos.append(onnx.ValueInfoProto(name=name, type=kind))
+        graph = onnx.helper.make_graph(
+            nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
         )
-        options = self._options()
+        options = session_options(self._n_threads)
         self._add_constants(graph, constants, options)
-        model = self._wrap(graph)
+        source = self._cut.graph
+        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            raise _runtime_error(self._cut.graph, what, error) from None
+            raise FormatError(
+                f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; use a "
+                "newer onnxruntime, or export the model with an older operator set"
+            ) from None
         found = {item.name: _dtype_of(item) for item in session.get_outputs()}
         self._types |= found
-        return SegmentSession(
+        return LoadedSegment(
             session, {item.name: _dtype_of(item) for item in session.get_inputs()}, found
         )
-
-    def _wrap(self, graph: Any) -> ModelProto:
-        from onnx import helper
-
-        source = self._cut.graph
-        opsets = [helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
-
-    def _options(self) -> onnxruntime.SessionOptions:
-        import onnxruntime
-
-        share_arena()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._n_threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = LOG_FATAL
-        # Threads of other segments and of the attention need the cores between two runs.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.use_env_allocators", "1")
-        return options
 
     def _add_constants(
         self, graph: Any, names: Sequence[str], options: onnxruntime.SessionOptions
     ) -> None:
         """Small constants into the graph, the others as views of the mapped file."""
-        from onnx import TensorProto
-
         shared, values = [], []
         for name in names:
             tensor = self._cut.graph.tensors[name]
@@ -288,7 +288,7 @@ class SegmentFactory:
             if len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype:
                 proto.raw_data = bytes(tensor.data)
                 continue
-            proto.data_location = TensorProto.EXTERNAL
+            proto.data_location = onnx.TensorProto.EXTERNAL
             for key, text in (("location", "shared"), ("length", str(len(tensor.data)))):
                 entry = proto.external_data.add()
                 entry.key, entry.value = key, text
@@ -298,20 +298,28 @@ class SegmentFactory:
             options.add_external_initializers(shared, values)
 
     def _shared_value(self, name: str) -> Any:
-        import onnxruntime
-
         if name not in self._tensors:
             array = self._cut.graph.tensors[name].array()
             self._tensors[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
         return self._tensors[name]
 
 
+def session_options(n_threads: int) -> onnxruntime.SessionOptions:
+    """How all segments run."""
+    share_arena()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = n_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = LOG_FATAL
+    for key, value in _SESSION_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
 @cache
 def share_arena() -> None:
     """One pool of working memory for all sessions of the process: they run one at a time."""
-    import onnxruntime
-    from onnxruntime.capi import _pybind_state as state
-
+    state = onnxruntime.capi._pybind_state
     info = state.OrtMemoryInfo(
         "Cpu", state.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, state.OrtMemType.DEFAULT
     )
@@ -338,113 +346,6 @@ def _dtype_of(item: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _runtime_error(graph: OnnxGraph, what: str, error: Exception) -> FormatError:
-    reason = " ".join(str(error).split())
-    return FormatError(
-        f"{graph.path}: onnxruntime refuses the {what} of the model: {reason:.400}; use a newer "
-        "onnxruntime, or export the model with an older operator set"
-    )
-
-
-def check_masks(
-    cut: Cut, session: SegmentSession | None, context_length: int, past_shape: Sequence[int]
-) -> list[AttentionSite]:
-    """The sites, with the windows that their masks have.
-
-    What a graph computes for masks, lengths and positions is dropped: the attention is causal and
-    knows where it stands. So the graph must compute just that, which is tried out. Raises
-    FormatError naming the node if it does not.
-    """
-    if session is None:
-        return list(cut.sites)
-    longest = max(16, context_length)
-    cases = [(longest - 1, 1), (0, 1), (0, 7), (3, 1), (5, 4)]
-    windows: dict[str, int] = {}
-    for n_past, n_new in cases:
-        feed = context_feed(session, n_past, n_new, past_shape)
-        try:
-            values = session.session.run(list(session.outputs), feed)
-        except Exception as error:
-            raise _runtime_error(cut.graph, "masks", error) from None
-        found = dict(zip(session.outputs, values, strict=True))
-        for site in cut.sites:
-            for name, kind in site.masks:
-                _check_mask(site, name, kind, found[name], n_past, n_new, windows)
-    return [
-        replace(site, window=max([site.window, *(windows.get(name, 0) for name, _ in site.masks)]))
-        for site in cut.sites
-    ]
-
-
-def context_feed(
-    session: SegmentSession, n_past: int, n_new: int, past_shape: Sequence[int]
-) -> dict[str, NDArray[Any]]:
-    """Values of the inputs that depend on positions only; tokens are all 0."""
-    n_kv_heads, head_dim = past_shape
-    shape = np.array([1, n_kv_heads, n_past, head_dim], np.int64)
-    values: dict[str, NDArray[Any]] = {
-        TOKENS: np.zeros((1, n_new), np.int64),
-        POSITIONS: np.arange(n_past, n_past + n_new)[None],
-        MASK: np.ones((1, n_past + n_new)),
-        PAST_SHAPE: shape,
-    }
-    return {
-        name: values[name].astype(dtype)
-        for name, dtype in session.inputs.items()
-        if name in CONTEXT_INPUTS
-    }
-
-
-def _check_mask(
-    site: AttentionSite,
-    name: str,
-    kind: str,
-    value: NDArray[Any],
-    n_past: int,
-    n_new: int,
-    windows: dict[str, int],
-) -> None:
-    total = n_past + n_new
-    if kind == "last position":
-        is_right = value.size == 1 and int(value.ravel()[0]) == total - 1
-    elif kind == "total length":
-        is_right = value.size == 1 and int(value.ravel()[0]) == total
-    elif kind == "positions":
-        is_right = np.array_equal(value.ravel(), np.arange(n_past, total))
-    elif kind == "no padding":
-        is_right = bool((value == total).all() if value.size == 1 else (value != 0).all())
-    else:
-        is_right = _is_causal(value, n_past, n_new, kind, name, windows)
-    if not is_right:
-        raise FormatError(
-            f"{describe_node(site.node)}: its input {quote(name)} is not what a causal decoder "
-            f"has for {n_new} tokens after {n_past} ({kind}); this attention is not supported"
-        )
-
-
-def _is_causal(
-    value: NDArray[Any], n_past: int, n_new: int, kind: str, name: str, windows: dict[str, int]
-) -> bool:
-    """Whether a mask, additive or boolean, hides what is to come, or what is past a window."""
-    total = n_past + n_new
-    if value.ndim < 2 or value.shape[-1] < total or value.shape[-2] not in (1, n_new):
-        return False
-    rows = value[..., :total]
-    if value.dtype == np.bool_:
-        visible, hidden = rows, ~rows
-    else:
-        visible, hidden = rows == 0, rows.astype(np.float64) <= -1e4
-    if not np.array_equal(visible, ~hidden):
-        return False
-    flat = np.broadcast_to(visible, (*visible.shape[:-2], n_new, total)).reshape(-1, n_new, total)
-    if not (flat == flat[0]).all():
-        return False
-    distance = np.arange(n_past, total)[:, None] - np.arange(total)
-    if name not in windows:  # the first case: one token at the end of the longest context
-        n_visible = int(flat[0, -1].sum())
-        windows[name] = 0 if n_visible == total else n_visible
-    window = windows[name] or total
-    expected = (distance >= 0) & (distance < window)
-    if kind == "bias" and flat[0].all():  # the node itself is causal
-        return True
-    return np.array_equal(flat[0], expected)
+def reason_of(error: Exception, limit: int = 300) -> str:
+    """What onnxruntime says, in one line of at most ``limit`` characters."""
+    return " ".join(str(error).split())[:limit]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError
@@ -64,17 +65,21 @@ class AttentionSite:
     q: str
     k: str
     v: str
-    output: str
-    is_head_major: bool
     n_heads: int | None
     n_kv_heads: int | None
     scale: float | None
+    is_head_major: bool = False
     soft_cap: float = 0.0
     window: int = 0
     rotary: Rotary | None = None
     past_key: str = ""
     # Values that must be what a causal decoder makes them, and what that is.
     masks: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def output(self) -> str:
+        """The value that the attention computes."""
+        return str(self.node.output[0])
 
     @property
     def max_context(self) -> int | None:
@@ -97,7 +102,11 @@ def find_attention(graph: OnnxGraph) -> list[AttentionSite]:
             )
         read = _READERS.get((_domain(node), node.op_type))
         if read is not None:
-            sites.append(read(graph, node))
+            if not node.output[0]:
+                raise FormatError(
+                    f"the output of {describe_node(node)} is left out; export the model again"
+                )
+            sites.append(read(node))
         elif node.op_type == "Attention":
             raise FormatError(
                 f"{describe_node(node)}: this fused operator (with the projections inside) is not "
@@ -110,12 +119,12 @@ def _domain(node: NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _read_group_query_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
+def _read_group_query_attention(node: NodeProto) -> AttentionSite:
     values = _known_attributes(
         node,
-        allowed={"num_heads", "kv_num_heads", "scale", "do_rotary", "rotary_interleaved"}
-        | {"local_window_size", "softcap", "qk_norm_epsilon"},
-        neutral={
+        "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved local_window_size "
+        "qk_norm_epsilon",
+        {
             "smooth_softmax": (0, -1),
             "causal": (1,),
             "qk_output": (0,),
@@ -125,8 +134,7 @@ def _read_group_query_attention(graph: OnnxGraph, node: NodeProto) -> AttentionS
             "sliding_window_cache": (0,),
         },
     )
-    names = list(input_names(node, 16))
-    _refuse_inputs(node, names, {
+    names = _known_inputs(node, 16, {
         10: "an attention bias", 11: "attention sinks", 12: "a quantised cache",
         13: "a quantised cache", 14: "norms of its own", 15: "norms of its own",
     })  # fmt: skip
@@ -149,8 +157,6 @@ def _read_group_query_attention(graph: OnnxGraph, node: NodeProto) -> AttentionS
         q=q,
         k=k,
         v=v,
-        output=node.output[0],
-        is_head_major=False,
         n_heads=_count(node, values, "num_heads"),
         n_kv_heads=_count(node, values, "kv_num_heads"),
         scale=_scale(node, values),
@@ -162,16 +168,10 @@ def _read_group_query_attention(graph: OnnxGraph, node: NodeProto) -> AttentionS
     )
 
 
-def _read_multi_head_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
-    values = _known_attributes(
-        node,
-        allowed={"num_heads", "scale", "unidirectional", "mask_filter_value"},
-        neutral={},
-    )
-    names = list(input_names(node, 10))
-    _refuse_inputs(node, names, {
-        3: "biases of its own", 8: "a shared cache", 9: "beam search",
-    })  # fmt: skip
+def _read_multi_head_attention(node: NodeProto) -> AttentionSite:
+    values = _known_attributes(node, "num_heads scale unidirectional mask_filter_value")
+    refused = {3: "biases of its own", 8: "a shared cache", 9: "beam search"}
+    names = _known_inputs(node, 10, refused)
     q, k, v, _, padding, bias, past_key, _ = names[:8]
     if not (k and v):
         raise FormatError(
@@ -192,8 +192,6 @@ def _read_multi_head_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSi
         q=q,
         k=k,
         v=v,
-        output=node.output[0],
-        is_head_major=False,
         n_heads=n_heads,
         n_kv_heads=n_heads,
         scale=_scale(node, values),
@@ -202,15 +200,12 @@ def _read_multi_head_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSi
     )
 
 
-def _read_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
+def _read_attention(node: NodeProto) -> AttentionSite:
     values = _known_attributes(
         node,
-        allowed={"is_causal", "q_num_heads", "kv_num_heads", "scale", "softcap"}
-        | {"qk_matmul_output_mode", "softmax_precision"},
-        neutral={},
+        "is_causal q_num_heads kv_num_heads scale softcap qk_matmul_output_mode softmax_precision",
     )
-    names = list(input_names(node, 7))
-    _refuse_inputs(node, names, {6: "a padded cache"})
+    names = _known_inputs(node, 7, {6: "a padded cache"})
     if len(node.output) > 3 and node.output[3]:
         raise FormatError(f"{describe_node(node)} gives out its logits, which is not supported")
     kind = "bias" if values.get("is_causal", 0) else "causal bias"
@@ -226,7 +221,6 @@ def _read_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
         q=names[0],
         k=names[1],
         v=names[2],
-        output=node.output[0],
         is_head_major=is_head_major,
         n_heads=None if is_head_major else _count(node, values, "q_num_heads"),
         n_kv_heads=None if is_head_major else _count(node, values, "kv_num_heads"),
@@ -237,7 +231,7 @@ def _read_attention(graph: OnnxGraph, node: NodeProto) -> AttentionSite:
     )
 
 
-_READERS: Mapping[tuple[str, str], Callable[[OnnxGraph, NodeProto], AttentionSite]] = {
+_READERS: Mapping[tuple[str, str], Callable[[NodeProto], AttentionSite]] = {
     (MICROSOFT, "GroupQueryAttention"): _read_group_query_attention,
     (MICROSOFT, "MultiHeadAttention"): _read_multi_head_attention,
     ("", "Attention"): _read_attention,
@@ -245,12 +239,12 @@ _READERS: Mapping[tuple[str, str], Callable[[OnnxGraph, NodeProto], AttentionSit
 
 
 def _known_attributes(
-    node: NodeProto, *, allowed: set[str], neutral: Mapping[str, tuple[Any, ...]]
+    node: NodeProto, allowed: str, neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The attributes, all of which are known and none of which asks for what is not done here."""
+    """The attributes: ``allowed`` ones, and others with a value that is ``neutral``."""
     values = attributes(node)
     for name, value in values.items():
-        if name in allowed or value in neutral.get(name, ()):
+        if name in allowed.split() or value in neutral.get(name, ()):
             continue
         raise FormatError(
             f"{describe_node(node)} has the attribute {quote(name)} = {value!r:.40}, which is not "
@@ -259,13 +253,16 @@ def _known_attributes(
     return values
 
 
-def _refuse_inputs(node: NodeProto, names: list[str], refused: Mapping[int, str]) -> None:
+def _known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> list[str]:
+    """The first ``count`` inputs, "" for those left out, as the ``refused`` ones must be."""
+    names = input_names(node, count)
     for i, what in refused.items():
         if names[i]:
             raise FormatError(
                 f"{describe_node(node)} has {what} (input {i}, {quote(names[i])}), which is not "
                 "supported; export the model without it"
             )
+    return names
 
 
 def _count(node: NodeProto, values: Mapping[str, Any], name: str) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..config import ModelConfig
+from ..config import DecoderConfig
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
-from ..formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
+from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
@@ -133,7 +133,7 @@ class NativeModel:
     def __init__(
         self,
         core_model: _core.Model,
-        config: ModelConfig,
+        config: DecoderConfig,
         tokenizer: Tokenizer,
         *,
         file: GgufFile,
@@ -194,7 +194,7 @@ class NativeRunner(RunnerBase):
         session: _core.Session,
         policy: _core.SparsePolicy,
         shape: SessionShape,
-        config: ModelConfig,
+        config: DecoderConfig,
     ) -> None:
         self._session = session
         super().__init__(policy, shape, config.vocab_size)
@@ -277,7 +277,7 @@ class NativeRunner(RunnerBase):
 
 
 def estimate_session_bytes(
-    config: ModelConfig, attention: SparseAttentionConfig, shape: SessionShape
+    config: DecoderConfig, attention: SparseAttentionConfig, shape: SessionShape
 ) -> Mapping[str, int]:
     """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated.
 
@@ -296,8 +296,9 @@ def check_tensors(file: GgufFile) -> None:
 
     Tensors of a type that cannot be run are passed over.
     """
+    supported = _core.supported_types()
     for info in file.tensors.values():
-        if info.type_name in COMPUTABLE_TYPES:
+        if info.type_name in supported:
             data = file.tensor_bytes(info)
             try:
                 _check_tensor(info, data)
@@ -317,7 +318,7 @@ def _check_tensor(info: TensorInfo, data: memoryview) -> None:
     )
 
 
-def _decoder_config(config: ModelConfig) -> _core.DecoderConfig:
+def _decoder_config(config: DecoderConfig) -> _core.DecoderConfig:
     fields = asdict(config)
     for name in _PYTHON_ONLY_FIELDS:
         del fields[name]

@@ -7,7 +7,7 @@ are built up by merging the pair of lowest rank, until no pair is left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from .base import Tokenizer
 from .bpe import build_pair_merger, read_merges
@@ -20,8 +20,6 @@ from .vocabulary import (
 )
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from ..formats.metadata import StoredStrings
 
 
@@ -76,16 +74,10 @@ class ByteBpeTokenizer(Tokenizer):
         vocabulary = read_vocabulary(metadata)
         return cls(vocabulary, metadata, merges=read_merges(metadata), rule=rule)
 
-    def build_pipeline(self, merges: Sequence[str]) -> tokenizers.Tokenizer:
-        """The same as an object of the library, without special tokens and decoder."""
-        from tokenizers import Tokenizer as Pipeline
-        from tokenizers import models
-
-        pairs = cast("list[tuple[str, str]]", [tuple(merge.split(" ")) for merge in merges])
-        ids = dict(self._vocabulary.ids)
-        pipeline = Pipeline(models.BPE(ids, pairs, ignore_merges=self._rule.ignore_merges))
-        pipeline.pre_tokenizer = self._rule.build()
-        return pipeline
+    @property
+    def rule(self) -> PreTokenizer:
+        """How text is cut into words."""
+        return self._rule
 
     def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
         find_words = self._pre_tokenizer.pre_tokenize_str

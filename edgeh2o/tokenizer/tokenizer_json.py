@@ -11,10 +11,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import Tokenizer as Pipeline
 
 from ..errors import FormatError, UsageError
 from .base import Tokenizer
+from .bpe import MERGES_KEY
 from .byte_bpe import ByteBpeTokenizer, spell_byte_characters
 from .special_tokens import Fragment
 from .vocabulary import (
@@ -26,9 +31,6 @@ from .vocabulary import (
     spell_piece,
     spell_token,
 )
-
-if TYPE_CHECKING:
-    import tokenizers
 
 MODEL_NAME = "tokenizer.json"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -87,11 +89,13 @@ def dump_tokenizer(
     metadata: Mapping[str, object], tokenizer: Tokenizer, template: str | None
 ) -> dict[str, str]:
     """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, by file name."""
-    from tokenizers import AddedToken, decoders, processors
-
     if isinstance(tokenizer, ByteBpeTokenizer):
-        merges = read_string_list(metadata, "tokenizer.ggml.merges")
-        pipeline = tokenizer.build_pipeline(merges)
+        merges = (text.split(" ") for text in read_string_list(metadata, MERGES_KEY))
+        pairs = [(left, right) for left, right in merges]
+        ignore_merges = tokenizer.rule.ignore_merges
+        model = models.BPE(dict(tokenizer.vocabulary.ids), pairs, ignore_merges=ignore_merges)
+        pipeline = Pipeline(model)
+        pipeline.pre_tokenizer = tokenizer.rule.build()
         pipeline.decoder = decoders.ByteLevel()
     else:
         pipeline = _sentencepiece_pipeline(metadata)
@@ -121,11 +125,8 @@ def dump_tokenizer(
     }
 
 
-def _sentencepiece_pipeline(metadata: Mapping[str, object]) -> tokenizers.Tokenizer:
+def _sentencepiece_pipeline(metadata: Mapping[str, object]) -> Pipeline:
     """Pieces that merge by score, as merges: the highest score first."""
-    from tokenizers import Tokenizer as Pipeline
-    from tokenizers import decoders, models, normalizers
-
     tokens = read_string_list(metadata, "tokenizer.ggml.tokens")
     scores: Any = metadata["tokenizer.ggml.scores"]
     types: Any = metadata["tokenizer.ggml.token_type"]
@@ -165,9 +166,7 @@ def _parse(text: str) -> dict[str, Any]:
     return {**document, "truncation": None, "padding": None}
 
 
-def _build_pipeline(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer as Pipeline
-
+def _build_pipeline(document: Mapping[str, Any]) -> Pipeline:
     try:
         pipeline = Pipeline.from_str(json.dumps(document))
     except BaseException as error:
@@ -228,11 +227,9 @@ def _without_prefix(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_vocabulary(
-    document: Mapping[str, Any], pipeline: tokenizers.Tokenizer, settings: TokenizerSettings
+    document: Mapping[str, Any], pipeline: Pipeline, settings: TokenizerSettings
 ) -> tuple[Vocabulary, dict[str, object]]:
     """The vocabulary as GGUF metadata would give it, so that the same rules apply."""
-    import numpy as np
-
     ids = pipeline.get_vocab(with_added_tokens=True)
     if not ids or max(ids.values()) >= settings.vocab_size:
         raise FormatError(
@@ -273,7 +270,7 @@ def _find_id(value: int | str | None, ids: Mapping[str, int]) -> int | None:
     return ids.get(value) if isinstance(value, str) else value
 
 
-def _find_added_ids(pipeline: tokenizers.Tokenizer) -> tuple[int | None, int | None]:
+def _find_added_ids(pipeline: Pipeline) -> tuple[int | None, int | None]:
     """The ids that the post-processor puts before and after a text."""
     plain = pipeline.encode("a", add_special_tokens=False).ids
     full = pipeline.encode("a", add_special_tokens=True).ids

@@ -160,10 +160,13 @@ def test_every_depth_is_timed_and_its_keys_are_counted(
     text = tmp_path / "text.txt"
     text.write_text("a short text ")
     arguments = [model, "--isa", isa.active(), "-r", "2", "--depth-tokens", "200", "--text", text]
-    passes = read_depths(build_parser().parse_args([*map(str, arguments)]))
-    assert [len(seconds) for seconds in passes["seconds"]] == [3, 3]
+    depths = [
+        DepthResult(**depth)
+        for depth in read_depths(build_parser().parse_args([*map(str, arguments)]))
+    ]
+    assert [len(depth.seconds) for depth in depths] == [2, 2, 2]
     # Below its budget a query reads everything before it.
-    assert passes["keys_per_query"] == [32.5, 96.5, 160.5]
+    assert [depth.keys_per_query for depth in depths] == [32.5, 96.5, 160.5]
 
 
 def test_the_picture_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from edgeh2o import LLM, isa
 from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.report import print_report
-from edgeh2o.export.onnx import ExportOptions, export_model
+from edgeh2o.export.onnx import export_model
 from edgeh2o.host.machine import examine_machine
 from edgeh2o.host.threads import choose_threads
 from tests.tiny_models import TinyModelFactory
@@ -70,7 +70,7 @@ def test_inspect_refuses_flags_that_it_cannot_heed(
     model = tiny_model(tensor_type="Q4_0")
     assert main(["inspect", str(model), "--isa", "none"]) == 2
     assert "ISA 'none' is not available" in capsys.readouterr().err
-    export_model(model, tmp_path / "onnx", ExportOptions())
+    export_model(model, tmp_path / "onnx")
     for flag in ("--check-tensors", "--tensors"):
         assert main(["inspect", str(tmp_path / "onnx"), flag]) == 2
         captured = capsys.readouterr()

@@ -17,12 +17,8 @@ import pytest
 
 from edgeh2o.errors import ResourceError
 from edgeh2o.formats import pull
-from edgeh2o.formats.model_cache import (
-    KNOWN_MODELS,
-    PackagedModel,
-    cache_folder,
-    resolve_model,
-)
+from edgeh2o.formats.known_models import KNOWN_MODELS, PackagedModel, cache_folder
+from edgeh2o.formats.model_cache import resolve_model
 from edgeh2o.formats.pull import pull_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeh2o.config import ModelConfig
+from edgeh2o.config import DecoderConfig
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.models import TensorBinding, read_model
 from tests.formats import raw_gguf as raw
@@ -81,7 +81,7 @@ class Change:
     tensors: dict[str, raw.RawTensor | None] = field(default_factory=dict)
 
 
-def read(tmp_path: Path, change: Change) -> tuple[ModelConfig, list[TensorBinding]]:
+def read(tmp_path: Path, change: Change) -> tuple[DecoderConfig, list[TensorBinding]]:
     keys = {**KEYS, **change.keys}
     tensors = {**base_tensors(), **change.tensors}
     path = tmp_path / "llama.gguf"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from edgeh2o.config import ModelConfig
+from edgeh2o.config import DecoderConfig
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.models import TensorBinding, read_model, registered_architectures
@@ -22,22 +22,22 @@ from tools.tiny_architectures import FAMILIES
 SHAPE = {"n_layers": 6, "model_dim": 32, "n_heads": 4, "head_dim": 8, "ffn_dim": 16}
 
 
-def read(path: Path) -> tuple[ModelConfig, list[TensorBinding]]:
+def read(path: Path) -> tuple[DecoderConfig, list[TensorBinding]]:
     with open_gguf(path) as file:
         return read_model(file)
 
 
-def read_tiny(tiny_model: TinyModelFactory, architecture: str, **options: object) -> ModelConfig:
+def read_tiny(tiny_model: TinyModelFactory, architecture: str, **options: object) -> DecoderConfig:
     return read(tiny_model(architecture=architecture, **{**SHAPE, **options}))[0]
 
 
 @pytest.fixture
-def read_with_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelConfig]:
+def read_with_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderConfig]:
     """Reads a tiny model of an architecture into whose metadata `add(writer)` put something."""
 
     def make(
         architecture: str, add: Callable[[GGUFWriter], None], **options: object
-    ) -> ModelConfig:
+    ) -> DecoderConfig:
         original = GGUFWriter.add_name
 
         def add_name(writer: GGUFWriter, name: str) -> None:
@@ -103,7 +103,7 @@ def test_layers_with_a_window(
     assert config.sliding_window == (options.get("sliding_window", default) if layers else 0)
 
 
-def test_a_pattern_may_be_an_array(read_with_key: Callable[..., ModelConfig]) -> None:
+def test_a_pattern_may_be_an_array(read_with_key: Callable[..., DecoderConfig]) -> None:
     pattern = (True, True, False, False, True, False)
 
     def add(writer: GGUFWriter) -> None:
@@ -145,7 +145,7 @@ def test_the_largest_gemmas_scale_logits_by_their_width(
     assert config.attention_scale == pytest.approx((48 / 4) ** -0.5)
 
 
-def test_a_granite_without_positions(read_with_key: Callable[..., ModelConfig]) -> None:
+def test_a_granite_without_positions(read_with_key: Callable[..., DecoderConfig]) -> None:
     config = read_with_key("granite", lambda writer: writer.add_rope_scaling_finetuned(False))
     assert config.rope_inv_freq == (0.0,) * 4
 
@@ -208,7 +208,7 @@ def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
     ],
 )
 def test_bad_keys_are_named(
-    read_with_key: Callable[..., ModelConfig],
+    read_with_key: Callable[..., DecoderConfig],
     architecture: str,
     key: str,
     add: Callable[[GGUFWriter], None],

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeh2o.config import ModelConfig
+from edgeh2o import _core
+from edgeh2o.config import DecoderConfig
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
-from edgeh2o.formats.gguf_types import COMPUTABLE_TYPES
 from edgeh2o.models import (
     ArchitectureSpec,
     read_model,
@@ -48,7 +48,7 @@ from tests.tiny_models import TinyModelFactory
 def test_reads_the_configuration(tmp_path: Path) -> None:
     config, bindings = read(tmp_path, Change())
     assert len(config.fingerprint) == 32
-    assert config == ModelConfig(
+    assert config == DecoderConfig(
         architecture="llama",
         fingerprint=config.fingerprint,
         n_layers=N_LAYERS,
@@ -253,7 +253,7 @@ def test_refuses_extra_tensors_and_bad_factors(
 @pytest.mark.parametrize(
     ("name", "shape", "supported"),
     [
-        ("token_embd.weight", (MODEL_DIM, VOCAB), ", ".join(COMPUTABLE_TYPES)),
+        ("token_embd.weight", (MODEL_DIM, VOCAB), ", ".join(_core.supported_types())),
         ("output_norm.weight", (MODEL_DIM,), "F32, F16, BF16"),
     ],
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o.export.onnx import DecoderExporter, ExportOptions, export_model
+from edgeh2o.export.decoder import DecoderExporter
+from edgeh2o.export.onnx import export_model
 from tests.tiny_models import TinyModelFactory
 
 OnnxModelFactory = Callable[..., Path]
@@ -30,8 +31,12 @@ def onnx_model(
         key = (variant, last_logits_only, *sorted(options.items()))
         if key not in folders:
             folder = root / f"{variant.__name__}-{len(folders)}"
-            settings = ExportOptions(last_logits_only=last_logits_only)
-            export_model(tiny_model(**options), folder, settings, exporter=variant)
+            export_model(
+                tiny_model(**options),
+                folder,
+                last_logits_only=last_logits_only,
+                exporter=variant,
+            )
             folders[key] = folder
         return folders[key]
 

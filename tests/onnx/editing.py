@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from edgeh2o.export.onnx import CONFIG_NAME, MODEL_NAME
@@ -78,3 +79,16 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     kept = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+
+
+def mix_tokens(model: onnx.ModelProto) -> None:
+    """The output of every token gets the sum over all of them."""
+    node = find_node(model, "Sigmoid")
+    axes = onnx.numpy_helper.from_array(np.array([1]), "mixed_axis")
+    model.graph.initializer.append(axes)
+    summed = onnx.helper.make_node("ReduceSum", [node.input[0], "mixed_axis"], ["mixed"])
+    added = onnx.helper.make_node("Add", [node.input[0], "mixed"], ["mixed_in"])
+    place = list(model.graph.node).index(node)
+    model.graph.node.insert(place, added)
+    model.graph.node.insert(place, summed)
+    node.input[0] = "mixed_in"

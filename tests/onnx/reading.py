@@ -73,6 +73,8 @@ class Uncut:
             path = _with_wider_windows(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        # Else its sums of signed 8-bit products saturate on machines without VNNI.
+        options.add_session_config_entry("session.x64quantprecision", "1")
         self._session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )

@@ -22,6 +22,7 @@ from tests.onnx.editing import (
     edited,
     find_node,
     first_external,
+    mix_tokens,
     set_attribute,
     set_entry,
 )
@@ -127,6 +128,22 @@ def read_nothing(model: onnx.ModelProto) -> None:
     find_node(model, "Mul").input[0] = "nowhere"
 
 
+def without_outputs(names: list[str]) -> Any:
+    """Attention whose outputs are ``names``, with nobody left who reads them."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = find_node(model, "GroupQueryAttention")
+        lost = set(node.output)
+        node.output[:] = names
+        for other in model.graph.node:
+            other.input[:] = ["input_ids" if name in lost else name for name in other.input]
+        kept = [info for info in model.graph.output if info.name not in lost]
+        del model.graph.output[:]
+        model.graph.output.extend(kept)
+
+    return change_model(edit)
+
+
 def add_bias(model: onnx.ModelProto) -> None:
     node = find_node(model, "GroupQueryAttention")
     node.input.extend(["", "attention_mask"])
@@ -158,18 +175,6 @@ def read_cache(model: onnx.ModelProto) -> None:
 def read_present(model: onnx.ModelProto) -> None:
     nodes = [node for node in model.graph.node if node.op_type == "Add"]
     nodes[-1].input[0] = "present.0.key"
-
-
-def mix_tokens(model: onnx.ModelProto) -> None:
-    """The output of every token gets the sum over all of them."""
-    node = find_node(model, "Sigmoid")
-    axes = onnx.numpy_helper.from_array(np.array([1]), "mixed_axis")
-    model.graph.initializer.append(axes)
-    summed = onnx.helper.make_node("ReduceSum", [node.input[0], "mixed_axis"], ["mixed"])
-    model.graph.node.insert(0, summed)
-    added = onnx.helper.make_node("Add", [node.input[0], "mixed"], ["mixed_in"])
-    model.graph.node.insert(1, added)
-    node.input[0] = "mixed_in"
 
 
 def attribute(name: str, value: Any) -> Any:
@@ -241,6 +246,13 @@ CASES: dict[str, tuple[Any, str]] = {
     "attention of single operators": (change_model(take_apart), r"\(Softmax\) is made of single"),
     "cyclic graph": (change_model(close_cycle), "has a cycle through node"),
     "value computed twice": (change_model(read_twice), "is computed twice"),
+    "attention without outputs": (without_outputs([]), "computes nothing"),
+    "attention with unnamed outputs": (without_outputs(["", "", ""]), "computes nothing"),
+    "attention without its output": (without_outputs(["", "cache"]), "is left out"),
+    "shape without inputs": (
+        change_model(lambda model: find_node(model, "Shape").ClearField("input")),
+        "onnxruntime refuses",
+    ),
     "value from nowhere": (change_model(read_nothing), "which nothing computes"),
     "merged decoder": (change_model(branch), "use decoder_with_past_model.onnx"),
     "no logits": (change_model(drop_output), "has no output 'logits'"),
@@ -344,6 +356,7 @@ def change_operand(i: int, dims: list[int]) -> Any:
         (change_operand(1, [64, 1, 16]), "weights .* need 2048 numbers"),
         (change_operand(2, [64, 1]), "scales .* need 128 numbers"),
         (lambda m: set_attribute(find_node(m, "MatMulNBits"), "N", 2**40), "N = .* cannot be"),
+        (lambda m: find_node(m, "MatMulNBits").ClearField("input"), "onnxruntime refuses"),
         (lambda m: set_attribute(find_node(m, "MatMulNBits"), "bits", 5), "5 bits"),
         (lambda m: set_attribute(find_node(m, "MatMulNBits"), "block_size", 24), "blocks of 24"),
     ],

@@ -15,11 +15,12 @@ import pytest
 
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
-from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
+from edgeh2o.onnx import packages
 from edgeh2o.onnx import sessions as onnx_sessions
 from tests.onnx.conftest import OnnxModelFactory
-from tests.onnx.editing import SMALL, copy_folder, edited
+from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
 from tests.tiny_models import TinyModelFactory
 
@@ -77,36 +78,81 @@ def test_blocks_are_exact(tiny_model: TinyModelFactory) -> None:
         np.testing.assert_array_equal(values.reshape(info.rows, -1), expected)
 
 
-def test_dynamic_int8(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
-    """The export of optimum: activations quantised per call, by one scale for all rows.
-
-    Blocks of rows are other calls, so the bound is that of the rounding: a tenth of a deviation.
-    """
+def quantize_dynamically(plain: onnx.ModelProto, folder: Path) -> Path:
+    """Writes a model with int8 weights, as optimum does, and returns its path."""
     if RUNTIME < (1, 24):
         pytest.importorskip("sympy", reason="this onnxruntime quantises with its help")
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    source = onnx_model()
-    folder = tmp_path / "model"
-    (folder / "onnx").mkdir(parents=True)
-    shutil.copy(source / "tokenizer.json", folder)
-    plain = onnx.load(source / MODEL_NAME)  # weights inside the file
-    onnx.save(plain, tmp_path / "plain.onnx")
+    onnx.save(plain, folder.parent / "plain.onnx")
+    (folder / "onnx").mkdir()
     target = folder / "onnx" / "model_quantized.onnx"
     quantize_dynamic(
-        tmp_path / "plain.onnx",
+        folder.parent / "plain.onnx",
         target,
         weight_type=QuantType.QInt8,
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
+    return target
+
+
+@pytest.fixture
+def plain_model(onnx_model: OnnxModelFactory, tmp_path: Path) -> tuple[onnx.ModelProto, Path]:
+    """A model with the weights inside, and a folder with the tokenizer."""
+    source, folder = onnx_model(), tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(source / "tokenizer.json", folder)
+    return onnx.load(source / MODEL_NAME), folder
+
+
+def test_dynamic_int8(plain_model: tuple[onnx.ModelProto, Path]) -> None:
+    """The export of optimum: activations quantised per call, by one scale for all rows.
+
+    Blocks of rows are other calls, so the bound is that of the rounding: a tenth of a deviation.
+    """
+    target = quantize_dynamically(*plain_model)
     operators = {n.op_type for n in onnx.load(target).graph.node}
     assert "DynamicQuantizeLinear" in operators and "MatMulInteger" in operators
     tokens = make_tokens(40)
-    with open_llm(folder) as llm:
+    with open_llm(target.parent.parent) as llm:
         found = read_all(llm, tokens, 40)
     expected = Uncut(target).read(tokens)
     assert np.abs(found - expected).max() < 0.3 * expected.std()
     assert np.abs(found - expected).mean() < 0.05 * expected.std()
+
+
+def test_tokens_mixed_in_int8_are_refused(plain_model: tuple[onnx.ModelProto, Path]) -> None:
+    """The scale that rows share is allowed for, what one token takes from another is not."""
+    plain, folder = plain_model
+    mix_tokens(plain)
+    target = quantize_dynamically(plain, folder)
+    with pytest.raises(FormatError, match="depends on other tokens"):
+        open_llm(target)
+
+
+def test_int8_sums_are_exact() -> None:
+    """Signed weights too, on machines whose fast products of 8-bit numbers saturate."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (3, 64), np.uint8)
+    weight = rng.integers(-128, 128, (64, 32), np.int8)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "weight"], ["y"])],
+        "products",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, ["n", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, ["n", 32])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(),
+        onnx_sessions.session_options(n_threads=1),
+        providers=["CPUExecutionProvider"],
+    )
+    (found,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(found, x.astype(np.int32) @ weight)
 
 
 def to_half(model: onnx.ModelProto) -> None:
@@ -282,7 +328,7 @@ def test_newer_onnxruntime_is_taken(version: str, monkeypatch: pytest.MonkeyPatc
     import onnxruntime
 
     monkeypatch.setattr(onnxruntime, "__version__", version)
-    onnx_sessions.require_runtime()
+    packages.require_runtime()
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])

@@ -7,7 +7,8 @@ import pytest
 
 from edgeh2o import SamplingParams
 from edgeh2o.errors import UsageError
-from edgeh2o.export.onnx import MODEL_NAME, DecoderExporter
+from edgeh2o.export.decoder import DecoderExporter
+from edgeh2o.export.onnx import MODEL_NAME
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
 from tests.onnx.variants import (
@@ -84,7 +85,7 @@ def test_windows(onnx_model: OnnxModelFactory, variant: type[DecoderExporter]) -
     tokens = make_tokens(70)
     with open_llm(folder) as llm:
         found = read_all(llm, tokens, 60)
-        assert {site.window for site in llm.model.sites} == {20}  # type: ignore[attr-defined]
+        assert {site.window for site in llm.model.decoder.sites} == {20}  # type: ignore[attr-defined]
     np.testing.assert_allclose(found, Uncut(folder / MODEL_NAME).read(tokens), atol=TOLERANCE)
 
 

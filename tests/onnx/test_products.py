@@ -209,7 +209,7 @@ def test_products_of_one_input_share_its_rounding(onnx_model: OnnxModelFactory) 
     # q, k, v | attention | output | gate, up | down, twice; then the logits.
     assert [n for n in per_stage if n] == [3, 1, 2, 1, 3, 1, 2, 1, 1]
     with open_llm(folder) as llm:
-        groups = [len(stage.products) for stage in llm.model.stages]  # type: ignore[attr-defined]
+        groups = [len(stage.products) for stage in llm.model.decoder.stages]  # type: ignore[attr-defined]
     assert max(groups) == 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeh2o.export.onnx import DecoderExporter
+from edgeh2o.export.decoder import DecoderExporter
 
 MICROSOFT = "com.microsoft"
 

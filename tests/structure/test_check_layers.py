@@ -127,6 +127,52 @@ def test_cpp_includes_downward_pass(tmp_path: Path) -> None:
     assert check_cpp(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from .gguf import open_gguf",
+        "from . import gguf",
+        "def load():\n    from edgeh2o.formats import gguf",
+        "if TYPE_CHECKING:\n    from .gguf import GgufFile",
+    ],
+)
+def test_circles_of_imports_are_found(tmp_path: Path, statement: str) -> None:
+    write(tmp_path, "edgeh2o/formats/__init__.py")
+    write(tmp_path, "edgeh2o/formats/gguf.py", "from .metadata import Metadata")
+    write(tmp_path, "edgeh2o/formats/metadata.py", "", "from .quote import quote")
+    write(tmp_path, "edgeh2o/formats/quote.py", statement)
+    write(tmp_path, "edgeh2o/formats/split.py", "from .gguf import open_gguf")
+    (violation,) = check_python(tmp_path)
+    assert violation.path == tmp_path / "edgeh2o/formats/quote.py"
+    assert violation.line == statement.count("\n") + 1
+    names = ("gguf", "metadata", "quote", "gguf")
+    assert violation.message == "a circle: " + " > ".join(f"formats/{name}" for name in names)
+
+
+def test_a_package_and_its_module_in_a_circle(tmp_path: Path) -> None:
+    write(tmp_path, "edgeh2o/tokenizer/__init__.py", "from .bpe import Bpe")
+    write(tmp_path, "edgeh2o/tokenizer/bpe.py", "from . import Tokenizer")
+    (violation,) = check_python(tmp_path)
+    assert violation.message.endswith("tokenizer/__init__ > tokenizer/bpe > tokenizer/__init__")
+
+
+def test_two_ways_to_one_module_are_no_circle(tmp_path: Path) -> None:
+    write(tmp_path, "edgeh2o/engine/generate.py", "from . import prompt", "from . import stats")
+    write(tmp_path, "edgeh2o/engine/prompt.py", "from .stats import Stats")
+    write(tmp_path, "edgeh2o/engine/stats.py", "from ..config import SamplingParams")
+    assert check_python(tmp_path) == []
+
+
+def test_circles_of_includes_are_found(tmp_path: Path) -> None:
+    write(tmp_path, "cpp/base/span.h", "#include <cstddef>", '#include "base/check.h"')
+    write(tmp_path, "cpp/base/check.h", '#include "span.h"')
+    write(tmp_path, "cpp/base/check.cc", '#include "base/check.h"')
+    (violation,) = check_cpp(tmp_path)
+    assert str(violation) == (
+        f"{tmp_path}/cpp/base/span.h:2: a circle: base/check.h > base/span.h > base/check.h"
+    )
+
+
 def test_exit_code_and_output_name_the_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
