@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import PrefillConfig
 from ..errors import UsageError
+from ..formats.atomic_file import check_writable, make_folder, write_file
 from .evaluation_options import (
     add_evaluation_options,
     add_skip_option,
@@ -68,20 +69,22 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..evaluation import figures
     from ..evaluation.ablation import evaluate_ablation, expand_grid
-    from ..evaluation.reporting import format_csv, make_folder, write_file
+    from ..evaluation.reporting import format_csv
 
     preferred = options.attention.preferred_chunk_size
     expand_grid(options.attention, options.prefill.with_chunk_size(preferred)[1], grid)
     if args.plot:
         figures.check_matplotlib()
-    make_folder(args.folder)
+    for name in (TABLE_NAME, PICTURE_NAME):
+        check_writable(args.folder / name, "--folder", makes_folders=True)
     report = evaluate_windows(
         options, evaluate_ablation, text, grid=grid, windows=args.windows, skip=args.skip
     )
+    print_results(args.output, report)
+    make_folder(args.folder)
     write_file(args.folder / TABLE_NAME, format_csv(report.to_records()) + "\n")
     if args.plot:
         figures.draw_ablation(report, args.folder / PICTURE_NAME)
-    print_results(args.output, report)
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.atomic_file import why_unwritable
+from ..formats.atomic_file import check_writable
 from .options import utf8_text
 from .prompt import read_text
 
@@ -113,8 +113,7 @@ def _find_session(args: argparse.Namespace) -> Path | None:
         if not path.exists():
             raise UsageError(f"--session {path} does not exist, and is not to be written")
         return path
-    if reason := why_unwritable(path):
-        raise UsageError(f"--session {path}: {reason}")
+    check_writable(path, "--session")
     is_new = not path.exists() or (path.is_file() and path.stat().st_size == 0)  # as mktemp makes
     return None if is_new else path
 

@@ -86,7 +86,7 @@ def test_values_of_another_type_are_refused(type_name: str, text: str) -> None:
         (["--grid", "heavy="], "no value for heavy"),
         (["--grid", "page=1"], "h2o has no setting 'page'"),
         (["--grid", "heavy=1", "--windows", "99"], "too few for 99 windows"),
-        (["--grid", "heavy=1", "--folder", "/dev/null/x"], "cannot make the folder"),
+        (["--grid", "heavy=1", "--folder", "/dev/null/x"], "there is no folder /dev/null"),
     ],
 )
 def test_wrong_usage_is_one_line(

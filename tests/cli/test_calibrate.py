@@ -14,7 +14,7 @@ from tests.cli.conftest import ExpectUsageError
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (["-o", "{folder}"], "cannot be written; name another file after -o"),
+        (["-o", "{folder}"], "cannot be written: it is a folder"),
         (["-o", "/dev/null/table.json"], "cannot be written"),
         (["--text", "{folder}"], "is a directory; give a text file to --text"),
         (["--text", "none.txt"], "check --text"),
