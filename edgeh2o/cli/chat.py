@@ -127,6 +127,7 @@ class Conversation:
                 print_note(COMMANDS)
             elif text in ("/reset", "/clear"):
                 self.messages[:] = [m for m in self.messages[:1] if m["role"] == "system"]
+                self._llm.forget()  # not to be found in the session file
             elif text == "/regen":
                 self._answer_again()
             elif text.startswith("/") and " " not in text:

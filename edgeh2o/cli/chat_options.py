@@ -119,10 +119,13 @@ def _find_session(args: argparse.Namespace) -> Path | None:
 
 
 def save_session(llm: LLM, args: argparse.Namespace, extra: dict[str, Any]) -> None:
-    """Saves ``extra`` and the cache of a prompt that was read to its end, if that is wanted."""
+    """Saves ``extra`` and the cache of a prompt that was read to its end, if that is wanted.
+
+    An empty conversation is worth saving where it takes the place of another.
+    """
     if args.session is None or args.session_read_only:
         return
-    if llm.has_open_prompt or any(extra.values()):
+    if llm.has_open_prompt or any(extra.values()) or (extra and Path(args.session).exists()):
         llm.save_session(args.session, extra=extra)
 
 
