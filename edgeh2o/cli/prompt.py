@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +26,8 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
         "--prompt-file",
         "--file",
         metavar="FILE",
-        help="read the prompt from a UTF-8 file; one newline at its end is dropped",
+        help="read the prompt from a UTF-8 file; one newline at its end is dropped, and a "
+        "byte-order mark",
     )
     sources.add_argument(
         STDIN,
@@ -49,7 +51,8 @@ def read_prompt(args: argparse.Namespace) -> str:
 def read_text(source: str, *, flag: str = "-f") -> str:
     """The text of the file that was given to ``flag``, of standard input for ``-``.
 
-    One newline at its end is dropped. Raises UsageError when it cannot be read as UTF-8.
+    One newline at its end is dropped, and a byte-order mark. Raises UsageError when it cannot be
+    read as UTF-8.
     """
     if source == STDIN:
         return _decode(_read_stream(sys.stdin.buffer, "standard input"), "standard input")
@@ -83,8 +86,12 @@ def _read_stream(stream: BinaryIO, source: str) -> bytes:
 
 
 def _decode(data: bytes, source: str) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(
+            f"{source} is UTF-16 text; convert it to UTF-8, for example with iconv -f UTF-16"
+        )
     try:
-        text = data.decode("utf-8")
+        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{source} is not UTF-8 text: {error.reason} at byte {error.start}; "

@@ -107,10 +107,12 @@ def test_prompt_files_that_cannot_be_read(
 ) -> None:
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "wide.txt").write_text("caf\xe9", encoding="utf-16")
     for path, fragment in [
         (tmp_path / "none.txt", "No such file"),
         (tmp_path, "is a directory"),
         (latin, "latin.txt is not UTF-8 text: invalid continuation byte at byte 3"),
+        (tmp_path / "wide.txt", "wide.txt is UTF-16 text; convert it to UTF-8"),
     ]:
         assert main(["run", MODEL, "-f", str(path)]) == 2
         _expect_one_line(capsys.readouterr().err, fragment)

@@ -32,6 +32,8 @@ def test_text_is_taken_as_it_is(text: str) -> None:
         (b"one\n\n", "one\n"),
         (b"one\r\n", "one\r"),
         (b"a\0b \xc3\xa9", "a\0b \u00e9"),
+        (b"\xef\xbb\xbfone\n", "one"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf", "\ufeff"),
         (b"", ""),
         (b"\n", ""),
     ],
