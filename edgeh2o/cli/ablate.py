@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from .evaluation_options import (
     print_results,
 )
 from .model_options import add_model_argument, read_model_options
-from .options import parse_value
+from .options import flag_of, given_options, parse_value
 from .prompt import read_text
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def execute(args: argparse.Namespace) -> int:
         figures.check_matplotlib()
     for name in (TABLE_NAME, PICTURE_NAME):
         check_writable(args.folder / name, "--folder", makes_folders=True)
+    warn_of_overridden(args, options.attention, grid)
     report = evaluate_windows(
         options, evaluate_ablation, text, grid=grid, windows=args.windows, skip=args.skip
     )
@@ -86,6 +88,17 @@ def execute(args: argparse.Namespace) -> int:
     if args.plot:
         figures.draw_ablation(report, args.folder / PICTURE_NAME)
     return 0
+
+
+def warn_of_overridden(
+    args: argparse.Namespace, attention: SparseAttentionConfig, grid: Mapping[str, object]
+) -> None:
+    """Warns of every flag whose setting the grid varies."""
+    for config, prefix in ((type(attention), attention.algorithm), (PrefillConfig, "")):
+        for name, value in given_options(args, config, prefix=prefix).items():
+            if name in grid:
+                flag = flag_of(config, name, prefix=prefix)
+                warnings.warn(f"--grid {name} takes the place of {flag} {value}", stacklevel=1)
 
 
 def parse_grid(

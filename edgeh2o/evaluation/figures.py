@@ -89,7 +89,7 @@ def label_speed_over_length(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)  # results that are alike stay below the border
     mark_thousands(axes.yaxis)
     axes.set_xlabel("prompt length (tokens)")
     axes.set_ylabel("prefill (tokens/s)")
