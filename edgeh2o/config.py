@@ -136,7 +136,7 @@ class DecoderConfig(ModelConfig):
 class SamplingParams:
     """How the next token is drawn and when generation ends.
 
-    ``temperature=0`` takes the most likely token. ``seed=None`` draws a seed from the system.
+    ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
     ``0`` reads the prompt and generates nothing.
     """
@@ -160,7 +160,9 @@ class SamplingParams:
     repeat_last_n: int = option(
         64, "--repeat-last-n", help="tokens that the penalty looks at, -1 = the whole context"
     )
-    seed: int | None = option(None, "-s", "--seed", help="seed of the sampler (default: random)")
+    seed: int | None = option(
+        None, "-s", "--seed", help="seed of the sampler, -1 = random (default: random)"
+    )
     max_tokens: int = option(
         -1,
         "-n",
@@ -200,6 +202,8 @@ class SamplingParams:
             "use 1 to turn it off",
         )
         check_int(self, "repeat_last_n", -1, MAX_CONTEXT, "use -1 for the whole context")
+        if self.seed == -1:  # as llama.cpp has it
+            object.__setattr__(self, "seed", None)
         if self.seed is not None:
             check_int(self, "seed", 0, 2**64 - 1, "leave it out for a random seed")
         check_int(

@@ -290,6 +290,11 @@ class LLM:
         """Whether a prompt with ``keep_cache`` was read to its end: what ``save_session`` needs."""
         return self._require_cache().has_open_prompt
 
+    def forget(self) -> None:
+        """Empties the cache of prompts with ``keep_cache``: they are not saved any more."""
+        self._current = None
+        self._require_cache().forget()
+
     def save_session(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 

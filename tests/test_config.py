@@ -27,7 +27,7 @@ from edgeh2o.errors import UsageError
         (SamplingParams, {"min_p": 1.1}, r"--min-p.*got 1.1"),
         (SamplingParams, {"repeat_penalty": 0}, r"--repeat-penalty.*got 0; use 1"),
         (SamplingParams, {"repeat_last_n": -2}, r"--repeat-last-n.*got -2; use -1"),
-        (SamplingParams, {"seed": -1}, r"--seed.*got -1; leave it out"),
+        (SamplingParams, {"seed": -2}, r"--seed.*got -2; leave it out"),
         (SamplingParams, {"seed": 2**64}, r"--seed"),
         (SamplingParams, {"max_tokens": -2}, r"--max-tokens.*got -2; use -1"),
         (SamplingParams, {"max_tokens": True}, r"--max-tokens.*got True"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..config import MAX_CONTEXT
 from ..errors import FormatError
-from ..formats.atomic_file import replacing
+from ..formats.atomic_file import make_folder, write_file
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".budgets.json"
@@ -222,10 +222,6 @@ def table_path(fingerprint: str) -> Path:
 
 
 def write_table(table: BudgetTable, path: Path) -> None:
-    """Writes the file as a whole or not at all. Raises FormatError if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(table.to_json().encode("utf-8"))
-    except OSError as error:
-        raise FormatError(f"cannot write the budget table {path}: {error.strerror}") from None
+    """Writes the file as a whole or not at all. Raises ResourceError if it cannot be written."""
+    make_folder(path.parent)
+    write_file(path, table.to_json(), what="the budget table")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import PrefillConfig
 from ..errors import UsageError
+from ..formats.atomic_file import check_writable, make_folder, write_file
 from .evaluation_options import (
     add_evaluation_options,
     add_skip_option,
@@ -19,7 +21,7 @@ from .evaluation_options import (
     print_results,
 )
 from .model_options import add_model_argument, read_model_options
-from .options import parse_value
+from .options import flag_of, given_options, parse_value
 from .prompt import read_text
 
 if TYPE_CHECKING:
@@ -68,21 +70,35 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..evaluation import figures
     from ..evaluation.ablation import evaluate_ablation, expand_grid
-    from ..evaluation.reporting import format_csv, make_folder, write_file
+    from ..evaluation.reporting import format_csv
 
     preferred = options.attention.preferred_chunk_size
     expand_grid(options.attention, options.prefill.with_chunk_size(preferred)[1], grid)
     if args.plot:
         figures.check_matplotlib()
-    make_folder(args.folder)
+    for name in (TABLE_NAME, PICTURE_NAME):
+        check_writable(args.folder / name, "--folder", makes_folders=True)
+    warn_of_overridden(args, options.attention, grid)
     report = evaluate_windows(
         options, evaluate_ablation, text, grid=grid, windows=args.windows, skip=args.skip
     )
+    print_results(args.output, report)
+    make_folder(args.folder)
     write_file(args.folder / TABLE_NAME, format_csv(report.to_records()) + "\n")
     if args.plot:
         figures.draw_ablation(report, args.folder / PICTURE_NAME)
-    print_results(args.output, report)
     return 0
+
+
+def warn_of_overridden(
+    args: argparse.Namespace, attention: SparseAttentionConfig, grid: Mapping[str, object]
+) -> None:
+    """Warns of every flag whose setting the grid varies."""
+    for config, prefix in ((type(attention), attention.algorithm), (PrefillConfig, "")):
+        for name, value in given_options(args, config, prefix=prefix).items():
+            if name in grid:
+                flag = flag_of(config, name, prefix=prefix)
+                warnings.warn(f"--grid {name} takes the place of {flag} {value}", stacklevel=1)
 
 
 def parse_grid(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .options import add_config_options, flag_of, given_options
+from .prompt import read_text
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
 
 DEFAULT_ALGORITHM = "headwise"
 SECTION = "sparse_attention_config"
-_MAX_FILE_BYTES = 2**20
+_MAX_CHARACTERS = 2**20
 
 
 def add_attention_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
         for name, config in algorithms.items()
         if (settings := given_options(args, config, prefix=name))
     }
-    from_file = _read_file(Path(args.attention_config)) if args.attention_config else {}
+    from_file = _read_file(args.attention_config) if args.attention_config else {}
     chosen = args.attention or from_file.get("algorithm") or next(iter(given), DEFAULT_ALGORITHM)
     for name, settings in given.items():
         if name != chosen:
@@ -69,21 +69,14 @@ def read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
     return attention
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, Any]:
     import yaml
 
+    text = read_text(path, flag="--attention-config")
+    if len(text) > _MAX_CHARACTERS:
+        raise UsageError(f"{path} is too large for a file of settings (--attention-config)")
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-        if len(data) > _MAX_FILE_BYTES:
-            raise UsageError(f"{path} is too large for a file of settings (--attention-config)")
-        content = yaml.safe_load(data)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}; check --attention-config"
-        ) from None
-    except UsageError:  # too large; it is a ValueError too
-        raise
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{path} is not YAML (--attention-config): {reason}") from None

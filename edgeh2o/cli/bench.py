@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..formats.atomic_file import check_writable, make_folder
 from .evaluation_options import add_evaluation_options, add_text_option, list_of
 from .model_options import add_model_argument, open_model, read_model_options
 from .prompt import read_text
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ..evaluation.throughput import Throughput
 
 OUTPUTS = ("md", "csv", "json", "jsonl")
+SPEED_PICTURE = "throughput_comparison.png"
+MEMORY_PICTURE = "memory_profile.png"
 
 HELP = "measure prefill and decode speed, dense and sparse"
 DESCRIPTION = (
@@ -68,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FOLDER",
-        help="draw throughput_comparison.png and memory_profile.png (needs edgeh2o[plot])",
+        help=f"draw {SPEED_PICTURE} and {MEMORY_PICTURE} (needs edgeh2o[plot])",
     )
     output.add_argument(
         "--llama-bench",
@@ -86,7 +89,6 @@ def execute(args: argparse.Namespace) -> int:
     from ..errors import UsageError
     from ..evaluation import figures
     from ..evaluation.llama_bench import read_llama_bench
-    from ..evaluation.reporting import make_folder
     from ..evaluation.throughput import benchmark_throughput, plan_workloads
 
     workloads = plan_workloads(args.n_prompt, args.n_gen, args.n_depth)
@@ -95,7 +97,8 @@ def execute(args: argparse.Namespace) -> int:
         figures.check_matplotlib()
         if not any(workload.n_prompt for workload in workloads):
             raise UsageError("--plot draws the prefill over its length: give prompt lengths (-p)")
-        make_folder(args.plot)
+        for name in (SPEED_PICTURE, MEMORY_PICTURE):
+            check_writable(args.plot / name, "--plot", makes_folders=True)
     elif peer:
         raise UsageError("--llama-bench is drawn beside our results: give --plot FOLDER")
 
@@ -113,10 +116,11 @@ def execute(args: argparse.Namespace) -> int:
                 warm_up=not args.no_warmup,
                 on_progress=bars,
             )
-    if args.plot is not None:
-        figures.draw_throughput(results, args.plot / "throughput_comparison.png", peer=peer)
-        figures.draw_memory(results, args.plot / "memory_profile.png")
     _print_results(args.output, results)
+    if args.plot is not None:
+        make_folder(args.plot)
+        figures.draw_throughput(results, args.plot / SPEED_PICTURE, peer=peer)
+        figures.draw_memory(results, args.plot / MEMORY_PICTURE)
     return 0
 
 

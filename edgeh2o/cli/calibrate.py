@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import UsageError
-from ..formats.atomic_file import why_unwritable
+from ..formats.atomic_file import check_writable
 from .model_options import (
     add_model_argument,
     add_model_options,
@@ -52,20 +51,18 @@ def execute(args: argparse.Namespace) -> int:
     """Measures, writes the table, prints its path and the measured losses."""
     options = read_model_options(args)
     texts = [read_text(path, flag="--text") for path in args.text or ()]
-    # Not to find it out after minutes. Folders that are missing are made at the end.
-    given = Path(args.output) if args.output else None
-    if given and (given.is_dir() or why_unwritable(given, makes_folders=True)):
-        raise UsageError(f"{given} cannot be written; name another file after -o")
 
     from ..attention.budget_table import table_path, write_table
     from ..evaluation.calibration import calibrate
 
+    given = Path(args.output) if args.output else None
+    check_writable(given or table_path("model"), "-o", makes_folders=True)
     with open_model(options) as (llm, bars):
         table = calibrate(llm, texts, length=args.length, on_progress=bars)
     path = given or table_path(table.fingerprint)
-    write_table(table, path)
     if not args.quiet:
         for budget, loss in sorted(table.losses.items()):
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
+    write_table(table, path)
     print(path)
     return 0

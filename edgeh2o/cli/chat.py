@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..config import SamplingParams
@@ -32,6 +31,7 @@ from .model_options import (
 )
 from .options import add_config_options, read_config
 from .progress import ProgressBars
+from .terminal_input import line_editing, read_line
 
 if TYPE_CHECKING:
     from ..engine.stats import GenerationStats
@@ -42,7 +42,7 @@ COMMANDS = """/help   this list
 /regen  answer the last message again
 /reset  forget the conversation, except the system message; also /clear
 /exit   leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next."""
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next; a paste is one message."""
 
 HELP = "talk to a model"
 DESCRIPTION = (
@@ -82,7 +82,7 @@ def execute(args: argparse.Namespace) -> int:
         bars.close()
         conversation = Conversation(llm, bars, sampling, args, saved or begin_messages(args))
         try:
-            with leaving_on_signals():
+            with leaving_on_signals(), line_editing() if sys.stdin.isatty() else nullcontext():
                 conversation.run(n_saved=len(saved))
         finally:
             save_session(llm, args, {"messages": conversation.messages})
@@ -112,13 +112,10 @@ class Conversation:
 
         ``n_saved`` of the messages so far are those of a session file.
         """
-        if self._is_interactive:
-            with suppress(ImportError):
-                import_module("readline")  # gives input() a history and editing
-            if not self._args.quiet:
-                print_note("/help lists the commands")
-                if n_saved:
-                    print_note(f"going on after the {n_saved} messages of {self._args.session}")
+        if self._is_interactive and not self._args.quiet:
+            print_note("/help lists the commands")
+            if n_saved:
+                print_note(f"going on after the {n_saved} messages of {self._args.session}")
         while (line := self._read_line()) is not None:
             text = line.strip()
             if text == "/exit":
@@ -127,9 +124,10 @@ class Conversation:
                 print_note(COMMANDS)
             elif text in ("/reset", "/clear"):
                 self.messages[:] = [m for m in self.messages[:1] if m["role"] == "system"]
+                self._llm.forget()  # not to be found in the session file
             elif text == "/regen":
                 self._answer_again()
-            elif text.startswith("/") and " " not in text:
+            elif text.startswith("/") and len(text.split()) == 1:
                 print_note(f"there is no command {text}; /help lists them")
             elif text:
                 self._answer(line)
@@ -156,12 +154,12 @@ class Conversation:
         if self._is_interactive:
             sys.stderr.flush()
             try:
-                return input(PROMPT)
+                return read_line(PROMPT)
             except EOFError:
                 return None
         line = sys.stdin.buffer.readline()
         try:
-            text = line.decode("utf-8")
+            text = line.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"standard input is not UTF-8 text: {error.reason} at byte {error.start} of a line"

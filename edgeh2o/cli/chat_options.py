@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.atomic_file import why_unwritable
+from ..formats.atomic_file import check_writable
 from .options import utf8_text
 from .prompt import read_text
 
@@ -113,17 +113,19 @@ def _find_session(args: argparse.Namespace) -> Path | None:
         if not path.exists():
             raise UsageError(f"--session {path} does not exist, and is not to be written")
         return path
-    if reason := why_unwritable(path):
-        raise UsageError(f"--session {path}: {reason}")
+    check_writable(path, "--session")
     is_new = not path.exists() or (path.is_file() and path.stat().st_size == 0)  # as mktemp makes
     return None if is_new else path
 
 
 def save_session(llm: LLM, args: argparse.Namespace, extra: dict[str, Any]) -> None:
-    """Saves ``extra`` and the cache of a prompt that was read to its end, if that is wanted."""
+    """Saves ``extra`` and the cache of a prompt that was read to its end, if that is wanted.
+
+    An empty conversation is worth saving where it takes the place of another.
+    """
     if args.session is None or args.session_read_only:
         return
-    if llm.has_open_prompt or any(extra.values()):
+    if llm.has_open_prompt or any(extra.values()) or (extra and Path(args.session).exists()):
         llm.save_session(args.session, extra=extra)
 
 

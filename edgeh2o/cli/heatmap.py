@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
+from ..formats.atomic_file import check_writable
 from .evaluation_options import (
     add_context_option,
     add_evaluation_options,
@@ -50,11 +52,16 @@ def execute(args: argparse.Namespace) -> int:
     text = read_text(args.file)
 
     from ..evaluation import figures
-    from ..evaluation.attention_patterns import visualize_attention_patterns
+    from ..evaluation.attention_patterns import SUMMARY_NAME, visualize_attention_patterns
 
     figures.check_matplotlib()
-    report = evaluate_windows(
-        options, visualize_attention_patterns, text, folder=args.folder, layers=args.layers
+    check_writable(args.folder / SUMMARY_NAME, "--folder", makes_folders=True)
+    evaluate_windows(
+        options,
+        visualize_attention_patterns,
+        text,
+        folder=args.folder,
+        layers=args.layers,
+        on_report=partial(print_results, args.output),
     )
-    print_results(args.output, report)
     return 0

@@ -13,7 +13,7 @@ from ..config import PrefillConfig, RuntimeConfig
 from ..errors import UsageError
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
-from .progress import ProgressBars, bars_for_terminal
+from .progress import ProgressBars, progress_on_stderr
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -93,7 +93,7 @@ def open_model(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     profile: MemoryProfile | None = None,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
-    """Loads the model, with bars on a terminal; closes both at the end.
+    """Loads the model, showing its progress; closes both at the end.
 
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
     own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress.
@@ -103,7 +103,7 @@ def open_model(
 
     show_warnings()
     path = resolve_model(options.model, on_message=None if options.quiet else print_note)
-    bars = bars_for_terminal(quiet=options.quiet)
+    bars = progress_on_stderr(quiet=options.quiet)
     runtime = options.runtime
 
     def report(stage: str, done: int, total: int) -> None:

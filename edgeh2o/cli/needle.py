@@ -75,7 +75,7 @@ def execute(args: argparse.Namespace) -> int:
         figures.check_picture(args.plot)
     with open_model(options) as (llm, bars):
         report = evaluate_needle(llm, grid, filler=filler, chat=args.chat, on_progress=bars)
+    print_results(args.output, report)
     if args.plot is not None:
         figures.draw_needle(report, args.plot)
-    print_results(args.output, report)
     return 0

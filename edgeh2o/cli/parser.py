@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import UsageError
+from .llama_cpp_flags import translate_flag
 from .options import utf8_text
 
 PREFIX = "EDGEH2O_"
@@ -93,17 +94,23 @@ class Parser(argparse.ArgumentParser):
     def _attach_values(self, words: Sequence[str]) -> list[str]:
         """``--flag -VALUE`` as ``--flag=-VALUE``, where argparse would see two flags.
 
-        That is done for texts, and for a lone dash where that is a flag of its own. Raises
-        UsageError for ``-hf`` and the like, which argparse would take for ``-h``.
+        That is done for texts, and for a lone dash where that is a flag of its own. Flags of
+        llama.cpp become ours. Raises UsageError for those that cannot, and for ``-hx`` and the
+        like, which argparse would take for ``-h``.
         """
         known = self._option_string_actions
         attached: list[str] = []
-        for word in words:
+        left = list(words)
+        while left:
+            word = left.pop(0)
             before = known.get(attached[-1]) if word.startswith("-") and attached else None
             if before is not None and before.nargs is None:
                 if word == "-" or (before.type is utf8_text and word not in known):
                     attached[-1] = f"{_long_flag(before)}={word}"
                     continue
+            elif (ours := translate_flag(word, left, attached, known)) is not None:
+                attached += ours
+                continue
             elif word.startswith("-h") and word not in known:
                 self.error(f"unrecognized arguments: {word}")
             attached.append(word)

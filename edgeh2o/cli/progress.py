@@ -1,13 +1,15 @@
-"""Progress bars on stderr while a model loads and a prompt is read; for terminals only."""
+"""How far a long work is, on stderr: bars on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+LINE_INTERVAL_S = 10.0
 _TITLES = {
     "load": "Loading the model",
     "prefill": "Reading the prompt",
@@ -17,16 +19,26 @@ _TITLES = {
 
 
 class ProgressBars:
-    """Called as ``bars(stage, done, total)``; one bar per stage, each removed by the next."""
+    """Called as ``bars(stage, done, total)``; one bar per stage, each removed by the next.
 
-    def __init__(self, *, is_shown: bool) -> None:
+    With ``in_lines`` there are no bars, but a line at most every ``LINE_INTERVAL_S`` seconds.
+    """
+
+    def __init__(self, *, is_shown: bool, in_lines: bool = False) -> None:
         self._is_shown = is_shown
+        self._in_lines = in_lines
+        self._last_line_s = time.monotonic()
         self._stage: str | None = None
         self._bars: Progress | None = None
         self._task: TaskID | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if not self._is_shown:
+            return
+        if self._in_lines:
+            if time.monotonic() - self._last_line_s >= LINE_INTERVAL_S:
+                self._last_line_s = time.monotonic()
+                print(f"{_TITLES[stage]}: {done / max(1, total):.0%}", file=sys.stderr, flush=True)
             return
         if stage != self._stage:
             self.close()
@@ -80,6 +92,6 @@ def _rate_column() -> object:
     return RateColumn()
 
 
-def bars_for_terminal(*, quiet: bool) -> ProgressBars:
-    """Bars when stderr is a terminal and ``quiet`` is not asked for."""
-    return ProgressBars(is_shown=not quiet and sys.stderr.isatty())
+def progress_on_stderr(*, quiet: bool) -> ProgressBars:
+    """What suits stderr; nothing where ``quiet`` is asked for."""
+    return ProgressBars(is_shown=not quiet, in_lines=not sys.stderr.isatty())

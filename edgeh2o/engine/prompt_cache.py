@@ -94,6 +94,12 @@ class PromptCache:
         )
         return self._generation
 
+    def forget(self) -> None:
+        """Leaves nothing to go on from, and no word of it to save."""
+        self._generation = self._transcript = None
+        if (runner := self._session.runner) is not None:
+            runner.reset()
+
     @property
     def has_open_prompt(self) -> bool:
         """Whether there is something to go on from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..formats.atomic_file import check_writable, make_folder, write_file
 from . import figures
 from .progress import Progress
-from .reporting import format_count, format_csv, format_json, make_folder, write_file
+from .reporting import format_count, format_csv, format_json
 from .selection import (
     N_SINKS,
     Selection,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 Float = NDArray[np.float64]
 
 DEFAULT_FOLDER = Path("attention_heatmaps")
+SUMMARY_NAME = "summary.csv"
 # Columns of a heat map: more than a screen shows are averaged.
 _MAX_COLUMNS = 512
 _SHOWN_LAYERS = 4
@@ -50,21 +52,25 @@ def visualize_attention_patterns(
     context_size: int = DEFAULT_CONTEXT,
     layers: Sequence[int] | None = None,
     on_progress: OnProgress | None = None,
+    on_report: Callable[[SelectionReport], None] | None = None,
 ) -> SelectionReport:
     """Draws which positions the attention of ``llm`` keeps of a window of ``text``.
 
     The first window is read twice and the second one, if there is one, once. Writes to ``folder``
     kept_positions.png and scores.png (all heads), layer_NN.png for each of ``layers`` (by default
     a few; every chunk of every head), sinks.png, head_similarity.png, similarity.png, summary.csv
-    and summary.json. ``on_progress("evaluate", done, total)`` counts tokens.
+    and summary.json. ``on_progress("evaluate", done, total)`` counts tokens; ``on_report`` gets
+    the report before anything is written.
 
-    Raises ResourceError without matplotlib, before any work, and UsageError for a text that is too
-    short, a window of a single chunk or a layer that the model does not have.
+    Raises ResourceError without matplotlib or room for the files, before any work, and UsageError
+    for a text that is too short, a window of a single chunk or a layer that the model does not
+    have.
     """
     figures.check_matplotlib()
     layers = _check_layers(layers, llm.config.n_layers)
     windows = cut_windows(llm, text, context_size, None)[:2]
-    folder = make_folder(Path(folder))
+    folder = Path(folder)
+    check_writable(folder / SUMMARY_NAME, "--folder", makes_folders=True)
     llm.profile_budgets(windows[0])
     prompts = [windows[0], windows[0], *windows[1:]]
     progress = Progress(on_progress, context_size * len(prompts))
@@ -78,7 +84,10 @@ def visualize_attention_patterns(
         context=context_size,
         heads=describe_selection(selection, again, others[0] if others else None),
     )
-    write_file(folder / "summary.csv", format_csv(report.to_records()) + "\n")
+    if on_report is not None:
+        on_report(report)
+    make_folder(folder)
+    write_file(folder / SUMMARY_NAME, format_csv(report.to_records()) + "\n")
     write_file(folder / "summary.json", format_json(report.to_dict()) + "\n")
     draw_kept_positions(selection, folder / "kept_positions.png")
     if any(scores is not None for scores in selection.scores):

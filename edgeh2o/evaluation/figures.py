@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ResourceError, UsageError
+from ..formats.atomic_file import check_writable, write_file
 from .reporting import format_count
 
 if TYPE_CHECKING:
@@ -39,12 +41,11 @@ _MAX_NAME_CHARACTERS = 45
 
 
 def check_picture(path: Path) -> None:
-    """Raises ResourceError without matplotlib, UsageError if ``path`` cannot become a PNG file."""
+    """Raises UsageError if ``path`` is no name of a PNG file, ResourceError if none can be made."""
     check_matplotlib()
     if path.suffix.lower() != ".png":
         raise UsageError(f"pictures are PNG files; name it {path.name}.png, got {path}")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the picture {path.name}")
+    check_writable(path, "--plot")
 
 
 def check_matplotlib() -> None:
@@ -72,13 +73,10 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        try:
-            figure.savefig(path)
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write the picture {path}: {error.strerror}; "
-                "free some space or write it elsewhere"
-            ) from None
+        # Not to a file: what encodes the picture does not say why one cannot be written.
+        content = BytesIO()
+        figure.savefig(content, format="png")
+        write_file(path, content.getvalue(), what="the picture")
 
 
 def mark_thousands(axis: Axis) -> None:
@@ -91,7 +89,7 @@ def label_speed_over_length(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)  # results that are alike stay below the border
     mark_thousands(axes.yaxis)
     axes.set_xlabel("prompt length (tokens)")
     axes.set_ylabel("prefill (tokens/s)")

@@ -9,11 +9,9 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import ResourceError, UsageError
 from ..host.machine import cpu_model
 
 
@@ -61,25 +59,6 @@ def format_csv(records: Sequence[Mapping[str, Any]]) -> str:
 def format_json(report: Mapping[str, Any]) -> str:
     """One JSON object: the report and the machine."""
     return json.dumps({"machine": describe_machine(), **report}, indent=1, ensure_ascii=False)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Writes UTF-8. Raises ResourceError if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {path}: {error.strerror}; free some space or write it elsewhere"
-        ) from None
-
-
-def make_folder(path: Path) -> Path:
-    """The folder for results, made if it is missing. Raises UsageError if it cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
-    return path
 
 
 def format_count(count: int, noun: str) -> str:

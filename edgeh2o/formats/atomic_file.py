@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from ..errors import ResourceError, UsageError
+
+
+def write_file(path: Path, content: bytes | str, *, what: str = "the file") -> None:
+    """Writes or replaces a file as one step, text in UTF-8.
+
+    Raises ResourceError, which calls the file ``what``, if it cannot be written; what was there
+    before is then unchanged.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write {what} {path}: {error.strerror}; free some space or write it elsewhere"
+        ) from None
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it, if they are missing. Raises ResourceError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"cannot make the folder {path}: {error.strerror}") from None
 
 
 @contextmanager
@@ -25,35 +52,69 @@ def replacing(path: Path, *, folder: Path | None = None) -> Iterator[IO[bytes]]:
                 yield file
             return
         path = Path(os.path.realpath(path))
-    temporary = (folder or path.parent) / f".edgeh2o-{os.urandom(8).hex()}.tmp"
-    try:
-        with temporary.open("xb") as file:
-            with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with _temporary(folder or path.parent) as file:
+        with suppress(FileNotFoundError):
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(file.name, path)
     _sync_folder(path.parent)
 
 
-def why_unwritable(path: Path, *, makes_folders: bool = False) -> str | None:
-    """What would keep ``replacing`` from making ``path``, as far as its folder tells, or None.
+def check_writable(path: Path, flag: str, *, makes_folders: bool = False) -> None:
+    """Tries, before the work of minutes, whether ``replacing`` could make ``path``.
 
-    ``makes_folders``: those that are missing are made before.
+    A block is written beside it and removed again. ``flag`` is what named the path;
+    ``makes_folders``: those that are missing are made before. Raises UsageError for a path that
+    cannot be a file's, ResourceError with the reason of the system, such as a full disk.
     """
-    folder = Path(os.path.realpath(path)).parent
-    if makes_folders:
-        folder = next(each for each in (folder, *folder.parents) if each.exists())
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    if not os.access(folder, os.W_OK):
-        return f"nothing can be written in {folder}"
-    return None
+    try:
+        place = Path(os.path.realpath(path))
+        if place.is_dir():
+            raise UsageError(f"{flag} {path} cannot be written: it is a folder; name a file")
+        if place.exists() and not place.is_file():
+            return
+        folder = place.parent
+        if makes_folders:
+            folder = next(each for each in (folder, *folder.parents) if each.exists())
+        if not folder.is_dir():
+            raise UsageError(
+                f"{flag} {path} cannot be written: there is no folder {folder}; write elsewhere"
+            )
+        with _temporary(folder) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise ResourceError(
+            f"{flag} {path} cannot be written: {error.strerror}; write elsewhere"
+        ) from None
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[IO[bytes]]:
+    """A hidden file, locked as long as its process lives; removed unless it was renamed."""
+    start = f".edgeh2o-{os.uname().nodename}-"
+    for left in folder.glob(f"{glob.escape(start)}*.tmp"):
+        # Left by a process that was killed, or else locked. Of other hosts the lock may not tell.
+        with suppress(OSError), left.open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
+    with _create_locked(folder, start) as file:
+        try:
+            yield file
+        finally:
+            with suppress(OSError):
+                os.unlink(file.name)
+
+
+def _create_locked(folder: Path, start: str) -> IO[bytes]:
+    while True:
+        file = (folder / f"{start}{os.getpid()}-{os.urandom(8).hex()}.tmp").open("xb")
+        with suppress(OSError):  # a file system without locks; nothing is removed there
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.path.exists(file.name):  # else another process was faster than the lock
+            return file
+        file.close()
 
 
 def _sync_folder(folder: Path) -> None:

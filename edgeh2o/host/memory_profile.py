@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from ..config import PrefillConfig
 from ..errors import ResourceError, UsageError
+from ..formats.atomic_file import check_writable, write_file
 
 FIRST_PHASE = "start"
 SUFFIXES = (".csv", ".json")
@@ -135,37 +137,31 @@ class MemoryProfile:
         """
         path = Path(path)
         check_profile_path(path)
-        try:
-            if path.suffix.lower() == ".json":
-                self._write_json(path, allocated)
-            else:
-                self._write_csv(path, allocated)
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write the memory profile {path}: {error.strerror}; "
-                "free some space or write it elsewhere"
-            ) from None
+        is_json = path.suffix.lower() == ".json"
+        text = self._to_json(allocated) if is_json else self._to_csv(allocated)
+        write_file(path, text, what="the memory profile")
 
-    def _write_json(self, path: Path, allocated: Mapping[str, int]) -> None:
+    def _to_json(self, allocated: Mapping[str, int]) -> str:
         content = {
             "allocated_bytes": dict(allocated),
             "phases": [asdict(phase) for phase in self.phases],
             "samples": [asdict(sample) for sample in self.samples],
         }
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return json.dumps(content, indent=1) + "\n"
 
-    def _write_csv(self, path: Path, allocated: Mapping[str, int]) -> None:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("time_s", "phase", "quantity", "bytes"))
-            for sample in self.samples:
-                start = (f"{sample.time_s:.4f}", sample.phase)
-                writer.writerow((*start, "rss", sample.rss_bytes))
-                if sample.uss_bytes is not None:
-                    writer.writerow((*start, "uss", sample.uss_bytes))
-            end = self.samples[-1].time_s
-            for purpose, size in allocated.items():
-                writer.writerow((f"{end:.4f}", "allocated", purpose, size))
+    def _to_csv(self, allocated: Mapping[str, int]) -> str:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(("time_s", "phase", "quantity", "bytes"))
+        for sample in self.samples:
+            start = (f"{sample.time_s:.4f}", sample.phase)
+            writer.writerow((*start, "rss", sample.rss_bytes))
+            if sample.uss_bytes is not None:
+                writer.writerow((*start, "uss", sample.uss_bytes))
+        end = self.samples[-1].time_s
+        for purpose, size in allocated.items():
+            writer.writerow((f"{end:.4f}", "allocated", purpose, size))
+        return text.getvalue()
 
     def _watch(self) -> None:
         while not self._is_ended.wait(self._interval_s):
@@ -187,12 +183,12 @@ class MemoryProfile:
 
 
 def check_profile_path(path: Path) -> None:
-    """Raises UsageError if a profile cannot be written to ``path`` for its name or folder."""
+    """Raises UsageError or ResourceError if a profile or its picture cannot be written there."""
     if path.suffix.lower() not in SUFFIXES:
         name = path.stem or "memory"
         raise UsageError(
             f"a memory profile is written as CSV or JSON, its picture {name}.png beside it; "
             f"name it {name}.csv or {name}.json, got '{path}'"
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the memory profile {path.name}")
+    for each in (path, path.with_suffix(".png")):
+        check_writable(each, "--memory-profile")

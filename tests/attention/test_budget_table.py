@@ -21,7 +21,7 @@ from edgeh2o.attention.budget_table import (
     table_path,
     write_table,
 )
-from edgeh2o.errors import FormatError
+from edgeh2o.errors import FormatError, ResourceError
 
 LEVELS = (4, 8, 16)
 
@@ -151,7 +151,7 @@ def test_unusable_tables_are_refused(text: str, message: str) -> None:
 def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot read the budget table"):
         read_table(tmp_path / "missing.json")
-    with pytest.raises(FormatError, match="cannot write the budget table"):
+    with pytest.raises(ResourceError, match="cannot write the budget table"):
         write_table(TABLE, tmp_path / "missing.json" / ("x" * 300))
 
 

@@ -31,7 +31,10 @@ def test_writes_the_table_and_the_picture(
     grid = ["--grid", "heavy=2,6", "--grid", "chunk-size=16, 32"]
     assert _run(model, text, tmp_path, *grid, "-o", "csv") == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert captured.err == (
+        "edgeh2o: warning: --grid heavy takes the place of --h2o-heavy 4\n"
+        "edgeh2o: warning: --grid chunk_size takes the place of --chunk-size 16\n"
+    )
     table = (tmp_path / "results" / "perplexity_ablation.csv").read_text()
     assert table == captured.out
     rows = list(csv.DictReader(io.StringIO(table)))
@@ -85,8 +88,8 @@ def test_values_of_another_type_are_refused(type_name: str, text: str) -> None:
         (["--grid", "heavy=x"], "heavy takes values of type int"),
         (["--grid", "heavy="], "no value for heavy"),
         (["--grid", "page=1"], "h2o has no setting 'page'"),
-        (["--grid", "heavy=1", "--windows", "99"], "too few for 99 windows"),
-        (["--grid", "heavy=1", "--folder", "/dev/null/x"], "cannot make the folder"),
+        (["--grid", "sinks=1", "--windows", "99"], "too few for 99 windows"),
+        (["--grid", "heavy=1", "--folder", "/dev/null/x"], "there is no folder /dev/null"),
     ],
 )
 def test_wrong_usage_is_one_line(

@@ -72,7 +72,8 @@ def test_settings_from_a_file(tmp_path: Path) -> None:
         (b"sparse_attention_config: {algorithm: h2o, local: many}", "--h2o-local"),
         (b"a: [", "is not YAML"),
         (b"a: !!python/object/apply:os.getcwd []", "is not YAML"),
-        (b"\xff\xfe\x00", "is not YAML"),
+        (b"a: \x01", "is not YAML"),
+        (b"\xff\xfe\x00", "is UTF-16 text"),
         (b"[" * 50_000, "is not YAML"),
     ],
 )
@@ -81,7 +82,7 @@ def test_bad_files_of_settings(tmp_path: Path, content: bytes, message: str) -> 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read("--attention-config", str(path))
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="is a directory; give a text file to --attention-config"):
         read("--attention-config", str(tmp_path))
 
 

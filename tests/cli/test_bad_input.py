@@ -50,7 +50,15 @@ BAD_OPTIONS = [
     (["--h2o-heavy", "-1"], "heavy"),
     (["--quiet", "--verbose"], "not allowed with"),
     (["--stop", "-n", "3"], "argument --stop/-r/--reverse-prompt: expected one argument"),
-    (["-hf", "user/model"], "unrecognized arguments: -hf"),
+    (["-hx", "x"], "unrecognized arguments: -hx"),
+    (["-hf", "user/model"], "-hf user/model: no model is fetched from there; fetch the file"),
+    (["-ngl", "99"], "-ngl 99: edgeh2o runs on the CPU; leave it out"),
+    (["--n-gpu-layers=all"], "--n-gpu-layers all: edgeh2o runs on the CPU"),
+    (["-tb", "2"], "-tb 2: one number of threads serves prompt and answer; use -t"),
+    (["-ctk", "f16", "-ctv", "q8_0"], "-ctv q8_0: keys and values have one type; use --cache-type"),
+    (["-ctk", "q4_0", "-ctv", "q4_0"], "argument --cache-type: invalid choice: 'q4_0'"),
+    (["-ctk"], "argument --cache-type: expected one argument"),
+    (["-e", "-p", r"\xff"], "the prompt of -p with -e is not UTF-8 text"),
     (["--warp"], "unrecognized arguments: --warp; see 'edgeh2o run --help'"),
     (["--tem", "0.5"], "unrecognized arguments: --tem 0.5 (did you mean --temp?)"),
     (["--chat", "--chat-template", "none.jinja"], "check --chat-template"),
@@ -107,10 +115,12 @@ def test_prompt_files_that_cannot_be_read(
 ) -> None:
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "wide.txt").write_text("caf\xe9", encoding="utf-16")
     for path, fragment in [
         (tmp_path / "none.txt", "No such file"),
         (tmp_path, "is a directory"),
         (latin, "latin.txt is not UTF-8 text: invalid continuation byte at byte 3"),
+        (tmp_path / "wide.txt", "wide.txt is UTF-16 text; convert it to UTF-8"),
     ]:
         assert main(["run", MODEL, "-f", str(path)]) == 2
         _expect_one_line(capsys.readouterr().err, fragment)

@@ -87,7 +87,7 @@ def test_plot_draws_both_pictures(
         (["-t", "0"], "threads (--threads) must be an integer from 1"),
         (["--modes", "fast"], "modes are dense and sparse"),
         (["--plot", "{folder}", "-p", "0"], "give prompt lengths"),
-        (["--plot", "{file}"], "cannot make the folder"),
+        (["--plot", "{file}"], "there is no folder"),
         (["--llama-bench", "{file}"], "give --plot FOLDER"),
         (["--llama-bench", "/nonexistent.csv"], "cannot read /nonexistent.csv"),
     ],

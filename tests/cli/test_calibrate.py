@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from tests.cli.conftest import ExpectUsageError
 
@@ -14,7 +17,7 @@ from tests.cli.conftest import ExpectUsageError
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (["-o", "{folder}"], "cannot be written; name another file after -o"),
+        (["-o", "{folder}"], "cannot be written: it is a folder"),
         (["-o", "/dev/null/table.json"], "cannot be written"),
         (["--text", "{folder}"], "is a directory; give a text file to --text"),
         (["--text", "none.txt"], "check --text"),
@@ -50,3 +53,23 @@ def test_a_run_takes_the_table(
     assert main(["calibrate", model, *options, "--quiet"]) == 0
     assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "cache"
     assert source() == "cache"
+
+
+def test_progress_where_stderr_is_no_terminal(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
+    command = ["calibrate", model, "--text", str(text), "--length", "2048"]
+    command += ["-o", str(tmp_path / "table.json")]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    seconds = count(step=4)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    assert main(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    shares = [int(line.split()[-1].removesuffix("%")) for line in lines if "Calibrating" in line]
+    assert len(shares) > 1 and sorted(set(shares)) == shares
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from edgeh2o import LLM, H2OConfig, PrefillConfig
 from edgeh2o.cli.main import main
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import CHAT_TEMPLATE
@@ -22,6 +23,11 @@ from tools.make_tiny_model import CHAT_TEMPLATE
 PROMPT = "the thing is that the art is there"
 SHORT = ["--temp", "0", "--ignore-eos", "-n", "5", "-ub", "16", "-b", "64", "--h2o-local", "4"]
 SHORT += ["--h2o-heavy", "4"]
+# Those of SHORT, as LLM takes them.
+SETTINGS: dict[str, Any] = {
+    "attention": H2OConfig(local=4, heavy=4),
+    "prefill": PrefillConfig(batch_size=64, chunk_size=16),
+}
 
 
 def _run(model: str, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -157,7 +163,7 @@ def test_reset_and_exit(
 def test_an_answer_again(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _chat(model, monkeypatch, b"/regen\nthe art\n/regen\nin\n", "--quiet") == 0
+    assert _chat(model, monkeypatch, b"\xef\xbb\xbf/regen\nthe art\n/regen\nin\n", "--quiet") == 0
     captured = capsys.readouterr()
     assert captured.err == "there is no answer yet\n"
     assert _chat(model, monkeypatch, b"the art\nin\n", "--quiet") == 0
@@ -230,6 +236,34 @@ def test_a_terminal_chat(model: str) -> None:
     os.close(follower)
     assert process.returncode == 0
     assert b"Traceback" not in stderr
+
+
+@pytest.mark.parametrize("has_readline", [True, False])
+def test_a_paste_of_several_lines_is_one_message(
+    model: str, tmp_path: Path, has_readline: bool
+) -> None:
+    """With readline, and without it, which input() leaves out when stdout is no terminal."""
+    leader, follower = pty.openpty()
+    session = tmp_path / "s"
+    command = [sys.executable, "-m", "edgeh2o", "chat", model, *SHORT, "--session", str(session)]
+    with subprocess.Popen(
+        command,
+        stdin=follower,
+        stdout=follower if has_readline else subprocess.DEVNULL,
+        stderr=follower,
+        env=os.environ | {"TERM": "xterm"},
+    ) as process:
+        _read_until(leader, b"\x1b[?2004h")
+        os.write(leader, b"\x1b[200~the art\rof\n\n/exit\n\x1b[201~ all\r")
+        _read_until(leader, b"positions]")
+        os.write(leader, b"/exit\r")
+        _read_until(leader, b"\x1b[?2004l")
+        assert process.wait(timeout=60) == 0
+    os.close(leader)
+    os.close(follower)
+    with LLM(model, **SETTINGS) as llm:
+        messages = llm.load_session(session)["messages"]
+    assert [m["content"] for m in messages[::2]] == ["the art\nof\n\n/exit\n all"]
 
 
 def test_the_template_is_looked_at_before_the_first_message(

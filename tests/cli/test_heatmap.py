@@ -36,7 +36,7 @@ def test_pictures_in_the_folder_and_the_summary_on_stdout(
     [
         (["--layers", "7"], "there is no layer 7"),
         (["--ctx", "16"], "one chunk of 16"),
-        (["--folder", "/dev/null/maps"], "cannot make the folder"),
+        (["--folder", "/dev/null/maps"], "there is no folder /dev/null"),
     ],
 )
 def test_wrong_usage_is_one_line(

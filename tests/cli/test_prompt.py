@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from edgeh2o.cli.main import build_parser
+from edgeh2o.cli.options import read_config
 from edgeh2o.cli.parser import Parser
 from edgeh2o.cli.prompt import MAX_PROMPT_BYTES, add_prompt_options, read_prompt
+from edgeh2o.config import SamplingParams
 from edgeh2o.errors import UsageError
 
 
@@ -32,6 +36,8 @@ def test_text_is_taken_as_it_is(text: str) -> None:
         (b"one\n\n", "one\n"),
         (b"one\r\n", "one\r"),
         (b"a\0b \xc3\xa9", "a\0b \u00e9"),
+        (b"\xef\xbb\xbfone\n", "one"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf", "\ufeff"),
         (b"", ""),
         (b"\n", ""),
     ],
@@ -79,6 +85,61 @@ def test_names_of_flags_that_llama_cpp_users_know() -> None:
     args = build_parser().parse_args(["run", "--file", "f", *words.split()])
     assert (args.model, args.prompt_file, args.stop) == ("M", "f", ["a", "b"])
     assert (args.system, args.max_tokens, args.chunk_size, args.temperature) == ("s", 3, 64, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (r"a\nb\tc\r\"\'", "a\nb\tc\r\"'"),
+        (r"\\n \q \x4", r"\n \q \x4"),
+        (r"caf\xc3\xa9 \x41", "caf\u00e9 A"),
+        ("\ufeffa\n", "\ufeffa\n"),
+    ],
+)
+def test_escapes_are_read_where_that_is_asked_for(text: str, read: str) -> None:
+    assert _read("-e", "-p", text) == _read("--escape", "-p", text) == read
+    assert _read("--no-escape", "-p", text) == text
+    with pytest.raises(UsageError, match="--escape is for the prompt of -p"):
+        _read("-e", "-f", "file")
+
+
+def _parse(*words: str, verb: str = "run") -> tuple[argparse.Namespace, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        args = build_parser().parse_args([verb, "M", *words])
+    return args, [str(warning.message) for warning in caught]
+
+
+def test_flags_of_llama_cpp_become_ours() -> None:
+    args, warned = _parse("-ctk", "q8_0", "--cache-type-v", "q8_0", "-no-cnv", "--seed", "-1")
+    assert (args.cache_type, args.chat, read_config(args, SamplingParams).seed) == (
+        "q8_0",
+        False,
+        None,
+    )
+    assert warned == []
+    args, warned = _parse("--cache-type-k=q8_0", "--prompt-cache", "s", "--prompt-cache-ro")
+    assert (args.cache_type, args.session, args.session_read_only) == ("q8_0", "s", True)
+    assert warned == ["--cache-type-k q8_0 sets the type of keys and values"]
+
+
+@pytest.mark.parametrize(
+    "words", ["-ngl 0", "-fa", "-fa on", "--flash-attn", "--mlock", "--no-mmap", "-co"]
+)
+def test_flags_of_llama_cpp_without_effect_are_named(words: str) -> None:
+    for verb in ("run", "bench"):
+        args, (message,) = _parse(*words.split(), "-n", "3", verb=verb)
+        assert args.model == "M"
+        assert message.startswith(f"{words} has no effect: ")
+    assert _parse("--no-warmup")[1] == ["--no-warmup has no effect: nothing is run to warm up"]
+    assert _parse("--no-warmup", verb="bench")[1] == []  # it has such a flag
+
+
+def test_texts_that_look_like_flags_of_llama_cpp_stay() -> None:
+    args, warned = _parse("-p", "-fa", "--stop", "-hf")
+    assert (args.prompt, args.stop, warned) == ("-fa", ["-hf"], [])
+    with pytest.raises(UsageError, match="-no-cnv: 'edgeh2o run' answers a prompt"):
+        _parse("-no-cnv", verb="chat")
 
 
 def test_a_file_that_is_too_long_is_named_once(tmp_path: Path) -> None:

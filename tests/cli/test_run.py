@@ -158,7 +158,7 @@ def test_progress_bar_is_for_terminals_only(
     assert _run(model) == 0
     assert "Reading the prompt" not in capsys.readouterr().err
     monkeypatch.setattr(
-        "edgeh2o.cli.model_options.bars_for_terminal",
+        "edgeh2o.cli.model_options.progress_on_stderr",
         lambda *, quiet: progress.ProgressBars(is_shown=True),
     )
     monkeypatch.setenv("FORCE_COLOR", "1")

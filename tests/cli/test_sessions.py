@@ -118,6 +118,23 @@ def test_the_system_message_of_a_conversation_stays(
     assert _chat(model, monkeypatch, b"the art\n", *session, "--system", "in") == 0
 
 
+@pytest.mark.parametrize("lines", [b"the art\n/reset\n", b"/reset\n"])
+def test_a_conversation_that_was_reset_is_not_in_the_file(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: bytes
+) -> None:
+    path = tmp_path / "s"
+    session = ["--session", str(path)]
+    assert _chat(model, monkeypatch, b"the hen is in the pen\n", *session) == 0
+    assert b"the hen is in the pen" in path.read_bytes()
+    assert _chat(model, monkeypatch, lines, *session) == 0
+    assert b"the hen" not in path.read_bytes() and b"the art" not in path.read_bytes()
+    with LLM(model, prefill=PrefillConfig(chunk_size=16, batch_size=64)) as llm:
+        assert llm.load_session(path) == {"messages": []}
+        assert not llm.has_open_prompt
+    assert _chat(model, monkeypatch, b"the art\n", *session) == 0
+    assert [m["content"] for m in _saved_messages(model, path)][:1] == ["the art"]
+
+
 def test_a_conversation_outlives_an_interrupted_prefill(
     model: str,
     capsys: pytest.CaptureFixture[str],

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edgeh2o.evaluation import figures
 from edgeh2o.evaluation.throughput import Throughput, Workload
-from tests.evaluation.pictures import png_size
+from tests.evaluation.pictures import checked_picture, png_size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LONG_NAME = "Meta-Llama-3.1-8B-Instruct-some-fine-tune-v2.Q4_K_M-00001-of-00003.gguf"
 
@@ -43,6 +50,27 @@ def test_long_names_and_many_bars_fit(n_prompts: tuple[int, ...], tmp_path: Path
     figures.draw_throughput(results, tmp_path / "throughput.png", peer={"peer": [(512, 700.0)]})
     assert png_size(tmp_path / "memory.png")[0] == 495 + 220 * len(n_prompts)
     assert png_size(tmp_path / "throughput.png") == (1100, 660)
+
+
+def test_equal_results_of_one_length_stay_off_the_border(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def check_markers(path: Path, width: float, height: float) -> Iterator[Figure]:
+        with checked_picture(path, width, height) as figure:
+            yield figure
+            (axes,) = figure.axes
+            shares = axes.transAxes.inverted().transform(
+                [axes.transData.transform(line.get_xydata()[0]) for line in axes.lines]
+            )
+            assert len(shares) and shares.min() > 0.04 and shares.max() < 0.96
+
+    monkeypatch.setattr(figures, "picture", check_markers)
+    results = [
+        replace(make_throughput(mode, 512, 2), attention=mode, samples_tps=(speed,))
+        for mode, speed in (("dense", 1000.0), ("sparse", 1010.0))
+    ]
+    figures.draw_throughput(results, tmp_path / "speed.png")
 
 
 def test_short_names_stay_and_long_ones_keep_both_ends() -> None:

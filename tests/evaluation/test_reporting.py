@@ -5,11 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 
-import pytest
-
-from edgeh2o.errors import ResourceError
 from edgeh2o.evaluation.reporting import (
     format_count,
     format_csv,
@@ -17,7 +13,6 @@ from edgeh2o.evaluation.reporting import (
     format_json,
     format_samples,
     markdown_table,
-    write_file,
 )
 
 
@@ -61,8 +56,3 @@ def test_counts_know_their_plural() -> None:
 def test_estimates_carry_their_error() -> None:
     assert format_estimate(1234.5, 0.126) == "1,234.50 +- 0.13"
     assert format_estimate(0.5, 0.25, 1, sign="+") == "+0.5 +- 0.2"
-
-
-def test_a_file_that_cannot_be_written_is_no_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"cannot write .*: Is a directory; free some space"):
-        write_file(tmp_path, "text")

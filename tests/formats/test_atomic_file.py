@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgeh2o.formats.atomic_file import replacing, why_unwritable
+from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.formats import atomic_file
+from edgeh2o.formats.atomic_file import check_writable, replacing, write_file
 
 
 @pytest.fixture
@@ -84,21 +89,73 @@ def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
     assert path.is_fifo()
 
 
-def test_a_folder_that_takes_no_files_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_is_tried_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing, blocked = tmp_path / "new" / "deep", tmp_path / "file"
     blocked.touch()
     link = tmp_path / "link"
     link.symlink_to(missing / "a")
-    assert why_unwritable(tmp_path / "a") is why_unwritable(blocked) is None
+    for good in (tmp_path / "a", blocked, Path("/dev/full")):
+        check_writable(good, "-o")
     for path in (missing / "a", link):
-        assert why_unwritable(path) == f"there is no folder {missing}"
-        assert why_unwritable(path, makes_folders=True) is None
+        with pytest.raises(UsageError, match=f"-o {path} cannot .* no folder {missing}; write"):
+            check_writable(path, "-o")
+        check_writable(path, "-o", makes_folders=True)
     for makes_folders in (False, True):
-        reason = why_unwritable(blocked / "a", makes_folders=makes_folders)
-        assert reason == f"there is no folder {blocked}"
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert why_unwritable(tmp_path / "a") == f"nothing can be written in {tmp_path}"
-    reason = why_unwritable(missing / "a", makes_folders=True)
-    assert reason == f"nothing can be written in {tmp_path}"
+        with pytest.raises(UsageError, match=f"there is no folder {blocked}; write elsewhere"):
+            check_writable(blocked / "a", "-o", makes_folders=makes_folders)
+    with pytest.raises(UsageError, match="it is a folder; name a file"):
+        check_writable(tmp_path, "-o")
+    with pytest.raises(ResourceError, match="File name too long; write elsewhere"):
+        check_writable(tmp_path / ("a" * 300), "-o")
+    assert sorted(tmp_path.iterdir()) == [blocked, link]
+
+    def write_nothing(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic_file, "_create_locked", write_nothing)
+    with pytest.raises(ResourceError, match="cannot be written: No space left on device"):
+        check_writable(blocked, "-o")
+
+
+def test_a_file_that_cannot_be_written_is_no_wrong_usage(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (Path("/dev/full"), "No space left")):
+        with pytest.raises(ResourceError, match=f"cannot write it .*: {reason}.*; free some space"):
+            write_file(path, "text", what="it")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from edgeh2o.formats.atomic_file import replacing
+with replacing(Path(sys.argv[1])) as file:
+    print(file.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def start_writer(path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that holds a temporary file open until its stdin ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    killed, abandoned = start_writer(tmp_path / "a")
+    killed.kill()
+    killed.communicate()
+    assert abandoned.exists() and f"-{killed.pid}-" in abandoned.name
+    elsewhere = tmp_path / abandoned.name.replace(os.uname().nodename, "elsewhere")
+    elsewhere.touch()
+    alive, in_use = start_writer(tmp_path / "b")
+    with replacing(tmp_path / "c"), replacing(tmp_path / "d"):
+        assert len(list(tmp_path.glob(".*"))) == 4  # two here, one in use, one elsewhere
+        assert in_use.exists() and elsewhere.exists() and not abandoned.exists()
+    alive.communicate("")
+    assert alive.returncode == 0
+    assert sorted(tmp_path.iterdir()) == [elsewhere, *(tmp_path / name for name in "bcd")]

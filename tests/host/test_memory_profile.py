@@ -119,13 +119,15 @@ def test_a_profile_that_still_runs_is_drawn_as_far_as_it_is(tmp_path: Path) -> N
         ("profile.txt", UsageError, "name it profile.csv or profile.json"),
         ("profile.png", UsageError, "its picture profile.png beside it; name it profile.csv"),
         ("nowhere/profile.csv", UsageError, "there is no folder .*nowhere"),
-        ("folder.csv", ResourceError, "cannot write the memory profile .*Is a directory; free"),
+        ("folder.csv", UsageError, "folder.csv cannot be written: it is a folder"),
+        ("full.csv", ResourceError, "cannot write the memory profile .*No space left on device"),
     ],
 )
 def test_files_that_cannot_be_written(
     tmp_path: Path, name: str, error: type[Exception], problem: str
 ) -> None:
     (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "full.csv").symlink_to("/dev/full")
     with MemoryProfile() as profile:
         pass
     with pytest.raises(error, match=problem):
