@@ -17,6 +17,7 @@ from .attention.base import SparseAttentionConfig
 from .attention.headwise import HeadwiseConfig
 from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
+from .engine.access import ExclusiveAccess
 from .engine.loading import load_model
 from .engine.session import Session, fit_chunks
 from .errors import UsageError
@@ -99,7 +100,8 @@ class LLM:
         self.threads = runtime.threads or default_thread_count()
         self.attention = attention
         self._on_progress = on_progress
-        self._current: GenerationStream | None = None
+        self._current: Generation | None = None
+        self._access = ExclusiveAccess()
         self._template_source = chat_template
         self._template_variables = chat_template_kwargs
         self._template: ChatTemplate | None = None
@@ -188,13 +190,9 @@ class LLM:
         keep_cache: bool = False,
     ) -> GenerationResult:
         """The whole answer to ``prompt``: raw text, or token ids that are taken as they are."""
-        return self.stream(
-            prompt,
-            sampling,
-            parse_special=parse_special,
-            logprobs=logprobs,
-            keep_cache=keep_cache,
-        ).finish()
+        with self._access.call():
+            generation = self._open(prompt, sampling, parse_special, logprobs, keep_cache)
+            return self._stream(generation, None).finish()
 
     def stream(
         self,
@@ -210,8 +208,20 @@ class LLM:
         A new prompt ends the stream of the one before. With ``keep_cache`` it goes on from the
         cache of an earlier such prompt as far as the two agree, and may be gone on from; else
         what came before is forgotten. Raises UsageError for a prompt that is empty or longer than
-        the context.
+        the context, BusyError where another thread reads a stream.
         """
+        with self._access.call():
+            generation = self._open(prompt, sampling, parse_special, logprobs, keep_cache)
+            return self._stream(generation, self._access)
+
+    def _open(
+        self,
+        prompt: str | TokenIds,
+        sampling: SamplingParams | None,
+        parse_special: bool,
+        logprobs: bool,
+        keep_cache: bool,
+    ) -> Generation:
         from .engine.prompt import check_token_ids
         from .engine.transcript import Transcript
 
@@ -241,7 +251,8 @@ class LLM:
         conversation that grows is read only from where it is new. Raises UsageError if there is
         no template, FormatError if it does not work or refuses the messages.
         """
-        return self.stream_chat(messages, sampling, logprobs=logprobs).finish()
+        with self._access.call():
+            return self._stream(self._open_chat(messages, sampling, logprobs, True), None).finish()
 
     def stream_chat(
         self,
@@ -252,6 +263,17 @@ class LLM:
         keep_cache: bool = True,
     ) -> GenerationStream:
         """Chunks of the model's next message; see ``chat`` and ``stream``."""
+        with self._access.call():
+            generation = self._open_chat(messages, sampling, logprobs, keep_cache)
+            return self._stream(generation, self._access)
+
+    def _open_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None,
+        logprobs: bool,
+        keep_cache: bool,
+    ) -> Generation:
         from .engine.transcript import Transcript
 
         started_at = time.perf_counter()
@@ -297,7 +319,8 @@ class LLM:
         all that is saved. The file is replaced as one step. Raises UsageError if there is nothing
         to save, ResourceError if it cannot be written.
         """
-        self._require_cache().save(Path(path), extra or {})
+        with self._access.call():
+            self._require_cache().save(Path(path), extra or {})
 
     def load_session(self, path: str | Path) -> dict[str, Any]:
         """Takes up a saved session; returns its ``extra``. The next ``keep_cache`` goes on from it.
@@ -305,10 +328,11 @@ class LLM:
         Raises FormatError for a damaged file, UsageError for one of another model, attention,
         chunk size or cache type, ResourceError for one that cannot be read or held.
         """
-        self._use_threads()
-        extra = self._require_cache().load(Path(path), self.config.vocab_size)
-        self._current = None
-        return extra
+        with self._access.call():
+            self._use_threads()
+            extra = self._require_cache().load(Path(path), self.config.vocab_size)
+            self._current = None
+            return extra
 
     def _begin_text(
         self,
@@ -318,7 +342,7 @@ class LLM:
         logprobs: bool,
         keep_cache: bool,
         started_at: float,
-    ) -> GenerationStream:
+    ) -> Generation:
         import numpy as np
 
         ids = self._require_cache().encode(prompt, encode_from, keep=keep_cache)
@@ -333,9 +357,7 @@ class LLM:
         logprobs: bool,
         keep_cache: bool,
         started_at: float,
-    ) -> GenerationStream:
-        from .engine.results import GenerationStream
-
+    ) -> Generation:
         if len(token_ids) == 0:
             raise UsageError(
                 "the prompt is empty and this model adds no beginning-of-text token; "
@@ -349,8 +371,8 @@ class LLM:
         self._use_threads()  # sessions are sized for the number of threads
         self._current = None
         if not keep_cache:  # a saved session must fit the budgets of another process
-            self.profile_budgets(token_ids)
-        generation = self._require_cache().begin(
+            self._profile(token_ids)
+        self._current = self._require_cache().begin(
             token_ids,
             prompt,
             sampling,
@@ -359,8 +381,14 @@ class LLM:
             on_prefill=self._stage_report("prefill"),
             started_at=started_at,
         )
-        self._current = GenerationStream(generation, resume=self._resume, make_stats=self._stats)
         return self._current
+
+    def _stream(self, generation: Generation, access: ExclusiveAccess | None) -> GenerationStream:
+        from .engine.results import GenerationStream
+
+        return GenerationStream(
+            generation, resume=self._resume, make_stats=self._stats, access=access
+        )
 
     def profile_budgets(self, token_ids: NDArray[np.int32]) -> bool:
         """Fits the attention to the model by the beginning of a long prompt, if it needs that.
@@ -368,6 +396,10 @@ class LLM:
         For models without a budget table: the first prompt of ``PROFILED_LENGTH`` tokens or more
         decides for this object; prompts with ``keep_cache`` do not. Whether this call did it.
         """
+        with self._access.call():
+            return self._profile(token_ids)
+
+    def _profile(self, token_ids: NDArray[np.int32]) -> bool:
         model, attention = self._require_open(), self.attention
         if not attention.needs_profile(model.config):
             return False
@@ -431,9 +463,9 @@ class LLM:
             raise UsageError("the model is closed; load it again")
         return self._cache
 
-    def _resume(self, stream: GenerationStream) -> None:
-        """Lets ``stream`` go on, if it is the one that the session belongs to."""
-        if stream is not self._current:
+    def _resume(self, generation: Generation) -> None:
+        """Lets ``generation`` go on, if it is the one that the session belongs to."""
+        if generation is not self._current:
             raise UsageError(
                 "this stream was ended by a newer prompt or by close(); "
                 "read a stream to its end first, or load a second LLM"
