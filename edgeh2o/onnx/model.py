@@ -67,6 +67,11 @@ class OnnxModelFile:
         """As in the files, unchecked."""
         return self._folder.chat_template
 
+    @property
+    def fingerprint(self) -> str:
+        """As that of the loaded model."""
+        return hash_model(self._graph)
+
     def describe(self) -> dict[str, Any]:
         """What is in the files, for people."""
         graph, config = self._graph, self.config
@@ -117,6 +122,8 @@ class OnnxModelFile:
 class OnnxModel:
     """The sessions of one model, and the tokenizer of the same folder."""
 
+    shows_attention = False
+
     def __init__(
         self,
         folder: OnnxFolder,
@@ -151,10 +158,6 @@ class OnnxModel:
         check_shapes(self.shapes, layers, config)
         self.rotary = [read_rotary(graph, site, config) for site in self.sites]
         self.attention_args = _attention_args(config, self.sites)
-
-    @property
-    def context_length(self) -> int:
-        return self.config.context_length
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
