@@ -20,7 +20,7 @@ from pathlib import Path
 from edgeh2o import LLM, PrefillConfig
 from edgeh2o.attention.registry import find_sparse_attention, sparse_attention_algorithms
 from edgeh2o.errors import EdgeH2OError
-from edgeh2o.evaluation.reading import read_prompt
+from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.evaluation.reporting import markdown_table
 from edgeh2o.evaluation.windows import cut_windows
 
@@ -95,7 +95,7 @@ def read(args: argparse.Namespace) -> None:
         window = cut_windows(llm, text, args.ctx, 1)[0]
         runner = llm.start_runner(args.ctx)
         for _ in range(args.rounds):
-            read_prompt(runner, window)
+            prefill_prompt(runner, window)
 
 
 def parse_arguments() -> argparse.Namespace:

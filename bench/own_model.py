@@ -12,7 +12,7 @@ from edgeh2o import _core, isa
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.engine.generate import Generation
-from edgeh2o.engine.session import plan_shape
+from edgeh2o.engine.plan import RunPlan
 from edgeh2o.runners.native import NativeModel, NativeModelFile, NativeRunner
 
 from .log_probabilities import log_softmax
@@ -44,15 +44,14 @@ class DenseModel:
         ``precision`` is that of the attention.
         """
         self.tokenizer = model.tokenizer
-        self._runner: NativeRunner = model.start_session(
+        plan = RunPlan.of(
+            model.config,
             DenseConfig(),
-            plan_shape(
-                context_size,
-                DenseConfig(),
-                PrefillConfig(batch_size=context_size, chunk_size=chunk_size),
-                RuntimeConfig(attention_precision=precision),
-                all_rows=True,
-            ),
+            PrefillConfig(batch_size=context_size, chunk_size=chunk_size),
+            RuntimeConfig(attention_precision=precision, threads=_core.num_threads()),
+        )
+        self._runner: NativeRunner = model.start_session(
+            plan.attention, plan.shape(context_size, all_rows=True)
         )
 
     def window_logits(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .engine.results import GenerationChunk as GenerationChunk
     from .engine.results import GenerationResult as GenerationResult
     from .engine.stats import GenerationStats as GenerationStats
+    from .errors import BusyError as BusyError
     from .errors import EdgeH2OError as EdgeH2OError
     from .errors import FormatError as FormatError
     from .errors import ResourceError as ResourceError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .llm import LLM as LLM
 
 _HOMES = {
+    "BusyError": "errors",
     "ChunkedAttention": "_core",
     "DenseConfig": "attention.dense",
     "EdgeH2OError": "errors",

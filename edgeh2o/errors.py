@@ -27,3 +27,7 @@ class UsageError(EdgeH2OError, ValueError):
 
 class ResourceError(EdgeH2OError):
     """The machine lacks what the request needs: memory, context, a readable file."""
+
+
+class BusyError(EdgeH2OError):
+    """The model is being used by another thread, or by the caller of this one."""

@@ -12,7 +12,7 @@ import pytest
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
-from edgeh2o.engine import session
+from edgeh2o.engine import plan
 from edgeh2o.errors import FormatError, UsageError
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
@@ -104,8 +104,8 @@ def test_going_on_equals_reading_at_once_when_attention_is_dense(model: Path) ->
 def test_a_long_conversation_moves_to_a_longer_context(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MIN_DEFAULT_CONTEXT", 64)
-    monkeypatch.setattr(session, "CONTEXT_STEP", 16)
+    monkeypatch.setattr(plan, "MIN_DEFAULT_CONTEXT", 64)
+    monkeypatch.setattr(plan, "CONTEXT_STEP", 16)
     start = [1 + i % 300 for i in range(60)]
     results = []
     for context_size in (None, 200):
@@ -160,7 +160,7 @@ def test_a_broken_template_in_the_file_harms_the_chat_only(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(model) as llm:
-        monkeypatch.setattr(llm._require_open(), "chat_template", "{% if %}")
+        monkeypatch.setattr(llm.model, "chat_template", "{% if %}")
         assert llm.generate("in", GREEDY).text
         with pytest.raises(FormatError, match="chat template fails"):
             llm.chat([_user("a")])
@@ -168,6 +168,6 @@ def test_a_broken_template_in_the_file_harms_the_chat_only(
 
 def test_a_model_without_a_template(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(model) as llm:
-        monkeypatch.setattr(llm._require_open(), "chat_template", None)
+        monkeypatch.setattr(llm.model, "chat_template", None)
         with pytest.raises(UsageError, match="no chat template; give one with --chat-template"):
             llm.chat([_user("a")])

@@ -52,12 +52,13 @@ class SparseAttentionConfig(ABC):
     def resolved(self, model: AttentionModel) -> Self:
         """These settings, with what ``make_policy`` would look up for the model filled in.
 
-        A session file holds them: what was looked up may be another the next time.
+        A run looks it up once, and a session file holds it: it may be another the next time.
         """
         return self
 
-    def needs_profile(self, model: AttentionModel) -> bool:
-        """Whether a profile of a prompt's beginning would serve the model better than a guess."""
+    @property
+    def needs_profile(self) -> bool:
+        """Whether what ``resolved`` filled in is a guess, worse than a profile of a prompt."""
         return False
 
     def with_profile(self, table: BudgetTable) -> Self:

@@ -44,7 +44,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
     the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt.
     ``max_loss`` needs a table. ``budgets`` gives the budgets themselves, ``None`` for the whole
-    past. Raises UsageError for values out of range.
+    past, and ``source`` tells where they are from. Raises UsageError for values out of range.
     """
 
     preferred_chunk_size: ClassVar[int] = 256
@@ -92,6 +92,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         "batch begins",
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
+    source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     profile: BudgetTable | None = field(
         default=None, metadata={"is_option": False, "is_setting": False}
     )
@@ -126,7 +127,7 @@ class HeadwiseConfig(SparseAttentionConfig):
                     f"budgets has {len(self.budgets)} entries; the model has {model.n_layers} "
                     f"layers of {model.n_kv_heads} KV heads"
                 )
-            return HeadBudgets(self.budgets, self.budget or DEFAULT_BUDGET, "given")
+            return HeadBudgets(self.budgets, self.budget or DEFAULT_BUDGET, self.source)
         found = self._find_table(model)
         if found is None:
             if self.max_loss is not None:
@@ -181,14 +182,9 @@ class HeadwiseConfig(SparseAttentionConfig):
             tail=self.tail,
         )
 
-    def needs_profile(self, model: AttentionModel) -> bool:
-        return (
-            self.budgets is None
-            and self.budget_table is None
-            and self.profile is None
-            and self.max_loss is None
-            and find_table(model.fingerprint) is None
-        )
+    @property
+    def needs_profile(self) -> bool:
+        return self.source == "uniform"
 
     def with_profile(self, table: BudgetTable) -> HeadwiseConfig:
         return replace(self, profile=table)
@@ -199,6 +195,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             self,
             budgets=chosen.per_head,
             budget=chosen.mean,
+            source=chosen.source,
             max_loss=None,
             budget_table=None,
             profile=None,

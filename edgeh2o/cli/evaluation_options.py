@@ -110,10 +110,10 @@ def evaluate_windows(
     options: ModelOptions, evaluate: Callable[..., Result], text: str, **settings: Any
 ) -> Result:
     """What ``evaluate(llm, text, context_size=..., on_progress=..., **settings)`` gives."""
-    from ..evaluation.windows import choose_context
+    from ..evaluation.windows import choose_window_size
 
     with open_model(options) as (llm, bars):
-        context_size = choose_context(llm, options.runtime.context_size)
+        context_size = choose_window_size(llm, options.runtime.context_size)
         return evaluate(llm, text, context_size=context_size, on_progress=bars, **settings)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ from .report import add_json_option, print_report
 
 if TYPE_CHECKING:
     from ..config import ModelConfig
+    from ..engine.plan import RunPlan, SessionEstimate
     from ..formats.gguf import GgufFile
-    from ..runners.base import SessionShape
     from ..tokenizer import Tokenizer
     from .model_options import ModelOptions
 
@@ -51,7 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     options = read_model_options(args)
 
     from .. import isa
-    from ..engine.session import fit_chunks
+    from ..engine.plan import fit_chunks
     from ..formats.model_cache import resolve_model
     from ..formats.split import open_model_file
     from ..onnx.folder import is_onnx
@@ -60,8 +59,7 @@ def execute(args: argparse.Namespace) -> int:
     if options.runtime.isa is not None:
         isa.use(options.runtime.isa)
     path = resolve_model(options.model, on_message=print_note)
-    attention, prefill = fit_chunks(options.attention, options.prefill)
-    options = replace(options, attention=attention, prefill=prefill)
+    options = replace(options, attention=fit_chunks(options.attention, options.prefill)[0])
     if is_onnx(path):
         if options.runtime.check_tensors or args.tensors:
             raise UsageError(
@@ -87,11 +85,8 @@ def _report_gguf(
     def estimate_memory() -> dict[str, Any]:
         config, bindings = read_model(gguf)
         weights = sum(binding.n_bytes for binding in bindings)
-
-        def estimate(shape: SessionShape) -> Mapping[str, int]:
-            return estimate_session_bytes(config, options.attention, shape)
-
-        return _describe_memory(config.context_length, weights, estimate, options)
+        estimate = partial(estimate_session_bytes, config)
+        return _describe_memory(_make_plan(config, options), weights, estimate)
 
     template = gguf.metadata.get(TEMPLATE_KEY)
     read_tokenizer = cache(lambda: build_tokenizer(gguf.metadata))  # it warns each time
@@ -114,18 +109,17 @@ def _report_gguf(
 def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
     from ..onnx.model import OnnxModelFile
 
+    def estimate_memory() -> dict[str, Any]:
+        plan = _make_plan(file.config, options)
+        return _describe_memory(plan, file.n_weight_bytes, file.estimate_session_bytes)
+
     with OnnxModelFile(path) as file:
-
-        def estimate(shape: SessionShape) -> Mapping[str, int]:
-            return file.estimate_session_bytes(options.attention, shape)
-
-        trained, weights = file.config.context_length, file.n_weight_bytes
         return {
             **file.describe(),
             "tokenizer": _describe_tokenizer(file.tokenizer),
             "chat_template": _try(lambda: _render(file.chat_template, file.tokenizer)),
             "attention": _try(lambda: _describe_attention(file.config, options)),
-            "memory_bytes": _try(lambda: _describe_memory(trained, weights, estimate, options)),
+            "memory_bytes": _try(estimate_memory),
         }
 
 
@@ -190,22 +184,23 @@ def _render(template: object, tokenizer: Tokenizer) -> str | None:
     return rendered.plain_text
 
 
+def _make_plan(config: ModelConfig, options: ModelOptions) -> RunPlan:
+    from ..engine.plan import RunPlan
+
+    return RunPlan.of(config, options.attention, options.prefill, options.runtime)
+
+
 def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str, Any]:
-    return {**options.attention.report(config), "chunk_size": options.prefill.chunk_size}
+    plan = _make_plan(config, options)
+    return {**plan.attention.report(config), "chunk_size": plan.chunk_size}
 
 
-def _describe_memory(
-    trained: int,
-    weights: int,
-    estimate: Callable[[SessionShape], Mapping[str, int]],
-    options: ModelOptions,
-) -> dict[str, Any]:
-    from ..engine.session import find_largest_context, plan_shape
+def _describe_memory(plan: RunPlan, weights: int, estimate: SessionEstimate) -> dict[str, Any]:
     from ..host import memory
 
-    attention, prefill = options.attention, options.prefill
-    context = options.runtime.context_size or trained
-    parts = dict(estimate(plan_shape(context, attention, prefill, options.runtime)))
+    trained = plan.config.context_length
+    context = plan.context_size or trained
+    parts = dict(estimate(plan.attention, plan.shape(context)))
     available = memory.available_bytes()
     return {
         "context": context,
@@ -213,9 +208,7 @@ def _describe_memory(
         **parts,
         "total": weights + sum(parts.values()),
         "available": available,
-        "largest_context_that_fits": find_largest_context(
-            plan_shape(max(context, trained), attention, prefill, options.runtime),
-            estimate,
-            weight_bytes=weights,
+        "largest_context_that_fits": plan.find_largest_context(
+            max(context, trained), estimate, weight_bytes=weights
         ),
     }

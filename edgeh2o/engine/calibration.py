@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core
+from .. import _core, _kernels
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
@@ -24,6 +24,7 @@ from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
     from ..runners.native import NativeModel
+    from .opening import LoadedModel
 
 # Keys of a memory set. Below 64 a memory holds little more than its neighbours.
 LEVELS = (64, 128, 256, 448, 704, 1024)
@@ -48,7 +49,7 @@ class HeadErrors:
 
 
 def measure_head_errors(
-    model: NativeModel,
+    model: LoadedModel,
     tokens: NDArray[np.int32],
     *,
     levels: Sequence[int] = LEVELS,
@@ -57,7 +58,7 @@ def measure_head_errors(
     chunk_size: int | None = None,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> HeadErrors:
-    """Errors of ``tokens`` [n] with each level's budget in every head.
+    """Errors of ``tokens`` [n] with each level's budget in every head, if the model shows them.
 
     The error of head h is mean_i |Wo_h (o_sparse - o_dense)_ih|^2 / mean_i |x_i|^2 over the
     queries i >= ``first_query``, with x the residual stream before the layer and Wo_h the
@@ -65,23 +66,25 @@ def measure_head_errors(
     ``chunk_size`` defaults to what the rule prefers.
     """
     rule = rule or HeadwiseConfig()
+    native = cast("NativeModel", model)  # what shows its attention
     probe = _LayerProbe(
-        model, len(tokens), levels, first_query, rule, chunk_size or rule.preferred_chunk_size
+        native, len(tokens), levels, first_query, rule, chunk_size or rule.preferred_chunk_size
     )
     shape = SessionShape(
         max_context=len(tokens),
         batch_size=len(tokens),
         chunk_size=min(DenseConfig.preferred_chunk_size, len(tokens)),
         cache_type="f16",
+        threads=_core.num_threads(),
         all_rows=True,
     )
-    runner = model.start_session(DenseConfig(), shape)
+    runner = native.start_session(DenseConfig(), shape)
     runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)
     return HeadErrors(probe.errors, float(np.mean(np.arange(first_query, len(tokens)))))
 
 
 def profile_prompt(
-    model: NativeModel, tokens: NDArray[np.int32], rule: HeadwiseConfig | None = None
+    model: LoadedModel, tokens: NDArray[np.int32], rule: HeadwiseConfig | None = None
 ) -> BudgetTable:
     """A table without losses from the first ``PROFILE_TOKENS`` of ``tokens`` [n], n at least that.
 
@@ -124,8 +127,6 @@ class _LayerProbe:
         rule: HeadwiseConfig,
         chunk_size: int,
     ) -> None:
-        from .. import _kernels  # here, because every prompt asks this module whether to profile
-
         config = model.config
         self._model = model
         # Not NumPy's product, whose threads and ours would spin against each other.

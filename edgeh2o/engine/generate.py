@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -99,7 +99,7 @@ class Generation:
         n_decoded = len(self.token_ids) - 1
         return n_decoded / self.decode_s if n_decoded > 0 else None
 
-    def __iter__(self) -> Iterator[Token]:
+    def __iter__(self) -> Generator[Token, None, None]:
         try:
             logits = self._prefill()
             if self._sampling.max_tokens == 0:

@@ -1,18 +1,22 @@
-"""Checks of a prompt before it is read."""
+"""What a prompt may be, and its token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ..errors import UsageError
+from .transcript import Transcript
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..tokenizer import Tokenizer
+    from ..tokenizer.chat_template import ChatTemplate, Message
+    from .opening import DescribedModel
+    from .plan import RunPlan
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
 
@@ -20,19 +24,103 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
 CHEAP_PROMPT_TOKENS = 2**17
 
 
-def refuse_hopeless_length(prompt: str | TokenIds, tokenizer: Tokenizer, limit: int) -> None:
-    """Raises UsageError for what no context holds, before it is tokenised or copied.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``encode_from(i)`` gives the ids of its text from character i on, all of one without text."""
 
-    ``limit`` is the longest context there can be, in tokens.
+    transcript: Transcript | None
+    encode_from: Callable[[int], list[int]]
+
+    def encode(self, known: Transcript | None = None) -> NDArray[np.int32]:
+        """Token ids [n]; what ``known`` has in common with the text keeps its own.
+
+        Raises UsageError if there are none.
+        """
+        if known is not None and self.transcript is not None:
+            ids = known.encode(self.transcript, self.encode_from)
+        else:
+            ids = self.encode_from(0)
+        if len(ids) == 0:
+            raise UsageError(
+                "the prompt is empty and this model adds no beginning-of-text token; "
+                "give at least one token"
+            )
+        return np.asarray(ids, np.int32)
+
+
+class PromptReader:
+    """Makes prompts of texts, token ids and messages; needs no weights.
+
+    ``template`` takes the place of the model's own, ``variables`` are what it may ask for.
     """
-    least = tokenizer.count_at_least(prompt) if isinstance(prompt, str) else len(prompt)
-    if least > max(limit, CHEAP_PROMPT_TOKENS):
-        raise UsageError(
-            f"the prompt has at least {least} tokens and the context holds {limit}; shorten it"
+
+    def __init__(
+        self,
+        model: DescribedModel,
+        plan: RunPlan,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self._config = plan.config
+        self._limit = plan.context_size or plan.config.context_length
+        self._source = template
+        self._variables = variables
+        self._template: ChatTemplate | None = None
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template in use. Raises UsageError if there is none, FormatError if it is broken."""
+        from ..tokenizer.chat_template import ChatTemplate, read_chat_template
+
+        if self._template is None:
+            source = self._source or read_chat_template(self.model.chat_template)
+            if source is None:
+                raise UsageError(
+                    "this model has no chat template; give one with --chat-template FILE, or "
+                    "use the model without chat (--no-chat)"
+                )
+            self._template = ChatTemplate(source, self.model.tokenizer, variables=self._variables)
+        return self._template
+
+    def open(self, prompt: str | TokenIds, *, parse_special: bool = True) -> Prompt:
+        """A prompt of raw text or of token ids.
+
+        Raises UsageError for anything else, and for what no context holds.
+        """
+        tokenizer = self.model.tokenizer
+        if not isinstance(prompt, str):
+            self._refuse_hopeless_length(len(prompt))
+            ids = _check_token_ids(prompt, self._config.vocab_size).tolist()
+            return Prompt(None, lambda _: ids)
+        self._refuse_hopeless_length(tokenizer.count_at_least(prompt))
+        return Prompt(
+            Transcript(prompt=prompt, parse_special=parse_special),
+            lambda start: tokenizer.encode(
+                prompt[start:], add_special=not start, parse_special=parse_special
+            ),
         )
 
+    def open_chat(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do."""
+        template = self.chat_template
+        chat = template.render(messages)
+        self._refuse_hopeless_length(self.model.tokenizer.count_at_least(chat.text))
+        return Prompt(
+            Transcript(prompt=chat.text, parse_special=True),
+            lambda start: template.encode_rendered(chat, start),
+        )
 
-def check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[np.int32]:
+    def _refuse_hopeless_length(self, n_tokens: int) -> None:
+        """Before a prompt of at least ``n_tokens`` is tokenised or copied."""
+        if n_tokens > max(self._limit, CHEAP_PROMPT_TOKENS):
+            raise UsageError(
+                f"the prompt has at least {n_tokens} tokens and the context holds {self._limit}; "
+                "shorten it"
+            )
+
+
+def _check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[Any]:
     """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""
     ids = np.asarray(token_ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
@@ -47,4 +135,4 @@ def check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[np.int32]:
             f"token id {ids[index]} at index {index} is outside the vocabulary "
             f"of {vocab_size} tokens"
         )
-    return ids.astype(np.int32)
+    return ids

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from .access import ExclusiveAccess
 from .generate import FinishReason, Generation, Token
 from .stats import GenerationStats
 
@@ -53,25 +55,59 @@ class GenerationResult:
 class GenerationStream(Iterator[GenerationChunk]):
     """Chunks of one answer. ``result`` gives the whole of what was generated so far.
 
-    ``resume(stream)`` is called before every token, and raises if the stream must not go on.
+    ``resume(generation)`` is called before every token, and raises if it must not go on. Other
+    threads are refused until the end, ``close`` or the last reference; without ``access`` whoever
+    made the stream keeps them out.
     """
 
     def __init__(
         self,
         generation: Generation,
         *,
-        resume: Callable[[GenerationStream], None],
+        resume: Callable[[Generation], None],
         make_stats: Callable[[Generation], GenerationStats],
+        access: ExclusiveAccess | None = None,
     ) -> None:
         self._generation = generation
         self._resume = resume
         self._make_stats = make_stats
-        self._tokens: Iterator[Token] = iter(generation)
+        self._access = access
+        self._tokens: Generator[Token, None, None] = iter(generation)
+        self._is_over = False
         self._logprobs: list[float] = []
+        if access is not None:
+            access.open(self)
 
     def __next__(self) -> GenerationChunk:
-        self._resume(self)
-        token = next(self._tokens)
+        with nullcontext() if self._access is None else self._access.step(self):
+            token = self._next_token()
+        if token is None:
+            raise StopIteration
+        return self._chunk(token)
+
+    def close(self) -> None:
+        """Ends the answer where it is; other threads may use the model, ``result`` stays."""
+        with nullcontext() if self._access is None else self._access.step(self):
+            self._tokens.close()
+            self._end()
+
+    def _next_token(self) -> Token | None:
+        token = None
+        try:
+            if not self._is_over:
+                self._resume(self._generation)
+                token = next(self._tokens, None)
+        finally:
+            if token is None or token.finish_reason is not None:
+                self._end()
+        return token
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._access is not None:
+            self._access.close(self)
+
+    def _chunk(self, token: Token) -> GenerationChunk:
         if token.logprob is not None:
             self._logprobs.append(token.logprob)
         generation = self._generation

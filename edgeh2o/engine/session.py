@@ -1,247 +1,322 @@
-"""Sizes a session for a prompt, checks that it fits in memory, and reuses it for the next one."""
+"""A conversation with one model: its runner, what the cache holds, and the prompt in progress."""
 
 from __future__ import annotations
 
-import warnings
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .. import isa
-from ..attention.base import SparseAttentionConfig
-from ..config import PrefillConfig, RuntimeConfig
-from ..errors import ResourceError, UsageError
-from ..host import memory
-from ..runners.base import RunnableModel, Runner, RunnerState, SessionShape
+from ..config import SamplingParams
+from ..errors import FormatError, UsageError
+from ..runners.base import Runner
+from .access import ExclusiveAccess
+from .generate import Generation
+from .results import GenerationResult, GenerationStream
+from .stats import GenerationStats
+from .transcript import Transcript
 
-MIN_DEFAULT_CONTEXT = 4096
-CONTEXT_STEP = 256
-# Room for an answer of open length (max_tokens = -1) when the context is sized by default.
-OPEN_ANSWER_TOKENS = 1024
-# Left to the interpreter and its libraries when memory is counted.
-RESERVE_BYTES = 64 * 2**20
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-SessionEstimate = Callable[[SessionShape], Mapping[str, int]]
+    from .opening import DescribedModel, LoadedModel
+    from .plan import RunPlan
+    from .prompt import Prompt, PromptReader
+
+OnProgress = Callable[[str, int, int], None]
 
 
 class Session:
-    """Holds the runner of one model and reallocates it only when a prompt needs more context."""
+    """Prompts go on from what the cache holds, and files keep it.
+
+    A runner is reallocated only when a prompt needs more context.
+    """
 
     def __init__(
         self,
-        model: RunnableModel,
+        prompts: PromptReader,
+        plan: RunPlan,
         *,
-        attention: SparseAttentionConfig,
-        prefill: PrefillConfig,
-        runtime: RuntimeConfig,
-        all_rows: bool = False,
+        path: Path,
+        seed: int | None,
+        on_progress: OnProgress | None,
     ) -> None:
-        self._model = model
-        self._attention = attention
-        self._prefill = prefill
-        self._runtime = runtime
-        self._all_rows = all_rows
-        self._runner: Runner | None = None
+        self._prompts: PromptReader | None = prompts
+        self.plan = plan
+        self.path = path
+        self._model: LoadedModel | None = None
+        self.load_s = 0.0
+        self.access = ExclusiveAccess()
+        self.runner: Runner | None = None  # None before the first prompt
+        self._seed = seed
+        self._on_progress = on_progress
+        self._transcript: Transcript | None = None
+        self._generation: Generation | None = None
+
+    def stream(
+        self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
+    ) -> GenerationStream:
+        """Chunks of the answer to a prompt; options as those of ``_begin``.
+
+        Raises BusyError where another thread reads a stream.
+        """
+        with self.access.call():
+            return self._begin(opening, sampling, self.access, **options)
+
+    def generate(
+        self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
+    ) -> GenerationResult:
+        """The whole answer to a prompt; see ``stream``."""
+        with self.access.call():
+            return self._begin(opening, sampling, None, **options).finish()
+
+    def _begin(
+        self,
+        opening: Callable[[], Prompt],
+        sampling: SamplingParams | None,
+        access: ExclusiveAccess | None,
+        *,
+        logprobs: bool = False,
+        keep_cache: bool = False,
+    ) -> GenerationStream:
+        """Makes room for a prompt and its answer, and ends the prompt before.
+
+        With ``keep_cache`` the cache serves as far as it agrees with the prompt, and stays fit for
+        a prompt that goes on from this one. Raises UsageError for a prompt without tokens or longer
+        than the context may be, ResourceError with the numbers when that does not fit in memory.
+        """
+        started_at = time.perf_counter()
+        sampling = sampling or SamplingParams()
+        if not isinstance(sampling, SamplingParams):
+            raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._seed)
+        prompt = opening()
+        token_ids = prompt.encode(self._latest_transcript() if keep_cache else None)
+        self._generation = None
+        if not keep_cache:  # a saved session must fit the budgets of another process
+            self._profile(token_ids)
+        self.plan.use_threads()  # sessions are sized for their number
+        n_cached = 0
+        if keep_cache:
+            runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens)
+        else:
+            runner = self.prepare(len(token_ids), sampling.max_tokens)
+        text = prompt.transcript
+        self._transcript = text and text.with_prompt_ids(token_ids.tolist())
+        report = self._on_progress
+        self._generation = Generation(
+            runner,
+            self.model.tokenizer,
+            token_ids,
+            sampling,
+            logprobs=logprobs,
+            n_cached=n_cached,
+            stays_open=keep_cache,
+            on_prefill=None if report is None else partial(report, "prefill"),
+            started_at=started_at,
+        )
+        make_stats = partial(
+            GenerationStats.of,
+            plan=self.plan,
+            model=str(self.path),
+            load_s=self.load_s,
+            weight_bytes=self.model.weight_bytes,
+        )
+        return GenerationStream(
+            self._generation, resume=self._require_current, make_stats=make_stats, access=access
+        )
+
+    def _require_current(self, generation: Generation) -> None:
+        """Lets ``generation`` go on, if the runner is still its own."""
+        if generation is not self._generation:
+            raise UsageError(
+                "this stream was ended by a newer prompt or by close(); "
+                "read a stream to its end first, or load a second LLM"
+            )
+        self.plan.use_threads()
+
+    def profile(self, token_ids: NDArray[np.int32]) -> bool:
+        """Fits the attention to the model by ``token_ids`` [n], if it needs that and n suffices.
+
+        Whether it did; the prompt before is forgotten then.
+        """
+        with self.access.call():
+            return self._profile(token_ids)
+
+    def _profile(self, token_ids: NDArray[np.int32]) -> bool:
+        if not (self.plan.attention.needs_profile and self.model.shows_attention):
+            return False
+        from .calibration import PROFILED_LENGTH, profile_prompt
+
+        if len(token_ids) < PROFILED_LENGTH:
+            return False
+        self.plan.use_threads()
+        table = profile_prompt(self.model, token_ids)
+        self._generation = self._transcript = self.runner = None
+        self.plan = self.plan.varied(self.plan.settings.with_profile(table))
+        return True
 
     @property
-    def runner(self) -> Runner | None:
-        """The runner in use, None before the first prompt."""
-        return self._runner
+    def prompts(self) -> PromptReader:
+        """What makes prompts of texts. Raises UsageError once the model is closed."""
+        if self._prompts is None:
+            raise UsageError("the model is closed; load it again")
+        return self._prompts
+
+    @property
+    def model(self) -> LoadedModel:
+        """The weights. Raises UsageError once they are freed, and while they are being loaded."""
+        if self._model is None:
+            raise UsageError("the model is closed, or not loaded yet; load it again")
+        return self._model
+
+    def take_weights(self, model: LoadedModel, load_s: float) -> None:
+        """Makes the session fit to answer; ``load_s`` seconds were needed for it."""
+        self._model = self.prompts.model = model
+        self.load_s = load_s
+
+    def close(self) -> None:
+        """Frees the weights and the cache; the prompt in progress ends with an error."""
+        self._prompts = self._model = self.runner = self._generation = self._transcript = None
 
     def prepare(self, n_prompt_tokens: int, max_tokens: int) -> Runner:
-        """A runner at position 0 with room for the prompt.
-
-        Raises UsageError when the prompt is longer than the context may be, and ResourceError
-        with the numbers when the context does not fit in memory.
-        """
-        needed = self._choose_context(n_prompt_tokens, max_tokens)
-        if self._runner is not None:
-            if self._runner.max_context >= needed:
-                self._runner.reset()
-                return self._runner
-            self._runner = None
-        self._runner = self._start(needed)
-        return self._runner
+        """A runner at position 0 with room for the prompt. Raises as ``_begin`` does."""
+        needed = self.plan.choose_context(n_prompt_tokens, max_tokens)
+        if self.runner is not None and self.runner.max_context >= needed:
+            self.runner.reset()
+        else:
+            self.runner = None  # freed before the next one is allocated
+            self.runner = self.plan.start_runner(self.model, needed)
+        return self.runner
 
     def resume(self, prompt: Sequence[int], max_tokens: int) -> tuple[Runner, int]:
         """A runner that holds a beginning of the prompt, and the number of its tokens.
 
         The cache is kept as far as it agrees with the prompt, and grows with its contents where
         it is too short. What a sparse prefill has read cannot be taken back singly: a prompt
-        that departs from it earlier begins anew, with 0 tokens. Raises as ``prepare`` does.
+        that departs from it earlier begins anew, with 0 tokens. Raises as ``_begin`` does.
         """
-        runner = self._runner
+        runner = self.runner
         if runner is None or runner.prompt_logits is None:
             return self.prepare(len(prompt), max_tokens), 0
         n_kept = _count_common(runner.token_ids, prompt)
         if n_kept == len(prompt) > runner.prefill_end:
             n_kept -= 1  # the logits after the last token are needed
-        needed = self._choose_context(len(prompt), max_tokens)
-        if n_kept < runner.prefill_end or (
-            runner.max_context < needed and not self._grow(runner, needed)
-        ):
+        needed = self.plan.choose_context(len(prompt), max_tokens)
+        if n_kept >= runner.prefill_end and runner.max_context < needed:
+            runner = self._grow(runner, needed)
+        if runner is None or n_kept < runner.prefill_end:
             return self.prepare(len(prompt), max_tokens), 0
-        runner = self._require_runner()
         runner.rewind(n_kept)
         return runner, n_kept
 
-    def restore(self, state: RunnerState, max_tokens: int = -1) -> Runner:
-        """A runner that has taken up ``state``; its rows are still to be filled."""
-        runner = self.prepare(len(state.token_ids), max_tokens)
-        runner.import_state(state)
-        return runner
-
-    def _grow(self, old: Runner, needed: int) -> bool:
-        """Moves to a longer context; False if the attention's rule cannot be moved."""
+    def _grow(self, old: Runner, needed: int) -> Runner | None:
+        """Moves to a longer context; None if the attention's rule cannot be moved."""
         try:
             state = old.export_state()
         except UsageError:
-            return False
-        trained = self._model.context_length
+            return None
+        trained = self.plan.config.context_length
         # Twice as long, lest a chat moves at every turn.
-        self._runner = self._start(max(needed, min(trained, 2 * old.max_context)))
-        self._runner.import_state(state)
-        for rows, copy in zip(old.cached_rows(), self._runner.cached_rows(), strict=True):
+        context = max(needed, min(trained, 2 * old.max_context))
+        self.runner = runner = self.plan.start_runner(self.model, context)
+        runner.import_state(state)
+        for rows, copy in zip(old.cached_rows(), runner.cached_rows(), strict=True):
             copy[:] = rows
-        return True
+        return runner
 
-    def _choose_context(self, n_prompt_tokens: int, max_tokens: int) -> int:
-        return choose_context(
-            n_prompt_tokens,
-            max_tokens,
-            requested=self._runtime.context_size,
-            trained=self._model.context_length,
+    @property
+    def has_open_prompt(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.runner is not None and self.runner.prompt_logits is not None
+
+    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
+        """Writes a session file; one without a cache if there is only ``extra`` to go on from.
+
+        Raises UsageError if there is nothing at all.
+        """
+        with self.access.call():
+            self._save(path, extra)
+
+    def _save(self, path: Path, extra: Mapping[str, Any]) -> None:
+        from .session_file import write_session
+
+        transcript, runner = self._latest_transcript(), self.runner
+        if runner is None or not self.has_open_prompt:
+            if not extra:
+                raise UsageError(
+                    "there is no prompt to save: one must have been read to its end with keep_cache"
+                )
+            runner, transcript = self.prepare(0, 0), None
+        write_session(
+            path,
+            fingerprint=self._describe(self.model),
+            state=runner.export_state(),
+            rows=runner.cached_rows(),
+            document={
+                "transcript": None if transcript is None else transcript.to_dict(),
+                "extra": dict(extra),
+            },
         )
 
-    def _start(self, context: int) -> Runner:
-        shape = plan_shape(
-            context, self._attention, self._prefill, self._runtime, all_rows=self._all_rows
-        )
-        require_fit(shape, lambda s: self._model.estimate_session_bytes(self._attention, s))
-        return self._model.start_session(self._attention, shape)
+    def load(self, path: Path) -> dict[str, Any]:
+        """Takes up a session file; returns its ``extra``."""
+        with self.access.call():
+            return self._load(path)
 
-    def _require_runner(self) -> Runner:
-        assert self._runner is not None, "prepare or _grow made one"
-        return self._runner
+    def _load(self, path: Path) -> dict[str, Any]:
+        from .session_file import open_session
+
+        vocab_size = self.plan.config.vocab_size
+        fingerprint = self._describe(self.model)
+        with open_session(path, fingerprint=fingerprint, vocab_size=vocab_size) as saved:
+            values, extra = saved.document.get("transcript"), saved.document.get("extra")
+            if not isinstance(extra, dict):
+                raise FormatError(f"the session file {path} lacks its document; delete it")
+            transcript = None
+            if values is not None:
+                transcript = Transcript.from_dict(values, vocab_size=vocab_size)
+            self.plan.use_threads()
+            runner = self.prepare(len(saved.state.token_ids), -1)
+            runner.import_state(saved.state)
+            try:
+                saved.fill(runner.cached_rows())
+            except BaseException:
+                runner.reset()
+                raise
+            self._generation, self._transcript = None, transcript
+        return extra
+
+    def _latest_transcript(self) -> Transcript | None:
+        """What was read last, with as much of its answer as there is."""
+        generation = self._generation
+        if self._transcript is None or generation is None:
+            return self._transcript
+        return self._transcript.with_answer(
+            generation.text, generation.token_ids, self.prompts.model.tokenizer
+        )
+
+    def check_file(self, path: Path) -> None:
+        """Raises UsageError if a session file is not of this model and plan, before its weights."""
+        from .session_file import check_session_file
+
+        check_session_file(path, self._describe(self.prompts.model))
+
+    def _describe(self, model: DescribedModel) -> Mapping[str, Any]:
+        """What a session file must agree with: the model and, budgets included, how it is run."""
+        return {
+            "model": model.fingerprint,
+            "attention": self.plan.attention.to_dict(),
+            "chunk_size": self.plan.chunk_size,
+            "cache_type": self.plan.cache_type,
+        }
 
 
 def _count_common(known: Sequence[int], prompt: Sequence[int]) -> int:
     """Length of the longest common beginning."""
     pairs = zip(known, prompt, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(prompt)))
-
-
-def choose_context(
-    n_prompt_tokens: int, max_tokens: int, *, requested: int | None, trained: int
-) -> int:
-    """Positions to allocate for a prompt and its answer.
-
-    ``requested`` is taken as it is (0 = ``trained``). Without it: what the prompt and the answer
-    need, at least ``MIN_DEFAULT_CONTEXT`` and at most ``trained``. Raises UsageError when the
-    prompt alone is longer.
-    """
-    if requested is not None:
-        context = requested or trained
-        cure = f"use -c {n_prompt_tokens} or more" if n_prompt_tokens <= trained else ""
-    else:
-        answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
-        needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
-        context = min(trained, max(MIN_DEFAULT_CONTEXT, needed))
-        cure = ""
-    if n_prompt_tokens > context:
-        cure = cure or f"shorten it: the model was trained on {trained} positions"
-        raise UsageError(
-            f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
-        )
-    return context
-
-
-def warn_beyond_training(requested: int | None, trained: int) -> None:
-    """Warns when the requested context is longer than what the model was trained on."""
-    if requested is not None and requested > trained:
-        warnings.warn(
-            f"a context of {requested} is longer than the {trained} positions that the model was "
-            "trained on; expect poor answers beyond them",
-            stacklevel=3,
-        )
-
-
-def fit_chunks(
-    attention: SparseAttentionConfig, prefill: PrefillConfig
-) -> tuple[SparseAttentionConfig, PrefillConfig]:
-    """Both settings made to agree: the algorithm's chunk size unless one is set, and its limits.
-
-    Raises UsageError for a batch that is not made of whole chunks.
-    """
-    prefill, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
-    return attention.clamped(chunk_size), prefill
-
-
-def plan_shape(
-    context: int,
-    attention: SparseAttentionConfig,
-    prefill: PrefillConfig,
-    runtime: RuntimeConfig,
-    *,
-    all_rows: bool = False,
-) -> SessionShape:
-    """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
-    prefill, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
-    return SessionShape(
-        max_context=context,
-        batch_size=min(prefill.batch_size, -(-context // chunk_size) * chunk_size),
-        chunk_size=chunk_size,
-        cache_type=runtime.cache_type,
-        precision=isa.attention_precision(runtime.attention_precision),
-        all_rows=all_rows,
-    )
-
-
-def require_fit(shape: SessionShape, estimate: SessionEstimate, *, weight_bytes: int = 0) -> None:
-    """Raises ResourceError, before anything is allocated, when memory would not suffice.
-
-    ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is available
-    and the largest context that fits.
-    """
-    budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
-    parts = estimate(shape)
-    if sum(parts.values()) <= budget:
-        return
-    listed = dict(parts)
-    if weight_bytes:
-        listed["weights"] = weight_bytes
-    breakdown = ", ".join(
-        f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in listed.items()
-    )
-    largest = _largest_context(shape, estimate, budget)
-    if largest:
-        cure = f"the largest context that fits is -c {largest}"
-    else:
-        cure = "no context fits: free memory, use a smaller model or smaller -b and -ub"
-    raise ResourceError(
-        f"a context of {shape.max_context} positions needs "
-        f"{memory.format_bytes(sum(listed.values()))} ({breakdown}) and "
-        f"{memory.format_bytes(max(0, budget + weight_bytes))} are available; {cure}"
-    )
-
-
-def find_largest_context(
-    shape: SessionShape, estimate: SessionEstimate, *, weight_bytes: int = 0
-) -> int:
-    """The longest context up to that of ``shape`` that fits in memory now, 0 if none does."""
-    budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
-    if sum(estimate(shape).values()) <= budget:
-        return shape.max_context
-    return _largest_context(shape, estimate, budget)
-
-
-def _largest_context(shape: SessionShape, estimate: SessionEstimate, budget: int) -> int:
-    """The largest multiple of ``CONTEXT_STEP`` below the shape's context that fits, or 0."""
-    low, high = 0, -(-shape.max_context // CONTEXT_STEP)
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = replace(shape, max_context=middle * CONTEXT_STEP)
-        if sum(estimate(candidate).values()) <= budget:
-            low = middle
-        else:
-            high = middle
-    return low * CONTEXT_STEP

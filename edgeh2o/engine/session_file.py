@@ -113,13 +113,15 @@ def open_session(
         yield _read(path, file, fingerprint, vocab_size)
 
 
-def check_session_file(path: Path) -> None:
+def check_session_file(path: Path, fingerprint: Mapping[str, Any] | None = None) -> None:
     """Refuses, as ``open_session`` does, what is no session file or is cut off.
 
-    It takes no time, and no model.
+    With ``fingerprint`` also one of another model or of other options. It takes no time.
     """
     with _open(path) as file:
-        _read_header(path, file)
+        header, _ = _read_header(path, file)
+    if fingerprint is not None:
+        _check_fingerprint(path, header.get("fingerprint"), fingerprint)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from ..host.memory import format_bytes
 
 if TYPE_CHECKING:
     from .generate import Generation
+    from .plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +54,23 @@ class GenerationStats:
         cls,
         generation: Generation,
         *,
+        plan: RunPlan,
         model: str,
-        isa: str,
-        threads: int,
-        attention: Mapping[str, Any],
-        cache_type: str,
-        attention_precision: str,
         load_s: float,
         weight_bytes: int,
     ) -> GenerationStats:
-        """Those of a generation, complete or not, and of what it runs on."""
+        """Those of a generation, complete or not, and of how it was run."""
         runner = generation.runner
         return cls(
             model=model,
-            isa=isa,
-            threads=threads,
-            attention=attention,
+            isa=plan.isa,
+            threads=plan.threads,
+            attention=plan.attention.report(plan.config),
             batch_size=runner.batch_size,
             chunk_size=runner.chunk_size,
             context_size=runner.max_context,
-            cache_type=cache_type,
-            attention_precision=attention_precision,
+            cache_type=plan.cache_type,
+            attention_precision=plan.precision,
             seed=generation.seed,
             prompt_tokens=generation.n_prompt_tokens,
             cached_tokens=generation.n_cached_tokens,

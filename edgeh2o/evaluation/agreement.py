@@ -19,7 +19,7 @@ from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import compare_logits
 from .progress import Progress
-from .reading import read_prompt
+from .reading import prefill_prompt
 from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, cut_windows
 
@@ -203,7 +203,7 @@ def _continue_greedily(
     """The most likely tokens after ``prompt``, and the logits [n_tokens, vocab_size] of each."""
     tokens: list[int] = []
     rows = np.empty((n_tokens, runner.vocab_size), dtype=np.float32)
-    logits = read_prompt(runner, prompt)
+    logits = prefill_prompt(runner, prompt)
     for row in rows:
         if tokens:
             logits = runner.decode(tokens[-1])
@@ -219,7 +219,7 @@ def _compare(
     expected_logits: NDArray[np.float32],
 ) -> PromptAgreement:
     """Decodes with ``runner`` as long as its most likely tokens are ``expected``."""
-    logits = read_prompt(runner, prompt)
+    logits = prefill_prompt(runner, prompt)
     first = np.array(expected[:1], dtype=np.int32)
     kl = float(compare_logits(expected_logits[:1], logits[None], first).kl[0])
     for index, token in enumerate(expected):

@@ -14,7 +14,6 @@ from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
-from ..runners.native import NativeModel
 from .comparison import WindowComparer
 from .progress import Progress
 
@@ -62,7 +61,7 @@ def calibrate(
             "use a larger --length"
         )
     model = llm.model
-    if not isinstance(model, NativeModel):
+    if not model.shows_attention:
         raise UsageError(
             "calibration needs the model as a GGUF file; ONNX models that `edgeh2o export-onnx` "
             "made of it use its table, others take it with --budget-table"

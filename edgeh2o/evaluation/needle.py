@@ -22,7 +22,7 @@ from ..engine.generate import log_probability
 from ..errors import UsageError
 from .filler import filler_tokens
 from .progress import Progress
-from .reading import read_prompt
+from .reading import prefill_prompt
 from .reporting import markdown_table
 from .windows import find_beginning
 
@@ -316,7 +316,7 @@ def _chat_frame(llm: LLM) -> tuple[str, str]:
 
 def _ask(runner: Runner, prompt: _Prompt) -> tuple[bool, float]:
     """Whether the most likely tokens are the answer's, and the mean log-probability of those."""
-    logits = read_prompt(runner, prompt.tokens)
+    logits = prefill_prompt(runner, prompt.tokens)
     logprobs, is_exact = [], True
     for index, token in enumerate(prompt.answer):
         if index:

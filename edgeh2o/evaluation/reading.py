@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..runners.base import Runner
 
 
-def read_prompt(runner: Runner, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+def prefill_prompt(runner: Runner, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
     """Forgets the prompt before and reads ``tokens`` [n]; returns the logits after the last."""
     runner.reset()
     logits = None

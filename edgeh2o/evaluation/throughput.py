@@ -20,7 +20,7 @@ from ..attention.dense import DenseConfig
 from ..errors import UsageError
 from .filler import filler_tokens
 from .progress import Progress
-from .reading import read_prompt
+from .reading import prefill_prompt
 from .reporting import format_samples, markdown_table
 
 if TYPE_CHECKING:
@@ -213,9 +213,9 @@ def _time(runner: Runner, tokens: NDArray[np.int32], workload: Workload) -> floa
     cached = tokens[: workload.n_cached]
     if workload.n_prompt:
         started_at = time.perf_counter()
-        read_prompt(runner, cached)
+        prefill_prompt(runner, cached)
         return time.perf_counter() - started_at
-    read_prompt(runner, cached)
+    prefill_prompt(runner, cached)
     to_decode = tokens[workload.n_cached : workload.n_positions].tolist()
     started_at = time.perf_counter()
     for token in to_decode:

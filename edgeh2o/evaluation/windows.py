@@ -45,7 +45,7 @@ def cut_windows(llm: LLM, text: str, size: int, count: int | None) -> NDArray[np
     return windows
 
 
-def choose_context(llm: LLM, requested: int | None) -> int:
+def choose_window_size(llm: LLM, requested: int | None) -> int:
     """Tokens of a window: ``requested``, 0 for the model's trained length, None for 4,096."""
     trained = llm.config.context_length
     return min(trained, DEFAULT_CONTEXT) if requested is None else requested or trained

@@ -70,6 +70,11 @@ class OnnxModelFile:
         """As in the files, unchecked."""
         return self._folder.chat_template
 
+    @property
+    def fingerprint(self) -> str:
+        """As that of the loaded model."""
+        return hash_model(self._graph)
+
     def describe(self) -> dict[str, Any]:
         """What is in the files, for people."""
         graph, config = self._graph, self.config
@@ -120,6 +125,8 @@ class OnnxModelFile:
 class OnnxModel:
     """The sessions of one model, and the tokenizer of the same folder."""
 
+    shows_attention = False
+
     def __init__(
         self,
         folder: OnnxFolder,
@@ -154,10 +161,6 @@ class OnnxModel:
         self.decoder = LoadedDecoder(
             config=config, stages=stages, shapes=shapes, sites=sites, rotary=rotary
         )
-
-    @property
-    def context_length(self) -> int:
-        return self.config.context_length
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape

@@ -23,7 +23,8 @@ OnLayer = Callable[[int, int], None]
 class SessionShape:
     """The sizes that fix what a session allocates, in tokens, and its number types.
 
-    ``precision`` is that of the products of prefill attention, "f32", "bf16" or "f16".
+    ``precision`` is that of the products of prefill attention, "f32", "bf16" or "f16"; ``threads``
+    of the CPU share its work.
     ``all_rows`` is for evaluation: the last layer is computed for all tokens of a prompt, for
     ``row_logits`` and for a look at what was chosen there; else for its last token only, where that
     is all that an answer needs.
@@ -34,11 +35,18 @@ class SessionShape:
     chunk_size: int
     cache_type: str
     precision: str = "f32"
+    threads: int = 1
     all_rows: bool = False
+
+    def session_sizes(self) -> dict[str, Any]:
+        """Arguments of a ``_core.Session``, which takes the number of threads that is set."""
+        sizes = asdict(self)
+        del sizes["threads"]
+        return sizes
 
     def attention_sizes(self) -> dict[str, Any]:
         """Arguments of a ``_core.ChunkedAttention``, whose caller decides about rows."""
-        sizes = asdict(self)
+        sizes = self.session_sizes()
         del sizes["all_rows"]
         return sizes
 
@@ -58,14 +66,6 @@ class RunnerState:
 
 class RunnableModel(Protocol):
     """Loaded weights that can start sessions."""
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that the model was trained to read."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the model file that tells models apart."""
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape

@@ -67,6 +67,17 @@ class NativeModelFile:
         except FormatError as error:
             raise FormatError(f"{self.path}: {error}") from None
 
+    @property
+    def chat_template(self) -> object:
+        """As in the file, unchecked."""
+        return self._gguf.metadata.get(TEMPLATE_KEY)
+
+    @property
+    def fingerprint(self) -> str:
+        """As that of the loaded model."""
+        tensors = {binding.info.name: binding.info for binding in self._bindings}
+        return fingerprint_file(self._gguf, tensors.values())
+
     def __enter__(self) -> NativeModelFile:
         return self
 
@@ -123,12 +134,14 @@ class NativeModelFile:
             tokenizer,
             file=self._gguf.duplicate(),
             tensors=tuple(tensors),
-            chat_template=self._gguf.metadata.get(TEMPLATE_KEY),
+            chat_template=self.chat_template,
         )
 
 
 class NativeModel:
     """Weights in the layout of one instruction set, and the tokenizer of the same file."""
+
+    shows_attention = True
 
     def __init__(
         self,
@@ -157,10 +170,6 @@ class NativeModel:
         return fingerprint_file(self._file, self._tensors)
 
     @property
-    def context_length(self) -> int:
-        return self.config.context_length
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of the packed weights."""
         return self._core_model.weight_bytes
@@ -177,7 +186,7 @@ class NativeModel:
     def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> NativeRunner:
         policy = attention.make_policy(self.config)
         try:
-            session = _core.Session(self._core_model, policy, **asdict(shape))
+            session = _core.Session(self._core_model, policy, **shape.session_sizes())
         except MemoryError:
             raise ResourceError(
                 f"the session for {shape.max_context} positions could not be allocated; "
@@ -286,7 +295,7 @@ def estimate_session_bytes(
     policy = attention.make_policy(config)
     decoder_config = _decoder_config(config)
     try:
-        return _core.Session.estimate_bytes(decoder_config, policy, **asdict(shape))
+        return _core.Session.estimate_bytes(decoder_config, policy, **shape.session_sizes())
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 

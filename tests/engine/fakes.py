@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeh2o.config import ModelConfig
 from edgeh2o.runners.base import OnLayer, SessionShape
 
 N_LAYERS = 2
@@ -91,11 +92,29 @@ class ScriptedRunner:
         return logits
 
 
+CONFIG = ModelConfig(
+    architecture="llama",
+    n_layers=N_LAYERS,
+    model_dim=8,
+    n_heads=2,
+    n_kv_heads=1,
+    head_dim=4,
+    rotary_dim=4,
+    ffn_dim=16,
+    vocab_size=64,
+    context_length=8192,
+    norm_eps=1e-5,
+    rope_inv_freq=(1.0, 0.1),
+    attention_scale=0.5,
+)
+
+
 class FakeModel:
     """A model whose sessions cost 100 bytes a position and 10 bytes a batch token."""
 
-    def __init__(self, *, context_length: int = 8192) -> None:
-        self.context_length = context_length
+    weight_bytes = 0
+
+    def __init__(self) -> None:
         self.started: list[SessionShape] = []
 
     def estimate_session_bytes(self, attention: object, shape: SessionShape) -> Mapping[str, int]:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
-from edgeh2o.attention.budget_table import find_table
+from edgeh2o.attention import headwise
+from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.engine import calibration
 from edgeh2o.engine.calibration import LEVELS, PROFILE_TOKENS, PROFILED_LENGTH, profile_prompt
 from edgeh2o.evaluation.ablation import evaluate_ablation
 from edgeh2o.evaluation.attention_patterns import visualize_attention_patterns
-from edgeh2o.runners.native import NativeModel
 from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -36,17 +36,12 @@ def random_prompt(llm: LLM, n_tokens: int, seed: int = 0) -> np.ndarray:
     return rng.integers(3, llm.config.vocab_size, n_tokens).astype(np.int32)
 
 
-def native(llm: LLM) -> NativeModel:
-    assert isinstance(llm.model, NativeModel)
-    return llm.model
-
-
 def test_the_first_long_prompt_decides(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = (random_prompt(llm, n) for n in (PROFILED_LENGTH - 1, PROFILED_LENGTH))
     assert llm.generate(short, ONE_TOKEN).stats.attention["table"] == "uniform"
     stats = llm.generate(long, ONE_TOKEN).stats
     assert (stats.attention["table"], stats.attention["budget"]) == ("profile", 600)
-    expected = profile_prompt(native(llm), long)
+    expected = profile_prompt(llm.model, long)
     assert isinstance(llm.attention, HeadwiseConfig)
     assert llm.attention.profile == expected
     budgets = llm.attention.choose_budgets(llm.config).per_head
@@ -95,37 +90,45 @@ def test_prompts_that_may_be_saved_do_not_profile(llm: LLM) -> None:
     assert stats.attention["table"] == "uniform"
 
 
-def test_a_table_is_better_than_a_profile(llm: LLM) -> None:
-    from edgeh2o.attention.budget_table import table_path, write_table
-
+def test_a_table_is_better_than_a_profile(llm: LLM, tmp_path: Path) -> None:
     prompt = random_prompt(llm, PROFILED_LENGTH)
-    write_table(profile_prompt(native(llm), prompt), table_path(llm.config.fingerprint))
-    assert find_table(llm.config.fingerprint) is not None
-    assert not llm.attention.needs_profile(llm.config)
-    assert not llm.profile_budgets(prompt)
-    assert llm.generate(prompt, ONE_TOKEN).stats.attention["table"] == "cache"
+    table = profile_prompt(llm.model, prompt)
+    write_table(table, table_path(llm.config.fingerprint))
+    with LLM(llm.model_path, attention=llm.attention, prefill=CHUNKS) as calibrated:
+        assert not calibrated.profile_budgets(prompt)
+        assert calibrated.generate(prompt, ONE_TOKEN).stats.attention["table"] == "cache"
+    path = tmp_path / "table.json"
+    write_table(table, path)
+    config = HeadwiseConfig(budget_table=str(path)).resolved(llm.config)
+    assert (config.needs_profile, config.source) == (False, "file")
 
 
-@pytest.mark.parametrize(
-    "attention",
-    [
-        HeadwiseConfig(budgets=(None,) * 6),
-        HeadwiseConfig(budget_table="t.json"),
-        HeadwiseConfig(max_loss=1.0),
-    ],
-    ids=["budgets", "budget_table", "max_loss"],
-)
-def test_settings_that_say_the_budgets_need_no_profile(llm: LLM, attention: HeadwiseConfig) -> None:
-    assert not attention.needs_profile(llm.config)
+def test_given_budgets_need_no_profile(llm: LLM) -> None:
+    assert not HeadwiseConfig(budgets=(None,) * 6).resolved(llm.config).needs_profile
+    assert HeadwiseConfig().resolved(llm.config).needs_profile
+
+
+def test_a_run_looks_for_its_table_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def count(fingerprint: str) -> None:
+        found.append(fingerprint)
+
+    monkeypatch.setattr(headwise, "find_table", count)
+    with LLM(llm.model_path, prefill=CHUNKS) as other:
+        other.generate(random_prompt(other, 300), ONE_TOKEN)
+        other.generate(random_prompt(other, PROFILED_LENGTH), ONE_TOKEN)
+        other.start_runner(300)
+        assert found == [other.config.fingerprint]
 
 
 def test_a_profile_is_a_calibration_at_a_quarter_of_the_length(llm: LLM) -> None:
     prompt = random_prompt(llm, PROFILED_LENGTH)
-    table = profile_prompt(native(llm), prompt)
+    table = profile_prompt(llm.model, prompt)
     assert table.levels == LEVELS
     assert table.mean_past == np.mean(np.arange(1024, 4096))
     measured = calibration.measure_head_errors(
-        native(llm),
+        llm.model,
         prompt[:PROFILE_TOKENS],
         levels=[16, 32, 64, 112, 176, 256],
         first_query=512,

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgeh2o import isa
+from edgeh2o import _core, isa
+from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
-from edgeh2o.engine.session import (
-    RESERVE_BYTES,
-    Session,
-    choose_context,
-    plan_shape,
-    require_fit,
-    warn_beyond_training,
-)
+from edgeh2o.engine.plan import RESERVE_BYTES, RunPlan
+from edgeh2o.engine.session import Session
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.host import memory
 from edgeh2o.runners.base import SessionShape
-from tests.engine.fakes import FakeModel
+from tests.engine.fakes import CONFIG, FakeModel
+
+
+def _plan(
+    attention: SparseAttentionConfig | None = None, *, trained: int = 8192, **runtime: Any
+) -> RunPlan:
+    config = replace(CONFIG, context_length=trained)
+    return RunPlan.of(config, attention or DenseConfig(), PrefillConfig(), RuntimeConfig(**runtime))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +50,8 @@ from tests.engine.fakes import FakeModel
 def test_choose_context(
     n_prompt_tokens: int, max_tokens: int, requested: int | None, trained: int, expected: int
 ) -> None:
-    chosen = choose_context(n_prompt_tokens, max_tokens, requested=requested, trained=trained)
-    assert chosen == expected
+    plan = _plan(trained=trained, context_size=requested)
+    assert plan.choose_context(n_prompt_tokens, max_tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,61 +67,74 @@ def test_prompt_longer_than_the_context(
     n_prompt_tokens: int, requested: int | None, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        choose_context(n_prompt_tokens, 10, requested=requested, trained=8192)
+        _plan(context_size=requested).choose_context(n_prompt_tokens, 10)
 
 
-def test_warning_beyond_the_trained_length() -> None:
+def test_warning_beyond_the_trained_length(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.warns(UserWarning, match="a context of 9000 is longer than the 8192 positions"):
-        warn_beyond_training(9000, 8192)
-    warn_beyond_training(8192, 8192)
-    warn_beyond_training(None, 8192)
+        _plan(context_size=9000).check_load(_estimate, 0)
+    for size in (8192, None):
+        _plan(context_size=size).check_load(_estimate, 0)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(
     ("context", "batch_size"), [(100, 1024), (1024, 1024), (1025, 2048), (5000, 4096)]
 )
 def test_batch_is_no_larger_than_the_context_in_whole_chunks(context: int, batch_size: int) -> None:
-    shape = plan_shape(context, DenseConfig(), PrefillConfig(), RuntimeConfig())
-    assert shape == SessionShape(
+    assert _plan(threads=3).shape(context) == SessionShape(
         max_context=context,
         batch_size=batch_size,
         chunk_size=1024,
         cache_type="f16",
         precision=isa.attention_precision("auto"),
+        threads=3,
     )
 
 
 def test_the_precision_of_a_session_is_the_one_asked_for() -> None:
-    runtime = RuntimeConfig(attention_precision="f32")
-    assert plan_shape(64, DenseConfig(), PrefillConfig(), runtime).precision == "f32"
+    assert _plan(attention_precision="f32").shape(64).precision == "f32"
+
+
+def test_keys_with_biases_are_counted_in_the_precision_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_core, "best_attention_precision", lambda: "bf16")
+    biased = replace(CONFIG, has_key_bias=True)
+    precisions = [
+        RunPlan.of(config, DenseConfig(), PrefillConfig(), RuntimeConfig()).shape(64).precision
+        for config in (CONFIG, biased)
+    ]
+    assert precisions == ["bf16", "f32"]
 
 
 def test_an_open_chunk_size_is_that_of_the_attention() -> None:
-    shape = plan_shape(5000, HeadwiseConfig(), PrefillConfig(), RuntimeConfig())
+    shape = _plan(HeadwiseConfig()).shape(5000)
     assert shape.chunk_size == HeadwiseConfig.preferred_chunk_size == 256
 
 
-def _estimate(shape: SessionShape) -> dict[str, int]:
+def _estimate(attention: object, shape: SessionShape) -> dict[str, int]:
     return {"kv_cache": 1000 * shape.max_context, "activations": 50_000_000}
 
 
-def _shape(context: int) -> SessionShape:
-    return plan_shape(context, DenseConfig(), PrefillConfig(), RuntimeConfig())
+def _require_fit(context: int, weight_bytes: int = 0) -> None:
+    plan = _plan()
+    plan.require_fit(plan.shape(context), _estimate, weight_bytes=weight_bytes)
 
 
 def test_memory_check_passes_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = 1000 * 4096 + 50_000_000 + 7 + RESERVE_BYTES
     monkeypatch.setattr(memory, "available_bytes", lambda: needed)
-    require_fit(_shape(4096), _estimate, weight_bytes=7)
+    _require_fit(4096, 7)
     with pytest.raises(ResourceError):
-        require_fit(_shape(4096), _estimate, weight_bytes=8)
+        _require_fit(4096, 8)
 
 
 def test_refusal_gives_numbers_and_the_largest_context(monkeypatch: pytest.MonkeyPatch) -> None:
     available = 150_000_000 + RESERVE_BYTES
     monkeypatch.setattr(memory, "available_bytes", lambda: available)
     with pytest.raises(ResourceError) as caught:
-        require_fit(_shape(1_000_000), _estimate, weight_bytes=20_000_000)
+        _require_fit(1_000_000, 20_000_000)
     message = str(caught.value)
     assert message.startswith("a context of 1000000 positions needs 1020 MiB (kv cache 954 MiB, ")
     assert "activations 47.7 MiB, weights 19.1 MiB" in message
@@ -125,19 +143,22 @@ def test_refusal_gives_numbers_and_the_largest_context(monkeypatch: pytest.Monke
     assert largest % 256 == 0
     room = 150_000_000 - 20_000_000 - 50_000_000
     assert largest * 1000 <= room < (largest + 256) * 1000
-    require_fit(_shape(largest), _estimate, weight_bytes=20_000_000)
+    _require_fit(largest, 20_000_000)
 
 
 def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(ResourceError, match="no context fits: free memory"):
-        require_fit(_shape(4096), _estimate)
+        _require_fit(4096)
 
 
-def _session(model: FakeModel, **runtime: Any) -> Session:
-    return Session(
-        model, attention=DenseConfig(), prefill=PrefillConfig(), runtime=RuntimeConfig(**runtime)
+def _session(model: Any, **runtime: Any) -> Session:
+    prompts: Any = SimpleNamespace(model=model)
+    session = Session(
+        prompts, _plan(**runtime), path=Path("tiny.gguf"), seed=None, on_progress=None
     )
+    session.take_weights(model, 0.0)
+    return session
 
 
 def test_session_is_reused_when_the_context_suffices() -> None:

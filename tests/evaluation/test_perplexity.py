@@ -38,7 +38,7 @@ def test_every_window_begins_as_the_models_prompts_do(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = cut_windows(llm, TEXT, 50, 3)
-    tokenizer = llm._require_open().tokenizer
+    tokenizer = llm.model.tokenizer
     encode = tokenizer.encode
 
     def encode_with_bos(text: str, *, add_special: bool = True, **options: bool) -> list[int]:

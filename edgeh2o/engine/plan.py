@@ -1,0 +1,218 @@
+"""How a model is run, chosen once: attention, chunks, number types, threads, context, memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from .. import isa as instruction_sets
+from ..attention.base import SparseAttentionConfig
+from ..config import ModelConfig, PrefillConfig, RuntimeConfig
+from ..errors import ResourceError, UsageError
+from ..host import memory
+from ..host.threads import default_thread_count
+from ..runners.base import RunnableModel, Runner, SessionShape
+
+MIN_DEFAULT_CONTEXT = 4096
+CONTEXT_STEP = 256
+# Room for an answer of open length (max_tokens = -1) when the context is sized by default.
+OPEN_ANSWER_TOKENS = 1024
+# Left to the interpreter and its libraries when memory is counted.
+RESERVE_BYTES = 64 * 2**20
+
+SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
+
+
+def fit_chunks(
+    attention: SparseAttentionConfig, prefill: PrefillConfig
+) -> tuple[SparseAttentionConfig, int]:
+    """The attention within the limits of its chunk size, and that: its own unless one is set.
+
+    Raises UsageError for a batch that is not made of whole chunks.
+    """
+    _, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
+    return attention.clamped(chunk_size), chunk_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One model and everything that was chosen for it.
+
+    ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
+    are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
+    open. ``context_size`` is what ``RuntimeConfig`` says, ``precision`` that of the products of
+    prefill attention.
+    """
+
+    config: ModelConfig
+    settings: SparseAttentionConfig
+    attention: SparseAttentionConfig
+    prefill: PrefillConfig
+    chunk_size: int
+    context_size: int | None
+    cache_type: str
+    precision: str
+    threads: int
+    isa: str
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        attention: SparseAttentionConfig,
+        prefill: PrefillConfig,
+        runtime: RuntimeConfig,
+    ) -> RunPlan:
+        """Chooses what the settings leave open, for this machine.
+
+        Raises UsageError for settings that do not fit together or this machine, and FormatError
+        for a budget table that cannot be used.
+        """
+        settings, chunk_size = fit_chunks(attention, prefill)
+        return cls(
+            config=config,
+            settings=settings,
+            attention=settings.resolved(config),
+            prefill=prefill,
+            chunk_size=chunk_size,
+            context_size=runtime.context_size,
+            cache_type=runtime.cache_type,
+            precision=instruction_sets.attention_precision(
+                runtime.attention_precision, has_key_bias=config.has_key_bias
+            ),
+            threads=runtime.threads or default_thread_count(),
+            isa=instruction_sets.active(),
+        )
+
+    def varied(
+        self, attention: SparseAttentionConfig | None = None, prefill: PrefillConfig | None = None
+    ) -> RunPlan:
+        """The same with another attention or other chunks."""
+        attention, prefill = attention or self.settings, prefill or self.prefill
+        if (attention, prefill) == (self.settings, self.prefill):
+            return self
+        settings, chunk_size = fit_chunks(attention, prefill)
+        resolved = self.attention if settings == self.settings else settings.resolved(self.config)
+        return replace(
+            self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
+        )
+
+    def use_threads(self) -> None:
+        """The number of threads belongs to the process; another ``LLM`` may have set its own."""
+        from .. import _core
+
+        _core.set_num_threads(self.threads)
+
+    @property
+    def least_context(self) -> int:
+        """Positions that any run needs: those asked for, else those of a short prompt."""
+        trained = self.config.context_length
+        if self.context_size is None:
+            return min(MIN_DEFAULT_CONTEXT, trained)
+        return self.context_size or trained
+
+    def choose_context(self, n_prompt_tokens: int, max_tokens: int) -> int:
+        """Positions to allocate for a prompt and its answer.
+
+        ``context_size`` is taken as it is (0 = the trained length). Without it: what both need, at
+        least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError when the
+        prompt alone is longer.
+        """
+        trained = self.config.context_length
+        context = self.least_context
+        answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
+        if self.context_size is None:
+            needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
+            context = min(trained, max(MIN_DEFAULT_CONTEXT, needed))
+        if n_prompt_tokens > context:
+            cure = f"use -c {n_prompt_tokens} or more"
+            if n_prompt_tokens > trained:
+                cure = f"shorten it: the model was trained on {trained} positions"
+            raise UsageError(
+                f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
+            )
+        return context
+
+    def check_load(self, estimate: SessionEstimate, weight_bytes: int) -> None:
+        """Raises ResourceError if weights and the least context do not fit in memory.
+
+        Warns when the context asked for is longer than what the model was trained on.
+        """
+        self.require_fit(self.shape(self.least_context), estimate, weight_bytes=weight_bytes)
+        trained = self.config.context_length
+        if (self.context_size or 0) > trained:
+            warnings.warn(
+                f"a context of {self.context_size} is longer than the {trained} positions that "
+                "the model was trained on; expect poor answers beyond them",
+                stacklevel=3,
+            )
+
+    def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
+        """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
+        batch_size = min(self.prefill.batch_size, -(-context // self.chunk_size) * self.chunk_size)
+        return SessionShape(
+            max_context=context,
+            batch_size=batch_size,
+            chunk_size=self.chunk_size,
+            cache_type=self.cache_type,
+            precision=self.precision,
+            threads=self.threads,
+            all_rows=all_rows,
+        )
+
+    def start_runner(self, model: RunnableModel, context: int, *, all_rows: bool = False) -> Runner:
+        """A runner with room for ``context`` tokens. Raises ResourceError if it does not fit."""
+        shape = self.shape(context, all_rows=all_rows)
+        self.require_fit(shape, model.estimate_session_bytes)
+        return model.start_session(self.attention, shape)
+
+    def require_fit(
+        self, shape: SessionShape, estimate: SessionEstimate, *, weight_bytes: int = 0
+    ) -> None:
+        """Raises ResourceError, before anything is allocated, when memory would not suffice.
+
+        ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is
+        available and the largest context that fits.
+        """
+        budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
+        parts = dict(estimate(self.attention, shape))
+        if sum(parts.values()) <= budget:
+            return
+        if weight_bytes:
+            parts["weights"] = weight_bytes
+        breakdown = ", ".join(
+            f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in parts.items()
+        )
+        largest = self._largest_context(shape, estimate, budget)
+        if largest:
+            cure = f"the largest context that fits is -c {largest}"
+        else:
+            cure = "no context fits: free memory, use a smaller model or smaller -b and -ub"
+        raise ResourceError(
+            f"a context of {shape.max_context} positions needs "
+            f"{memory.format_bytes(sum(parts.values()))} ({breakdown}) and "
+            f"{memory.format_bytes(max(0, budget + weight_bytes))} are available; {cure}"
+        )
+
+    def find_largest_context(
+        self, context: int, estimate: SessionEstimate, *, weight_bytes: int = 0
+    ) -> int:
+        """The longest context up to this one that fits in memory now, 0 if none does."""
+        budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
+        shape = self.shape(context)
+        if sum(estimate(self.attention, shape).values()) <= budget:
+            return context
+        return self._largest_context(shape, estimate, budget)
+
+    def _largest_context(self, shape: SessionShape, estimate: SessionEstimate, budget: int) -> int:
+        """The largest multiple of ``CONTEXT_STEP`` below the shape's context that fits, or 0."""
+        low, high = 0, -(-shape.max_context // CONTEXT_STEP)
+        while high - low > 1:
+            middle = (low + high) // 2
+            candidate = replace(shape, max_context=middle * CONTEXT_STEP)
+            if sum(estimate(self.attention, candidate).values()) <= budget:
+                low = middle
+            else:
+                high = middle
+        return low * CONTEXT_STEP
