@@ -70,8 +70,8 @@ if not sanitizers:
 headers = glob("cpp/**/*.h", recursive=True)
 core_sources = [
     path
-    for folder in ("base", "quant", "sparse", "ops", "model")
-    for path in sorted(glob(f"cpp/{folder}/*.cc"))
+    for folder in ("base", "quant", "ops", "sequence", "model")
+    for path in sorted(glob(f"cpp/{folder}/**/*.cc", recursive=True))
 ] + ["cpp/isa/select.cc"]
 
 
@@ -99,7 +99,9 @@ link = {
     # The archives are relinked when any of their sources is newer.
     "depends": headers + [source for _, info in libraries for source in info["sources"]],
 }
-extensions = [Extension("edgeh2o._core", sorted(glob("cpp/bindings/*.cc")), **link)]
+# Not in an archive, which would drop policies: only their own registration names them.
+core_objects = sorted(glob("cpp/bindings/*.cc") + glob("cpp/sparse/*.cc"))
+extensions = [Extension("edgeh2o._core", core_objects, **link)]
 cython_extensions = [
     Extension(module, [source], **link)
     for module, source in (

@@ -1,4 +1,5 @@
-from collections.abc import Callable, Sequence
+import collections.abc as abc
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,34 +33,21 @@ def read_strings(data: bytes, position: int, count: int) -> tuple[list[str], int
     """
 
 class DecoderConfig:
+    """``ropes`` and ``layers`` are mappings of the fields of ``RopeConfig`` and ``LayerSpec``.
+
+    See cpp/model/decoder_config.h and layer_spec.h; ``rope`` of a layer is an index of ``ropes``.
+    """
+
     def __init__(
         self,
         *,
-        n_layers: int,
         model_dim: int,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
-        ffn_dim: int,
-        n_experts: int = 0,
-        n_experts_used: int = 0,
         vocab_size: int,
         norm_eps: float,
-        rope_inv_freq: Sequence[float],
-        attention_scale: float,
-        norm_placement: str = "pre",
-        qk_norm: str = "none",
-        activation: str = "silu",
-        rope_attention_factor: float = 1.0,
-        sliding_rope_inv_freq: Sequence[float] = (),
-        long_rope_inv_freq: Sequence[float] = (),
-        long_rope_after: int = 0,
-        sliding_window: int = 0,
-        sliding_layers: Sequence[bool] = (),
+        ropes: abc.Sequence[Mapping[str, Any]],
+        layers: abc.Sequence[Mapping[str, Any]],
         embedding_scale: float = 1.0,
-        residual_scale: float = 1.0,
         logit_scale: float = 1.0,
-        attention_soft_cap: float = 0.0,
         logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,
     ) -> None: ...
@@ -99,7 +87,7 @@ class WeightReader:
         self,
         model: Model,
         descriptor: int,
-        tensors: Sequence[tuple[str, str, int, int, int, int, Buffer | None]],
+        tensors: abc.Sequence[tuple[str, str, int, int, int, int, Buffer | None]],
     ) -> None: ...
     @property
     def n_bytes_done(self) -> int: ...
@@ -132,17 +120,18 @@ class Linear:
 class Matmul:
     """Matrix products, with all the memory that those of ``max_rows`` rows need.
 
-    Made for the number of threads and the instruction set at that time.
+    Made for the instruction set at that time, and for the number of threads set then, unless
+    ``threads`` says another.
     """
 
-    def __init__(self, max_rows: int, max_depth: int) -> None: ...
+    def __init__(self, max_rows: int, max_depth: int, threads: int | None = None) -> None: ...
     @property
     def n_bytes(self) -> int: ...
     def run(
         self,
         x: NDArray[np.float32],
-        weights: Sequence[Linear],
-        outs: Sequence[NDArray[np.float32]],
+        weights: abc.Sequence[Linear],
+        outs: abc.Sequence[NDArray[np.float32]],
     ) -> None:
         """``outs[i]`` [n, rows] = ``x`` [n, cols] times ``weights[i]`` transposed, plus its bias.
 
@@ -159,6 +148,13 @@ class SparsePolicy:
     def scores(self, layer: int, kv_head: int, n: int | None = None) -> NDArray[np.float32]:
         """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
+def make_policy(name: str, **options: Any) -> SparsePolicy:
+    """The policy that a file of cpp/sparse/ registers as ``name``.
+
+    ValueError for an unknown name or option and for bad values. Every one is also a function
+    ``<name>_policy``.
+    """
+
 def dense_policy() -> SparsePolicy: ...
 def h2o_policy(
     local: int,
@@ -174,7 +170,7 @@ def h2o_policy(
     """The last ``tail`` tokens of the prompt's last call read everything."""
 
 def headwise_policy(
-    budgets: Sequence[int | None],
+    budgets: abc.Sequence[int | None],
     *,
     local: int = 256,
     sinks: int = 4,
@@ -212,20 +208,8 @@ def python_policy(
     """
 
 class KvCache:
-    """Keys and values of every position, [layer][kv_head][position][head_dim].
+    """Keys and values of every position of a ``ChunkedAttention``."""
 
-    ``cache_type`` is "f16", "f32" or "q8_0", which needs a ``head_dim`` that is a multiple of 32.
-    """
-
-    def __init__(
-        self,
-        n_layers: int,
-        n_kv_heads: int,
-        head_dim: int,
-        max_context: int,
-        cache_type: str = "f16",
-        precision: str = "f32",
-    ) -> None: ...
     @property
     def n_bytes(self) -> int: ...
     def keys(self, layer: int) -> NDArray[Any]:
@@ -250,6 +234,9 @@ class ChunkedAttention:
     of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then
     rotated, where they lie if they are writable. Pairs are (i, i + pairs), or (2i, 2i + 1) if
     ``is_interleaved``. ``out`` is a writable array of the shape of q that takes the output.
+
+    v and the output have heads of ``value_dim``, ``head_dim`` if not said otherwise. Calls are
+    shared by ``threads`` of the CPU, by default the number set when it is made.
     """
 
     def __init__(
@@ -267,6 +254,8 @@ class ChunkedAttention:
         soft_cap: float = 0.0,
         cache_type: str = "f16",
         precision: str = "f32",
+        value_dim: int | None = None,
+        threads: int | None = None,
     ) -> None: ...
     @staticmethod
     def estimate_bytes(
@@ -283,6 +272,8 @@ class ChunkedAttention:
         soft_cap: float = 0.0,
         cache_type: str = "f16",
         precision: str = "f32",
+        value_dim: int | None = None,
+        threads: int | None = None,
     ) -> dict[str, int]:
         """Bytes by purpose that the constructor would allocate; nothing is allocated."""
 
@@ -343,34 +334,55 @@ class ChunkedAttention:
     def position(self, layer: int) -> int:
         """Tokens of this layer in the cache."""
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that all layers hold, before the call that ``begin_call`` began."""
+
+    def begin_call(self) -> None:
+        """The layers are about to read the same tokens; one that does not get to ``end_call``
+        leaves a state that needs ``reset`` or ``rewind`` to a mark."""
+
+    def end_call(self) -> None: ...
     def reset(self) -> None:
         """Forgets the prompt."""
 
     def rewind(self, position: int) -> None:
-        """Forgets the tokens of all layers from ``position`` on, those of ``decode`` only."""
+        """As ``Sequence.rewind``, for all layers."""
 
+    def mark(self) -> bool: ...
+    def find_mark(self, position: int) -> int: ...
     def save_state(self) -> bytes:
-        """All that later calls depend on but the cached rows; see ``Session.save_state``."""
+        """All that later calls depend on but the cached rows; see ``Sequence.save_state``."""
 
     def load_state(self, state: Buffer) -> None: ...
-    def cached_rows(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Writable views of the layer's rows in the cache: keys, values of each KV head."""
+    def cached_rows(self) -> list[NDArray[np.uint8]]:
+        """As ``Sequence.cached_rows``."""
 
-class Session:
-    @property
-    def position(self) -> int: ...
-    @property
-    def prefill_end(self) -> int:
-        """Position after the last prefill call."""
+class Workspace:
+    """The activations and scratch of a model's calls, for any number of its sequences.
 
+    Calls of its sequences queue up. They are shared by ``threads`` of the CPU, by default the
+    number set when it is made.
+    """
+
+    def __init__(self, model: Model, threads: int | None = None) -> None: ...
     @property
-    def pairs_computed(self) -> int: ...
-    @property
-    def pairs_dense(self) -> int: ...
-    @property
-    def memory_bytes(self) -> dict[str, int]: ...
-    @property
-    def last_call_allocations(self) -> int | None: ...
+    def threads(self) -> int: ...
+    def forward(
+        self, steps: abc.Sequence[tuple[Sequence, NDArray[np.int32], bool | None]]
+    ) -> list[NDArray[np.float32] | None]:
+        """Appends tokens to several sequences in one pass over the layers.
+
+        A step is a sequence, its tokens, and whether they end its prompt, or None to decode one.
+        Returns the logits [vocab_size] after each step's last token, None inside of a prompt; they
+        are those that the sequence alone would get. ValueError for steps that cannot be made.
+        """
+
+class Sequence:
+    """One prompt in the decoder: a ``Runner`` (edgeh2o/runners/base.py), which see."""
+
+    policy: SparsePolicy
+    prompt_logits: NDArray[np.float32] | None
     def __init__(
         self,
         model: Model,
@@ -382,11 +394,36 @@ class Session:
         cache_type: str = "f16",
         precision: str = "f32",
         all_rows: bool = False,
+        threads: int | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         """``all_rows``: the last layer is computed for all tokens of a prompt, not the last alone.
 
-        ``row_logits``, ``on_attention`` and that layer's scores and memory sets need it.
+        ``row_logits``, ``on_attention`` and that layer's scores and memory sets need it. Without a
+        ``workspace`` of the model it makes one of its own, for ``threads``.
         """
+    @property
+    def position(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def prefill_end(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def chunk_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def pairs_computed(self) -> int: ...
+    @property
+    def pairs_dense(self) -> int: ...
+    @property
+    def memory_bytes(self) -> dict[str, int]: ...
+    @property
+    def last_call_allocations(self) -> int | None: ...
     def prefill(
         self,
         tokens: NDArray[np.int32],
@@ -396,34 +433,23 @@ class Session:
         on_layer: Callable[[int, int], None] | None = None,
         on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
-        """Appends tokens to the prompt; the logits [vocab_size] of the last one if ``is_last``.
+        """As the protocol says.
 
-        With ``stays_open`` another prompt may go on from the end of this one.
-
-        ``on_layer(done, total)`` is called after every layer, and ``on_attention(layer, residual,
-        q, k, v, attended)`` after every layer's attention: the residual stream before the layer
-        [n, model_dim], queries [n, q_dim], keys and values [n, kv_dim] with the rotary embedding
-        applied, and what attention gave before the output projection [n, q_dim], as copies.
+        ``on_attention(layer, residual, q, k, v, attended)`` is called after every layer's
+        attention: the residual stream before the layer [n, model_dim], queries [n, q_dim], keys and
+        values [n, kv_dim] with the rotary embedding applied, and what attention gave before the
+        output projection [n, q_dim], as copies.
         """
-    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
-        """Logits [n_rows, vocab_size] of tokens from ``first`` on of the latest prefill call."""
-
+    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...
     def reset(self) -> None: ...
-    def rewind(self, position: int) -> None:
-        """Forgets tokens from ``position`` on that ``decode`` appended since the last prefill."""
-
-    def save_state(self) -> bytes:
-        """What later calls depend on, but the cached rows."""
-
-    def load_state(self, state: Buffer) -> None:
-        """Takes up a saved prompt, but its rows; ValueError, and an empty session, if it is bad."""
-
-    def cached_rows(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Writable views of the tokens' rows: keys and values of the first KV head, and so on.
-
-        Valid until the position changes.
-        """
+    def rewind(self, position: int) -> None: ...
+    def mark(self) -> bool: ...
+    def find_mark(self, position: int) -> int: ...
+    def save_state(self) -> bytes: ...
+    def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...
+    def cached_rows(self) -> list[NDArray[np.uint8]]:
+        """Layer by layer, KV head by KV head: the tokens' keys, then their values."""
     @staticmethod
     def estimate_bytes(
         config: DecoderConfig,
@@ -434,4 +460,6 @@ class Session:
         chunk_size: int,
         cache_type: str = "f16",
         precision: str = "f32",
+        all_rows: bool = False,
+        threads: int | None = None,
     ) -> dict[str, int]: ...

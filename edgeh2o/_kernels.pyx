@@ -14,7 +14,7 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 
 
-cdef extern from "model/kv_cache.h" namespace "edgeh2o" nogil:
+cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
     cdef enum class CacheType(uint8_t):
         pass
     CacheType parse_cache_type(const string&) except +

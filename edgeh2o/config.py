@@ -131,6 +131,12 @@ class DecoderConfig(ModelConfig):
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Positions that a query of each layer sees, its own included; 0: all."""
+        layers = self.sliding_layers or (False,) * self.n_layers
+        return tuple(self.sliding_window if is_sliding else 0 for is_sliding in layers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:

@@ -207,8 +207,7 @@ class LLM:
 
     def forget(self) -> None:
         """Empties the cache of prompts with ``keep_cache``: they are not saved any more."""
-        self._current = None
-        self._require_cache().forget()
+        self._session.forget()
 
     def save_session(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.

@@ -46,6 +46,7 @@ CPP_FOLDERS = (
     "isa",
     "sparse",
     "ops",
+    "sequence",
     "model",
     "cuda",
     "bindings",

@@ -38,24 +38,27 @@ class AlignedBuffer {
 };
 
 // Two passes over the same take() calls: the first, on an empty arena, only counts; the second hands out
-// memory.
+// memory: the arena's own, or the caller's.
 class Arena {
  public:
   Arena() = default;
+  explicit Arena(uint8_t* memory) : base_(memory) {}
   template <typename T>
   T* take(size_t count) {
     const size_t offset = used_;
     used_ += round_up(count * sizeof(T), kAlignment);
-    return buffer_.data() ? reinterpret_cast<T*>(buffer_.data() + offset) : nullptr;
+    return base_ ? reinterpret_cast<T*>(base_ + offset) : nullptr;
   }
   size_t used() const { return used_; }
   void allocate() {
     buffer_ = AlignedBuffer(used_);
+    base_ = buffer_.data();
     used_ = 0;
   }
 
  private:
   AlignedBuffer buffer_;
+  uint8_t* base_ = nullptr;
   size_t used_ = 0;
 };
 

@@ -33,12 +33,12 @@ struct KvRows {
 
 struct LayerKv {
   KvRows k_head0, v_head0;
-  size_t head_stride = 0;  // bytes between two KV heads
+  size_t n_positions = 0;  // rows between two KV heads
   KvRows k(size_t kv_head) const {
-    return {k_head0.type, k_head0.data + kv_head * head_stride, k_head0.head_dim};
+    return {k_head0.type, k_head0.row(kv_head * n_positions), k_head0.head_dim};
   }
   KvRows v(size_t kv_head) const {
-    return {v_head0.type, v_head0.data + kv_head * head_stride, v_head0.head_dim};
+    return {v_head0.type, v_head0.row(kv_head * n_positions), v_head0.head_dim};
   }
 };
 

@@ -9,17 +9,19 @@
 
 namespace edgeh2o {
 
-void set_num_threads(int n_threads);  // throws std::invalid_argument unless 1 <= n_threads <= kMaxThreads
-int num_threads();  // what is set, or less where a ThreadLimit of this thread says so
+// Throws std::invalid_argument unless 1 <= n_threads <= kMaxThreads.
+void check_num_threads(int n_threads);
+void set_num_threads(int n_threads);  // of calls without a ThreadScope
+int num_threads();                    // what a ThreadScope of this thread says, else what is set
 inline constexpr int kMaxThreads = 256;
 
-// As long as it lives, parallel_for of the thread that made it takes at most n_threads.
-class ThreadLimit {
+// As long as it lives, parallel_for of the thread that made it takes n_threads.
+class ThreadScope {
  public:
-  explicit ThreadLimit(int n_threads);
-  ~ThreadLimit();
-  ThreadLimit(const ThreadLimit&) = delete;
-  ThreadLimit& operator=(const ThreadLimit&) = delete;
+  explicit ThreadScope(int n_threads);
+  ~ThreadScope();
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
 
  private:
   int outer_;

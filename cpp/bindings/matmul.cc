@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -50,19 +51,17 @@ struct PackedLinear {
 // The memory that products need, allocated once: 8-bit activations of max_rows rows, and scratch per thread.
 class Matmul {
  public:
-  Matmul(size_t max_rows, size_t max_depth)
+  Matmul(size_t max_rows, size_t max_depth, std::optional<int> n_threads)
       : table_(active_kernel_table()),
         max_rows_(max_rows),
         max_depth_(max_depth),
-        n_threads_(num_threads()),
+        n_threads_(n_threads.value_or(num_threads())),
         packed_(Activations8::bytes(table_, max_rows, max_depth)),
         scratch_(static_cast<size_t>(n_threads_) * matmul_scratch_bytes(table_)) {}
 
   // outs[i] [n][n_out] = x [n][n_in] times the transpose of weights[i], plus its bias.
   void run(const FloatArray& x, const std::vector<std::shared_ptr<PackedLinear>>& weights,
            std::vector<FloatArray> outs) {
-    EH2O_CHECK(num_threads() <= n_threads_, "made for ", n_threads_, " threads, but ", num_threads(),
-               " are set now");
     EH2O_CHECK(x.ndim() == 2, "x must be [n][n_in], got ", x.ndim(), " dimensions");
     const auto n_rows = static_cast<size_t>(x.shape(0)), depth = static_cast<size_t>(x.shape(1));
     EH2O_CHECK(n_rows > 0 && n_rows <= max_rows_ && depth <= max_depth_, "x must have 1 to ", max_rows_,
@@ -86,6 +85,8 @@ class Matmul {
     }
     const MatView<const float> rows{x.data(), n_rows, depth, depth};
     const py::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const ThreadScope threads(n_threads_);
     Activations8 packed;
     if (is_quantised) packed = quantize_rows(table_, rows, packed_.data());
     matmul(table_, {packed, rows}, {outputs.data(), outputs.size()}, scratch_.data());
@@ -98,6 +99,7 @@ class Matmul {
   size_t max_rows_, max_depth_;
   int n_threads_;
   AlignedBuffer packed_, scratch_;
+  std::mutex mutex_;  // of both
 };
 
 }  // namespace
@@ -112,7 +114,8 @@ void bind_matmul(py::module_& module) {
       .def_property_readonly("n_bytes",
                              [](const PackedLinear& self) { return self.linear.weight.n_bytes(); });
   py::class_<Matmul>(module, "Matmul")
-      .def(py::init<size_t, size_t>(), py::arg("max_rows"), py::arg("max_depth"))
+      .def(py::init<size_t, size_t, std::optional<int>>(), py::arg("max_rows"), py::arg("max_depth"),
+           py::arg("threads") = py::none())
       .def("run", &Matmul::run, py::arg("x").noconvert(), py::arg("weights"), py::arg("outs"))
       .def_property_readonly("n_bytes", &Matmul::n_bytes);
 }

@@ -18,7 +18,7 @@ namespace {
 // Takes the fields of a configuration from keyword arguments; those that are left out keep their defaults.
 class FieldReader {
  public:
-  explicit FieldReader(const py::kwargs& fields)
+  explicit FieldReader(const py::dict& fields)
       : fields_(py::reinterpret_steal<py::dict>(PyDict_Copy(fields.ptr()))) {}
 
   template <typename T>
@@ -50,39 +50,58 @@ class FieldReader {
   py::dict fields_;
 };
 
+RopeConfig make_rope(const py::dict& fields) {
+  RopeConfig rope;
+  FieldReader reader(fields);
+  reader.read("inv_freq", rope.inv_freq);
+  reader.read("attention_factor", rope.attention_factor);
+  reader.read("long_inv_freq", rope.long_inv_freq);
+  reader.read("long_after", rope.long_after);
+  reader.finish();
+  return rope;
+}
+
+LayerSpec make_layer(const py::dict& fields) {
+  LayerSpec layer;
+  FieldReader reader(fields);
+  reader.read_choice("mixer", layer.mixer, {{"attention", MixerKind::kAttention}});
+  reader.read("n_heads", layer.heads.n_heads);
+  reader.read("n_kv_heads", layer.heads.n_kv_heads);
+  reader.read("key_dim", layer.heads.key_dim);
+  reader.read("value_dim", layer.heads.value_dim);
+  reader.read("attention_scale", layer.heads.scale);
+  reader.read("attention_soft_cap", layer.heads.soft_cap);
+  reader.read("window", layer.window);
+  reader.read("rope", layer.rope);
+  reader.read_choice("qk_norm", layer.qk_norm,
+                     {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
+  reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
+  reader.read_choice("activation", layer.activation,
+                     {{"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}});
+  reader.read("ffn_dim", layer.ffn_dim);
+  reader.read("n_experts", layer.n_experts);
+  reader.read("n_experts_used", layer.n_experts_used);
+  reader.read_choice(
+      "norm_placement", layer.norm_placement,
+      {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
+  reader.read("residual_scale", layer.residual_scale);
+  reader.finish();
+  return layer;
+}
+
 DecoderConfig make_config(const py::kwargs& fields) {
   DecoderConfig config;
   FieldReader reader(fields);
-  reader.read("n_layers", config.n_layers);
   reader.read("model_dim", config.model_dim);
-  reader.read("n_heads", config.n_heads);
-  reader.read("n_kv_heads", config.n_kv_heads);
-  reader.read("head_dim", config.head_dim);
-  reader.read("ffn_dim", config.ffn_dim);
-  reader.read("n_experts", config.n_experts);
-  reader.read("n_experts_used", config.n_experts_used);
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
-  reader.read_choice(
-      "norm_placement", config.norm_placement,
-      {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
-  reader.read_choice("qk_norm", config.qk_norm,
-                     {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
-  reader.read_choice("activation", config.activation,
-                     {{"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}});
-  reader.read("rope_inv_freq", config.rope.inv_freq);
-  reader.read("rope_attention_factor", config.rope.attention_factor);
-  reader.read("sliding_rope_inv_freq", config.sliding_rope.inv_freq);
-  reader.read("long_rope_inv_freq", config.long_rope.inv_freq);
-  reader.read("long_rope_after", config.long_rope_after);
-  config.long_rope.attention_factor = config.rope.attention_factor;
-  reader.read("sliding_window", config.sliding_window);
-  reader.read("sliding_layers", config.sliding_layers);
-  reader.read("attention_scale", config.attention_scale);
+  std::vector<py::dict> ropes, layers;
+  reader.read("ropes", ropes);
+  reader.read("layers", layers);
+  for (const py::dict& rope : ropes) config.ropes.push_back(make_rope(rope));
+  for (const py::dict& layer : layers) config.layers.push_back(make_layer(layer));
   reader.read("embedding_scale", config.embedding_scale);
-  reader.read("residual_scale", config.residual_scale);
   reader.read("logit_scale", config.logit_scale);
-  reader.read("attention_soft_cap", config.attention_soft_cap);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);
   reader.finish();
@@ -96,9 +115,9 @@ class RowOrder {
   RowOrder(const std::optional<py::buffer>& row_order, const std::string& name, size_t rows, size_t cols) {
     if (!row_order) return;
     info_ = row_order->request();
-    EH2O_CHECK(info_.ndim == 1 && info_.item_type_is_equivalent_to<int32_t>() &&
-                   info_.strides[0] == info_.itemsize,
-               "row_order of '", name, "' must be contiguous int32");
+    EH2O_CHECK(
+        info_.ndim == 1 && info_.item_type_is_equivalent_to<int32_t>() && info_.strides[0] == info_.itemsize,
+        "row_order of '", name, "' must be contiguous int32");
     const size_t n_ordered = rows == 1 ? cols : rows;
     EH2O_CHECK(static_cast<size_t>(info_.size) == n_ordered, "row_order of '", name, "' must have ",
                n_ordered, " entries");

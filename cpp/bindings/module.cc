@@ -32,9 +32,9 @@ PYBIND11_MODULE(_core, module) {
     return names;
   });
   bind_attention(module);
-  bind_attention_session(module);
   bind_matmul(module);
   bind_model(module);
-  bind_session(module);
+  bind_sequence(module);
+  bind_chunked_attention(module);
   bind_strings(module);
 }

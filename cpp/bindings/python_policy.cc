@@ -73,6 +73,11 @@ std::vector<int32_t> copy_positions(const py::object& selection, size_t end) {
   return {positions.data(), positions.data() + positions.size()};
 }
 
+MemorySet listed(const std::vector<int32_t>& positions) {
+  static constexpr int32_t kNoPosition = 0;  // an empty list is not a range
+  return MemorySet::list(positions.empty() ? &kNoPosition : positions.data(), positions.size());
+}
+
 // Rows [n_rows][head_dim]; without rows any empty array will do.
 std::vector<float> copy_synthetic(const py::object& rows, size_t n_rows, size_t head_dim) {
   const FloatArray array(rows);
@@ -85,7 +90,8 @@ std::vector<float> copy_synthetic(const py::object& rows, size_t n_rows, size_t 
 
 }  // namespace
 
-PythonPolicy::PythonPolicy(py::object rule, PolicyNeeds needs) : rule_(std::move(rule)), needs_(needs) {
+PythonPolicy::PythonPolicy(py::object rule, PolicyNeeds needs)
+    : rule_(std::move(rule)), needs_(needs), selects_in_decode_(py::hasattr(rule_, "select_decode")) {
   if (py::hasattr(rule_, "select_memory")) return;
   throw_usage_error("a rule needs a method select_memory, which " +
                     std::string(Py_TYPE(rule_.ptr())->tp_name) + " lacks");
@@ -100,8 +106,8 @@ void PythonPolicy::call_python(const char* method, std::optional<size_t> slot, c
   const auto message = [&](const std::string& cause) {
     std::string place;
     if (slot) {
-      place = " (layer " + std::to_string(*slot / shape().n_kv_heads) + ", KV head " +
-              std::to_string(*slot % shape().n_kv_heads) + ")";
+      place = " (layer " + std::to_string(shape().slots[*slot].layer) + ", KV head " +
+              std::to_string(shape().slots[*slot].kv_head) + ")";
     }
     return std::string(method) + " of the rule in Python" + place + ": " + cause;
   };
@@ -126,7 +132,7 @@ void PythonPolicy::begin_prompt() {
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot] = SlotState{};
     call_python("is_scored", slot, [&](const py::object& method) {
-      slots_[slot].is_scored = py::bool_(method(slot / shape().n_kv_heads, slot % shape().n_kv_heads));
+      slots_[slot].is_scored = py::bool_(method(shape().slots[slot].layer, shape().slots[slot].kv_head));
     });
   }
 }
@@ -138,17 +144,30 @@ MemorySet PythonPolicy::select_memory(size_t slot, const SelectionInput& input) 
   state.values.clear();
   state.biases.clear();
   call_python("select_memory", slot, [&](const py::object& method) {
-    const size_t n_past = input.chunk.begin;
-    const py::object selection =
-        method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(input.chunk),
-               copy_queries(input, shape().group_size), copy_rows(input, input.past_keys, n_past),
-               copy_rows(input, input.past_values, n_past));
     SlotState chosen;
     chosen.is_scored = state.is_scored;
-    store_selection(chosen, selection, input);
+    store_selection(chosen, ask(method, slot, input), input);
     state = std::move(chosen);
   });
   return memory(slot);
+}
+
+MemorySet PythonPolicy::select_decode(size_t slot, const SelectionInput& input) {
+  if (!selects_in_decode_) return SparsePolicy::select_decode(slot, input);
+  std::vector<int32_t>& positions = slots_[slot].decode_positions;
+  positions.clear();
+  call_python("select_decode", slot, [&](const py::object& method) {
+    positions = copy_positions(ask(method, slot, input), input.chunk.begin);
+  });
+  return listed(positions);
+}
+
+// What a choice of the rule gives.
+py::object PythonPolicy::ask(const py::object& method, size_t slot, const SelectionInput& input) const {
+  const SlotShape& head = shape().slots[slot];
+  const size_t n_past = input.chunk.begin;
+  return method(head.layer, head.kv_head, chunk_tuple(input.chunk), copy_queries(input, head.group_size),
+                copy_rows(input, input.past_keys, n_past), copy_rows(input, input.past_values, n_past));
 }
 
 void PythonPolicy::store_selection(SlotState& state, const py::object& selection,
@@ -160,8 +179,8 @@ void PythonPolicy::store_selection(SlotState& state, const py::object& selection
     state.positions = copy_positions(parts[0], input.chunk.begin);
     const auto biases = FloatArray(py::object(parts[3]));
     state.biases.assign(biases.data(), biases.data() + biases.size());
-    state.keys = copy_synthetic(parts[1], state.biases.size(), shape().head_dim);
-    state.values = copy_synthetic(parts[2], state.biases.size(), shape().head_dim);
+    state.keys = copy_synthetic(parts[1], state.biases.size(), input.past_keys.head_dim);
+    state.values = copy_synthetic(parts[2], state.biases.size(), input.past_values.head_dim);
   } else {
     state.positions = copy_positions(selection, input.chunk.begin);
   }
@@ -174,7 +193,7 @@ void PythonPolicy::store_selection(SlotState& state, const py::object& selection
 
 void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {
   call_python("observe_intra", slot, [&](const py::object& method) {
-    method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(chunk),
+    method(shape().slots[slot].layer, shape().slots[slot].kv_head, chunk_tuple(chunk),
            py::array_t<float>(static_cast<py::ssize_t>(sums.size), sums.data));
   });
 }
@@ -182,7 +201,7 @@ void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const fl
 void PythonPolicy::observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
                                   Span<const float> sums) {
   call_python("observe_memory", slot, [&](const py::object& method) {
-    method(slot / shape().n_kv_heads, slot % shape().n_kv_heads, chunk_tuple(chunk),
+    method(shape().slots[slot].layer, shape().slots[slot].kv_head, chunk_tuple(chunk),
            py::array_t<int32_t>(static_cast<py::ssize_t>(memory.n_listed), memory.positions),
            py::array_t<float>(static_cast<py::ssize_t>(sums.size), sums.data));
   });
@@ -193,10 +212,8 @@ void PythonPolicy::end_layer() {
 }
 
 MemorySet PythonPolicy::memory(size_t slot) const {
-  static constexpr int32_t kNoPosition = 0;  // an empty list is not a range
   const SlotState& state = slots_[slot];
-  MemorySet set = MemorySet::list(state.positions.empty() ? &kNoPosition : state.positions.data(),
-                                  state.positions.size());
+  MemorySet set = listed(state.positions);
   set.synthetic = {state.keys.data(), state.values.data(), state.biases.data(), state.biases.size()};
   return set;
 }

@@ -17,7 +17,7 @@ namespace edgeh2o {
 //   select_memory(layer, kv_head, chunk, queries, past_keys, past_values) -> positions, or (positions, keys,
 //   values, biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer,
 //   kv_head), observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions,
-//   sums).
+//   sums), and select_decode with the arguments of select_memory, for positions that a generated token reads.
 // An exception of theirs, or an answer that cannot be used, ends up in end_layer as edgeh2o.errors.UsageError
 // with the exception as its cause; until then the memory sets are empty.
 class PythonPolicy final : public SparsePolicy {
@@ -30,7 +30,6 @@ class PythonPolicy final : public SparsePolicy {
   size_t state_bytes(const PolicyShape&) const override { return 0; }
   void begin_prompt() override;
   bool is_scored(size_t slot) const override { return slots_[slot].is_scored; }
-  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override;
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
                       Span<const float> sums) override;
@@ -38,22 +37,26 @@ class PythonPolicy final : public SparsePolicy {
   MemorySet memory(size_t slot) const override;
 
  protected:
+  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
+  MemorySet select_decode(size_t slot, const SelectionInput& input) override;
   void allocate(const PolicyShape& shape) override;
 
  private:
   struct SlotState {
     bool is_scored = true;
-    std::vector<int32_t> positions;
+    std::vector<int32_t> positions, decode_positions;
     std::vector<float> keys, values, biases;  // synthetic rows
   };
 
   template <typename F>
   void call_python(const char* method, std::optional<size_t> slot, const F& f);
+  pybind11::object ask(const pybind11::object& method, size_t slot, const SelectionInput& input) const;
   void store_selection(SlotState& state, const pybind11::object& selection,
                        const SelectionInput& input) const;
 
   pybind11::object rule_;
   PolicyNeeds needs_;
+  bool selects_in_decode_;
   std::vector<SlotState> slots_;
   std::mutex error_mutex_;
   std::exception_ptr error_;  // the first one since end_layer

@@ -13,10 +13,10 @@ inline PromptEnd prompt_end(bool is_last, bool stays_open) {
 }
 
 void bind_attention(pybind11::module_& module);
-void bind_attention_session(pybind11::module_& module);
+void bind_chunked_attention(pybind11::module_& module);
 void bind_matmul(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
-void bind_session(pybind11::module_& module);
+void bind_sequence(pybind11::module_& module);
 void bind_strings(pybind11::module_& module);
 
 }  // namespace edgeh2o

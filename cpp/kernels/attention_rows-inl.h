@@ -49,16 +49,16 @@ template <CacheType kType, size_t kRows>
 void attention_row_block(const AttentionTile& tile, size_t row, const uint8_t* k, const uint8_t* v,
                          size_t n_keys) {
   constexpr size_t kVectors = 4;
-  const size_t head_dim = tile.head_dim, row_bytes = kv_row_bytes(kType, head_dim);
+  const size_t key_dim = tile.key_dim, value_dim = tile.value_dim, row_bytes = kv_row_bytes(kType, key_dim);
   float* weights = tile.weights + row * tile.weight_stride;
-  const float* q = tile.q + row * head_dim;
+  const float* q = tile.q + row * key_dim;
   size_t key = 0;
   for (; key + kAttentionKeys <= n_keys; key += kAttentionKeys) {
-    dot_rows<kType, kRows, kAttentionKeys>(weights + key, tile.weight_stride, q, head_dim,
-                                           k + key * row_bytes, head_dim);
+    dot_rows<kType, kRows, kAttentionKeys>(weights + key, tile.weight_stride, q, key_dim, k + key * row_bytes,
+                                           key_dim);
   }
   for (; key < n_keys; ++key) {
-    dot_rows<kType, kRows, 1>(weights + key, tile.weight_stride, q, head_dim, k + key * row_bytes, head_dim);
+    dot_rows<kType, kRows, 1>(weights + key, tile.weight_stride, q, key_dim, k + key * row_bytes, key_dim);
   }
   for (size_t r = 0; r < kRows; ++r) {
     if (tile.soft_cap > 0.0f) soft_cap_f32(weights + r * tile.weight_stride, tile.soft_cap, n_keys);
@@ -66,12 +66,12 @@ void attention_row_block(const AttentionTile& tile, size_t row, const uint8_t* k
   }
   float* o = tile.o + row * tile.o_stride;
   size_t dim = 0;
-  for (; dim + kVectors * simd::kLanes <= head_dim; dim += kVectors * simd::kLanes) {
-    sum_values<kType, kRows, kVectors>(o, tile.o_stride, weights, tile.weight_stride, v, n_keys, head_dim,
+  for (; dim + kVectors * simd::kLanes <= value_dim; dim += kVectors * simd::kLanes) {
+    sum_values<kType, kRows, kVectors>(o, tile.o_stride, weights, tile.weight_stride, v, n_keys, value_dim,
                                        dim, simd::Index<simd::kLanes>{});
   }
-  for_each_vector(head_dim - dim, [&](size_t i, auto count) {
-    sum_values<kType, kRows, 1>(o, tile.o_stride, weights, tile.weight_stride, v, n_keys, head_dim, dim + i,
+  for_each_vector(value_dim - dim, [&](size_t i, auto count) {
+    sum_values<kType, kRows, 1>(o, tile.o_stride, weights, tile.weight_stride, v, n_keys, value_dim, dim + i,
                                 count);
   });
 }

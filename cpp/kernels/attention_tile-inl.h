@@ -85,14 +85,14 @@ __attribute__((noinline)) void multiply_panel(float* c, size_t c_stride, const f
 template <typename Products>
 void attention_scores(const AttentionTile& tile, const AttentionPiece& piece, const VisibleKeys& visible,
                       size_t n_padded) {
-  const size_t n_keys = visible.keys_of_last_row(), n_words = tile.head_dim / Products::kValuesPerWord;
+  const size_t n_keys = visible.keys_of_last_row(), n_words = tile.key_dim / Products::kValuesPerWord;
   const size_t first_key = visible.hidden_from_query(0) / kGemmF32Columns * kGemmF32Columns;
   for (size_t key = first_key; key < n_keys; key += kGemmF32Columns) {
     const size_t row = visible.first_row_of_key(key);
     const size_t end_row = visible.end_row_of_key(key + kGemmF32Columns - 1, n_padded);
     multiply_panel<Products, false>(tile.weights + row * tile.weight_stride + key, tile.weight_stride,
                                     tile.q + row * n_words, n_words, piece.k + key * n_words, end_row - row,
-                                    tile.head_dim);
+                                    tile.key_dim);
   }
 }
 
@@ -248,11 +248,11 @@ inline void merge_softmax_f32(const SoftmaxRows& state, const AttentionTile& til
   float* query = state.o;
   for (size_t row = 0; row < tile.n_rows; query += state.o_stride) {
     for (size_t head = 0; head < tile.group_size; ++head, ++row) {
-      float* out = query + head * tile.head_dim;
+      float* out = query + head * tile.value_dim;
       if (is_first) {
-        scale_f32(out, tile.o + row * tile.o_stride, new_factors[row], tile.head_dim);
+        scale_f32(out, tile.o + row * tile.o_stride, new_factors[row], tile.value_dim);
       } else {
-        blend_row(out, tile.o + row * tile.o_stride, old_factors[row], new_factors[row], tile.head_dim);
+        blend_row(out, tile.o + row * tile.o_stride, old_factors[row], new_factors[row], tile.value_dim);
       }
     }
   }

@@ -27,8 +27,8 @@ inline constexpr ptrdiff_t kNoneHidden = PTRDIFF_MIN / 2;
 // AttentionKernels::values_per_word values. Two bf16 of a word are neighbours in depth; of f16 a panel is
 // [depth][nr] values, which takes as many words.
 struct AttentionPiece {
-  const float* k = nullptr;   // [ceil(n_keys / nr)][head_dim / vpw][nr]: keys transposed, padded with zeros
-  const float* v = nullptr;   // [ceil(head_dim / nr)][v_panel_stride]: per panel [ceil(n_keys / vpw)][nr]
+  const float* k = nullptr;   // [ceil(n_keys / nr)][key_dim / vpw][nr]: keys transposed, padded with zeros
+  const float* v = nullptr;   // [ceil(value_dim / nr)][v_panel_stride]: per panel [ceil(n_keys / vpw)][nr]
   size_t v_panel_stride = 0;  // words between two panels of v
   size_t n_keys = 0;
   // Keys that the tile's first query sees; each later query sees one more. Clamped to [0, n_keys].
@@ -42,13 +42,13 @@ struct AttentionPiece {
 struct AttentionTile {
   size_t n_rows = 0;  // rows below are padded to a multiple of PackLayout::float_rows
   size_t group_size = 0;
-  size_t head_dim = 0;
-  const float* q = nullptr;  // [padded rows][head_dim / vpw] words, scaled in base 2; padded rows are 0
+  size_t key_dim = 0, value_dim = 0;
+  const float* q = nullptr;  // [padded rows][key_dim / vpw] words, scaled in base 2; padded rows are 0
   // [padded rows][weight_stride]: unnormalised weights, n_keys / vpw words; room for n_keys rounded up to nr
   float* weights = nullptr;
   size_t weight_stride = 0;
   float* o = nullptr;   // [padded rows][o_stride]: sum of weights times values
-  size_t o_stride = 0;  // head_dim rounded up to nr
+  size_t o_stride = 0;  // value_dim rounded up to nr
   float soft_cap =
       0.0f;            // in base 2: logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   float* m = nullptr;  // [n_rows] row maxima of the logits
@@ -56,7 +56,7 @@ struct AttentionTile {
 };
 
 // Softmax state of a tile's rows over all pieces so far. Row r of o: o + (r / group_size) * o_stride
-// + (r % group_size) * head_dim, normalised.
+// + (r % group_size) * value_dim, normalised.
 struct SoftmaxRows {
   float* m = nullptr;  // [n_rows]
   float* l = nullptr;  // [n_rows]

@@ -37,7 +37,7 @@ ReadStatus WeightReader::run() {
   for (const TensorSource& source : sources_) {
     if (is_cancelled_.load(std::memory_order_relaxed)) return ReadStatus::kCancelled;
     const bool spares_thread = spares_thread_.load(std::memory_order_relaxed);
-    const ThreadLimit limit(std::max(1, num_threads() - spares_thread));
+    const ThreadScope scope(std::max(1, num_threads() - spares_thread));
     const ReadStatus status = read(buffer.data(), source.offset, source.n_bytes);
     if (status != ReadStatus::kDone) return status;
     weights_.set_tensor(source.name, source.type_name, buffer.data(), source.n_bytes, source.rows,

@@ -7,37 +7,15 @@
 
 namespace edgeh2o {
 
-void DecoderConfig::check() const {
-  EH2O_CHECK(n_layers > 0 && model_dim > 0 && n_heads > 0 && n_kv_heads > 0 && head_dim > 0 && ffn_dim > 0 &&
-                 vocab_size > 0,
-             "decoder sizes must be positive: n_layers=", n_layers, ", model_dim=", model_dim,
-             ", n_heads=", n_heads, ", n_kv_heads=", n_kv_heads, ", head_dim=", head_dim,
-             ", ffn_dim=", ffn_dim, ", vocab_size=", vocab_size);
-  EH2O_CHECK(n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
-             " is not a multiple of n_kv_heads = ", n_kv_heads);
-  EH2O_CHECK(head_dim % 8 == 0, "head_dim = ", head_dim, " is not a multiple of 8");
-  for (const RopeConfig* table : {&rope, &sliding_rope, &long_rope}) {
-    EH2O_CHECK(2 * table->n_pairs() <= head_dim, "rope_inv_freq has ", table->n_pairs(),
-               " entries, more than half of head_dim = ", head_dim);
-    EH2O_CHECK(table->inv_freq.empty() || table->n_pairs() == rope.n_pairs(),
-               "a table of RoPE frequencies has ", table->n_pairs(), " entries, another ", rope.n_pairs());
-  }
-  EH2O_CHECK(n_experts_used <= n_experts && (n_experts_used > 0) == (n_experts > 0),
-             "n_experts_used = ", n_experts_used, " of n_experts = ", n_experts);
-  EH2O_CHECK(sliding_layers.empty() || (sliding_layers.size() == n_layers && sliding_window > 0),
-             "sliding_layers has ", sliding_layers.size(), " entries for ", n_layers,
-             " layers, with a sliding_window of ", sliding_window);
-}
-
 Weights::Weights(const DecoderConfig& config, const KernelTable& table)
-    : config_(config), table_(&table), layers_(config.n_layers) {
+    : config_(config), table_(&table), layers_(config.n_layers()) {
   config_.check();
   for_each_tensor([this](const std::string& name, const Slot& slot) { slots_.emplace(name, slot); });
 }
 
 template <typename F>
 void Weights::for_each_tensor(const F& f) {
-  const size_t model_dim = config_.model_dim, q_dim = config_.q_dim(), kv_dim = config_.kv_dim();
+  const size_t model_dim = config_.model_dim;
   const auto matrix = [&](const std::string& name, PackedMatrix& slot, size_t rows, size_t cols,
                           bool required) { f(name, Slot{&slot, nullptr, rows, cols, required}); };
   const auto vector = [&](const std::string& name, std::vector<float>& slot, size_t size, bool required) {
@@ -52,32 +30,36 @@ void Weights::for_each_tensor(const F& f) {
   vector("output_norm.weight", output_norm_, model_dim, true);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
+    const LayerSpec& spec = config_.layers[i];
+    const AttentionHeads& heads = spec.heads;
     LayerWeights& layer = layers_[i];
-    if (config_.has_pre_norm()) {
+    if (spec.has_pre_norm()) {
       vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
       vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
     }
-    if (config_.has_post_norm()) {
+    if (spec.has_post_norm()) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
       vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
     }
-    if (config_.qk_norm != QkNorm::kNone) {
-      const bool is_per_head = config_.qk_norm == QkNorm::kHead;
-      vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? config_.head_dim : q_dim, true);
-      vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? config_.head_dim : kv_dim, true);
+    if (spec.qk_norm != QkNorm::kNone) {
+      const bool is_per_head = spec.qk_norm == QkNorm::kHead;
+      vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
+             true);
+      vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? heads.key_dim : heads.k_dim(),
+             true);
     }
-    linear(prefix + "attn_q", layer.attn_q, q_dim, model_dim);
-    linear(prefix + "attn_k", layer.attn_k, kv_dim, model_dim);
-    linear(prefix + "attn_v", layer.attn_v, kv_dim, model_dim);
-    linear(prefix + "attn_output", layer.attn_output, model_dim, q_dim);
-    layer.ffn.resize(std::max<size_t>(1, config_.n_experts));
-    if (config_.n_experts > 0)
-      linear(prefix + "ffn_gate_inp", layer.ffn_router, config_.n_experts, model_dim);
+    linear(prefix + "attn_q", layer.attn_q, heads.q_dim(), model_dim);
+    linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
+    linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
+    linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
+    const bool has_experts = spec.ffn == FfnKind::kExperts;
+    layer.ffn.resize(has_experts ? spec.n_experts : 1);
+    if (has_experts) linear(prefix + "ffn_gate_inp", layer.ffn_router, spec.n_experts, model_dim);
     for (size_t e = 0; e < layer.ffn.size(); ++e) {
-      const std::string suffix = config_.n_experts > 0 ? "_exps." + std::to_string(e) : "";
-      linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, config_.ffn_dim, model_dim);
-      linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, config_.ffn_dim, model_dim);
-      linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, config_.ffn_dim);
+      const std::string suffix = has_experts ? "_exps." + std::to_string(e) : "";
+      linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, spec.ffn_dim, model_dim);
+      linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, spec.ffn_dim, model_dim);
+      linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, spec.ffn_dim);
     }
   }
 }

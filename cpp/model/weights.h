@@ -23,8 +23,8 @@ struct FeedForward {
 
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
-  Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [kv_dim], [kv_dim], [model_dim] outputs
-  std::vector<float> attn_q_norm, attn_k_norm;   // [head_dim] or [q_dim] and [kv_dim], or empty
+  Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [k_dim], [v_dim], [model_dim] outputs
+  std::vector<float> attn_q_norm, attn_k_norm;   // [key_dim] or [q_dim] and [k_dim], or empty
   std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
   std::vector<FeedForward> ffn;                  // one, or one per expert
   Linear ffn_router;                             // [n_experts] outputs, where there are experts

@@ -15,21 +15,21 @@ size_t tile_floats(const AttentionSizes& sizes) {
 
 void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const AttentionSizes& sizes,
                             size_t n_threads) {
-  const size_t n_heads = shape.n_kv_heads;
+  const size_t n_heads = shape.heads.n_kv_heads;
   const size_t value_words = sizes.o_stride / sizes.values_per_word;  // of a key, in the mean
   batch_k = arena.take<float>(n_heads * sizes.batch_keys * sizes.key_words);
   batch_v = arena.take<float>(n_heads * sizes.batch_keys * value_words);
   gather_k = arena.take<float>(n_heads * sizes.gather_keys * sizes.key_words);
   gather_v = arena.take<float>(n_heads * sizes.gather_keys * value_words);
-  m = arena.take<float>(shape.batch_size * shape.n_heads);
-  l = arena.take<float>(shape.batch_size * shape.n_heads);
+  m = arena.take<float>(shape.batch_size * shape.heads.n_heads);
+  l = arena.take<float>(shape.batch_size * shape.heads.n_heads);
   if (sizes.is_scoring) {
     intra_sums = arena.take<float>(sizes.n_chunks * n_heads * sizes.n_tasks * sizes.chunk_keys);
     memory_sums = arena.take<float>(n_heads * sizes.n_tasks * sizes.memory_keys);
     reduced_sums = arena.take<float>(n_heads * std::max(sizes.chunk_keys, sizes.memory_keys));
   }
   heads = arena.take<HeadWork>(n_heads);
-  order = arena.take<size_t>(shape.n_kv_heads);
+  order = arena.take<size_t>(n_heads);
   tiles = arena.take<float>(n_threads * tile_floats(sizes));
 }
 
@@ -43,9 +43,10 @@ TileScratch AttentionBuffers::tile_scratch(const AttentionSizes& sizes, const At
     next += sizes.tile_rows * row_floats;
     return rows;
   };
-  tile.group_size = shape.group_size();
-  tile.head_dim = shape.head_dim;
-  tile.soft_cap = shape.soft_cap * kLog2E;
+  tile.group_size = shape.heads.group_size();
+  tile.key_dim = shape.heads.key_dim;
+  tile.value_dim = shape.heads.value_dim;
+  tile.soft_cap = shape.heads.soft_cap * kLog2E;
   tile.weight_stride = sizes.weight_stride;
   tile.o_stride = sizes.o_stride;
   tile.weights = take_rows(sizes.weight_stride);

@@ -48,22 +48,23 @@ std::vector<std::string> attention_precisions(const KernelTable& table) {
 
 size_t AttentionShape::longest_chunk() const { return std::min({chunk_size, batch_size, max_context}); }
 
-PolicyShape AttentionShape::policy_shape() const {
-  return {n_layers, n_kv_heads, group_size(), head_dim, max_context, longest_chunk()};
+void AttentionHeads::check() const {
+  EH2O_CHECK(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
+             " must be a positive multiple of n_kv_heads = ", n_kv_heads);
+  for (const size_t dim : {key_dim, value_dim}) {
+    EH2O_CHECK(dim > 0 && dim % 8 == 0 && dim <= 1024, "head_dim = ", dim,
+               " must be a multiple of 8 between 8 and 1024");
+  }
+  EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
+  EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
 }
 
 void AttentionShape::check() const {
-  EH2O_CHECK(n_layers > 0, "n_layers must be at least 1");
-  EH2O_CHECK(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
-             " must be a positive multiple of n_kv_heads = ", n_kv_heads);
-  EH2O_CHECK(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 1024, "head_dim = ", head_dim,
-             " must be a multiple of 8 between 8 and 1024");
+  heads.check();
   EH2O_CHECK(max_context > 0 && max_context <= INT32_MAX, "max_context = ", max_context,
              " must be between 1 and ", INT32_MAX);
   EH2O_CHECK(batch_size > 0, "batch_size must be at least 1");
   EH2O_CHECK(chunk_size > 0, "chunk_size must be at least 1");
-  EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
-  EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
 }
 
 AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& shape,
@@ -71,8 +72,8 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   is_scoring = needs.column_sums != ColumnSums::kNone;
   panel_cols = table.layout.panel_cols;
   values_per_word = attention_kernels(table, shape.precision).values_per_word;
-  key_words = shape.head_dim / values_per_word;
-  o_stride = round_up(shape.head_dim, panel_cols);
+  key_words = shape.heads.key_dim / values_per_word;
+  o_stride = round_up(shape.heads.value_dim, panel_cols);
   const size_t chunk = shape.longest_chunk();
   chunk_keys = round_up(chunk, panel_cols);
   n_chunks = ceil_div(std::min(shape.batch_size, shape.max_context), shape.chunk_size);
@@ -90,7 +91,7 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   // The odd multiple of a cache line keeps the rows of a tile out of each other's cache sets.
   weight_stride = block_keys + 16;
 
-  const size_t group_size = shape.group_size(), float_rows = table.layout.float_rows;
+  const size_t group_size = shape.heads.group_size(), float_rows = table.layout.float_rows;
   const size_t max_rows = std::clamp(kTileWeights / weight_stride, 2 * float_rows, kMaxTileRows);
   tile_queries = std::min(std::max(max_rows / group_size, size_t{1}), chunk);
   tile_rows = round_up(tile_queries * group_size, float_rows);

@@ -22,20 +22,30 @@ AttentionPrecision parse_attention_precision(const std::string& name);
 // Names of the precisions that the table has kernels of.
 std::vector<std::string> attention_precisions(const KernelTable& table);
 
-struct AttentionShape {
-  size_t n_layers = 1;
+// The heads of a layer.
+struct AttentionHeads {
   size_t n_heads = 0, n_kv_heads = 0;
-  size_t head_dim = 0;
+  size_t key_dim = 0, value_dim = 0;  // of a head
+  float scale = 0.0f;                 // factor of the logits
+  float soft_cap = 0.0f;  // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+
+  size_t group_size() const { return n_heads / n_kv_heads; }
+  size_t q_dim() const { return n_heads * key_dim; }
+  size_t k_dim() const { return n_kv_heads * key_dim; }
+  size_t v_dim() const { return n_kv_heads * value_dim; }
+  size_t out_dim() const { return n_heads * value_dim; }
+  void check() const;  // throws std::invalid_argument
+};
+
+// How a layer is run.
+struct AttentionShape {
+  AttentionHeads heads;
   size_t max_context = 0;
   size_t batch_size = 0;  // most tokens of one call
   size_t chunk_size = 0;
-  float scale = 0.0f;     // factor of the logits
-  float soft_cap = 0.0f;  // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   AttentionPrecision precision = AttentionPrecision::kF32;
 
-  size_t group_size() const { return n_heads / n_kv_heads; }
   size_t longest_chunk() const;
-  PolicyShape policy_shape() const;
   void check() const;  // throws std::invalid_argument
 };
 
@@ -47,7 +57,7 @@ struct AttentionSizes {
   size_t panel_cols;
   size_t values_per_word;
   size_t key_words;    // of a packed key
-  size_t o_stride;     // head_dim rounded up to panels
+  size_t o_stride;     // value_dim rounded up to panels
   size_t chunk_keys;   // between the starts of two chunks in the batch panels
   size_t n_chunks;     // most chunks of a call
   size_t batch_keys;   // all chunks of a call

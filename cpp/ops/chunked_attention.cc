@@ -6,14 +6,10 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/decode_attention.h"
 
 namespace edgeh2o {
 namespace {
-
-AttentionShape checked(const AttentionShape& shape) {
-  shape.check();
-  return shape;
-}
 
 // First position that the query at `position` sees (below 0: there are fewer than a window's), if there is a
 // window.
@@ -45,73 +41,61 @@ uint64_t causal_pairs(size_t first, size_t n, size_t window) {
   return pairs_before(first + n) - pairs_before(first);
 }
 
-ChunkedAttention::ChunkedAttention(const KernelTable& table, const AttentionShape& shape,
-                                   std::shared_ptr<SparsePolicy> policy)
-    : table_(table),
-      kernels_(attention_kernels(table, shape.precision)),
-      shape_(checked(shape)),
-      policy_(std::move(policy)),
-      needs_(policy_->needs(shape_.policy_shape())),
-      sizes_(table, shape_, needs_),
-      n_threads_(static_cast<size_t>(num_threads())),
-      decode_(shape),
-      rounds_(kernels_, shape_, sizes_, buffers_),
-      page_scores_(table_, shape_, needs_) {
-  const auto take_buffers = [this] {
-    buffers_.take(arena_, shape_, sizes_, n_threads_);
-    decode_.take_scratch(arena_, table_, n_threads_);
-    page_scores_.take_scratch(arena_);
-  };
-  take_buffers();
-  arena_.allocate();
-  take_buffers();
-  policy_->begin_session(shape_.policy_shape());
-}
+AttentionPlan::AttentionPlan(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs)
+    : table(table),
+      kernels(attention_kernels(table, shape.precision)),
+      shape(shape),
+      needs(needs),
+      sizes(table, shape, needs) {}
 
-ChunkedAttention::~ChunkedAttention() { policy_->end_session(); }
-
-size_t ChunkedAttention::estimate_bytes(const KernelTable& table, const AttentionShape& shape,
-                                        const SparsePolicy& policy) {
-  const PolicyNeeds needs = policy.needs(checked(shape).policy_shape());
-  const AttentionSizes sizes(table, shape, needs);
-  const auto n_threads = static_cast<size_t>(num_threads());
+size_t AttentionPlan::scratch_bytes(size_t n_threads) const {
   Arena counter;
   AttentionBuffers().take(counter, shape, sizes, n_threads);
-  DecodeAttention(shape).take_scratch(counter, table, n_threads);
   PageScores(table, shape, needs).take_scratch(counter);
-  return counter.used();
+  return std::max(counter.used(), DecodeAttention::scratch_bytes(*this, n_threads));
 }
 
-void ChunkedAttention::begin_prompt() {
-  policy_->begin_prompt();
-  n_pairs_ = 0;
-}
-
-void ChunkedAttention::check_threads() const {
-  EH2O_CHECK(static_cast<size_t>(num_threads()) <= n_threads_, "made for ", n_threads_, " threads, but ",
-             num_threads(), " are set now; set the threads before the session is made");
+ChunkedAttention::ChunkedAttention(const AttentionPlan& plan, SparsePolicy& policy, size_t first_slot,
+                                   uint8_t* scratch, size_t n_threads)
+    : plan_(plan),
+      table_(plan.table),
+      kernels_(plan.kernels),
+      shape_(plan.shape),
+      heads_(plan.shape.heads),
+      needs_(plan.needs),
+      sizes_(plan.sizes),
+      policy_(policy),
+      first_slot_(first_slot),
+      scratch_(scratch),
+      n_threads_(n_threads),
+      rounds_(kernels_, shape_, sizes_, buffers_),
+      page_scores_(table_, shape_, needs_) {
+  Arena arena(scratch);
+  buffers_.take(arena, shape_, sizes_, n_threads);
+  page_scores_.take_scratch(arena);
 }
 
 void ChunkedAttention::check_call(const Call& call) const {
-  const size_t n_tokens = call.plan.n_tokens, width = shape_.n_heads * shape_.head_dim;
-  EH2O_CHECK(call.layer < shape_.n_layers, "layer ", call.layer, " does not exist; there are ",
-             shape_.n_layers);
+  const size_t n_tokens = call.plan.n_tokens;
   EH2O_CHECK(n_tokens > 0 && n_tokens <= shape_.batch_size,
              "a call takes 1 to batch_size = ", shape_.batch_size, " tokens, got ", n_tokens);
   EH2O_CHECK(call.plan.first_position + n_tokens <= shape_.max_context, "positions ",
              call.plan.first_position, " to ", call.plan.first_position + n_tokens, " exceed the context of ",
              shape_.max_context);
-  EH2O_CHECK(call.q.cols == width && call.out.cols == width && call.out.rows == n_tokens,
-             "queries and outputs must have n_heads * head_dim = ", width, " columns, got ", call.q.cols,
-             " and ", call.out.cols);
-  check_threads();
+  EH2O_CHECK(call.q.cols == heads_.q_dim() && call.out.cols == heads_.out_dim() && call.out.rows == n_tokens,
+             "queries and outputs must have n_heads * head_dim = ", heads_.q_dim(), " and ", heads_.out_dim(),
+             " columns, got ", call.q.cols, " and ", call.out.cols);
 }
 
-void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position,
-                           size_t window, PromptEnd end, MatView<float> out) {
+uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                               size_t window, PromptEnd end, MatView<float> out) {
   const ChunkPlan plan{first_position, q.rows, shape_.longest_chunk()};
-  const Call call{layer, q, kv, plan, window, end == PromptEnd::kFinal, out};
+  const Call call{q, kv, plan, window, end == PromptEnd::kFinal, out};
   check_call(call);
+#ifdef EH2O_DEBUG
+  std::memset(scratch_, 0xFF, plan_.scratch_bytes(n_threads_));  // nobody counts on what others left
+#endif
+  n_pairs_ = 0;
   const bool has_tail = end != PromptEnd::kLater && window == 0;
   const size_t n_tail = has_tail ? std::min(needs_.n_dense_tail, q.rows) : 0;
   if (n_tail == 0) {
@@ -123,7 +107,8 @@ void ChunkedAttention::run(size_t layer, MatView<const float> q, const LayerKv& 
     tail.window = first_position + q.rows;  // everything
     run_part(tail);
   }
-  if (window == 0) policy_->end_layer();
+  if (window == 0) policy_.end_layer();
+  return n_pairs_;
 }
 
 // Tokens [first, first + n_tokens) of the call.
@@ -140,35 +125,51 @@ ChunkedAttention::Call ChunkedAttention::part_of(const Call& call, size_t first,
 void ChunkedAttention::run_part(const Call& call) {
   const size_t first_position = call.plan.first_position, window = call.window;
   const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
-  std::iota(buffers_.order, buffers_.order + shape_.n_kv_heads, size_t{0});
+  std::iota(buffers_.order, buffers_.order + heads_.n_kv_heads, size_t{0});
   rounds_.pack_batch(call.kv, call.plan);
   run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
-    n_pairs_ += shape_.n_kv_heads * causal_pairs(0, call.plan.chunk(i).size(), window);
+    n_pairs_ += heads_.n_kv_heads * causal_pairs(0, call.plan.chunk(i).size(), window);
     if (i >= n_without_past) run_phase_2(call, i);
   }
   if (!call.is_last) {
-    parallel_for(shape_.n_kv_heads,
+    parallel_for(heads_.n_kv_heads,
                  [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
   }
 }
 
 void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
-                              MatView<float> out) {
+                              bool asks_policy, MatView<float> out) {
   EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ",
              shape_.max_context);
-  check_threads();
-  const size_t n_keys = window == 0 ? position + 1 : std::min(window, position + 1);
-  decode_.run(table_, q.data, kv, {position + 1 - n_keys, position + 1}, out.data);
+  const size_t n_seen = window == 0 ? position + 1 : std::min(window, position + 1);
+  DecodeAttention decode(plan_, scratch_, n_threads_);
+  for (size_t kv_head = 0; kv_head < heads_.n_kv_heads; ++kv_head) {
+    MemorySet memory = MemorySet::all_of({position + 1 - n_seen, position});
+    if (asks_policy && window == 0) {
+      const size_t width = heads_.group_size() * heads_.key_dim;
+      memory = policy_.select(Phase::kDecode, first_slot_ + kv_head,
+                              {{position, position + 1},
+                               {q.data + kv_head * width, 1, width, q.stride},
+                               kv.k(kv_head),
+                               kv.v(kv_head),
+                               table_.add_kv_rows_f32,
+                               nullptr});
+      EH2O_DASSERT(is_valid_memory(memory, position) && memory.synthetic.count == 0);
+    }
+    decode.set_memory(kv_head, memory, position);
+  }
+  if (asks_policy && window == 0) policy_.end_layer();
+  decode.run(q.data, kv, out.data);
 }
 
 void ChunkedAttention::read_state(size_t n_tokens, float* m, float* l) const {
-  const size_t group_size = shape_.group_size();
+  const size_t group_size = heads_.group_size();
   for (size_t token = 0; token < n_tokens; ++token) {
-    for (size_t head = 0; head < shape_.n_heads; ++head) {
+    for (size_t head = 0; head < heads_.n_heads; ++head) {
       const size_t row = head / group_size * rows_per_head() + token * group_size + head % group_size;
-      m[token * shape_.n_heads + head] = buffers_.m[row] / kLog2E;
-      l[token * shape_.n_heads + head] = buffers_.l[row];
+      m[token * heads_.n_heads + head] = buffers_.m[row] / kLog2E;
+      l[token * heads_.n_heads + head] = buffers_.l[row];
     }
   }
 }
@@ -182,7 +183,7 @@ void ChunkedAttention::run_phase_1(const Call& call, size_t n_chunks) const {
 
 void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   const HeadWork* heads = buffers_.heads;
-  const size_t n_heads = shape_.n_kv_heads;
+  const size_t n_heads = heads_.n_kv_heads;
   parallel_for(n_heads, [&](size_t kv_head, size_t) { advance_head(call, chunk_idx, kv_head); });
   order_heads();
   const PositionRange chunk = call.plan.chunk(chunk_idx);
@@ -216,14 +217,15 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
 MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk, size_t kv_head) const {
   if (call.window > 0)
     return MemorySet::all_of({chunk.begin + 1 - std::min(call.window, chunk.begin + 1), chunk.begin});
-  const size_t width = shape_.group_size() * shape_.head_dim;
+  const size_t width = heads_.group_size() * heads_.key_dim;
   const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
-  return policy_->select_memory(slot(call, kv_head), {chunk,
-                                                      {queries, chunk.size(), width, call.q.stride},
-                                                      call.kv.k(kv_head),
-                                                      call.kv.v(kv_head),
-                                                      table_.add_kv_rows_f32,
-                                                      &page_scores_});
+  return policy_.select(Phase::kPrefill, slot(kv_head),
+                        {chunk,
+                         {queries, chunk.size(), width, call.q.stride},
+                         call.kv.k(kv_head),
+                         call.kv.v(kv_head),
+                         table_.add_kv_rows_f32,
+                         &page_scores_});
 }
 
 // What happens for one KV head between two chunks.
@@ -238,8 +240,7 @@ void ChunkedAttention::advance_head(const Call& call, size_t chunk_idx, size_t k
 }
 
 bool ChunkedAttention::is_scored(const Call& call, size_t kv_head) const {
-  return call.window == 0 && needs_.column_sums != ColumnSums::kNone &&
-         policy_->is_scored(slot(call, kv_head));
+  return call.window == 0 && needs_.column_sums != ColumnSums::kNone && policy_.is_scored(slot(kv_head));
 }
 
 bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
@@ -249,7 +250,7 @@ bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
 // Heads with much to read first: a long task that begins last leaves the other threads waiting.
 void ChunkedAttention::order_heads() const {
   const HeadWork* heads = buffers_.heads;
-  std::sort(buffers_.order, buffers_.order + shape_.n_kv_heads, [&](size_t a, size_t b) {
+  std::sort(buffers_.order, buffers_.order + heads_.n_kv_heads, [&](size_t a, size_t b) {
     const size_t rows_a = heads[a].memory.n_rows(), rows_b = heads[b].memory.n_rows();
     return rows_a != rows_b ? rows_a > rows_b : a < b;
   });
@@ -259,9 +260,9 @@ void ChunkedAttention::order_heads() const {
 template <typename F>
 void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks,
                                      const F& f) const {
-  parallel_for(n_chunks * shape_.n_kv_heads * sizes_.n_tasks, [&](size_t i, size_t thread) {
-    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / shape_.n_kv_heads;
-    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % shape_.n_kv_heads],
+  parallel_for(n_chunks * heads_.n_kv_heads * sizes_.n_tasks, [&](size_t i, size_t thread) {
+    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / heads_.n_kv_heads;
+    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % heads_.n_kv_heads],
                     sizes_.n_tasks - 1 - i % sizes_.n_tasks, call.plan.chunk(chunk_idx)};
     if (task.task_idx * task_queries() < task.chunk.size()) f(task, thread);
   });
@@ -270,7 +271,7 @@ void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_
 // Loads the tiles of a task one after another and runs f on each.
 template <typename F>
 void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t thread, const F& f) const {
-  const size_t group_size = shape_.group_size(), width = group_size * shape_.head_dim;
+  const size_t group_size = heads_.group_size(), width = group_size * heads_.key_dim;
   const size_t row_words = sizes_.key_words;
   const size_t end = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
   LoadedTile tile{buffers_.tile_scratch(sizes_, shape_, thread), {}, 0};
@@ -280,15 +281,15 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     const size_t token = task.chunk.begin - call.plan.first_position + first;
     for (size_t i = 0; i < n_queries; ++i) {
       const float* row = call.q.row(token + i) + task.kv_head * width;
-      kernels_.pack_queries(q + i * group_size * row_words, row, shape_.scale * kLog2E, width);
+      kernels_.pack_queries(q + i * group_size * row_words, row, heads_.scale * kLog2E, width);
     }
     const size_t n_rows = n_queries * group_size;
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
     std::memset(q + n_rows * row_words, 0, n_padding * row_words * sizeof(float));
     tile.scratch.tile.n_rows = n_rows;
     const size_t row = task.kv_head * rows_per_head() + (call.first_row + token) * group_size;
-    tile.state = {buffers_.m + row, buffers_.l + row, call.out.row(token) + task.kv_head * width,
-                  call.out.stride};
+    tile.state = {buffers_.m + row, buffers_.l + row,
+                  call.out.row(token) + task.kv_head * group_size * heads_.value_dim, call.out.stride};
     tile.first_query = first;
     f(tile);
   }
@@ -375,7 +376,7 @@ float ChunkedAttention::query_weight(const Task& task, size_t first_query, size_
 }
 
 float* ChunkedAttention::intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const {
-  const size_t row = (chunk_idx * shape_.n_kv_heads + kv_head) * sizes_.n_tasks + task_idx;
+  const size_t row = (chunk_idx * heads_.n_kv_heads + kv_head) * sizes_.n_tasks + task_idx;
   return buffers_.intra_sums + row * sizes_.chunk_keys;
 }
 
@@ -408,12 +409,12 @@ void ChunkedAttention::observe_chunk(const Call& call, size_t chunk_idx, size_t 
   for (size_t i = 0; i < n_tasks; ++i) {
     table_.add_f32(sums, intra_sums(chunk_idx, kv_head, i), std::min((i + 1) * task_queries(), chunk.size()));
   }
-  policy_->observe_intra(slot(call, kv_head), chunk, {sums, chunk.size()});
+  policy_.observe_intra(slot(kv_head), chunk, {sums, chunk.size()});
   if (chunk.begin == 0) return;
   const MemorySet& memory = buffers_.heads[kv_head].memory;
   std::fill_n(sums, memory.n_positions(), 0.0f);
   for (size_t i = 0; i < n_tasks; ++i) table_.add_f32(sums, memory_sums(kv_head, i), memory.n_positions());
-  policy_->observe_memory(slot(call, kv_head), chunk, memory, {sums, memory.n_positions()});
+  policy_.observe_memory(slot(kv_head), chunk, memory, {sums, memory.n_positions()});
 }
 
 }  // namespace edgeh2o

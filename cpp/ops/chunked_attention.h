@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "base/arena.h"
 #include "base/kv_rows.h"
@@ -20,7 +19,6 @@
 #include "ops/attention_buffers.h"
 #include "ops/attention_sizes.h"
 #include "ops/chunk_plan.h"
-#include "ops/decode_attention.h"
 #include "ops/memory_rounds.h"
 #include "ops/page_scores.h"
 #include "sparse/sparse_policy.h"
@@ -30,58 +28,53 @@ namespace edgeh2o {
 // Whether a prompt ends with a call, and whether another may go on from there (the next turn of a chat).
 enum class PromptEnd : uint8_t { kLater, kOpen, kFinal };
 
+// What the attention of layers of one shape under one policy needs to know: all sizes, made once.
+struct AttentionPlan {
+  // Throws std::invalid_argument for a precision that the table has not got.
+  AttentionPlan(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs);
+
+  // Scratch of a call with so many threads.
+  size_t scratch_bytes(size_t n_threads) const;
+
+  // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before.
+  bool ends_dense(size_t window) const { return window > 0 || needs.reads_all || needs.n_dense_tail > 0; }
+
+  const KernelTable& table;
+  const AttentionKernels& kernels;
+  AttentionShape shape;
+  PolicyNeeds needs;
+  AttentionSizes sizes;
+};
+
+// The attention of one layer, for the calls that follow: nothing in it outlives them.
 class ChunkedAttention {
  public:
-  // Allocates; run and decode do not. Serves up to num_threads() threads as set now. Throws
-  // std::invalid_argument for sizes that do not fit together and for a policy that serves another session.
-  ChunkedAttention(const KernelTable& table, const AttentionShape& shape,
-                   std::shared_ptr<SparsePolicy> policy);
-  ~ChunkedAttention();
+  // first_slot: the policy's, of the layer's first KV head. scratch: plan.scratch_bytes(n_threads) bytes, of
+  // anything; n_threads: the number that parallel_for takes.
+  ChunkedAttention(const AttentionPlan& plan, SparsePolicy& policy, size_t first_slot, uint8_t* scratch,
+                   size_t n_threads);
   ChunkedAttention(const ChunkedAttention&) = delete;
   ChunkedAttention& operator=(const ChunkedAttention&) = delete;
 
-  // Bytes that the constructor allocates, the policy's own state not included.
-  static size_t estimate_bytes(const KernelTable& table, const AttentionShape& shape,
-                               const SparsePolicy& policy);
+  // Attention of tokens [first_position, first_position + q.rows) of the prompt; returns the query-key pairs,
+  // summed over the KV heads. kv: the layer's cache, their rows written. q [n_tokens][q_dim] after rotary
+  // embedding, out [n_tokens][out_dim]. window: of the layer, or 0. Tokens of a dense tail are scored no more
+  // than decoded ones.
+  uint64_t run(MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window, PromptEnd end,
+               MatView<float> out);
 
-  // Forgets the prompt.
-  void begin_prompt();
+  // Attention of one token at `position` to what the policy names, or to everything before it, or to its
+  // window; scores and memory sets stay as they are.
+  void decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window, bool asks_policy,
+              MatView<float> out);
 
-  // Attention of tokens [first_position, first_position + q.rows) of the prompt. kv: the layer's cache, their
-  // rows written. q, out: [n_tokens][n_heads * head_dim], q after rotary embedding. window: of the layer, or
-  // 0. Tokens of a dense tail are scored no more than decoded ones.
-  void run(size_t layer, MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window,
-           PromptEnd end, MatView<float> out);
-
-  // Attention of one token at `position` to everything before it, or to its window; scores and memory sets
-  // stay as they are.
-  void decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window, MatView<float> out);
-
-  // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before:
-  // `decode` then gives its attention too.
-  bool ends_dense(size_t window) const { return window > 0 || needs_.reads_all || needs_.n_dense_tail > 0; }
-
-  // Query-key pairs of this prompt's calls of run, averaged over layers and heads.
-  uint64_t pairs_computed() const { return n_pairs_ / (shape_.n_layers * shape_.n_kv_heads); }
-
-  // Session files: takes up a prompt of n_tokens tokens whose policy state comes next in `in`.
-  uint64_t pairs_of_all_heads() const { return n_pairs_; }
-  void load(size_t n_tokens, uint64_t pairs_of_all_heads, ByteReader& in) {
-    policy_->load(n_tokens, in);
-    n_pairs_ = pairs_of_all_heads;
-  }
-
-  const AttentionShape& shape() const { return shape_; }
-  const SparsePolicy& policy() const { return *policy_; }
-
-  // Softmax state of the first n_tokens rows of the latest run: maxima of the logits and sums of exp(logit -
-  // maximum), both [n_tokens][n_heads]. The third part of the state is the output.
+  // Softmax state of the first n_tokens rows of the run before on this scratch: maxima of the logits and sums
+  // of exp(logit - maximum), both [n_tokens][n_heads]. The third part of the state is the output.
   void read_state(size_t n_tokens, float* m, float* l) const;
 
  private:
   // One call of run.
   struct Call {
-    size_t layer;
     MatView<const float> q;
     const LayerKv& kv;
     ChunkPlan plan;
@@ -105,10 +98,9 @@ class ChunkedAttention {
     size_t first_query;  // of the chunk
   };
 
-  void check_threads() const;
   void check_call(const Call& call) const;
-  size_t slot(const Call& call, size_t kv_head) const { return call.layer * shape_.n_kv_heads + kv_head; }
-  size_t rows_per_head() const { return shape_.batch_size * shape_.group_size(); }
+  size_t slot(size_t kv_head) const { return first_slot_ + kv_head; }
+  size_t rows_per_head() const { return shape_.batch_size * heads_.group_size(); }
   bool is_scored(const Call& call, size_t kv_head) const;
   bool wants_sums(const Call& call, const Task& task) const;
 
@@ -141,19 +133,21 @@ class ChunkedAttention {
   float* intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const;
   float* memory_sums(size_t kv_head, size_t task_idx) const;
 
+  const AttentionPlan& plan_;
   const KernelTable& table_;
   const AttentionKernels& kernels_;
-  AttentionShape shape_;
-  std::shared_ptr<SparsePolicy> policy_;
-  PolicyNeeds needs_;
-  AttentionSizes sizes_;
+  const AttentionShape& shape_;
+  const AttentionHeads& heads_;
+  const PolicyNeeds& needs_;
+  const AttentionSizes& sizes_;
+  SparsePolicy& policy_;
+  size_t first_slot_;
+  uint8_t* scratch_;
   size_t n_threads_;
-  Arena arena_;
   AttentionBuffers buffers_;
-  DecodeAttention decode_;
   MemoryRounds rounds_;
   PageScores page_scores_;
-  uint64_t n_pairs_ = 0;  // summed over layers and KV heads
+  uint64_t n_pairs_ = 0;  // of the run at hand, summed over KV heads
 };
 
 // Query-key pairs of one head when queries [first, first + n) see everything before them and themselves, or

@@ -1,7 +1,9 @@
 #include "ops/decode_attention.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "base/check.h"
 #include "base/parallel.h"
 
 namespace edgeh2o {
@@ -11,47 +13,87 @@ constexpr size_t kRangeKeys = 256;
 
 }  // namespace
 
-void DecodeAttention::take_scratch(Arena& arena, const KernelTable& table, size_t n_threads) {
-  const size_t n_ranges = ceil_div(max_context_, kRangeKeys);
-  o_stride_ = round_up(head_dim_, table.layout.panel_cols);
-  q_ = arena.take<float>(n_kv_heads_ * group_size_ * head_dim_);
-  weights_ = arena.take<float>(n_threads * group_size_ * kRangeKeys);
-  results_ = arena.take<float>(n_kv_heads_ * n_ranges * group_size_ * (2 + o_stride_));
-  merged_ = arena.take<float>(n_kv_heads_ * 4 * group_size_);
+DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads)
+    : plan_(plan) {
+  const AttentionHeads& heads = plan.shape.heads;
+  const size_t n_ranges = ceil_div(plan.shape.max_context, kRangeKeys);
+  Arena arena(scratch);
+  heads_ = arena.take<HeadKeys>(heads.n_kv_heads);
+  q_ = arena.take<float>(heads.q_dim());
+  weights_ = arena.take<float>(n_threads * group_size() * kRangeKeys);
+  results_ = arena.take<float>(heads.n_kv_heads * n_ranges * group_size() * (2 + plan.sizes.o_stride));
+  merged_ = arena.take<float>(heads.n_kv_heads * 4 * group_size());
+  gathered_bytes_ = kRangeKeys * kv_row_bytes(CacheType::kF32, std::max(heads.key_dim, heads.value_dim));
+  gathered_ = arena.take<uint8_t>(n_threads * 2 * gathered_bytes_);
+  n_used_ = arena.used();
+}
+
+size_t DecodeAttention::scratch_bytes(const AttentionPlan& plan, size_t n_threads) {
+  return DecodeAttention(plan, nullptr, n_threads).n_used_;
+}
+
+size_t DecodeAttention::HeadKeys::n_ranges() const { return ceil_div(n_keys, kRangeKeys); }
+
+void DecodeAttention::set_memory(size_t kv_head, const MemorySet& memory, size_t position) {
+  EH2O_DASSERT(memory.positions != nullptr || memory.range.end == position);
+  const size_t n_keys = memory.n_positions() + 1;
+  heads_[kv_head] = {memory.positions, memory.positions ? 0 : position + 1 - n_keys, n_keys, position};
 }
 
 AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx) const {
-  const size_t n_ranges = ceil_div(max_context_, kRangeKeys), n_floats = group_size_ * (2 + o_stride_);
+  const AttentionHeads& heads = plan_.shape.heads;
+  const size_t n_ranges = ceil_div(plan_.shape.max_context, kRangeKeys), n_rows = group_size(),
+               n_floats = n_rows * (2 + plan_.sizes.o_stride);
   AttentionTile tile;
-  tile.n_rows = tile.group_size = group_size_;
-  tile.head_dim = head_dim_;
-  tile.soft_cap = soft_cap_;
-  tile.q = q_ + kv_head * group_size_ * head_dim_;
+  tile.n_rows = tile.group_size = n_rows;
+  tile.key_dim = heads.key_dim;
+  tile.value_dim = heads.value_dim;
+  tile.soft_cap = heads.soft_cap * kLog2E;
+  tile.q = q_ + kv_head * n_rows * heads.key_dim;
   tile.weight_stride = kRangeKeys;
   tile.m = results_ + (kv_head * n_ranges + range_idx) * n_floats;
-  tile.l = tile.m + group_size_;
-  tile.o = tile.l + group_size_;
-  tile.o_stride = o_stride_;
+  tile.l = tile.m + n_rows;
+  tile.o = tile.l + n_rows;
+  tile.o_stride = plan_.sizes.o_stride;
   return tile;
 }
 
-void DecodeAttention::run(const KernelTable& table, const float* q, const LayerKv& kv, PositionRange keys,
-                          float* out) const {
-  const size_t n_ranges = ceil_div(keys.size(), kRangeKeys);
-  table.scale_f32(q_, q, scale_, n_kv_heads_ * group_size_ * head_dim_);
-  parallel_for(n_kv_heads_ * n_ranges, [&](size_t task, size_t thread) {
-    const size_t kv_head = task / n_ranges, range_idx = task % n_ranges;
-    const size_t begin = keys.begin + range_idx * kRangeKeys, end = std::min(begin + kRangeKeys, keys.end);
+// Keys [first, first + n) of a KV head as rows one after another: where they lie, or copied to `out`.
+const uint8_t* DecodeAttention::gather(const HeadKeys& keys, const KvRows& rows, size_t first, size_t n,
+                                       uint8_t* out) const {
+  if (keys.positions == nullptr) return rows.row(keys.begin + first);
+  const size_t row_bytes = kv_row_bytes(rows.type, rows.head_dim);
+  for (size_t i = first; i < first + n; ++i) {
+    const size_t position = i + 1 < keys.n_keys ? static_cast<size_t>(keys.positions[i]) : keys.position;
+    std::memcpy(out + (i - first) * row_bytes, rows.row(position), row_bytes);
+  }
+  return out;
+}
+
+void DecodeAttention::run(const float* q, const LayerKv& kv, float* out) const {
+  const AttentionHeads& heads = plan_.shape.heads;
+  const KernelTable& table = plan_.table;
+  const size_t n_rows = group_size();
+  size_t n_ranges = 0;  // of the head with the most
+  for (size_t i = 0; i < heads.n_kv_heads; ++i) n_ranges = std::max(n_ranges, heads_[i].n_ranges());
+  table.scale_f32(q_, q, heads.scale * kLog2E, heads.q_dim());
+  parallel_for(heads.n_kv_heads * n_ranges, [&](size_t task, size_t thread) {
+    const size_t kv_head = task / n_ranges, range_idx = task % n_ranges, first = range_idx * kRangeKeys;
+    const HeadKeys& keys = heads_[kv_head];
+    if (first >= keys.n_keys) return;
+    const size_t n_keys = std::min(kRangeKeys, keys.n_keys - first);
     AttentionTile tile = range_result(kv_head, range_idx);
-    tile.weights = weights_ + thread * group_size_ * kRangeKeys;
+    tile.weights = weights_ + thread * n_rows * kRangeKeys;
+    uint8_t* gathered = gathered_ + thread * 2 * gathered_bytes_;
     const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-    table.attention_rows_f32(k.type, tile, k.row(begin), v.row(begin), end - begin);
+    table.attention_rows_f32(k.type, tile, gather(keys, k, first, n_keys, gathered),
+                             gather(keys, v, first, n_keys, gathered + gathered_bytes_), n_keys);
   });
-  parallel_for(n_kv_heads_, [&](size_t kv_head, size_t) {
-    float* m = merged_ + kv_head * 4 * group_size_;
-    const SoftmaxRows state{m, m + group_size_, out + kv_head * group_size_ * head_dim_, 0};
-    for (size_t i = 0; i < n_ranges; ++i) {
-      table.merge_softmax_f32(state, range_result(kv_head, i), m + 2 * group_size_, i == 0);
+  parallel_for(heads.n_kv_heads, [&](size_t kv_head, size_t) {
+    float* m = merged_ + kv_head * 4 * n_rows;
+    const SoftmaxRows state{m, m + n_rows, out + kv_head * n_rows * heads.value_dim, 0};
+    for (size_t i = 0; i < heads_[kv_head].n_ranges(); ++i) {
+      table.merge_softmax_f32(state, range_result(kv_head, i), m + 2 * n_rows, i == 0);
     }
   });
 }

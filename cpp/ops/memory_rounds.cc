@@ -85,7 +85,7 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
 
 void MemoryRounds::gather() const {
   const size_t n_blocks = ceil_div(sizes_.gather_keys, kPackKeys);
-  parallel_for(shape_.n_kv_heads * n_blocks, [&](size_t task, size_t) {
+  parallel_for(shape_.heads.n_kv_heads * n_blocks, [&](size_t task, size_t) {
     const size_t kv_head = task / n_blocks, block = task % n_blocks * kPackKeys;
     const HeadWork& work = buffers_.heads[kv_head];
     for (size_t i = 0; i < work.n_jobs; ++i) {
@@ -94,13 +94,15 @@ void MemoryRounds::gather() const {
                    end = std::min(block + kPackKeys, job.dest_key + job.n_keys);
       if (begin >= end) continue;
       const size_t first = begin - job.dest_key, n_keys = end - begin;
-      const size_t row_bytes = job.positions ? 0 : first * kv_row_bytes(job.type, shape_.head_dim);
+      const size_t key_dim = shape_.heads.key_dim, value_dim = shape_.heads.value_dim;
+      const size_t first_row = job.positions ? 0 : first;
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
-      kernels_.pack_keys(job.type, gather_k(kv_head) + begin * sizes_.key_words, job.k + row_bytes, positions,
-                         n_keys, shape_.head_dim);
+      kernels_.pack_keys(job.type, gather_k(kv_head) + begin * sizes_.key_words,
+                         job.k + first_row * kv_row_bytes(job.type, key_dim), positions, n_keys, key_dim);
       kernels_.pack_values(job.type, gather_v(kv_head) + begin * sizes_.panel_cols / sizes_.values_per_word,
-                           sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word, job.v + row_bytes,
-                           positions, n_keys, shape_.head_dim);
+                           sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word,
+                           job.v + first_row * kv_row_bytes(job.type, value_dim), positions, n_keys,
+                           value_dim);
     }
   });
 }
@@ -120,7 +122,7 @@ AttentionPiece MemoryRounds::batch_piece(size_t kv_head, size_t chunk_idx, size_
 
 void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
   const size_t n_blocks = ceil_div(sizes_.chunk_keys, kPackKeys), n_per_head = plan.n_chunks() * n_blocks;
-  parallel_for(shape_.n_kv_heads * n_per_head, [&](size_t task, size_t) {
+  parallel_for(shape_.heads.n_kv_heads * n_per_head, [&](size_t task, size_t) {
     const size_t kv_head = task / n_per_head, chunk_idx = task % n_per_head / n_blocks;
     const size_t first = task % n_blocks * kPackKeys;
     const PositionRange chunk = plan.chunk(chunk_idx);
@@ -130,9 +132,9 @@ void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
     const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
     // The batch buffers are this object's own; a piece only reads them.
     kernels_.pack_keys(k.type, const_cast<float*>(piece.k), k.row(chunk.begin + first), nullptr, n_keys,
-                       shape_.head_dim);
+                       k.head_dim);
     kernels_.pack_values(v.type, const_cast<float*>(piece.v), piece.v_panel_stride,
-                         v.row(chunk.begin + first), nullptr, n_keys, shape_.head_dim);
+                         v.row(chunk.begin + first), nullptr, n_keys, v.head_dim);
   });
 }
 

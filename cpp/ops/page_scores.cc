@@ -7,7 +7,7 @@ namespace edgeh2o {
 
 void PageScores::take_scratch(Arena& arena) {
   if (max_keys_ == 0) return;
-  const size_t width = 2 * head_dim_;
+  const size_t width = 2 * key_dim_;
   panels_ = arena.take<float>(n_kv_heads_ * max_keys_ * width);
   q_ = arena.take<float>(n_kv_heads_ * tile_rows() * width);
   weights_ = arena.take<float>(n_kv_heads_ * tile_rows() * weight_stride());
@@ -18,7 +18,7 @@ void PageScores::take_scratch(Arena& arena) {
 // Attention of all the chunk's query rows to the pages, without values: a tile whose output has no columns.
 void PageScores::score(size_t kv_head, MatView<const float> queries, const float* bounds, size_t n_pages,
                        float* out) const {
-  const size_t dim = head_dim_, width = 2 * dim, group_size = queries.cols / dim;
+  const size_t dim = key_dim_, width = 2 * dim, group_size = queries.cols / dim;
   AttentionPiece piece;
   float* panels = panels_ + kv_head * max_keys_ * width;
   kernels_.pack_keys(CacheType::kF32, panels, bounds, nullptr, n_pages, width);
@@ -30,7 +30,7 @@ void PageScores::score(size_t kv_head, MatView<const float> queries, const float
   AttentionTile tile;
   float *q = q_ + kv_head * tile_rows() * width, *states = states_ + kv_head * 3 * tile_rows();
   tile.group_size = 1;
-  tile.head_dim = width;
+  tile.key_dim = width;
   tile.q = q;
   tile.weights = weights_ + kv_head * tile_rows() * weight_stride();
   tile.weight_stride = weight_stride();

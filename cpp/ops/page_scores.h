@@ -13,11 +13,11 @@ class PageScores final : public PageScorer {
   PageScores(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs)
       : table_(table),
         kernels_(attention_kernels(table, AttentionPrecision::kF32)),
-        n_kv_heads_(shape.n_kv_heads),
-        head_dim_(shape.head_dim),
+        n_kv_heads_(shape.heads.n_kv_heads),
+        key_dim_(shape.heads.key_dim),
         max_keys_(round_up(needs.max_scored_pages, table.layout.panel_cols)),
-        scale_(shape.scale * kLog2E),
-        soft_cap_(shape.soft_cap * kLog2E) {}
+        scale_(shape.heads.scale * kLog2E),
+        soft_cap_(shape.heads.soft_cap * kLog2E) {}
 
   void take_scratch(Arena& arena);
 
@@ -32,12 +32,12 @@ class PageScores final : public PageScorer {
 
   const KernelTable& table_;
   const AttentionKernels& kernels_;
-  size_t n_kv_heads_, head_dim_;
+  size_t n_kv_heads_, key_dim_;
   size_t max_keys_;  // pages, rounded up to panels; 0: nobody asks
   float scale_, soft_cap_;
   // The KV heads run in parallel: [n_kv_heads] each.
-  float* panels_ = nullptr;   // [max_keys * 2 * head_dim]
-  float* q_ = nullptr;        // [tile_rows][2 * head_dim]
+  float* panels_ = nullptr;   // [max_keys * 2 * key_dim]
+  float* q_ = nullptr;        // [tile_rows][2 * key_dim]
   float* weights_ = nullptr;  // [tile_rows][weight_stride]
   float* states_ = nullptr;   // [3][tile_rows]: m, l, factors
   float* sums_ = nullptr;     // [max_keys]

@@ -33,6 +33,24 @@ MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols,
 
 }  // namespace
 
+void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+                float scale, MatView<float> out) {
+  parallel_for(tokens.size, [&](size_t i, size_t) {
+    float* row = out.row(i);
+    embedding.dequantize_row(row, static_cast<size_t>(tokens[i]));
+    if (scale != 1.0f) table.scale_f32(row, row, scale, out.cols);
+  });
+}
+
+void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap) {
+  if (scale == 1.0f && soft_cap == 0.0f) return;
+  parallel_for(logits.rows, [&](size_t i, size_t) {
+    float* row = logits.row(i);
+    table.scale_f32(row, row, scale, logits.cols);
+    if (soft_cap > 0.0f) table.soft_cap_f32(row, soft_cap, logits.cols);
+  });
+}
+
 size_t row_scratch_bytes(const KernelTable& table, size_t max_cols) {
   return round_up(table.layout.tile_rows * max_cols * sizeof(float), kAlignment);
 }

@@ -10,6 +10,13 @@
 
 namespace edgeh2o {
 
+// out[i] = scale * row tokens[i] of the embedding.
+void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+                float scale, MatView<float> out);
+
+// logits *= scale, then soft_cap * tanh(logits / soft_cap) unless that is 0.
+void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap);
+
 // What a row-wise operation leaves behind for the next matmul.
 struct ActivationsOut {
   MatView<float> rows;        // f32 result; rows.data may be null where only the packed form is wanted
@@ -46,8 +53,8 @@ void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_pos
 void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
                size_t head_dim, size_t n_pairs);
 
-// Brings the pairs (2i, 2i + 1) of every head to where rope_rows has them, (i, n_pairs + i), in place. Queries
-// and keys both reordered give the same logits. n_pairs <= kMaxRotaryPairs.
+// Brings the pairs (2i, 2i + 1) of every head to where rope_rows has them, (i, n_pairs + i), in place.
+// Queries and keys both reordered give the same logits. n_pairs <= kMaxRotaryPairs.
 inline constexpr size_t kMaxRotaryPairs = 512;
 void split_rotary_pairs(MatView<float> rows, size_t head_dim, size_t n_pairs);
 

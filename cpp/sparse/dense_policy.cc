@@ -2,7 +2,16 @@
 
 #include <algorithm>
 
+#include "sparse/policy_registry.h"
+
 namespace edgeh2o {
+namespace {
+
+const PolicyRegistration kRegistration("dense", {}, [](PolicyOptions&) -> std::shared_ptr<SparsePolicy> {
+  return std::make_shared<DensePolicy>();
+});
+
+}  // namespace
 
 void DensePolicy::begin_prompt() { std::fill(n_past_.begin(), n_past_.end(), 0); }
 

@@ -18,12 +18,13 @@ class DensePolicy final : public SparsePolicy {
   size_t state_bytes(const PolicyShape& shape) const override { return shape.n_slots() * sizeof(size_t); }
   void begin_prompt() override;
   bool is_scored(size_t) const override { return false; }
-  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
+  bool can_be_saved() const override { return true; }
   void save(size_t, ByteWriter&) const override {}
   void load(size_t, ByteReader&) override {}
   MemorySet memory(size_t slot) const override { return MemorySet::all_of({0, n_past_[slot]}); }
 
  protected:
+  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void allocate(const PolicyShape& shape) override { n_past_.resize(shape.n_slots()); }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "sparse/policy_registry.h"
 
 namespace edgeh2o {
 namespace {
@@ -14,6 +15,31 @@ ScoreRule score_rule(const H2OOptions& options) {
   rule.by_values = options.by_values;
   return rule;
 }
+
+H2OScore parse_score(const std::string& name) {
+  static constexpr std::pair<const char*, H2OScore> kScores[] = {{"sum", H2OScore::kSum},
+                                                                 {"mean", H2OScore::kMean},
+                                                                 {"lift", H2OScore::kLift},
+                                                                 {"window", H2OScore::kWindow}};
+  for (const auto& [known, score] : kScores) {
+    if (name == known) return score;
+  }
+  throw_invalid("score = '", name, "'; it is one of sum, mean, lift, window");
+}
+
+const PolicyRegistration kRegistration("h2o", {"local", "heavy"},
+                                       [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
+                                         H2OOptions options;
+                                         options.n_local = settings.count("local", 0);
+                                         options.n_heavy = settings.count("heavy", 0);
+                                         options.n_sinks = settings.count("sinks", options.n_sinks);
+                                         options.score = parse_score(settings.text("score", "sum"));
+                                         options.n_window = settings.count("window", options.n_window);
+                                         options.decay = settings.number("decay", options.decay);
+                                         options.by_values = settings.flag("by_values", options.by_values);
+                                         options.n_tail = settings.count("tail", options.n_tail);
+                                         return std::make_shared<H2OPolicy>(options);
+                                       });
 
 }  // namespace
 

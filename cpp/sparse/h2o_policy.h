@@ -38,19 +38,20 @@ class H2OPolicy final : public SparsePolicy {
   PolicyNeeds needs(const PolicyShape& shape) const override;
   size_t state_bytes(const PolicyShape& shape) const override;
   void begin_prompt() override { hitters_.begin_prompt(); }
-  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {
     hitters_.observe_intra(slot, chunk, sums);
   }
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  bool can_be_saved() const override { return true; }
   void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
   void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }
   MemorySet memory(size_t slot) const override { return hitters_.memory(slot); }
   std::vector<float> scores(size_t slot) const override { return hitters_.scores(slot); }
 
  protected:
+  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void allocate(const PolicyShape& shape) override;
 
  private:

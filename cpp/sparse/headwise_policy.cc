@@ -3,8 +3,27 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "sparse/policy_registry.h"
 
 namespace edgeh2o {
+namespace {
+
+const PolicyRegistration kRegistration("headwise", {"budgets"},
+                                       [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
+                                         HeadwiseOptions options;
+                                         for (const auto& budget : settings.counts("budgets")) {
+                                           options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
+                                         }
+                                         options.n_local = settings.count("local", options.n_local);
+                                         options.n_sinks = settings.count("sinks", options.n_sinks);
+                                         options.decay = settings.number("decay", options.decay);
+                                         options.page_size = settings.count("page_size", options.page_size);
+                                         options.max_past = settings.count("max_past", options.max_past);
+                                         options.n_tail = settings.count("tail", options.n_tail);
+                                         return std::make_shared<HeadwisePolicy>(options);
+                                       });
+
+}  // namespace
 
 HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
     : options_(options),
@@ -25,7 +44,7 @@ std::string HeadwisePolicy::describe() const {
 
 std::vector<size_t> HeadwisePolicy::capacities(const PolicyShape& shape) const {
   EH2O_CHECK(options_.budgets.size() == shape.n_slots(), options_.budgets.size(), " budgets do not fit ",
-             shape.n_layers, " layers of ", shape.n_kv_heads, " KV heads");
+             shape.n_layers(), " layers with ", shape.n_slots(), " KV heads");
   std::vector<size_t> result = options_.budgets;
   for (size_t& capacity : result) {
     capacity = capacity == HeadwiseOptions::kFull ? 0 : std::min(capacity, shape.max_context);

@@ -36,7 +36,6 @@ class HeadwisePolicy final : public SparsePolicy {
   size_t state_bytes(const PolicyShape& shape) const override;
   void begin_prompt() override;
   bool is_scored(size_t slot) const override { return options_.budgets[slot] != HeadwiseOptions::kFull; }
-  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {
     hitters_.observe_intra(slot, chunk, sums);
   }
@@ -44,12 +43,14 @@ class HeadwisePolicy final : public SparsePolicy {
     hitters_.observe_memory(slot, chunk, sums);
   }
   // Landmarks are made again from the cached rows.
+  bool can_be_saved() const override { return true; }
   void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
   void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }
   MemorySet memory(size_t slot) const override;
   std::vector<float> scores(size_t slot) const override;
 
  protected:
+  MemorySet select_memory(size_t slot, const SelectionInput& input) override;
   void allocate(const PolicyShape& shape) override;
 
  private:

@@ -14,16 +14,16 @@ size_t Landmarks::max_rows(const PolicyShape& shape) const {
 }
 
 void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_landmarks) {
-  const size_t n_rows = max_rows(shape), dim = shape.head_dim;
+  const size_t n_rows = max_rows(shape);
   shape_ = shape;
   slots_ = arena.take<Slot>(shape.n_slots());
-  k_ = arena.take<float>(shape.n_kv_heads * n_rows * dim);
-  v_ = arena.take<float>(shape.n_kv_heads * n_rows * dim);
-  biases_ = arena.take<float>(shape.n_kv_heads * n_rows);
+  k_ = arena.take<float>(shape.max_kv_heads * n_rows * shape.max_key_dim);
+  v_ = arena.take<float>(shape.max_kv_heads * n_rows * shape.max_value_dim);
+  biases_ = arena.take<float>(shape.max_kv_heads * n_rows);
   for (size_t i = 0; i < has_landmarks.size(); ++i) {
     Slot slot;
     if (has_landmarks[i]) {
-      slot.page_sums = arena.take<float>(n_rows * 2 * dim);
+      slot.page_sums = arena.take<float>(n_rows * (shape.slots[i].key_dim + shape.slots[i].value_dim));
       slot.pages = arena.take<Page>(n_rows);
     }
     if (slots_) slots_[i] = slot;
@@ -36,7 +36,7 @@ void Landmarks::begin_prompt() {
 
 // Makes one page of the oldest two neighbours of the smallest size that neighbours share; returns the row
 // that is free then.
-int32_t Landmarks::join_pages(Slot& slot) const {
+int32_t Landmarks::join_pages(Slot& slot, size_t width) const {
   Page* pages = slot.pages;
   size_t joined = 0;
   int32_t size = INT32_MAX;
@@ -45,7 +45,6 @@ int32_t Landmarks::join_pages(Slot& slot) const {
     if (own < size && pages[i + 1].end - pages[i].end == own) joined = i, size = own;
   }
   EH2O_DASSERT(size < INT32_MAX);
-  const size_t width = 2 * shape_.head_dim;
   const int32_t kept = pages[joined].row, freed = pages[joined + 1].row;
   float* sums = slot.page_sums + static_cast<size_t>(kept) * width;
   const float* added = slot.page_sums + static_cast<size_t>(freed) * width;
@@ -58,15 +57,16 @@ int32_t Landmarks::join_pages(Slot& slot) const {
 
 // Sums of the pages that the past has filled since the last call.
 void Landmarks::add_pages(Slot& slot, const SelectionInput& input) const {
-  const size_t dim = shape_.head_dim, n_rows = max_rows(shape_);
   const KvRows &keys = input.past_keys, &values = input.past_values;
+  const size_t n_rows = max_rows(shape_), width = keys.head_dim + values.head_dim;
   size_t begin = slot.n_pages == 0 ? 0 : static_cast<size_t>(slot.pages[slot.n_pages - 1].end);
   for (; begin + page_size_ <= input.chunk.begin; begin += page_size_) {
-    const int32_t row = slot.n_pages < n_rows ? static_cast<int32_t>(slot.n_pages) : join_pages(slot);
-    float* sums = slot.page_sums + static_cast<size_t>(row) * 2 * dim;
-    std::fill_n(sums, 2 * dim, 0.0f);
-    input.add_kv_rows(keys.type, sums, keys.row(begin), nullptr, page_size_, dim);
-    input.add_kv_rows(values.type, sums + dim, values.row(begin), nullptr, page_size_, dim);
+    const int32_t row = slot.n_pages < n_rows ? static_cast<int32_t>(slot.n_pages) : join_pages(slot, width);
+    float* sums = slot.page_sums + static_cast<size_t>(row) * width;
+    std::fill_n(sums, width, 0.0f);
+    input.add_kv_rows(keys.type, sums, keys.row(begin), nullptr, page_size_, keys.head_dim);
+    input.add_kv_rows(values.type, sums + keys.head_dim, values.row(begin), nullptr, page_size_,
+                      values.head_dim);
     slot.pages[slot.n_pages++] = {static_cast<int32_t>(begin + page_size_), row};
   }
 }
@@ -74,13 +74,13 @@ void Landmarks::add_pages(Slot& slot, const SelectionInput& input) const {
 SyntheticRows Landmarks::summarise(size_t slot, const SelectionInput& input, const MemorySet& memory) {
   if (page_size_ == 0) return {};
   Slot& state = slots_[slot];
-  const size_t dim = shape_.head_dim;
   add_pages(state, input);
 
-  const size_t kv_head = slot % shape_.n_kv_heads, n_rows = max_rows(shape_);
-  SyntheticRows rows{k_ + kv_head * n_rows * dim, v_ + kv_head * n_rows * dim, biases_ + kv_head * n_rows, 0};
-  float *k = k_ + kv_head * n_rows * dim, *v = v_ + kv_head * n_rows * dim,
-        *biases = biases_ + kv_head * n_rows;
+  const SlotShape& head = shape_.slots[slot];
+  const size_t first_row = head.kv_head * max_rows(shape_);
+  float *k = k_ + first_row * shape_.max_key_dim, *v = v_ + first_row * shape_.max_value_dim,
+        *biases = biases_ + first_row;
+  SyntheticRows rows{k, v, biases, 0};
   const int32_t *member = memory.positions, *end = memory.positions + memory.n_listed;
   for (size_t i = 0; i < state.n_pages; ++i) {
     const Page& page = state.pages[i];
@@ -91,13 +91,13 @@ SyntheticRows Landmarks::summarise(size_t slot, const SelectionInput& input, con
     if (n_members == n_positions) continue;
     const float n_left = static_cast<float>(n_positions - n_members);
     const auto subtract_members = [&](float* mean, const KvRows& cached, const float* sums) {
-      std::fill_n(mean, dim, 0.0f);
-      input.add_kv_rows(cached.type, mean, cached.data, first, n_members, dim);
-      for (size_t d = 0; d < dim; ++d) mean[d] = (sums[d] - mean[d]) / n_left;
+      std::fill_n(mean, cached.head_dim, 0.0f);
+      input.add_kv_rows(cached.type, mean, cached.data, first, n_members, cached.head_dim);
+      for (size_t d = 0; d < cached.head_dim; ++d) mean[d] = (sums[d] - mean[d]) / n_left;
     };
-    const float* sums = state.page_sums + static_cast<size_t>(page.row) * 2 * dim;
-    subtract_members(k + rows.count * dim, input.past_keys, sums);
-    subtract_members(v + rows.count * dim, input.past_values, sums + dim);
+    const float* sums = state.page_sums + static_cast<size_t>(page.row) * (head.key_dim + head.value_dim);
+    subtract_members(k + rows.count * head.key_dim, input.past_keys, sums);
+    subtract_members(v + rows.count * head.value_dim, input.past_values, sums + head.key_dim);
     biases[rows.count++] = std::log(n_left);
   }
   return rows;

@@ -29,12 +29,13 @@ class Landmarks {
     int32_t row;  // of page_sums
   };
   struct Slot {
-    float* page_sums = nullptr;  // [max_rows][2][head_dim] sums of the keys and of the values of a page
-    Page* pages = nullptr;       // [max_rows], oldest first
-    size_t n_pages = 0;          // that have their sums
+    float* page_sums =
+        nullptr;            // [max_rows][key_dim + value_dim] sums of the keys and of the values of a page
+    Page* pages = nullptr;  // [max_rows], oldest first
+    size_t n_pages = 0;     // that have their sums
   };
 
-  int32_t join_pages(Slot& slot) const;
+  int32_t join_pages(Slot& slot, size_t width) const;
   void add_pages(Slot& slot, const SelectionInput& input) const;
 
   // So many rows hold pages of 2^32 positions and always have two neighbours of one size.
@@ -44,8 +45,8 @@ class Landmarks {
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // The slots of one layer run in parallel.
-  float *k_ = nullptr, *v_ = nullptr;  // [n_kv_heads][max_rows][head_dim]
-  float* biases_ = nullptr;            // [n_kv_heads][max_rows]
+  float *k_ = nullptr, *v_ = nullptr;  // [max_kv_heads][max_rows][max_key_dim], [...][max_value_dim]
+  float* biases_ = nullptr;            // [max_kv_heads][max_rows]
 };
 
 }  // namespace edgeh2o

@@ -21,13 +21,13 @@ void PageRecall::take_buffers(Arena& arena, const PolicyShape& shape, const std:
   slots_ = arena.take<Slot>(shape.n_slots());
   const bool is_any = std::find(has_recall.begin(), has_recall.end(), true) != has_recall.end();
   const size_t n_pages = is_any ? max_pages(shape) : 0;
-  scores_ = arena.take<float>(shape.n_kv_heads * n_pages);
-  pages_ = arena.take<int32_t>(shape.n_kv_heads * n_pages);
-  row_ = arena.take<float>(shape.n_kv_heads * shape.head_dim);
+  scores_ = arena.take<float>(shape.max_kv_heads * n_pages);
+  pages_ = arena.take<int32_t>(shape.max_kv_heads * n_pages);
+  row_ = arena.take<float>(shape.max_kv_heads * shape.max_key_dim);
   for (size_t i = 0; i < has_recall.size(); ++i) {
     Slot slot;
     if (has_recall[i]) {
-      slot.bounds = arena.take<float>(n_pages * 2 * shape.head_dim);
+      slot.bounds = arena.take<float>(n_pages * 2 * shape.slots[i].key_dim);
       slot.positions = arena.take<int32_t>(capacity(shape));
     }
     if (slots_) slots_[i] = slot;
@@ -39,26 +39,26 @@ void PageRecall::begin_prompt() {
 }
 
 // Makes one page of every two.
-void PageRecall::join_pages(Slot& slot) const {
-  const size_t dim = shape_.head_dim, width = 2 * dim;
+void PageRecall::join_pages(Slot& slot, size_t key_dim) const {
+  const size_t width = 2 * key_dim;
   slot.n_pages /= 2;
   slot.page_size *= 2;
   for (size_t page = 0; page < slot.n_pages; ++page) {
     const float *first = slot.bounds + 2 * page * width, *second = first + width;
     float* joined = slot.bounds + page * width;
-    for (size_t d = 0; d < dim; ++d) joined[d] = std::max(first[d], second[d]);
-    for (size_t d = dim; d < width; ++d) joined[d] = std::min(first[d], second[d]);
+    for (size_t d = 0; d < key_dim; ++d) joined[d] = std::max(first[d], second[d]);
+    for (size_t d = key_dim; d < width; ++d) joined[d] = std::min(first[d], second[d]);
   }
 }
 
 // Bounds of the pages that the past has filled since the last call.
 void PageRecall::add_pages(Slot& slot, size_t kv_head, const SelectionInput& input) const {
-  const size_t dim = shape_.head_dim, n_most = max_pages(shape_);
   const KvRows& keys = input.past_keys;
-  float* row = row_ + kv_head * dim;
+  const size_t dim = keys.head_dim, n_most = max_pages(shape_);
+  float* row = row_ + kv_head * shape_.max_key_dim;
   while ((slot.n_pages + 1) * slot.page_size <= input.chunk.begin) {
     if (slot.n_pages == n_most) {
-      join_pages(slot);
+      join_pages(slot, dim);
       continue;
     }
     float *largest = slot.bounds + slot.n_pages * 2 * dim, *smallest = largest + dim;
@@ -82,7 +82,7 @@ size_t PageRecall::choose_pages(Slot& slot, size_t kv_head, const SelectionInput
   int32_t* chosen = pages_ + kv_head * n_most;
   std::iota(chosen, chosen + pages.size(), static_cast<int32_t>(pages.begin));
   if (n_room >= pages.size()) return pages.size();
-  input.page_scorer->score(kv_head, input.queries, slot.bounds + pages.begin * 2 * shape_.head_dim,
+  input.page_scorer->score(kv_head, input.queries, slot.bounds + pages.begin * 2 * input.past_keys.head_dim,
                            pages.size(), scores);
   const auto is_better = [&](int32_t a, int32_t b) {
     const float score_a = scores[static_cast<size_t>(a) - pages.begin],
@@ -96,7 +96,7 @@ size_t PageRecall::choose_pages(Slot& slot, size_t kv_head, const SelectionInput
 
 MemorySet PageRecall::select(size_t slot_idx, const SelectionInput& input, size_t n_sinks, size_t n_local) {
   Slot& slot = slots_[slot_idx];
-  const size_t kv_head = slot_idx % shape_.n_kv_heads, n_past = input.chunk.begin;
+  const size_t kv_head = shape_.slots[slot_idx].kv_head, n_past = input.chunk.begin;
   add_pages(slot, kv_head, input);
   const size_t page_size = slot.page_size;
   // Sinks and local window are whole pages too, within a quarter and half of the limit.

@@ -37,7 +37,7 @@ class PageRecall {
 
  private:
   struct Slot {
-    float* bounds = nullptr;       // [max_pages][2][head_dim] maxima, then minima
+    float* bounds = nullptr;       // [max_pages][2][key_dim] maxima, then minima
     int32_t* positions = nullptr;  // [capacity]
     size_t n_pages = 0;            // that have their bounds
     size_t page_size = kPageSize;
@@ -45,7 +45,7 @@ class PageRecall {
 
   size_t most_pages() const { return 2 * std::max<size_t>(max_past_ / kPageSize, 1); }
   size_t capacity(const PolicyShape& shape) const;
-  void join_pages(Slot& slot) const;
+  void join_pages(Slot& slot, size_t key_dim) const;
   void add_pages(Slot& slot, size_t kv_head, const SelectionInput& input) const;
   size_t choose_pages(Slot& slot, size_t kv_head, const SelectionInput& input, PositionRange pages,
                       size_t n_room) const;
@@ -54,9 +54,9 @@ class PageRecall {
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // The slots of one layer run in parallel.
-  float* scores_ = nullptr;   // [n_kv_heads][max_pages]
-  int32_t* pages_ = nullptr;  // [n_kv_heads][max_pages]
-  float* row_ = nullptr;      // [n_kv_heads][head_dim]
+  float* scores_ = nullptr;   // [max_kv_heads][max_pages]
+  int32_t* pages_ = nullptr;  // [max_kv_heads][max_pages]
+  float* row_ = nullptr;      // [max_kv_heads][max_key_dim]
 };
 
 }  // namespace edgeh2o

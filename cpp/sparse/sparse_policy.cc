@@ -1,8 +1,21 @@
 #include "sparse/sparse_policy.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace edgeh2o {
+
+void PolicyShape::add_layer(size_t n_kv_heads, const SlotShape& head) {
+  const size_t layer = n_layers();
+  first_slots.push_back(n_slots());
+  for (size_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) {
+    slots.push_back({layer, kv_head, head.group_size, head.key_dim, head.value_dim});
+  }
+  max_kv_heads = std::max(max_kv_heads, n_kv_heads);
+  max_key_dim = std::max(max_key_dim, head.key_dim);
+  max_value_dim = std::max(max_value_dim, head.value_dim);
+}
 
 void check_positions(Span<const int32_t> positions, size_t end) {
   int64_t previous = -1;

@@ -1,9 +1,10 @@
-// What a sparse prefill algorithm is to the attention op: per layer and KV head (a "slot"), a rule that names
-// the past positions that the next chunk may read. A chunk always reads itself, causally.
+// What a sparse attention algorithm is to the attention op: per layer and KV head (a "slot"), a rule that
+// names the past positions that the next chunk of the prompt, or the next generated token, may read. A chunk
+// always reads itself, causally.
 //
 // For every chunk that begins after position 0, in this order and per slot:
 //   observe_intra and observe_memory of the chunk before, if scored and if that chunk was not the prompt's
-//   last; select_memory of the chunk.
+//   last; select of the chunk.
 // The slots of one layer are served in parallel, so all mutable state is per slot. Hooks must not throw and
 // must not allocate; begin_session allocates.
 #pragma once
@@ -19,14 +20,27 @@
 
 namespace edgeh2o {
 
+// One KV head of one layer.
+struct SlotShape {
+  size_t layer = 0, kv_head = 0;
+  size_t group_size = 0;  // query heads of the KV head
+  size_t key_dim = 0, value_dim = 0;
+};
+
 struct PolicyShape {
-  size_t n_layers = 0, n_kv_heads = 0;
-  size_t group_size = 0;  // query heads per KV head
-  size_t head_dim = 0;
+  std::vector<SlotShape> slots;                                 // layer by layer
+  std::vector<size_t> first_slots;                              // of every layer
+  size_t max_kv_heads = 0, max_key_dim = 0, max_value_dim = 0;  // of a layer
   size_t max_context = 0;
   size_t chunk_size = 0;  // longest chunk
-  size_t n_slots() const { return n_layers * n_kv_heads; }
-  size_t slot(size_t layer, size_t kv_head) const { return layer * n_kv_heads + kv_head; }
+
+  void add_layer(size_t n_kv_heads, const SlotShape& head);
+  size_t n_slots() const { return slots.size(); }
+  size_t n_layers() const { return first_slots.size(); }
+  size_t n_kv_heads(size_t layer) const {
+    return (layer + 1 < n_layers() ? first_slots[layer + 1] : n_slots()) - first_slots[layer];
+  }
+  size_t slot(size_t layer, size_t kv_head) const { return first_slots[layer] + kv_head; }
 };
 
 // Positions [begin, end).
@@ -37,13 +51,13 @@ struct PositionRange {
 
 // Key and value rows that stand for no single position; they are read, never scored.
 struct SyntheticRows {
-  const float* k = nullptr;       // [count][head_dim]
-  const float* v = nullptr;       // [count][head_dim]
+  const float* k = nullptr;       // [count][key_dim]
+  const float* v = nullptr;       // [count][value_dim]
   const float* biases = nullptr;  // [count], added to the scaled logits
   size_t count = 0;
 };
 
-// What a chunk reads besides itself. Positions stay valid until the slot's next select_memory, synthetic rows
+// What a chunk reads besides itself. Positions stay valid until the slot's next choice, synthetic rows
 // until the next layer's.
 struct MemorySet {
   PositionRange range;                 // used if `positions` is null
@@ -100,22 +114,23 @@ class PageScorer {
  public:
   virtual ~PageScorer() = default;
   // out[n_pages]: sum over the query rows of the squared softmax over the pages of the largest logit that a
-  // page may have. queries as in SelectionInput; bounds: [n_pages][2 * head_dim], maxima of the keys, then
+  // page may have. queries as in SelectionInput; bounds: [n_pages][2 * key_dim], maxima of the keys, then
   // minima.
   virtual void score(size_t kv_head, MatView<const float> queries, const float* bounds, size_t n_pages,
                      float* out) const = 0;
 };
 
-// What select_memory may look at.
+enum class Phase : uint8_t { kPrefill, kDecode };
+
+// What a choice may look at. In decode the chunk is one generated token.
 struct SelectionInput {
   PositionRange chunk;
-  MatView<const float>
-      queries;  // [chunk.size()][group_size * head_dim], rotary embedding applied, not scaled
+  MatView<const float> queries;  // [chunk.size()][group_size * key_dim], rotary embedding applied, not scaled
   KvRows past_keys, past_values;  // positions before the chunk are written
   // out[head_dim] += the rows at `positions`, or rows 0 to n_rows - 1 if that is null.
   void (*add_kv_rows)(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                       size_t head_dim) = nullptr;
-  const PageScorer* page_scorer = nullptr;  // for as many pages as needs() says
+  const PageScorer* page_scorer = nullptr;  // for as many pages as needs() says; null in decode
 };
 
 class SparsePolicy {
@@ -142,20 +157,27 @@ class SparsePolicy {
 
   // False: the slot gets no column sums, and its memory may be larger than max_scored_memory.
   virtual bool is_scored(size_t /*slot*/) const { return true; }
-  virtual MemorySet select_memory(size_t slot, const SelectionInput& input) = 0;
+  MemorySet select(Phase phase, size_t slot, const SelectionInput& input) {
+    return phase == Phase::kPrefill ? select_memory(slot, input) : select_decode(slot, input);
+  }
   // sums[i]: column sum of the chunk's i-th token.
   virtual void observe_intra(size_t /*slot*/, PositionRange /*chunk*/, Span<const float> /*sums*/) {}
   // sums[i]: column sum of the i-th position of the memory set that the chunk read.
   virtual void observe_memory(size_t /*slot*/, PositionRange /*chunk*/, const MemorySet& /*memory*/,
                               Span<const float> /*sums*/) {}
 
-  // Called once after every layer of a call, by the calling thread; the one place where a policy may throw.
+  // Called once after the choices of every layer of a call, by the calling thread; the one place where a
+  // policy may throw.
   virtual void end_layer() {}
 
-  // Session files: what later chunks of this prompt depend on, once all layers have read n_tokens tokens.
+  // Forgets what it noted of generated tokens from n_tokens on; those of the prompt lie before.
+  virtual void rewind(size_t /*n_tokens*/) {}
+
+  // Saved states: what later chunks of this prompt depend on, once all layers have read n_tokens tokens.
   // `load` finds the policy as begin_prompt leaves it, and bytes from anywhere: it throws
   // std::invalid_argument for what this policy could not have saved, after which begin_prompt is called
-  // again. A policy without them refuses both.
+  // again. A policy that cannot be saved refuses both.
+  virtual bool can_be_saved() const { return false; }
   virtual void save(size_t n_tokens, ByteWriter& out) const;
   virtual void load(size_t n_tokens, ByteReader& in);
 
@@ -166,6 +188,13 @@ class SparsePolicy {
 
  protected:
   virtual void allocate(const PolicyShape& shape) = 0;
+
+  virtual MemorySet select_memory(size_t slot, const SelectionInput& input) = 0;
+  // Listed positions, or a range that ends with the token's; no synthetic rows. Scores and memory sets of the
+  // prompt stay as they are.
+  virtual MemorySet select_decode(size_t /*slot*/, const SelectionInput& input) {
+    return MemorySet::all_of({0, input.chunk.begin});
+  }
 
  private:
   PolicyShape shape_;

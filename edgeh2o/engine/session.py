@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import SamplingParams
 from ..errors import FormatError, UsageError
-from ..runners.base import Runner
+from ..runners.base import Runner, RunnerState
 from .access import ExclusiveAccess
 from .generate import Generation
 from .results import GenerationResult, GenerationStream
@@ -217,17 +217,24 @@ class Session:
     def _grow(self, old: Runner, needed: int) -> Runner | None:
         """Moves to a longer context; None if the attention's rule cannot be moved."""
         try:
-            state = old.export_state()
+            state = RunnerState.of(old)
         except UsageError:
             return None
         trained = self.plan.config.context_length
         # Twice as long, lest a chat moves at every turn.
         context = max(needed, min(trained, 2 * old.max_context))
         self.runner = runner = self.plan.start_runner(self.model, context)
-        runner.import_state(state)
+        state.restore(runner)
         for rows, copy in zip(old.cached_rows(), runner.cached_rows(), strict=True):
             copy[:] = rows
         return runner
+
+    def forget(self) -> None:
+        """Leaves nothing to go on from, and no word of it to save."""
+        with self.access.call():
+            self._generation = self._transcript = None
+            if self.runner is not None:
+                self.runner.reset()
 
     @property
     def has_open_prompt(self) -> bool:
@@ -255,7 +262,7 @@ class Session:
         write_session(
             path,
             fingerprint=self._describe(self.model),
-            state=runner.export_state(),
+            state=RunnerState.of(runner),
             rows=runner.cached_rows(),
             document={
                 "transcript": None if transcript is None else transcript.to_dict(),
@@ -282,7 +289,7 @@ class Session:
                 transcript = Transcript.from_dict(values, vocab_size=vocab_size)
             self.plan.use_threads()
             runner = self.prepare(len(saved.state.token_ids), -1)
-            runner.import_state(saved.state)
+            saved.state.restore(runner)
             try:
                 saved.fill(runner.cached_rows())
             except BaseException:

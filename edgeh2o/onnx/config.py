@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ def attention_args(config: ModelConfig, shape: SessionShape) -> dict[str, Any]:
         "n_layers": config.n_layers,
         "scale": config.attention_scale,
         "soft_cap": config.attention_soft_cap,
-        **shape.attention_sizes(),
+        **{name: value for name, value in asdict(shape).items() if name != "all_rows"},
     }
 
 

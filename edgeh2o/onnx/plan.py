@@ -301,6 +301,7 @@ class ProductRunner:
         shapes: Mapping[str, ValueShape],
         store: ValueStore,
         block_tokens: int,
+        threads: int,
     ) -> None:
         self._stages = stages
         self._store = store
@@ -308,7 +309,7 @@ class ProductRunner:
         groups = [group for stage in stages for group in stage.products]
         depth = max((group.depth for group in groups), default=1)
         rows = max((math.prod(shapes[g.input].of(block_tokens)[:-1]) for g in groups), default=1)
-        self._matmul = _core.Matmul(rows, depth)
+        self._matmul = _core.Matmul(rows, depth, threads)
 
     @property
     def n_bytes(self) -> int:

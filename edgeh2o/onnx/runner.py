@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import _core
 from ..config import ModelConfig
-from ..errors import ResourceError, UsageError
-from ..runners.base import OnLayer, RunnerBase, RunnerState, SessionShape
+from ..errors import ResourceError
+from ..runners.base import OnLayer, SessionShape
 from .config import attention_args
 from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .plan import LoadedDecoder, ProductRunner, ValueStore
@@ -26,30 +26,51 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 256
 
 
-class OnnxRunner(RunnerBase):
+class OnnxRunner:
     """Stages in turn, as a ``Runner``."""
 
     def __init__(
         self, decoder: LoadedDecoder, policy: _core.SparsePolicy, shape: SessionShape
     ) -> None:
         self._decoder = decoder
-        super().__init__(policy, shape, decoder.config.vocab_size)
+        self._shape = shape
+        self.policy = policy
+        self.vocab_size = decoder.config.vocab_size
+        self.prompt_logits: NDArray[np.float32] | None = None
+        self._token_ids: list[int] = []
         sizes = attention_args(decoder.config, shape)
         self._attention = _core.ChunkedAttention(policy, **sizes)
-        self._attention.reset()
         self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)
         self._store = ValueStore(decoder.stages, decoder.shapes, shape.batch_size, BLOCK_TOKENS)
-        self._products = ProductRunner(decoder.stages, decoder.shapes, self._store, BLOCK_TOKENS)
+        self._products = ProductRunner(
+            decoder.stages, decoder.shapes, self._store, BLOCK_TOKENS, shape.threads
+        )
         self._context = _Context(decoder.stages, shape, decoder.config)
         self._spans = _find_spans(decoder.stages)
         self._one_token: dict[int, onnxruntime.IOBinding] = {}
         self._views: dict[int, list[dict[str, Any]]] = {}
         self._n_tokens = 0  # of the latest prefill, while the store holds them
-        self._is_broken = False
+
+    @property
+    def max_context(self) -> int:
+        return self._shape.max_context
+
+    @property
+    def batch_size(self) -> int:
+        return self._shape.batch_size
+
+    @property
+    def chunk_size(self) -> int:
+        return self._shape.chunk_size
 
     @property
     def position(self) -> int:
-        return 0 if self._is_broken else self._attention.position(0)
+        return self._attention.n_tokens
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        del self._token_ids[self.position :]
+        return self._token_ids
 
     @property
     def prefill_end(self) -> int:
@@ -79,7 +100,7 @@ class OnnxRunner(RunnerBase):
         self._begin(tokens, self._shape.batch_size)
         self.prompt_logits = None
         n_tokens, first = len(tokens), self.position
-        self._is_broken = True
+        self._attention.begin_call()
         self._context.set_tokens(tokens, first)
         views = self._attention_views(n_tokens)
         n_layers = len(views)
@@ -98,7 +119,7 @@ class OnnxRunner(RunnerBase):
             _core.release_threads()
             if on_layer is not None:
                 on_layer(layer + 1, n_layers)
-        self._is_broken = False
+        self._attention.end_call()
         self._token_ids += tokens.tolist()
         self._n_tokens = n_tokens
         if not is_last:
@@ -127,7 +148,7 @@ class OnnxRunner(RunnerBase):
         tokens = np.array([token], np.int32)
         self._begin(tokens, 1)
         first = self.position
-        self._is_broken = True
+        self._attention.begin_call()
         self._n_tokens = 0
         self._context.set_tokens(tokens, first)
         layers = zip(self._decoder.sites, self._attention_views(1), strict=True)
@@ -137,45 +158,49 @@ class OnnxRunner(RunnerBase):
             self._attention.decode(layer, **view, window=site.window, **rotary)
         logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
-        self._is_broken = False
+        self._attention.end_call()
         self._token_ids.append(token)
         result: NDArray[np.float32] = logits[0].astype(np.float32, copy=False)
         return result
 
     def reset(self) -> None:
         self._attention.reset()
-        self._token_ids.clear()
-        self._n_tokens = 0
-        self._is_broken = False
-        self.prompt_logits = None
+        self._forget()
 
     def rewind(self, position: int) -> None:
-        self._require_whole()
+        goes_before_the_end = position < self.prefill_end
         self._attention.rewind(position)
+        if goes_before_the_end:
+            self._forget()
+
+    def _forget(self) -> None:
+        """What is known of the end of the prompt."""
+        self.prompt_logits = None
         self._n_tokens = 0
 
-    def export_state(self) -> RunnerState:
-        self._require_whole()
-        try:
-            core = self._attention.save_state()
-        except ValueError as error:
-            raise UsageError(f"the session cannot be saved: {error}") from None
-        return RunnerState(tuple(self.token_ids), core, self.prompt_logits)
+    def mark(self) -> bool:
+        return self._attention.mark()
 
-    def import_state(self, state: RunnerState) -> None:
-        self._adopt(state, self._attention.load_state)
+    def find_mark(self, position: int) -> int:
+        return self._attention.find_mark(position)
 
-    def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
-        for layer in range(len(self._decoder.sites)):
-            yield from self._attention.cached_rows(layer)
+    def save_state(self) -> bytes:
+        return self._attention.save_state()
 
-    def _require_whole(self) -> None:
-        if self._is_broken:
-            raise ValueError("the last call was interrupted: reset() the session first")
+    def load_state(self, state: bytes, token_ids: Sequence[int]) -> None:
+        self._forget()
+        self._attention.load_state(state)
+        self._token_ids = list(token_ids)
+        if self.position != len(token_ids):
+            position = self.position
+            self.reset()
+            raise ValueError(f"it is of {position} tokens, not {len(token_ids)}")
+
+    def cached_rows(self) -> Sequence[NDArray[np.uint8]]:
+        return self._attention.cached_rows()
 
     def _begin(self, tokens: NDArray[np.int32], most: int) -> None:
         """Refuses a call that cannot be made. Raises ValueError."""
-        self._require_whole()
         n_tokens = len(tokens)
         if tokens.ndim != 1 or not 1 <= n_tokens <= most:
             raise ValueError(f"a call takes 1 to {most} tokens, got {n_tokens}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from ..errors import FormatError
+from ..errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,18 +37,6 @@ class SessionShape:
     threads: int = 1
     all_rows: bool = False
 
-    def session_sizes(self) -> dict[str, Any]:
-        """Arguments of a ``_core.Session``, which takes the number of threads that is set."""
-        sizes = asdict(self)
-        del sizes["threads"]
-        return sizes
-
-    def attention_sizes(self) -> dict[str, Any]:
-        """Arguments of a ``_core.ChunkedAttention``, whose caller decides about rows."""
-        sizes = self.session_sizes()
-        del sizes["all_rows"]
-        return sizes
-
 
 @dataclass(frozen=True, slots=True)
 class RunnerState:
@@ -62,6 +49,26 @@ class RunnerState:
     token_ids: tuple[int, ...]
     core: bytes
     prompt_logits: NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, runner: Runner) -> RunnerState:
+        """What ``runner`` holds. Raises UsageError if its attention's rule cannot be saved."""
+        try:
+            core = runner.save_state()
+        except ValueError as error:
+            raise UsageError(f"the session cannot be saved: {error}") from None
+        return cls(tuple(runner.token_ids), core, runner.prompt_logits)
+
+    def restore(self, runner: Runner) -> None:
+        """Lets ``runner`` take this up; the caller then fills its ``cached_rows``.
+
+        Raises FormatError, and forgets the prompt, for what such a runner could not have had.
+        """
+        try:
+            runner.load_state(self.core, self.token_ids)
+        except ValueError as error:
+            raise FormatError(f"the saved state does not fit: {error}") from None
+        runner.prompt_logits = self.prompt_logits
 
 
 class RunnableModel(Protocol):
@@ -94,9 +101,8 @@ class Runner(Protocol):
     def prefill_end(self) -> int:
         """Position after the latest ``prefill``."""
 
-    @property
-    def prompt_logits(self) -> NDArray[np.float32] | None:
-        """Logits [vocab_size] at ``prefill_end`` of a prompt that stays open, else None."""
+    prompt_logits: NDArray[np.float32] | None
+    """Logits [vocab_size] at ``prefill_end`` of a prompt that stays open, else None."""
 
     @property
     def max_context(self) -> int:
@@ -149,7 +155,8 @@ class Runner(Protocol):
         ``is_last`` marks the end of the prompt and returns the logits [vocab_size] of its last
         token. With ``stays_open`` another prompt may go on from there, after some ``decode``:
         the next turn of a chat. ``on_layer(done, total)`` is called after each layer. An
-        exception, a KeyboardInterrupt too, leaves a state that needs ``reset``.
+        exception, a KeyboardInterrupt too, leaves a state that needs ``reset`` or ``rewind`` to
+        a mark.
         """
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
@@ -166,18 +173,28 @@ class Runner(Protocol):
         """Forgets the prompt."""
 
     def rewind(self, position: int) -> None:
-        """Forgets the tokens from ``position`` on, which must not lie before ``prefill_end``."""
+        """Forgets the tokens from ``position`` on.
 
-    def export_state(self) -> RunnerState:
-        """The state to go on from. Raises UsageError if the attention's rule cannot be saved."""
-
-    def import_state(self, state: RunnerState) -> None:
-        """Takes up ``state``; the caller then fills ``cached_rows``.
-
-        Raises FormatError, and forgets the prompt, for what such a runner could not have exported.
+        ValueError unless that is ``prefill_end`` or later, marked, or 0. A state that an exception
+        left is whole again afterwards, if it is not later than where that call began.
         """
 
-    def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
+    def mark(self) -> bool:
+        """Notes the state at the position, so that ``rewind`` can go back to it.
+
+        False if the attention's rule cannot be saved.
+        """
+
+    def find_mark(self, position: int) -> int:
+        """The last position up to ``position`` that ``rewind`` can go to."""
+
+    def save_state(self) -> bytes:
+        """What later calls depend on, but tokens and cached rows. ValueError if that cannot be."""
+
+    def load_state(self, state: bytes, token_ids: Sequence[int]) -> None:
+        """Takes up a saved prompt, but its rows; ValueError, and no prompt, if it is bad."""
+
+    def cached_rows(self) -> Sequence[NDArray[np.uint8]]:
         """Writable views of all cached rows of the tokens, in a fixed order.
 
         They are valid until the position changes.
@@ -197,61 +214,3 @@ def plan_calls(first: int, end: int, runner: Runner) -> Iterator[slice]:
             stop -= chunk
         yield slice(first, stop)
         first = stop
-
-
-class RunnerBase(ABC):
-    """What runners hold alike: the sizes of the session, and the tokens whose rows are cached."""
-
-    def __init__(self, policy: SparsePolicy, shape: SessionShape, vocab_size: int) -> None:
-        self.policy = policy
-        self._shape = shape
-        self._vocab_size = vocab_size
-        self._token_ids: list[int] = []
-        self.prompt_logits: NDArray[np.float32] | None = None
-
-    @property
-    @abstractmethod
-    def position(self) -> int:
-        """Tokens in the cache."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        # An interrupt may have left a token here that never reached the cache.
-        del self._token_ids[self.position :]
-        return self._token_ids
-
-    @property
-    def max_context(self) -> int:
-        return self._shape.max_context
-
-    @property
-    def batch_size(self) -> int:
-        return self._shape.batch_size
-
-    @property
-    def chunk_size(self) -> int:
-        return self._shape.chunk_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    def _adopt(self, state: RunnerState, load: Callable[[bytes], None]) -> None:
-        """Takes a saved state over; ``load`` reads the core's part of it.
-
-        Raises FormatError, and leaves no prompt, for one that does not fit.
-        """
-        self.reset()
-        try:
-            load(state.core)
-            if self.position != len(state.token_ids):
-                raise ValueError(f"it is of {self.position} tokens, not {len(state.token_ids)}")
-        except ValueError as error:
-            self.reset()
-            raise FormatError(f"the saved state does not fit: {error}") from None
-        self._token_ids = list(state.token_ids)
-        self.prompt_logits = state.prompt_logits
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Forgets the prompt."""

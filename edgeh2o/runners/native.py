@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from .. import _core
 from ..config import DecoderConfig
@@ -17,7 +18,7 @@ from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
-from .base import OnLayer, RunnerBase, RunnerState, SessionShape
+from .base import Runner, SessionShape
 from .weight_loading import OnBytes, WeightLoading
 
 if TYPE_CHECKING:
@@ -27,18 +28,6 @@ if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
     from ..formats.gguf import GgufFile
     from ..tokenizer import Tokenizer
-
-OnAttention = Callable[..., None]
-
-# Known to the Python side only; the decoder needs none of them.
-_PYTHON_ONLY_FIELDS = (
-    "architecture",
-    "context_length",
-    "rotary_dim",
-    "has_key_bias",
-    "fingerprint",
-)
-
 
 class NativeModelFile:
     """An opened GGUF file whose hyperparameters and tensor list were found good; no weights read.
@@ -158,6 +147,7 @@ class NativeModel:
         self.tokenizer = tokenizer
         self._file = file
         self._tensors = tensors
+        self._workspaces: WeakValueDictionary[int, _core.Workspace] = WeakValueDictionary()
         self.chat_template = chat_template  # as in the file, unchecked
 
     @cached_property
@@ -183,106 +173,24 @@ class NativeModel:
     ) -> Mapping[str, int]:
         return estimate_session_bytes(self.config, attention, shape)
 
-    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> NativeRunner:
+    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> Runner:
         policy = attention.make_policy(self.config)
         try:
-            session = _core.Session(self._core_model, policy, **shape.session_sizes())
+            workspace = self._find_workspace(shape.threads)
+            sizes = asdict(shape)
+            return _core.Sequence(self._core_model, policy, workspace=workspace, **sizes)
         except MemoryError:
             raise ResourceError(
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
-        return NativeRunner(session, policy, shape, self.config)
 
-
-class NativeRunner(RunnerBase):
-    """One C++ session as a ``Runner``."""
-
-    def __init__(
-        self,
-        session: _core.Session,
-        policy: _core.SparsePolicy,
-        shape: SessionShape,
-        config: DecoderConfig,
-    ) -> None:
-        self._session = session
-        super().__init__(policy, shape, config.vocab_size)
-        self._config = config
-
-    @property
-    def position(self) -> int:
-        return self._session.position
-
-    @property
-    def prefill_end(self) -> int:
-        return self._session.prefill_end
-
-    @property
-    def pairs_computed(self) -> int:
-        return self._session.pairs_computed
-
-    @property
-    def pairs_dense(self) -> int:
-        return self._session.pairs_dense
-
-    @property
-    def memory_bytes(self) -> Mapping[str, int]:
-        return self._session.memory_bytes
-
-    def prefill(
-        self,
-        tokens: NDArray[np.int32],
-        *,
-        is_last: bool,
-        stays_open: bool = False,
-        on_layer: OnLayer | None = None,
-        on_attention: OnAttention | None = None,
-    ) -> NDArray[np.float32] | None:
-        """As the protocol says; ``on_attention`` is described at ``_core.Session.prefill``."""
-        self.prompt_logits = None
-        self._append(tokens.tolist())
-        logits = self._session.prefill(
-            tokens,
-            is_last=is_last,
-            stays_open=stays_open,
-            on_layer=on_layer,
-            on_attention=on_attention,
-        )
-        if stays_open:
-            self.prompt_logits = logits
-        return logits
-
-    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
-        return self._session.row_logits(first, n_rows)
-
-    def decode(self, token: int) -> NDArray[np.float32]:
-        self._append([token])
-        return self._session.decode(token)
-
-    def reset(self) -> None:
-        self._session.reset()
-        self.prompt_logits = None
-
-    def rewind(self, position: int) -> None:
-        self._session.rewind(position)
-
-    def export_state(self) -> RunnerState:
-        try:
-            core = self._session.save_state()
-        except ValueError as error:
-            raise UsageError(f"the session cannot be saved: {error}") from None
-        return RunnerState(tuple(self.token_ids), core, self.prompt_logits)
-
-    def import_state(self, state: RunnerState) -> None:
-        self._adopt(state, self._session.load_state)
-
-    def cached_rows(self) -> Iterator[NDArray[np.uint8]]:
-        for layer in range(self._config.n_layers):
-            yield from self._session.cached_rows(layer)
-
-    def _append(self, tokens: Sequence[int]) -> None:
-        del self._token_ids[self.position :]
-        self._token_ids.extend(tokens)
+    def _find_workspace(self, threads: int) -> _core.Workspace:
+        """The one that all sequences of so many threads share, as long as one of them lives."""
+        workspace = self._workspaces.get(threads)
+        if workspace is None:
+            workspace = self._workspaces[threads] = _core.Workspace(self._core_model, threads)
+        return workspace
 
 
 def estimate_session_bytes(
@@ -295,7 +203,7 @@ def estimate_session_bytes(
     policy = attention.make_policy(config)
     decoder_config = _decoder_config(config)
     try:
-        return _core.Session.estimate_bytes(decoder_config, policy, **shape.session_sizes())
+        return _core.Sequence.estimate_bytes(decoder_config, policy, **asdict(shape))
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 
@@ -328,10 +236,45 @@ def _check_tensor(info: TensorInfo, data: memoryview) -> None:
 
 
 def _decoder_config(config: DecoderConfig) -> _core.DecoderConfig:
-    fields = asdict(config)
-    for name in _PYTHON_ONLY_FIELDS:
-        del fields[name]
+    rope = {
+        "inv_freq": config.rope_inv_freq,
+        "attention_factor": config.rope_attention_factor,
+        "long_inv_freq": config.long_rope_inv_freq,
+        "long_after": config.long_rope_after,
+    }
+    has_sliding_rope = bool(config.sliding_rope_inv_freq)
+    sliding_rope = {"inv_freq": config.sliding_rope_inv_freq}
+    layer = {
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.n_kv_heads,
+        "key_dim": config.head_dim,
+        "value_dim": config.head_dim,
+        "attention_scale": config.attention_scale,
+        "attention_soft_cap": config.attention_soft_cap,
+        "qk_norm": config.qk_norm,
+        "ffn": "experts" if config.n_experts else "gated",
+        "activation": config.activation,
+        "ffn_dim": config.ffn_dim,
+        "n_experts": config.n_experts,
+        "n_experts_used": config.n_experts_used,
+        "norm_placement": config.norm_placement,
+        "residual_scale": config.residual_scale,
+    }
+    windows = config.windows
     try:
-        return _core.DecoderConfig(**fields)
+        return _core.DecoderConfig(
+            model_dim=config.model_dim,
+            vocab_size=config.vocab_size,
+            norm_eps=config.norm_eps,
+            ropes=[rope, sliding_rope] if has_sliding_rope else [rope],
+            layers=[
+                {**layer, "window": window, "rope": int(window > 0 and has_sliding_rope)}
+                for window in windows
+            ],
+            embedding_scale=config.embedding_scale,
+            logit_scale=config.logit_scale,
+            logit_soft_cap=config.logit_soft_cap,
+            tied_embeddings=config.tied_embeddings,
+        )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None

@@ -23,7 +23,7 @@ POLICIES = {
 def test_calls_allocate_nothing(
     tiny_model: TinyModelFactory, policy: str, tensor_type: str
 ) -> None:
-    session = _core.Session(
+    session = _core.Sequence(
         load_pair(tiny_model, tensor_type=tensor_type).core,
         POLICIES[policy](),
         max_context=640,

@@ -52,9 +52,9 @@ class ModelPair:
         chunk_size: int = CHUNK_SIZE,
         cache_type: str = "f16",
         all_rows: bool = True,
-    ) -> _core.Session:
+    ) -> _core.Sequence:
         """A session of the C++ decoder for prompts of up to MAX_CONTEXT tokens."""
-        return _core.Session(
+        return _core.Sequence(
             self.core,
             policy,
             max_context=MAX_CONTEXT,
@@ -81,7 +81,7 @@ def _load(path: Path) -> ModelPair:
     return ModelPair(core, ReferenceDecoder.from_gguf(path))
 
 
-def prefill(session: _core.Session, *batches: Tokens) -> Logits:
+def prefill(session: _core.Sequence, *batches: Tokens) -> Logits:
     """Logits [n_tokens, vocab_size] of a prompt given as logical batches, after a reset."""
     session.reset()
     parts = []

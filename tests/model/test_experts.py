@@ -74,14 +74,15 @@ def test_threads_do_not_change_a_bit(
 
 
 def test_experts_used_must_be_among_the_experts() -> None:
-    sizes = dict.fromkeys(("n_layers", "model_dim", "n_heads", "n_kv_heads", "vocab_size"), 8)
-    rest = {"head_dim": 8, "ffn_dim": 8, "norm_eps": 1e-5, "rope_inv_freq": (1.0,)}
+    heads = {"n_heads": 1, "n_kv_heads": 1, "key_dim": 8, "value_dim": 8, "attention_scale": 1.0}
     for n_experts, n_used in ((4, 0), (4, 5), (0, 1)):
+        experts = {"n_experts": n_experts, "n_experts_used": n_used}
+        layer = {**heads, "ffn_dim": 8, "ffn": "experts", **experts}
         with pytest.raises(ValueError, match="n_experts_used"):
             _core.DecoderConfig(
-                **sizes,
-                **rest,
-                attention_scale=1.0,
-                n_experts=n_experts,
-                n_experts_used=n_used,
+                model_dim=8,
+                vocab_size=8,
+                norm_eps=1e-5,
+                ropes=[{"inv_freq": [1.0]}],
+                layers=[layer],
             )

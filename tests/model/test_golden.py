@@ -32,10 +32,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return exact - np.log(np.exp(exact).sum(axis=-1, keepdims=True))
 
 
-def make_session(path: Path, chunk_size: int) -> _core.Session:
+def make_session(path: Path, chunk_size: int) -> _core.Sequence:
     with NativeModelFile(path) as model_file:
         model = model_file.load()._core_model
-    return _core.Session(
+    return _core.Sequence(
         model,
         _core.dense_policy(),
         max_context=CONTEXT,

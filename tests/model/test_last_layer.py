@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tiny_model: TinyModelFactory) -> ModelP
     return load_pair(tiny_model, tensor_type=request.param)
 
 
-def answer(session: _core.Session, batches: list[np.ndarray]) -> np.ndarray:
+def answer(session: _core.Sequence, batches: list[np.ndarray]) -> np.ndarray:
     """Logits of the last prompt token, and of three tokens that follow it: [4, vocab_size]."""
     session.reset()
     for batch in batches[:-1]:
@@ -59,11 +59,9 @@ def test_answers_are_those_of_all_rows(pair: ModelPair, policy: str, lengths: li
     whole, short = (pair.session(make_policy(), all_rows=rows) for rows in (True, False))
     expected, logits = answer(whole, batches), answer(short, batches)
     assert relative_error(logits, expected) < TOLERANCE
-    for layer in range(2):
-        pairs = zip(whole.cached_rows(layer), short.cached_rows(layer), strict=True)
-        for rows, others in pairs:
-            n_prompt_bytes = len(rows) // (sum(lengths) + 3) * sum(lengths)
-            np.testing.assert_array_equal(rows[:n_prompt_bytes], others[:n_prompt_bytes])
+    for rows, others in zip(whole.cached_rows(), short.cached_rows(), strict=True):
+        n_prompt_bytes = len(rows) // (sum(lengths) + 3) * sum(lengths)
+        np.testing.assert_array_equal(rows[:n_prompt_bytes], others[:n_prompt_bytes])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -113,16 +111,13 @@ def test_a_chat_goes_on_and_can_be_saved(pair: ModelPair, policy: str) -> None:
     tokens = random_tokens(N_TOKENS + 40)
     make_policy, _ = POLICIES[policy]
 
-    def turns(session: _core.Session, other: _core.Session | None = None) -> np.ndarray:
+    def turns(session: _core.Sequence, other: _core.Sequence | None = None) -> np.ndarray:
         session.prefill(tokens[:N_TOKENS], is_last=True, stays_open=True)
         session.decode(5)
         if other is not None:
             other.load_state(session.save_state())
-            for layer in range(2):
-                for rows, copy in zip(
-                    session.cached_rows(layer), other.cached_rows(layer), strict=True
-                ):
-                    copy[:] = rows
+            for rows, copy in zip(session.cached_rows(), other.cached_rows(), strict=True):
+                copy[:] = rows
             session = other
         logits = session.prefill(tokens[N_TOKENS:], is_last=True)
         return np.stack([logits, session.decode(6)])

@@ -34,25 +34,23 @@ def pair(tiny_model: TinyModelFactory) -> ModelPair:
     return load_pair(tiny_model, tensor_type="Q4_0")
 
 
-def _start(session: _core.Session, tokens: np.ndarray) -> None:
+def _start(session: _core.Sequence, tokens: np.ndarray) -> None:
     """A first turn of N_PROMPT tokens and a decoded answer, such that a next turn may follow."""
     session.prefill(tokens[:N_PROMPT], is_last=False)
     for token in tokens[N_PROMPT : N_PROMPT + N_ANSWER]:
         session.decode(int(token))
 
 
-def _go_on(session: _core.Session, tokens: np.ndarray) -> list[np.ndarray]:
+def _go_on(session: _core.Sequence, tokens: np.ndarray) -> list[np.ndarray]:
     """All logits of a second turn and of one token after it."""
     session.prefill(tokens[N_PROMPT + N_ANSWER : -1], is_last=False)
     return [session.row_logits(0, N_MORE - 1), session.decode(int(tokens[-1]))]
 
 
-def _copy_rows(source: _core.Session, target: _core.Session) -> None:
-    for layer in range(N_LAYERS):
-        pairs = zip(source.cached_rows(layer), target.cached_rows(layer), strict=True)
-        for rows, copy in pairs:
-            assert len(rows) == len(copy) > 0
-            copy[:] = rows
+def _copy_rows(source: _core.Sequence, target: _core.Sequence) -> None:
+    for rows, copy in zip(source.cached_rows(), target.cached_rows(), strict=True):
+        assert len(rows) == len(copy) > 0
+        copy[:] = rows
 
 
 POLICIES: dict[str, MakePolicy] = {
@@ -140,7 +138,7 @@ def saved(pair: ModelPair) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def session(pair: ModelPair) -> _core.Session:
+def session(pair: ModelPair) -> _core.Sequence:
     return pair.session(_core.h2o_policy(12, 4))
 
 
@@ -200,14 +198,14 @@ def _first_score(score: float) -> Callable[[bytes], bytes]:
     ],
 )
 def test_bad_states(
-    session: _core.Session, saved: bytes, change: Callable[[bytes], bytes], message: str
+    session: _core.Sequence, saved: bytes, change: Callable[[bytes], bytes], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         session.load_state(change(saved))
     assert session.position == 0
 
 
-def test_a_state_cut_at_any_byte_is_refused(session: _core.Session, saved: bytes) -> None:
+def test_a_state_cut_at_any_byte_is_refused(session: _core.Sequence, saved: bytes) -> None:
     for length in range(len(saved)):
         with pytest.raises(ValueError, match="ends after"):
             session.load_state(saved[:length])
@@ -215,7 +213,7 @@ def test_a_state_cut_at_any_byte_is_refused(session: _core.Session, saved: bytes
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_changed_byte_never_breaks_the_session(
-    session: _core.Session, saved: bytes, seed: int
+    session: _core.Sequence, saved: bytes, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     offset = int(rng.integers(len(saved)))
@@ -252,6 +250,6 @@ def test_what_cannot_be_saved_says_so(pair: ModelPair) -> None:
         session.save_state()
 
 
-def test_a_state_with_gaps_is_refused(session: _core.Session, saved: bytes) -> None:
+def test_a_state_with_gaps_is_refused(session: _core.Sequence, saved: bytes) -> None:
     with pytest.raises(ValueError, match="contiguous bytes"):
         session.load_state(memoryview(saved)[::-1])

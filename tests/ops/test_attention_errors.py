@@ -64,7 +64,7 @@ def test_calls_that_do_not_fit() -> None:
         attention.run(1, *rows(8), is_last=True)
     with pytest.raises(ValueError, match="decode takes one token"):
         attention.decode(0, *rows(2))
-    with pytest.raises(ValueError, match="no state before the first run"):
+    with pytest.raises(ValueError, match="no state of a run"):
         attention.state()
 
 
@@ -101,20 +101,32 @@ def test_reading_state_that_is_not_there() -> None:
         h2o.scores(0, 0, 33)
 
 
-def test_more_threads_than_were_planned_for() -> None:
+def test_threads_are_those_of_the_sequence() -> None:
     before = _core.num_threads()
     try:
         _core.set_num_threads(1)
-        attention = make()
+        attention, other = make(), make(threads=3)
+        expected = attention.run(0, *rows(8), is_last=True)
         _core.set_num_threads(2)
-        with pytest.raises(ValueError, match="made for 1 threads, but 2 are set"):
-            attention.run(0, *rows(8), is_last=True)
+        attention.reset()
+        for each in (attention, other):
+            np.testing.assert_array_equal(each.run(0, *rows(8), is_last=True), expected)
     finally:
         _core.set_num_threads(before)
+    for threads in (0, 257):
+        with pytest.raises(ValueError, match=f"between 1 and 256, got {threads}"):
+            make(threads=threads)
+
+
+def make_cache(head_dim: int, cache_type: str) -> _core.KvCache:
+    """Of 2 layers, 3 KV heads and 16 positions."""
+    sizes = {"n_layers": 2, "chunk_size": 8, "batch_size": 8, "max_context": 16}
+    policy = _core.dense_policy()
+    return _core.ChunkedAttention(policy, 3, 3, head_dim, cache_type=cache_type, **sizes).cache
 
 
 def test_cache_views_outlive_their_cache() -> None:
-    cache = _core.KvCache(2, 3, 8, 16, "f32")
+    cache = make_cache(8, "f32")
     assert cache.n_bytes == 2 * 2 * 3 * 16 * 8 * 4
     view = cache.keys(1)
     assert view.shape == (3, 16, 8)
@@ -123,11 +135,11 @@ def test_cache_views_outlive_their_cache() -> None:
     del cache
     assert (view == 7.0).all()
     with pytest.raises(ValueError, match="layer 2 does not exist"):
-        _core.KvCache(2, 3, 8, 16).keys(2)
+        make_cache(8, "f16").keys(2)
 
 
 def test_view_of_a_quantised_cache_is_its_bytes() -> None:
-    cache = _core.KvCache(2, 3, 64, 16, "q8_0")
+    cache = make_cache(64, "q8_0")
     assert cache.n_bytes == 2 * 2 * 3 * 16 * 68
     view = cache.keys(1)
     assert view.shape == (3, 16, 68) and view.dtype == np.uint8

@@ -147,7 +147,7 @@ def test_allocation_failures_become_resource_errors(
 
         def __init__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(_core, "Session", fail)
+    monkeypatch.setattr(_core, "Sequence", fail)
     with pytest.raises(ResourceError, match="96 positions could not be allocated"):
         model.start_session(DenseConfig(), SHAPE)
     monkeypatch.setattr(_core, "WeightReader", FullMemory)

@@ -129,7 +129,7 @@ struct TestTile {
     const size_t padded = round_up(n_rows, layout.float_rows);
     tile.n_rows = n_rows;
     tile.group_size = group_size;
-    tile.head_dim = head_dim;
+    tile.key_dim = tile.value_dim = head_dim;
     tile.weight_stride = round_up(n_keys, layout.panel_cols) + 4;
     tile.o_stride = round_up(head_dim, layout.panel_cols);
     q = random.uniform_vector(n_rows * head_dim, -q_range, q_range);
@@ -155,7 +155,7 @@ struct TestTile {
   // before they meet the values.
   void check_row(Check& check, size_t row, size_t n_keys, const std::vector<float>& k,
                  const std::vector<float>& v, const float* biases) {
-    const size_t head_dim = tile.head_dim;
+    const size_t head_dim = tile.key_dim;
     logits.assign(n_keys, 0);
     double largest_norm = 0, largest_short = 0, maximum = -kInfinity;
     for (size_t key = 0; key < n_keys; ++key) {

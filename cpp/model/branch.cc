@@ -1,0 +1,43 @@
+#include "model/branch.h"
+
+#include <algorithm>
+
+#include "ops/rows.h"
+
+namespace edgeh2o {
+
+bool any_float(std::initializer_list<const Linear*> layers) {
+  return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return !l->weight.is_quantised(); });
+}
+
+bool any_quantised(std::initializer_list<const Linear*> layers) {
+  return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return l->weight.is_quantised(); });
+}
+
+MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool accumulate) {
+  return {&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(), out, stride, accumulate};
+}
+
+MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
+                         std::initializer_list<const Linear*> layers) {
+  Activations& a = call.buffers();
+  uint8_t* packed = any_quantised(layers) ? a.packed : nullptr;
+  const MatView<const float> rows{x.data, x.rows, x.cols, x.stride};
+  if (pre_norm.empty()) return pack_rows(call.table(), rows, packed);
+  const ActivationsOut norm{{any_float(layers) ? a.norm : nullptr, x.rows, x.cols, x.cols}, packed};
+  return rms_norm_rows(call.table(), rows, pre_norm.data(), call.config.norm_eps, norm, a.scratch);
+}
+
+void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& input, const Linear& linear,
+                const std::vector<float>& post_norm) {
+  Activations& a = call.buffers();
+  const float scale = call.spec().residual_scale;
+  const bool is_plain = post_norm.empty() && scale == 1.0f;
+  const MatmulOutput output = output_of(linear, is_plain ? x.data : a.norm, x.stride, is_plain);
+  matmul(call.table(), input, {&output, 1}, a.scratch);
+  if (is_plain) return;
+  add_rows(call.table(), x, {a.norm, x.rows, x.cols, x.stride},
+           post_norm.empty() ? nullptr : post_norm.data(), call.config.norm_eps, scale);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,41 @@
+#include "model/decoder_config.h"
+
+#include "base/check.h"
+
+namespace edgeh2o {
+namespace {
+
+void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
+  layer.heads.check();
+  EH2O_CHECK(layer.ffn_dim > 0, "ffn_dim must be positive");
+  EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
+             config.ropes.size());
+  const RopeConfig& rope = config.ropes[layer.rope];
+  EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
+             " entries, more than half of head_dim = ", layer.heads.key_dim);
+  const bool has_experts = layer.ffn == FfnKind::kExperts;
+  EH2O_CHECK(layer.n_experts_used <= layer.n_experts && (layer.n_experts_used > 0) == has_experts,
+             "n_experts_used = ", layer.n_experts_used, " of n_experts = ", layer.n_experts);
+}
+
+}  // namespace
+
+std::vector<AttentionHeads> DecoderConfig::heads() const {
+  std::vector<AttentionHeads> result;
+  for (const LayerSpec& layer : layers) result.push_back(layer.heads);
+  return result;
+}
+
+void DecoderConfig::check() const {
+  EH2O_CHECK(!layers.empty() && model_dim > 0 && vocab_size > 0,
+             "decoder sizes must be positive: n_layers=", layers.size(), ", model_dim=", model_dim,
+             ", vocab_size=", vocab_size);
+  for (const RopeConfig& rope : ropes) {
+    EH2O_CHECK(rope.long_inv_freq.empty() || rope.long_inv_freq.size() == rope.n_pairs(),
+               "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",
+               rope.n_pairs());
+  }
+  for (const LayerSpec& layer : layers) check_layer(*this, layer);
+}
+
+}  // namespace edgeh2o

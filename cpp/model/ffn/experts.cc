@@ -1,0 +1,46 @@
+#include "model/ffn/experts.h"
+
+#include <algorithm>
+
+#include "model/branch.h"
+#include "model/ffn/gated.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+
+void add_experts(const LayerCall& call, MatView<float> x) {
+  const KernelTable& table = call.table();
+  const LayerWeights& w = call.layer_weights();
+  Activations& a = call.buffers();
+  const float eps = call.config.norm_eps;
+  const size_t n = x.rows, dim = x.cols, n_experts = call.spec().n_experts;
+  const MatView<float> normed{a.expert_input, n, dim, dim}, mixed{a.mixed, n, dim, dim};
+  if (w.ffn_norm.empty()) {
+    std::copy_n(x.data, n * dim, normed.data);
+  } else {
+    rms_norm_rows(table, {x.data, n, dim, x.stride}, w.ffn_norm.data(), eps, {normed}, a.scratch);
+  }
+  const MatView<const float> rows{normed.data, n, dim, dim};
+  const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
+  matmul(table, pack_rows(table, rows, any_quantised({&w.ffn_router}) ? a.packed : nullptr), {&router, 1},
+         a.scratch);
+  route_rows({a.router, n, n_experts, n_experts}, a.routes);
+
+  std::fill_n(mixed.data, n * dim, 0.0f);
+  for (size_t e = 0; e < n_experts; ++e) {  // one after the other: sums have a fixed order
+    const size_t first = a.routes.begin[e], count = a.routes.begin[e + 1] - first;
+    if (count == 0) continue;
+    const FeedForward& ffn = w.ffn[e];
+    const MatView<float> part{a.expert_rows, count, dim, dim};
+    gather_rows(rows, a.routes.rows + first, part);
+    uint8_t* packed = any_quantised({&ffn.gate, &ffn.up}) ? a.packed : nullptr;
+    const MatmulInput product = gate_up(call, ffn, pack_rows(table, {part.data, count, dim, dim}, packed));
+    const MatmulOutput down = output_of(ffn.down, part.data, dim);
+    matmul(table, product, {&down, 1}, a.scratch);
+    scatter_rows({part.data, count, dim, dim}, a.routes.rows + first, a.routes.weights + first, mixed);
+  }
+  add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), eps,
+           call.spec().residual_scale);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,30 @@
+#include "model/ffn/gated.h"
+
+#include "model/branch.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+
+void add_gated(const LayerCall& call, MatView<float> x) {
+  const LayerWeights& w = call.layer_weights();
+  const FeedForward& ffn = w.ffn[0];
+  const MatmulInput input = begin_branch(call, x, w.ffn_norm, {&ffn.gate, &ffn.up});
+  end_branch(call, x, gate_up(call, ffn, input), ffn.down, w.ffn_post_norm);
+}
+
+MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulInput& input) {
+  const KernelTable& table = call.table();
+  const Activations& a = call.buffers();
+  const size_t n = input.rows.rows, ffn_dim = call.spec().ffn_dim;
+  const GateKernel activation =
+      call.spec().activation == Activation::kGeluTanh ? table.geglu_f32 : table.swiglu_f32;
+  const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
+  matmul(table, input, {outputs, 2}, a.scratch);
+  const bool is_quantised = ffn.down.weight.is_quantised();
+  const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
+                               is_quantised ? a.packed : nullptr};
+  return gate_rows(table, activation, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim}, product,
+                   a.scratch);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,68 @@
+// The work of one layer for the rows of one sequence.
+#pragma once
+
+#include <functional>
+
+#include "base/mat_view.h"
+#include "model/weights.h"
+#include "model/workspace.h"
+#include "sequence/sequence.h"
+
+namespace edgeh2o {
+
+// The next tokens of a sequence.
+struct Step {
+  Sequence* sequence;
+  Span<const int32_t> tokens;
+  PromptEnd end;   // of a prefill
+  bool is_decode;  // one generated token, which reads what the policy says
+  float* logits;   // [vocab_size] after the last token, unless end is kLater
+};
+
+// One layer's attention of a prefill call: what it read and what came out, before the output projection.
+struct AttentionView {
+  size_t layer;
+  MatView<const float> residual;  // [n][model_dim] residual stream before the layer
+  MatView<const float> q, k, v;   // [n][q_dim], [n][k_dim], [n][v_dim], rotary embedding applied
+  MatView<const float> attended;  // [n][out_dim]
+};
+
+// Called, where set, after every layer, and after the attention of every layer of a prefill call.
+struct Observer {
+  std::function<void(size_t done, size_t total)> on_layer;
+  std::function<void(const AttentionView&)> on_attention;
+};
+
+struct LayerCall {
+  const DecoderConfig& config;
+  const Weights& weights;
+  Workspace& workspace;
+  const Step& step;
+  size_t layer;
+  size_t first_row;  // of the step in the buffers of the call
+
+  const LayerSpec& spec() const { return config.layers[layer]; }
+  const LayerWeights& layer_weights() const { return weights.layer(layer); }
+  const KernelTable& table() const { return weights.table(); }
+  Activations& buffers() const { return workspace.activations(); }
+
+  // [n][model_dim] the step's rows of the residual stream.
+  MatView<float> x() const {
+    return {buffers().x + first_row * config.model_dim, step.tokens.size, config.model_dim, config.model_dim};
+  }
+
+  // The outputs of the last layer are read by no one but for the prompt's last token, unless the sequence
+  // wants all rows: rows before first_output_row are left as they are.
+  bool outputs_last_row_only() const { return skips_rows(*step.sequence, layer); }
+  size_t first_output_row() const {
+    const size_t n = step.tokens.size;
+    if (step.is_decode || !outputs_last_row_only()) return 0;
+    return step.end == PromptEnd::kLater ? n : n - 1;
+  }
+
+  static bool skips_rows(const Sequence& sequence, size_t layer) {
+    return !sequence.shape().all_rows && layer + 1 == sequence.n_layers();
+  }
+};
+
+}  // namespace edgeh2o

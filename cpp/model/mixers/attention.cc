@@ -1,0 +1,95 @@
+#include "model/mixers/attention.h"
+
+#include <algorithm>
+
+#include "model/branch.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+namespace {
+
+struct Qkv {
+  MatView<float> q, k, v;
+  Qkv rows_from(size_t first, size_t n) const {
+    return {q.rows_from(first, n), k.rows_from(first, n), v.rows_from(first, n)};
+  }
+};
+
+MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
+
+// Queries, keys and values of some rows of the step, from row `first` of it on: normed, rotated, and written
+// to the cache.
+void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
+  const KernelTable& table = call.table();
+  const LayerWeights& w = call.layer_weights();
+  const LayerSpec& spec = call.spec();
+  const size_t n = qkv.q.rows, stride = qkv.q.stride;
+  const MatmulInput input =
+      begin_branch(call, call.x().rows_from(first, n), w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v});
+  const MatmulOutput outputs[] = {output_of(w.attn_q, qkv.q.data, stride),
+                                  output_of(w.attn_k, qkv.k.data, stride),
+                                  output_of(w.attn_v, qkv.v.data, stride)};
+  matmul(table, input, {outputs, 3}, call.buffers().scratch);
+
+  if (spec.qk_norm != QkNorm::kNone) {
+    const float eps = call.config.norm_eps;
+    rms_norm_groups(table, qkv.q, {w.attn_q_norm.data(), w.attn_q_norm.size()}, eps);
+    rms_norm_groups(table, qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
+  }
+  const RopeTable& rope = call.buffers().ropes[spec.rope];
+  const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = (call.first_row + first) * n_pairs;
+  rope_rows(table, {qkv.q.data, n, qkv.q.cols + qkv.k.cols, stride}, rope.cos + row, rope.sin + row,
+            spec.heads.key_dim, n_pairs);
+  call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v));
+}
+
+}  // namespace
+
+bool skips_attention(const Sequence& sequence, size_t layer, size_t window) {
+  return LayerCall::skips_rows(sequence, layer) && sequence.plan(layer).ends_dense(window);
+}
+
+void mix_attention(const LayerCall& call, const Observer& observer) {
+  const LayerWeights& w = call.layer_weights();
+  const LayerSpec& spec = call.spec();
+  const Step& step = call.step;
+  Sequence& sequence = *step.sequence;
+  Activations& a = call.buffers();
+  const size_t n = step.tokens.size, stride = spec.qkv_dim(), out_dim = spec.heads.out_dim();
+  const size_t position = sequence.layer(call.layer).n_tokens(), first = call.first_output_row();
+
+  float *q = a.qkv, *k = q + spec.heads.q_dim(), *v = k + spec.heads.k_dim();
+  const Qkv qkv{{q, n, spec.heads.q_dim(), stride},
+                {k, n, spec.heads.k_dim(), stride},
+                {v, n, spec.heads.v_dim(), stride}};
+  for (size_t begin = 0; begin < n; begin += a.rows_at_once) {
+    project_qkv(call, begin, qkv.rows_from(begin, std::min(a.rows_at_once, n - begin)));
+  }
+  const MatView<const float> queries = as_const(qkv.q);
+  const MatView<float> attended{a.attended, n, out_dim, out_dim};
+  const LayerKv& kv = sequence.layer(call.layer).rows();
+  ChunkedAttention attention = sequence.attention(call.layer, call.workspace.attention_scratch(),
+                                                  static_cast<size_t>(call.workspace.n_threads()));
+  if (step.is_decode || skips_attention(sequence, call.layer, spec.window)) {
+    if (first == n) return;
+    attention.decode(queries.rows_from(first, 1), kv, position + first, spec.window, step.is_decode,
+                     attended.rows_from(first, 1));
+  } else {
+    const uint64_t n_pairs = attention.run(queries, kv, position, spec.window, step.end, attended);
+    sequence.count_pairs(n_pairs, causal_pairs(position, n, spec.window));
+  }
+  const MatView<float> x = call.x();
+  if (observer.on_attention && !step.is_decode) {
+    observer.on_attention(
+        {call.layer, as_const(x), queries, as_const(qkv.k), as_const(qkv.v), as_const(attended)});
+  }
+
+  uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  for (size_t begin = first; begin < n; begin += a.rows_at_once) {
+    const size_t count = std::min(a.rows_at_once, n - begin);
+    const MatmulInput input = pack_rows(call.table(), as_const(attended.rows_from(begin, count)), packed);
+    end_branch(call, x.rows_from(begin, count), input, w.attn_output, w.attn_post_norm);
+  }
+}
+
+}  // namespace edgeh2o

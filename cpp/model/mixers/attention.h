@@ -1,0 +1,15 @@
+// Attention as a layer's mixer.
+#pragma once
+
+#include "model/layer_call.h"
+
+namespace edgeh2o {
+
+// x += attn_output(attention(rope(q), rope(k), v)) from the first output row on, with the norms that the
+// layer has.
+void mix_attention(const LayerCall& call, const Observer& observer);
+
+// Whether the layer writes its cache rows and nothing else, but for the last token of a prompt.
+bool skips_attention(const Sequence& sequence, size_t layer, size_t window);
+
+}  // namespace edgeh2o

@@ -1,0 +1,85 @@
+#include "model/workspace.h"
+
+#include <algorithm>
+
+#include "base/parallel.h"
+#include "ops/matmul.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+namespace {
+
+// Rows that pass the linear layers at a time, to find them in a cache at every step: the row block of a
+// matrix product. Gate and up of 192 x 1,536 are 2.4 MB.
+constexpr size_t kRowsAtOnce = 192;
+// With experts more, because each of them gets a few of the rows only: 64 of 1,024 with 8 of 128.
+constexpr size_t kExpertRowsAtOnce = 1024;
+
+size_t most_experts(const DecoderConfig& config) {
+  return config.widest([](const LayerSpec& layer) { return layer.n_experts; });
+}
+
+}  // namespace
+
+Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t n_rows,
+                         size_t n_threads, Arena& arena)
+    : rows_at_once(std::min(most_experts(config) > 0 ? kExpertRowsAtOnce : kRowsAtOnce, n_rows)),
+      routes(rows_at_once, most_experts(config),
+             config.widest([](const LayerSpec& layer) { return layer.n_experts_used; }), arena) {
+  const size_t n_experts = most_experts(config);
+  const size_t ffn_dim = config.widest([](const LayerSpec& layer) { return layer.ffn_dim; });
+  const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
+  const size_t out_dim = config.widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
+  const size_t widest = std::max({config.model_dim, out_dim, ffn_dim});
+  x = arena.take<float>(n_rows * config.model_dim);
+  norm = arena.take<float>(rows_at_once * config.model_dim);
+  qkv = arena.take<float>(n_rows * qkv_dim);
+  attended = arena.take<float>(n_rows * out_dim);
+  gate = arena.take<float>(rows_at_once * ffn_dim);
+  up = arena.take<float>(rows_at_once * ffn_dim);
+  packed = arena.take<uint8_t>(Activations8::bytes(table, rows_at_once, widest));
+  for (const RopeConfig& rope : config.ropes) {
+    float* cos = arena.take<float>(n_rows * rope.n_pairs());
+    ropes.push_back({cos, arena.take<float>(n_rows * rope.n_pairs())});
+  }
+  const size_t n_mixed = n_experts > 0 ? rows_at_once * config.model_dim : 0;
+  router = arena.take<float>(rows_at_once * n_experts);
+  expert_rows = arena.take<float>(n_mixed);
+  expert_input = arena.take<float>(n_mixed);
+  mixed = arena.take<float>(n_mixed);
+  scratch = arena.take<uint8_t>(n_threads *
+                                std::max(matmul_scratch_bytes(table), row_scratch_bytes(table, widest)));
+}
+
+Workspace::Workspace(const DecoderConfig& config, const KernelTable& table, int n_threads)
+    : config_(config),
+      table_(table),
+      n_threads_((check_num_threads(n_threads), n_threads)),
+      activations_(config, table, 0, 0, arena_) {}
+
+size_t Workspace::estimate_bytes(const DecoderConfig& config, const KernelTable& table, size_t n_rows,
+                                 size_t n_threads) {
+  Arena counter;
+  Activations(config, table, n_rows, n_threads, counter);
+  return counter.used();
+}
+
+void Workspace::fit(size_t n_rows, const Sequence& sequence) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  left = {};
+  const auto n_threads = static_cast<size_t>(n_threads_);
+  if (n_rows > n_rows_) {
+    arena_ = Arena();
+    Activations(config_, table_, n_rows, n_threads, arena_);
+    arena_.allocate();
+    activations_ = Activations(config_, table_, n_rows, n_threads, arena_);
+    n_rows_ = n_rows;
+  }
+  const size_t n_bytes = sequence.scratch_bytes(n_threads);
+  if (n_bytes > scratch_.size()) {
+    scratch_ = AlignedBuffer();
+    scratch_ = AlignedBuffer(n_bytes);
+  }
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,86 @@
+// What calls of a decoder write to and nobody keeps: activations, and the scratch of every operation. One
+// serves any number of sequences, one call at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "base/arena.h"
+#include "model/decoder_config.h"
+#include "ops/experts.h"
+#include "sequence/sequence.h"
+
+namespace edgeh2o {
+
+// cos and sin of every row of a call: both [n][rotary_dim / 2].
+struct RopeTable {
+  float* cos = nullptr;
+  float* sin = nullptr;
+};
+
+// Sizes: n rows of a call; the widest layer counts.
+struct Activations {
+  Activations(const DecoderConfig& config, const KernelTable& table, size_t n_rows, size_t n_threads,
+              Arena& arena);
+
+  float* x;         // [n][model_dim] residual stream
+  float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
+                    // normed or scaled
+  float* qkv;       // [n][qkv_dim] of one sequence in one layer
+  float* attended;  // [n][out_dim] likewise
+  float* gate;      // [rows_at_once][ffn_dim]
+  float* up;        // [rows_at_once][ffn_dim]
+  uint8_t* packed;  // rows_at_once 8-bit rows of the widest matmul input
+  std::vector<RopeTable> ropes;  // as DecoderConfig::ropes
+  uint8_t* scratch;              // of every thread: the largest of an op on rows
+  size_t rows_at_once;           // rows that pass the linear layers at a time
+
+  // Of a mixture of experts, for rows_at_once rows:
+  float* router;        // [rows_at_once][n_experts] logits
+  float* expert_rows;   // [rows_at_once][model_dim] input, then output of one expert
+  float* expert_input;  // [rows_at_once][model_dim] normed rows
+  float* mixed;         // [rows_at_once][model_dim] weighted sum of the outputs
+  ExpertRoutes routes;
+};
+
+class Workspace {
+ public:
+  // Throws std::invalid_argument for a number of threads that cannot be.
+  Workspace(const DecoderConfig& config, const KernelTable& table, int n_threads);
+
+  // Bytes of the activations for calls of n_rows rows.
+  static size_t estimate_bytes(const DecoderConfig& config, const KernelTable& table, size_t n_rows,
+                               size_t n_threads);
+
+  // Allocates for calls of n_rows rows in all, of sequences like this.
+  void fit(size_t n_rows, const Sequence& sequence);
+
+  int n_threads() const { return n_threads_; }
+  size_t n_rows() const { return n_rows_; }
+  Activations& activations() { return activations_; }
+  uint8_t* attention_scratch() const { return scratch_.data(); }
+
+  // Held during a call, and by whoever wants the rows of one.
+  std::mutex& mutex() { return mutex_; }
+
+  // The rows of the residual stream that a sequence's latest prefill left behind: its last n_rows tokens.
+  struct LeftRows {
+    const Sequence* sequence = nullptr;
+    size_t n_rows = 0, end = 0;
+  };
+  LeftRows left;
+
+ private:
+  const DecoderConfig& config_;
+  const KernelTable& table_;
+  int n_threads_;
+  size_t n_rows_ = 0;
+  Arena arena_;
+  Activations activations_;
+  AlignedBuffer scratch_;
+  std::mutex mutex_;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,58 @@
+#include "sequence/attention_state.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace edgeh2o {
+namespace {
+
+constexpr size_t kWriteTokens = 64;  // of one task
+
+KvRows take_rows(CacheType type, size_t n_rows, size_t dim, Arena& arena) {
+  EH2O_CHECK(type != CacheType::kQ8_0 || dim % kKvBlock == 0, "cache type q8_0 needs heads of a multiple of ",
+             kKvBlock, " dimensions, not of ", dim, "; use --cache-type f16");
+  return {type, arena.take<uint8_t>(n_rows * kv_row_bytes(type, dim)), dim};
+}
+
+}  // namespace
+
+CacheType parse_cache_type(const std::string& name) {
+  if (name == "f16") return CacheType::kF16;
+  if (name == "f32") return CacheType::kF32;
+  EH2O_CHECK(name == "q8_0", "cache type '", name, "' is not supported; supported: f16, f32, q8_0");
+  return CacheType::kQ8_0;
+}
+
+AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheType type,
+                               size_t max_context, Arena& arena)
+    : table_(&table), n_kv_heads_(heads.n_kv_heads) {
+  const size_t n_rows = heads.n_kv_heads * max_context;
+  kv_.k_head0 = take_rows(type, n_rows, heads.key_dim, arena);
+  kv_.v_head0 = take_rows(type, n_rows, heads.value_dim, arena);
+  kv_.n_positions = max_context;
+}
+
+void AttentionState::append(MatView<const float> k, MatView<const float> v) {
+  const size_t key_dim = kv_.k_head0.head_dim, value_dim = kv_.v_head0.head_dim;
+  EH2O_CHECK(k.cols == n_kv_heads_ * key_dim && v.cols == n_kv_heads_ * value_dim && v.rows == k.rows,
+             "keys and values must have n_kv_heads * head_dim = ", n_kv_heads_ * key_dim, " and ",
+             n_kv_heads_ * value_dim, " columns");
+  EH2O_CHECK(k.rows <= kv_.n_positions - n_tokens_, "positions ", n_tokens_, " to ", n_tokens_ + k.rows,
+             " exceed the context of ", kv_.n_positions);
+  const CacheType type = kv_.k_head0.type;
+  parallel_for(ceil_div(k.rows, kWriteTokens), [&](size_t task, size_t) {
+    const size_t begin = task * kWriteTokens, end = std::min(begin + kWriteTokens, k.rows);
+    for (size_t head = 0; head < n_kv_heads_; ++head) {
+      const KvRows keys = kv_.k(head), values = kv_.v(head);
+      for (size_t i = begin; i < end; ++i) {
+        table_->store_kv_row_f32(type, keys.row(n_tokens_ + i), k.row(i) + head * key_dim, key_dim);
+        table_->store_kv_row_f32(type, values.row(n_tokens_ + i), v.row(i) + head * value_dim, value_dim);
+      }
+    }
+  });
+  n_tokens_ += k.rows;
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,48 @@
+// The KV cache of one layer: keys and values of every position, [kv_head][position] rows.
+#pragma once
+
+#include <string>
+
+#include "base/arena.h"
+#include "base/kv_rows.h"
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+#include "ops/attention_sizes.h"
+#include "sequence/layer_state.h"
+
+namespace edgeh2o {
+
+// "f16", "f32" or "q8_0"; anything else throws std::invalid_argument.
+CacheType parse_cache_type(const std::string& name);
+
+class AttentionState final : public LayerState {
+ public:
+  // Takes the rows from the arena, which may still be counting. Throws std::invalid_argument for heads that
+  // the type cannot store.
+  AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheType type, size_t max_context,
+                 Arena& arena);
+
+  const LayerKv& rows() const { return kv_; }
+  size_t n_kv_heads() const { return n_kv_heads_; }
+
+  // The tokens' rows of one KV head's keys or values.
+  Span<uint8_t> written(const KvRows& rows) const {
+    return {rows.row(0), static_cast<size_t>(rows.row(n_tokens_) - rows.row(0))};
+  }
+
+  // Stores k [n][k_dim] and v [n][v_dim] as the rows of the next n positions.
+  void append(MatView<const float> k, MatView<const float> v);
+
+  size_t n_tokens() const override { return n_tokens_; }
+  void rewind(size_t n_tokens) override { n_tokens_ = n_tokens; }
+  void save(ByteWriter&) const override {}
+  void load(size_t n_tokens, ByteReader&) override { n_tokens_ = n_tokens; }
+
+ private:
+  const KernelTable* table_;
+  size_t n_kv_heads_;
+  LayerKv kv_;
+  size_t n_tokens_ = 0;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,197 @@
+#include "sequence/sequence.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace edgeh2o {
+namespace {
+
+PolicyShape policy_shape(const std::vector<AttentionHeads>& layers, const SequenceShape& shape) {
+  PolicyShape result;
+  result.max_context = shape.max_context;
+  result.chunk_size = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
+  for (const AttentionHeads& heads : layers) {
+    result.add_layer(heads.n_kv_heads, {0, 0, heads.group_size(), heads.key_dim, heads.value_dim});
+  }
+  return result;
+}
+
+AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
+  const AttentionShape result{heads, shape.max_context, shape.batch_size, shape.chunk_size, shape.precision};
+  result.check();
+  return result;
+}
+
+bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
+  return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
+         a.value_dim == b.value_dim && a.scale == b.scale && a.soft_cap == b.soft_cap;
+}
+
+// Checks all shapes; gives the plans, and the plan of every layer.
+std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+                                      const SparsePolicy& policy, const SequenceShape& shape,
+                                      std::vector<size_t>* plan_of_layer = nullptr) {
+  EH2O_CHECK(!layers.empty(), "n_layers must be at least 1");
+  for (const AttentionHeads& heads : layers) attention_shape(heads, shape);
+  const PolicyNeeds needs = policy.needs(policy_shape(layers, shape));
+  std::vector<AttentionPlan> plans;
+  for (const AttentionHeads& heads : layers) {
+    const auto found = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
+      return are_equal(plan.shape.heads, heads);
+    });
+    if (plan_of_layer) plan_of_layer->push_back(static_cast<size_t>(found - plans.begin()));
+    if (found == plans.end()) plans.emplace_back(table, attention_shape(heads, shape), needs);
+  }
+  return plans;
+}
+
+size_t most_scratch(const std::vector<AttentionPlan>& plans, size_t n_threads) {
+  size_t most = 0;
+  for (const AttentionPlan& plan : plans) most = std::max(most, plan.scratch_bytes(n_threads));
+  return most;
+}
+
+}  // namespace
+
+Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+                   std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape)
+    : shape_(shape), policy_(std::move(policy)) {
+  std::vector<size_t> plan_of_layer;
+  plans_ = make_plans(table, layers, *policy_, shape, &plan_of_layer);
+  const auto make_layers = [&] {
+    layers_.clear();
+    for (size_t i = 0; i < layers.size(); ++i) {
+      layers_.push_back(
+          {std::make_unique<AttentionState>(table, layers[i], shape.cache_type, shape.max_context, arena_),
+           plan_of_layer[i], layers[i].n_kv_heads});
+    }
+  };
+  make_layers();
+  arena_.allocate();
+  make_layers();
+  tokens_.reserve(shape.max_context);
+  policy_->begin_session(policy_shape(layers, shape));
+}
+
+SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+                                       const SparsePolicy& policy, const SequenceShape& shape,
+                                       size_t n_threads) {
+  const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
+  Arena counter;
+  for (const AttentionHeads& heads : layers) {
+    AttentionState(table, heads, shape.cache_type, shape.max_context, counter);
+  }
+  return {counter.used(), most_scratch(plans, n_threads), policy.state_bytes(policy_shape(layers, shape))};
+}
+
+size_t Sequence::scratch_bytes(size_t n_threads) const { return most_scratch(plans_, n_threads); }
+
+size_t Sequence::position() const {
+  if (is_broken_) return call_begin_;
+  const size_t position = layers_[0].state->n_tokens();
+  for (const Layer& layer : layers_) {
+    EH2O_CHECK(layer.state->n_tokens() == position, "the layers hold different numbers of tokens");
+  }
+  return position;
+}
+
+uint64_t Sequence::pairs_computed(size_t n_attending) const {
+  size_t n_heads = 0;
+  for (size_t i = 0; i < n_attending; ++i) n_heads += layers_[i].n_kv_heads;
+  return n_pairs_ / std::max<size_t>(1, n_heads);
+}
+
+void Sequence::begin_call() {
+  check_whole();
+  call_begin_ = position();
+  is_broken_ = true;
+}
+
+void Sequence::check_whole() const {
+  EH2O_CHECK(!is_broken_, "the last call was interrupted: reset() the session first");
+}
+
+void Sequence::rewind_layers(size_t position) {
+  for (Layer& layer : layers_) layer.state->rewind(position);
+  tokens_.resize(std::min(tokens_.size(), position));
+}
+
+void Sequence::reset() {
+  policy_->begin_prompt();
+  rewind_layers(0);
+  marks_.clear();
+  prefill_end_ = 0;
+  n_pairs_ = n_pairs_dense_ = 0;
+  is_broken_ = false;
+}
+
+bool Sequence::mark() {
+  check_whole();
+  if (!policy_->can_be_saved()) return false;
+  const size_t now = position();
+  if (marks_.empty() || marks_.back().position < now) marks_.push_back({now, save_state()});
+  return true;
+}
+
+size_t Sequence::find_mark(size_t position) const {
+  if (!is_broken_ && prefill_end_ <= position) return std::min(position, this->position());
+  size_t found = 0;
+  for (const Mark& mark : marks_) {
+    if (mark.position <= position) found = mark.position;
+  }
+  return found;
+}
+
+void Sequence::rewind(size_t position) {
+  EH2O_CHECK(position <= this->position(), "cannot go back to position ", position, ": the tokens end at ",
+             this->position());
+  if (!is_broken_ && prefill_end_ <= position) {
+    rewind_layers(position);
+    policy_->rewind(position);
+    while (!marks_.empty() && marks_.back().position > position) marks_.pop_back();
+    return;
+  }
+  if (position == 0) return reset();
+  const auto found = std::find_if(marks_.begin(), marks_.end(),
+                                  [position](const Mark& mark) { return mark.position == position; });
+  EH2O_CHECK(found != marks_.end(), "cannot go back to position ", position, ": the prompt ends at ",
+             prefill_end_, " and nothing is noted of the state there");
+  std::vector<Mark> marks(std::make_move_iterator(marks_.begin()), std::make_move_iterator(found + 1));
+  std::vector<int32_t> tokens = std::move(tokens_);
+  load_state({marks.back().state.data(), marks.back().state.size()});
+  tokens.resize(std::min(tokens.size(), position));
+  tokens_ = std::move(tokens);
+  marks_ = std::move(marks);
+}
+
+std::vector<uint8_t> Sequence::save_state() const {
+  EH2O_CHECK(!is_broken_, "the last call was interrupted: there is no state to save");
+  ByteWriter out;
+  out.put<uint64_t>(position());
+  out.put<uint64_t>(prefill_end_);
+  out.put<uint64_t>(n_pairs_dense_);
+  out.put<uint64_t>(n_pairs_);
+  for (const Layer& layer : layers_) layer.state->save(out);
+  policy_->save(position(), out);
+  return out.bytes();
+}
+
+void Sequence::load_state(Span<const uint8_t> state) {
+  reset();
+  ByteReader in(state);
+  try {
+    const size_t position = in.take_at_most<uint64_t>(shape_.max_context, "the number of tokens");
+    prefill_end_ = in.take_at_most<uint64_t>(position, "the end of the prompt");
+    n_pairs_dense_ = in.take<uint64_t>();
+    n_pairs_ = in.take<uint64_t>();
+    for (Layer& layer : layers_) layer.state->load(position, in);
+    policy_->load(position, in);
+    in.check_end();
+  } catch (...) {
+    reset();
+    throw;
+  }
+}
+
+}  // namespace edgeh2o

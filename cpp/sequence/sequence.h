@@ -1,0 +1,131 @@
+// The state of one prompt: its tokens, one state per layer, and the sparse policy. Everything but saved
+// states is allocated by the constructor. Scratch is not part of it: see ops/chunked_attention.h,
+// model/workspace.h.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/mat_view.h"
+#include "ops/chunked_attention.h"
+#include "sequence/attention_state.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+struct SequenceShape {
+  size_t max_context;  // positions that the caches hold
+  size_t batch_size;   // most tokens of one prefill call
+  size_t chunk_size;
+  CacheType cache_type;
+  AttentionPrecision precision;
+  bool all_rows = true;  // the last layer is computed, scored and kept for all tokens of a prompt
+};
+
+// Bytes by purpose.
+struct SequenceBytes {
+  size_t kv_cache, scratch, policy;  // scratch: of a workspace, for the widest layer
+};
+
+class Sequence {
+ public:
+  // layers: the heads of every layer. Throws std::invalid_argument for sizes that do not fit together and for
+  // a policy that serves another sequence, std::bad_alloc when memory runs out.
+  Sequence(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+           std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape);
+  ~Sequence() { policy_->end_session(); }
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  static SequenceBytes estimate_bytes(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+                                      const SparsePolicy& policy, const SequenceShape& shape,
+                                      size_t n_threads);
+
+  const SequenceShape& shape() const { return shape_; }
+  size_t n_layers() const { return layers_.size(); }
+  const SparsePolicy& policy() const { return *policy_; }
+
+  // One layer's attention on so much scratch, and its cache.
+  size_t scratch_bytes(size_t n_threads) const;
+  const AttentionPlan& plan(size_t layer) const { return plans_[layers_[layer].plan]; }
+  ChunkedAttention attention(size_t layer, uint8_t* scratch, size_t n_threads) {
+    return {plan(layer), *policy_, policy_->shape().first_slots[layer], scratch, n_threads};
+  }
+  AttentionState& layer(size_t i) { return *layers_[i].state; }
+  const AttentionState& layer(size_t i) const { return *layers_[i].state; }
+
+  // Tokens that all layers have read, before the call that is running or was interrupted. Throws
+  // std::invalid_argument while the layers differ.
+  size_t position() const;
+  size_t prefill_end() const { return prefill_end_; }  // position after the latest prefill call
+
+  // Token ids up to the position, where the caller hands them over.
+  Span<const int32_t> tokens() const { return {tokens_.data(), tokens_.size()}; }
+  void append_tokens(Span<const int32_t> tokens) {
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  }
+
+  // A call begins, and has ended well. One that did not leaves the sequence broken: it must go back to a mark
+  // or be reset before the next.
+  void begin_call();
+  void end_call() { is_broken_ = false; }
+  void end_prefill(size_t position) { prefill_end_ = position; }
+  void check_whole() const;
+
+  // Query-key pairs of a prefill call of one layer: computed, summed over KV heads, and what the model
+  // computes without a sparse policy, per head.
+  void count_pairs(uint64_t computed, uint64_t dense) { n_pairs_ += computed, n_pairs_dense_ += dense; }
+
+  // Pairs per head of the prompt so far, averaged over the layers that attend for all tokens: all, or all but
+  // the last.
+  uint64_t pairs_computed(size_t n_attending) const;
+  uint64_t pairs_dense(size_t n_attending) const { return n_pairs_dense_ / std::max<size_t>(1, n_attending); }
+
+  void reset();
+
+  // Notes the state at the position, so that rewind can go back to it. False if the policy cannot be saved.
+  bool mark();
+  // The last position up to `position` that rewind can go to: every one from prefill_end on, marks, and 0.
+  size_t find_mark(size_t position) const;
+  // Forgets the tokens from `position` on. Throws std::invalid_argument for one that find_mark would not
+  // name.
+  void rewind(size_t position);
+
+  // The state is all that later calls depend on but the tokens and the cached rows. load_state forgets the
+  // prompt and takes bytes from anywhere; it throws std::invalid_argument, and leaves an empty sequence, for
+  // a state that a sequence like this could not have saved. The caller then writes the rows.
+  std::vector<uint8_t> save_state() const;
+  void load_state(Span<const uint8_t> state);
+
+ private:
+  struct Layer {
+    std::unique_ptr<AttentionState> state;
+    size_t plan;
+    size_t n_kv_heads;
+  };
+  struct Mark {
+    size_t position;
+    std::vector<uint8_t> state;
+  };
+
+  void rewind_layers(size_t position);
+
+  SequenceShape shape_;
+  std::shared_ptr<SparsePolicy> policy_;
+  std::vector<AttentionPlan> plans_;  // one for all layers of equal heads
+  std::vector<Layer> layers_;
+  Arena arena_;  // of the rows of all layers
+  std::vector<int32_t> tokens_;
+  std::vector<Mark> marks_;  // ascending
+  size_t prefill_end_ = 0;
+  size_t call_begin_ = 0;
+  uint64_t n_pairs_ = 0;        // summed over layers and KV heads
+  uint64_t n_pairs_dense_ = 0;  // summed over layers
+  bool is_broken_ = false;      // a call is running or was interrupted
+};
+
+}  // namespace edgeh2o
