@@ -80,8 +80,8 @@ def _compare_rows(
     kl = weights.sum(axis=1, dtype=np.float64) / dense_sum
     dense_log_sum, sparse_log_sum = np.log(dense_sum), np.log(sparse_sum)
     return TokenScores(
-        dense_nll=dense_nll + dense_log_sum,
-        sparse_nll=sparse_nll + sparse_log_sum,
+        dense_nll=dense_log_sum + dense_nll,
+        sparse_nll=sparse_log_sum + sparse_nll,
         kl=kl + (sparse_log_sum - dense_log_sum),
         agrees=(dense_top == sparse_top).astype(np.float64),
     )

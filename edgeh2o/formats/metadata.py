@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
 
 from .. import _core
 from ..errors import FormatError
@@ -13,7 +13,7 @@ from ..errors import FormatError
 if TYPE_CHECKING:
     import numpy as np
 
-MetadataValue: TypeAlias = Union[bool, int, float, str, tuple[str, ...], "np.ndarray"]
+MetadataValue: TypeAlias = Union[bool, int, float, str, tuple[str, ...], "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Metadata(Mapping[str, MetadataValue]):
         *,
         kinds: str = "iuf",
         length: int | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray[Any, Any]:
         """An array of numbers whose NumPy kind is in ``kinds``, of ``length`` items if given."""
         import numpy as np
 

@@ -105,4 +105,5 @@ def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _join(*parts: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.concatenate(parts, axis=-1).reshape(parts[0].shape[0], -1)
+    joined: NDArray[np.uint8] = np.concatenate(parts, axis=-1)
+    return joined.reshape(parts[0].shape[0], -1)

@@ -222,7 +222,7 @@ class ValueStore:
             fit = next((i for i, (last, _) in enumerate(slots) if last.ends_before(life)), None)
             if fit is None or not shape.is_per_token:
                 self.n_bytes += n_bytes
-                buffer = np.empty(max(1, n_bytes), np.uint8)
+                buffer: NDArray[np.uint8] = np.empty(max(1, n_bytes), np.uint8)
             else:
                 buffer = slots.pop(fit)[1]
             if shape.is_per_token:

@@ -54,6 +54,6 @@ def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _parse(Example, "--help")
     text = " ".join(capsys.readouterr().out.split())
-    assert "-a N, --amount N how many, 100% of them (default: 3)" in text
+    assert "--amount N how many, 100% of them (default: 3)" in text
     assert "--name NAME what to call it --word WORD a word --loud raise the voice" in text
     assert "hidden" not in text

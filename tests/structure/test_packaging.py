@@ -47,7 +47,6 @@ def test_versions_of_python_are_the_same_everywhere() -> None:
     oldest, newest = (int(version[2:]) for version in (promised[0], promised[-1]))
     assert promised == [f"3.{minor}" for minor in range(oldest, newest + 1)]
     assert PROJECT["project"]["requires-python"] == f">=3.{oldest}"
-    assert PROJECT["tool"]["mypy"]["python_version"] == f"3.{oldest}"
     built = PROJECT["tool"]["cibuildwheel"]["build"].split()
     assert built == [f"cp3{version[2:]}-*" for version in promised]
     checked = load(ROOT / ".github/workflows/ci.yml")["jobs"]["check"]["strategy"]["matrix"]
