@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..errors import FormatError, UsageError
 from .special_tokens import Fragment, SpecialTokens
 from .stream_decoder import StreamDecoder
-from .vocabulary import TokenType, Vocabulary, read_flag
+from .vocabulary import TokenType, Vocabulary, parse_byte_token, read_flag
 
 _logger = logging.getLogger(__name__)
 
@@ -162,15 +162,20 @@ class Tokenizer(ABC):
         kind = self._vocabulary.types[token_id]
         if skip_special and kind in (TokenType.CONTROL, TokenType.UNKNOWN):
             return b""
-        return self._spell(token_id, kind)
+        text = self._vocabulary.tokens[token_id]
+        if kind == TokenType.NORMAL:
+            return self._spell(text)
+        if kind == TokenType.BYTE:
+            return bytes([parse_byte_token(text, token_id)])
+        return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else text.encode("utf-8")
 
     @abstractmethod
     def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
         """The ids of all fragments; ids of special tokens stay as they are."""
 
     @abstractmethod
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        """The bytes of the token ``token_id`` of type ``kind``."""
+    def _spell(self, text: str) -> bytes:
+        """The bytes that a normal token with this text stands for."""
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:

@@ -29,7 +29,6 @@ from .vocabulary import (
     read_string_list,
     read_vocabulary,
     spell_piece,
-    spell_token,
 )
 
 MODEL_NAME = "tokenizer.json"
@@ -80,9 +79,8 @@ class JsonTokenizer(Tokenizer):
                 raise UsageError(f"the text cannot be tokenised: {error}") from None
         return ids
 
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        spell = spell_byte_characters if self._is_byte_level else spell_piece
-        return spell_token(self._vocabulary, token_id, kind, spell)
+    def _spell(self, text: str) -> bytes:
+        return spell_byte_characters(text) if self._is_byte_level else spell_piece(text)
 
 
 def dump_tokenizer(

@@ -6,7 +6,7 @@ The rules for ids, types and the end of a generation follow llama.cpp, whose fil
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -266,20 +266,6 @@ def parse_byte_token(text: str, token_id: int) -> int:
 def spell_piece(text: str) -> bytes:
     """The UTF-8 bytes of a text that has ``BLANK`` for a space."""
     return text.replace(BLANK, " ").encode("utf-8")
-
-
-def spell_token(
-    vocabulary: Vocabulary, token_id: int, kind: int, spell: Callable[[str], bytes]
-) -> bytes:
-    """The bytes that a token of type ``kind`` adds to a text; ``spell`` gives those of words."""
-    text = vocabulary.tokens[token_id]
-    if kind == TokenType.NORMAL:
-        return spell(text)
-    if kind == TokenType.BYTE:
-        return bytes([parse_byte_token(text, token_id)])
-    if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
-        return b""
-    return text.encode("utf-8")
 
 
 def _check_scores(metadata: Mapping[str, object], vocab_size: int) -> None:
