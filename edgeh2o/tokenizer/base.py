@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import FormatError, UsageError
-from .special_tokens import Fragment, SpecialTokens
+from .special_tokens import SpecialTokens
 from .stream_decoder import StreamDecoder
 from .vocabulary import TokenType, Vocabulary, parse_byte_token, read_flag
 
@@ -108,13 +108,13 @@ class Tokenizer(ABC):
                 f"{error.start}; give valid Unicode text"
             ) from None
         special = self._special if parse_special else self._always_matched
-        fragments = special.cut(text)
-        if stand_ins:
-            table = {ord(mark): character for mark, character in stand_ins.items()}
-            fragments = [
-                part if isinstance(part, int) else part.translate(table) for part in fragments
-            ]
-        ids = self._encode_fragments(fragments)
+        table = {ord(mark): character for mark, character in (stand_ins or {}).items()}
+        ids: list[int] = []
+        for i, part in enumerate(special.cut(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode_text(part.translate(table) if table else part, is_first=i == 0)
         if not add_special:
             return ids
         if self.add_bos and self.bos_id is not None:
@@ -170,8 +170,8 @@ class Tokenizer(ABC):
         return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else text.encode("utf-8")
 
     @abstractmethod
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        """The ids of all fragments; ids of special tokens stay as they are."""
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        """The ids of a text without special tokens, the first of a prompt or one after such."""
 
     @abstractmethod
     def _spell(self, text: str) -> bytes:

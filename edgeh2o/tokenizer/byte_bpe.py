@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from .base import Tokenizer
 from .bpe import build_pair_merger, read_merges
 from .pre_tokenizers import cut_text, find_pre_tokenizer
-from .special_tokens import Fragment
 from .vocabulary import read_vocabulary
 
 
@@ -58,15 +57,11 @@ class ByteBpeTokenizer(Tokenizer):
             self.vocabulary, read_merges(metadata), ignore_merges=rule.ignore_merges
         )
 
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
         find_words = self._pre_tokenizer.pre_tokenize_str
         ids: list[int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                continue
-            for piece in cut_text(fragment, cut_point=self.rule.cut_point):
-                ids += self._merger.encode([word for word, _ in find_words(piece)])
+        for piece in cut_text(text, cut_point=self.rule.cut_point):
+            ids += self._merger.encode([word for word, _ in find_words(piece)])
         return ids
 
     def _spell(self, text: str) -> bytes:

@@ -14,7 +14,6 @@ from itertools import groupby
 
 from .base import Tokenizer
 from .bpe import build_pair_merger, read_merges
-from .special_tokens import Fragment
 from .vocabulary import BLANK, read_vocabulary, spell_piece
 
 _LINES = re.compile(r"[^\n]+|\n+")
@@ -66,15 +65,9 @@ class RawBpeTokenizer(Tokenizer):
         self._characters = frozenset(text for text in vocabulary.tokens if len(text) == 1)
         self._byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
 
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        ids: list[int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                continue
-            for word in _LINES.findall(fragment.replace(" ", BLANK)):
-                ids += self._encode_word(word)
-        return ids
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        words = _LINES.findall(text.replace(" ", BLANK))
+        return [token_id for word in words for token_id in self._encode_word(word)]
 
     def _encode_word(self, word: str) -> list[int]:
         if self._rule.takes_line_ends_whole and word[0] == "\n":

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from .base import Tokenizer
-from .special_tokens import Fragment
 from .vocabulary import (
     BLANK,
     TokenType,
@@ -66,18 +65,9 @@ class SentencePieceTokenizer(Tokenizer):
         ]
         return PieceMerger(pieces, self._scores, self._byte_ids)
 
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        ids: list[int] = []
-        after_special = True
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                after_special = True
-                continue
-            text = " " + fragment if self.space_prefix and after_special else fragment
-            ids += self._merger.encode(text.replace(" ", BLANK).encode("utf-8"))
-            after_special = False
-        return ids
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        text = " " + text if self.space_prefix else text
+        return self._merger.encode(text.replace(" ", BLANK).encode("utf-8"))
 
     def _spell(self, text: str) -> bytes:
         return spell_piece(text)
