@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 # Of the largest output: rounding that depends on the number of rows.
 ROW_TOLERANCE = 2e-3
-# With operators that quantise all rows of a call by one scale: a row alone has another scale, and so
-# another rounding. Up to 0.026 was measured on tiny models (0.061 with sums that saturate, which
-# the sessions are asked not to do); a sum over tokens is far beyond.
+# With operators that quantise all rows of a call by one scale: alone, a row is rounded otherwise.
+# Up to 0.026 was measured on tiny models (0.061 with sums that saturate, which the sessions are
+# asked not to do); what a sum over tokens changes is far beyond.
 JOINT_ROW_TOLERANCE = 0.05
 JOINT_OPERATORS = frozenset(
     ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
