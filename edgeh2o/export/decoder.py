@@ -27,8 +27,6 @@ OPSET = 20
 # Rows of the cos and sin tables: more would cost more than the weights of small models.
 MAX_ROTARY_POSITIONS = 131072
 
-_VECTOR_DTYPES = {"F32": "<f4", "F16": "<f2"}
-
 
 class ModelSource:
     """The weights of a GGUF file, by the names of the core."""
@@ -43,14 +41,7 @@ class ModelSource:
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A norm weight or bias [n]."""
-        binding = self._bindings[name]
-        data = self._read(binding)
-        kind = binding.info.type_name
-        if kind == "BF16":
-            values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.frombuffer(data, _VECTOR_DTYPES[kind]).astype(np.float32)
-        return values if binding.row_order is None else values[np.asarray(binding.row_order)]
+        return self._model.dequantize(name).reshape(-1)
 
     def matrix(self, name: str) -> NDArray[np.float32]:
         """A weight [rows, cols] in float32."""
@@ -67,8 +58,7 @@ class ModelSource:
 
     def _read(self, binding: TensorBinding) -> memoryview:
         data = self._gguf.tensor_bytes(binding.info)
-        n_bytes = binding.info.n_bytes // binding.info.rows * binding.n_rows
-        return data[binding.first_byte : binding.first_byte + n_bytes]
+        return data[binding.first_byte : binding.first_byte + binding.n_bytes]
 
 
 class DecoderExporter:

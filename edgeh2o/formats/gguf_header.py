@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from .. import _core
 from ..errors import FormatError
 from .gguf_types import (
-    ARRAY_DTYPES,
     REMOVED_TENSOR_TYPES,
     SCALAR_CODES,
     TENSOR_TYPES,
@@ -316,9 +315,11 @@ def _read_array(cursor: _Cursor) -> StoredValue:
     start = cursor.position
     cursor.position += count * item_bytes
     items = cursor.data[start : cursor.position]
-    if kind is ValueType.BOOL and items.strip(b"\0\1"):
+    if kind is not ValueType.BOOL:
+        return StoredNumbers(items, SCALAR_CODES[kind].format)  # NumPy spells types alike
+    if items.strip(b"\0\1"):
         raise cursor.error("a boolean must be stored as 0 or 1")
-    return StoredNumbers(items, ARRAY_DTYPES[kind])
+    return StoredNumbers(items, "?")
 
 
 def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -43,20 +43,6 @@ SCALAR_CODES: dict[ValueType, struct.Struct] = {
     ValueType.FLOAT64: struct.Struct("<d"),
 }
 
-ARRAY_DTYPES: dict[ValueType, str] = {
-    ValueType.UINT8: "u1",
-    ValueType.INT8: "i1",
-    ValueType.UINT16: "<u2",
-    ValueType.INT16: "<i2",
-    ValueType.UINT32: "<u4",
-    ValueType.INT32: "<i4",
-    ValueType.FLOAT32: "<f4",
-    ValueType.BOOL: "?",
-    ValueType.UINT64: "<u8",
-    ValueType.INT64: "<i8",
-    ValueType.FLOAT64: "<f8",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class TensorType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import FormatError, ResourceError
@@ -29,21 +30,18 @@ def open_model_file(path: str | os.PathLike[str]) -> GgufFile:
     Raises what ``open_gguf`` raises, and ``FormatError`` if a file of a split model is missing,
     misnamed or does not belong to the others.
     """
-    given = open_gguf(path)
-    try:
+    with ExitStack() as opened:
+        given = opened.enter_context(open_gguf(path))
         if _read(given, COUNT_KEY, minimum=1, default=1) == 1:
+            opened.pop_all()
             return given
         paths = _paths_of(given)
-        for each in paths:
-            if not each.exists():
-                raise FormatError(
-                    f"{each}: this file of the split model is missing; put all {len(paths)} "
-                    "files into one folder"
-                )
-    except BaseException:
-        given.close()
-        raise
-    given.close()
+    for each in paths:
+        if not each.exists():
+            raise FormatError(
+                f"{each}: this file of the split model is missing; put all {len(paths)} files "
+                "into one folder"
+            )
     return _open_all(paths)
 
 
@@ -62,20 +60,16 @@ def _paths_of(given: GgufFile) -> list[Path]:
 
 
 def _open_all(paths: list[Path]) -> GgufFile:
-    first = open_gguf(paths[0])
-    try:
+    with ExitStack() as opened:
+        first = opened.enter_context(open_gguf(paths[0]))
         _check_place(first, 0, len(paths))
         for index, path in enumerate(paths[1:], start=1):
             try:
-                shard = open_gguf(path)
+                shard = opened.enter_context(open_gguf(path))
             except ResourceError as error:
                 raise FormatError(str(error)) from None
-            try:
-                _check_place(shard, index, len(paths))
-                _check_metadata(first, shard)
-            except BaseException:
-                shard.close()
-                raise
+            _check_place(shard, index, len(paths))
+            _check_metadata(first, shard)
             first.join(shard)
         n_tensors = _read(first, TENSORS_KEY, maximum=MAX_TENSORS)
         if n_tensors != len(first.tensors):
@@ -83,9 +77,7 @@ def _open_all(paths: list[Path]) -> GgufFile:
                 f"{paths[0]}: metadata key '{TENSORS_KEY}' is {n_tensors}, but the {len(paths)} "
                 f"files hold {len(first.tensors)} tensors; fetch all files of the model again"
             )
-    except BaseException:
-        first.close()
-        raise
+        opened.pop_all()
     return first
 
 

@@ -59,7 +59,7 @@ def read_sliding_layers(
 
 def _read_pattern(keys: ArchitectureKeys, default: int) -> tuple[bool, ...]:
     """An array of booleans, one per layer, or the period of an alternating pattern."""
-    import numpy as np
+    import numpy as np  # here, because the weights are being read before it is imported
 
     name = keys.full(PATTERN_KEY)
     if isinstance(keys.metadata.get(name), np.ndarray):

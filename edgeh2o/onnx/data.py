@@ -28,29 +28,7 @@ if TYPE_CHECKING:
 MAX_ELEMENTS = 2**40
 _CURE = "the file is damaged or was made to do harm; fetch the model again from its publisher"
 
-# Bits per element of TensorProto.DataType; strings and complex numbers have no place in a decoder.
-_BITS = {
-    1: 32,  # FLOAT
-    2: 8,  # UINT8
-    3: 8,  # INT8
-    4: 16,  # UINT16
-    5: 16,  # INT16
-    6: 32,  # INT32
-    7: 64,  # INT64
-    9: 8,  # BOOL
-    10: 16,  # FLOAT16
-    11: 64,  # DOUBLE
-    12: 32,  # UINT32
-    13: 64,  # UINT64
-    16: 16,  # BFLOAT16
-    17: 8,  # FLOAT8E4M3FN
-    18: 8,  # FLOAT8E4M3FNUZ
-    19: 8,  # FLOAT8E5M2
-    20: 8,  # FLOAT8E5M2FNUZ
-    21: 4,  # UINT4
-    22: 4,  # INT4
-}
-# Types that NumPy has.
+# By TensorProto.DataType. Strings and complex numbers have no place in a decoder.
 _DTYPES = {
     1: "<f4",
     2: "u1",
@@ -65,6 +43,9 @@ _DTYPES = {
     12: "<u4",
     13: "<u8",
 }
+# Bits per element, of types that NumPy lacks too: BFLOAT16, four kinds of FLOAT8, UINT4 and INT4.
+_BITS = {kind: 8 * np.dtype(dtype).itemsize for kind, dtype in _DTYPES.items()}
+_BITS |= {16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4}
 
 
 @dataclass(frozen=True, slots=True)

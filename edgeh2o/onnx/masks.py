@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .cut import Cut
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_masks(
-    cut: Cut, segment: LoadedSegment | None, context_length: int, past_shape: Sequence[int]
+    cut: Cut, segment: LoadedSegment | None, config: ModelConfig
 ) -> list[AttentionSite]:
     """The sites, with the windows that their masks have.
 
@@ -30,11 +30,11 @@ def check_masks(
     """
     if segment is None:
         return list(cut.sites)
-    longest = max(16, context_length)
+    longest = max(16, config.context_length)
     cases = [(longest - 1, 1), (0, 1), (0, 7), (3, 1), (5, 4)]
     windows: dict[str, int] = {}
     for n_past, n_new in cases:
-        found = segment.run(segment.context_feed(n_past, n_new, past_shape))
+        found = segment.run(segment.context_feed(n_past, n_new, config))
         for site in cut.sites:
             for name, kind in site.masks:
                 _check_mask(site, name, kind, found[name], n_past, n_new, windows)

@@ -141,20 +141,17 @@ class OnnxModel:
         self.fingerprint = hash_model(graph)
         self.weight_bytes = graph.n_weight_bytes
         self.n_threads = _core.num_threads()
-        heads = (config.n_heads, config.head_dim)
-        past_shape = (config.n_kv_heads, config.head_dim)
         progress = _Progress(on_bytes, graph.n_weight_bytes)
         cut = cut_decoder(graph, pack_products(graph, progress.add))
-        factory = SegmentFactory(cut, self.n_threads, heads)
-        sites = check_masks(cut, factory.make_masks(), config.context_length, past_shape)
+        factory = SegmentFactory(cut, self.n_threads, config)
+        sites = check_masks(cut, factory.make_masks(), config)
         stages = []
         for stage in cut.stages:
             stages.append(factory.make(stage))
             progress.add(sum(len(graph.tensors[n].data) for n in stage.segment.constants))
         progress.end()
-        width = config.n_heads * config.head_dim
         operators = {node.op_type for node in graph.nodes}
-        shapes = probe_stages(stages, width, past_shape, operators)
+        shapes = probe_stages(stages, config, operators)
         layers = [stage.attention for stage in stages if stage.attention is not None]
         check_shapes(shapes, layers, config)
         rotary = [read_rotary(graph, site, config) for site in sites]

@@ -41,10 +41,8 @@ class OnnxRunner:
         sizes = attention_args(decoder.config, shape)
         self._attention = _core.ChunkedAttention(policy, **sizes)
         self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)
-        self._store = ValueStore(decoder.stages, decoder.shapes, shape.batch_size, BLOCK_TOKENS)
-        self._products = ProductRunner(
-            decoder.stages, decoder.shapes, self._store, BLOCK_TOKENS, shape.threads
-        )
+        self._store = ValueStore(decoder, shape.batch_size, BLOCK_TOKENS)
+        self._products = ProductRunner(decoder, self._store, BLOCK_TOKENS, shape.threads)
         self._context = _Context(decoder.stages, shape, decoder.config)
         self._spans = _find_spans(decoder.stages)
         self._one_token: dict[int, onnxruntime.IOBinding] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
@@ -36,16 +37,11 @@ _SESSION_ENTRIES = {
     "session.x64quantprecision": "1",
 }
 
+# onnxruntime spells most types as NumPy does.
 _NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(int32)": np.dtype(np.int32),
-    "tensor(uint8)": np.dtype(np.uint8),
-    "tensor(int8)": np.dtype(np.int8),
-    "tensor(bool)": np.dtype(np.bool_),
-}
+    f"tensor({name})": np.dtype(name)
+    for name in ("float16", "double", "int64", "int32", "uint8", "int8", "bool")
+} | {"tensor(float)": np.dtype(np.float32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +62,13 @@ class LoadedSegment:
             ) from None
         return dict(zip(self.outputs, values, strict=True))
 
-    def context_feed(
-        self, n_past: int, n_new: int, past_shape: Sequence[int]
-    ) -> dict[str, NDArray[Any]]:
-        """Values of the inputs that depend on positions only; tokens are all 0.
-
-        ``past_shape`` is the number of KV heads and their width.
-        """
-        n_kv_heads, head_dim = past_shape
+    def context_feed(self, n_past: int, n_new: int, config: ModelConfig) -> dict[str, NDArray[Any]]:
+        """Values of the inputs that depend on positions only; tokens are all 0."""
         values: dict[str, NDArray[Any]] = {
             TOKENS: np.zeros((1, n_new), np.int64),
             POSITIONS: np.arange(n_past, n_past + n_new)[None],
             MASK: np.ones((1, n_past + n_new)),
-            PAST_SHAPE: np.array([1, n_kv_heads, n_past, head_dim], np.int64),
+            PAST_SHAPE: np.array([1, config.n_kv_heads, n_past, config.head_dim], np.int64),
         }
         given = {name: values[name] for name in self.inputs if name in values}
         return {name: value.astype(self.inputs[name]) for name, value in given.items()}
@@ -117,15 +107,12 @@ def _own_name(i: int, what: str) -> str:
 
 
 class SegmentFactory:
-    """Makes the sessions of one cut, in order: the types of the later follow from the earlier.
+    """Makes the sessions of one cut, in order: the types of the later follow from the earlier."""
 
-    ``heads`` are number and width of the query heads.
-    """
-
-    def __init__(self, cut: Cut, n_threads: int, heads: tuple[int, int]) -> None:
+    def __init__(self, cut: Cut, n_threads: int, config: ModelConfig) -> None:
         self._cut = cut
         self._n_threads = n_threads
-        self._heads = heads
+        self._config = config
         self._tensors: dict[str, Any] = {}  # OrtValues over the mapped weights
         self._types: dict[str, np.dtype[Any]] = {}
         self._layers = {site.output: i for i, site in enumerate(cut.sites)}
@@ -225,7 +212,7 @@ class SegmentFactory:
             names = [source]
             if operator == "Reshape":
                 names.append(_own_name(i, "heads"))
-                shape = [0, 0, *self._heads]
+                shape = [0, 0, self._config.n_heads, self._config.head_dim]
                 nodes.append(onnx.helper.make_node("Constant", [], [names[1]], value_ints=shape))
             nodes.append(onnx.helper.make_node(operator, names, [target], **settings))
             source = target

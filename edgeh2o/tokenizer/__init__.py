@@ -30,12 +30,12 @@ _logger = logging.getLogger(__name__)
 def _build_bpe(metadata: Mapping[str, object]) -> Tokenizer:
     name = _read_pre_name(metadata)
     if name in RAW_RULES:
-        return RawBpeTokenizer.from_metadata(metadata, model_name="gpt2", pre_name=name)
-    return ByteBpeTokenizer.from_metadata(metadata, pre_name=name)
+        return RawBpeTokenizer(metadata, model_name="gpt2", pre_name=name)
+    return ByteBpeTokenizer(metadata, pre_name=name)
 
 
 def _build_gemma4(metadata: Mapping[str, object]) -> Tokenizer:
-    return RawBpeTokenizer.from_metadata(metadata, model_name="gemma4", pre_name="gemma4")
+    return RawBpeTokenizer(metadata, model_name="gemma4", pre_name="gemma4")
 
 
 def _read_pre_name(metadata: Mapping[str, object]) -> str:
@@ -54,7 +54,7 @@ def _read_pre_name(metadata: Mapping[str, object]) -> str:
 _BUILDERS: dict[str, Callable[[Mapping[str, object]], Tokenizer]] = {
     "gemma4": _build_gemma4,
     "gpt2": _build_bpe,
-    "llama": SentencePieceTokenizer.from_metadata,
+    "llama": SentencePieceTokenizer,
 }
 
 # Models that GGUF files are known to name; the text says what each of them is.

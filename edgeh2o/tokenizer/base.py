@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import FormatError, UsageError
-from .special_tokens import Fragment, SpecialTokens
+from .special_tokens import SpecialTokens
 from .stream_decoder import StreamDecoder
-from .vocabulary import TokenType, Vocabulary, read_flag
+from .vocabulary import TokenType, Vocabulary, parse_byte_token, read_flag
 
 _logger = logging.getLogger(__name__)
 
@@ -108,13 +108,13 @@ class Tokenizer(ABC):
                 f"{error.start}; give valid Unicode text"
             ) from None
         special = self._special if parse_special else self._always_matched
-        fragments = special.cut(text)
-        if stand_ins:
-            table = {ord(mark): character for mark, character in stand_ins.items()}
-            fragments = [
-                part if isinstance(part, int) else part.translate(table) for part in fragments
-            ]
-        ids = self._encode_fragments(fragments)
+        table = {ord(mark): character for mark, character in (stand_ins or {}).items()}
+        ids: list[int] = []
+        for i, part in enumerate(special.cut(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode_text(part.translate(table) if table else part, is_first=i == 0)
         if not add_special:
             return ids
         if self.add_bos and self.bos_id is not None:
@@ -162,15 +162,20 @@ class Tokenizer(ABC):
         kind = self._vocabulary.types[token_id]
         if skip_special and kind in (TokenType.CONTROL, TokenType.UNKNOWN):
             return b""
-        return self._spell(token_id, kind)
+        text = self._vocabulary.tokens[token_id]
+        if kind == TokenType.NORMAL:
+            return self._spell(text)
+        if kind == TokenType.BYTE:
+            return bytes([parse_byte_token(text, token_id)])
+        return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else text.encode("utf-8")
 
     @abstractmethod
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        """The ids of all fragments; ids of special tokens stay as they are."""
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        """The ids of a text without special tokens, the first of a prompt or one after such."""
 
     @abstractmethod
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        """The bytes of the token ``token_id`` of type ``kind``."""
+    def _spell(self, text: str) -> bytes:
+        """The bytes that a normal token with this text stands for."""
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:

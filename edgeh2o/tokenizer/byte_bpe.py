@@ -7,20 +7,11 @@ are built up by merging the pair of lowest rank, until no pair is left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from .base import Tokenizer
 from .bpe import build_pair_merger, read_merges
-from .pre_tokenizers import PreTokenizer, cut_text, find_pre_tokenizer
-from .special_tokens import Fragment
-from .vocabulary import (
-    Vocabulary,
-    read_vocabulary,
-    spell_token,
-)
-
-if TYPE_CHECKING:
-    from ..formats.metadata import StoredStrings
+from .pre_tokenizers import cut_text, find_pre_tokenizer
+from .vocabulary import read_vocabulary
 
 
 def _list_byte_characters() -> list[str]:
@@ -45,50 +36,33 @@ def spell_byte_characters(text: str) -> bytes:
 
 
 class ByteBpeTokenizer(Tokenizer):
-    """Byte-level BPE. Text becomes the same ids in one piece or in pieces cut at blanks."""
+    """Byte-level BPE. Text becomes the same ids in one piece or in pieces cut at blanks.
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        metadata: Mapping[str, object],
-        *,
-        merges: Sequence[str] | StoredStrings,
-        rule: PreTokenizer,
-    ) -> None:
-        """``merges`` are "left right" pairs of token texts, the first merged first."""
+    ``rule`` says how text is cut into words.
+    """
+
+    def __init__(self, metadata: Mapping[str, object], *, pre_name: str) -> None:
+        """Raises ``FormatError`` for a malformed vocabulary or an unknown ``pre_name``."""
+        rule = find_pre_tokenizer(pre_name)
         super().__init__(
-            vocabulary,
+            read_vocabulary(metadata),
             metadata,
             model_name="gpt2",
             pre_name=rule.name,
             default_add_bos=rule.add_bos,
         )
-        self._rule = rule
+        self.rule = rule
         self._pre_tokenizer = rule.build()
-        self._merger = build_pair_merger(vocabulary, merges, ignore_merges=rule.ignore_merges)
+        self._merger = build_pair_merger(
+            self.vocabulary, read_merges(metadata), ignore_merges=rule.ignore_merges
+        )
 
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, object], *, pre_name: str) -> ByteBpeTokenizer:
-        """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
-        rule = find_pre_tokenizer(pre_name)
-        vocabulary = read_vocabulary(metadata)
-        return cls(vocabulary, metadata, merges=read_merges(metadata), rule=rule)
-
-    @property
-    def rule(self) -> PreTokenizer:
-        """How text is cut into words."""
-        return self._rule
-
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
         find_words = self._pre_tokenizer.pre_tokenize_str
         ids: list[int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                continue
-            for piece in cut_text(fragment, cut_point=self._rule.cut_point):
-                ids += self._merger.encode([word for word, _ in find_words(piece)])
+        for piece in cut_text(text, cut_point=self.rule.cut_point):
+            ids += self._merger.encode([word for word, _ in find_words(piece)])
         return ids
 
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        return spell_token(self._vocabulary, token_id, kind, spell_byte_characters)
+    def _spell(self, text: str) -> bytes:
+        return spell_byte_characters(text)

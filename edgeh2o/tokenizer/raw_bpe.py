@@ -11,21 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from .base import Tokenizer
 from .bpe import build_pair_merger, read_merges
-from .special_tokens import Fragment
-from .vocabulary import (
-    BLANK,
-    Vocabulary,
-    read_vocabulary,
-    spell_piece,
-    spell_token,
-)
-
-if TYPE_CHECKING:
-    from ..formats.metadata import StoredStrings
+from .vocabulary import BLANK, read_vocabulary, spell_piece
 
 _LINES = re.compile(r"[^\n]+|\n+")
 
@@ -58,53 +47,27 @@ RAW_RULES = {
 class RawBpeTokenizer(Tokenizer):
     """BPE on raw UTF-8 (``tokenizer.ggml.pre`` of ``RAW_RULES``)."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        metadata: Mapping[str, object],
-        *,
-        model_name: str,
-        merges: Sequence[str] | StoredStrings,
-        rule: RawRule,
-    ) -> None:
-        """``merges`` are "left right" pairs of token texts, the first merged first."""
+    def __init__(self, metadata: Mapping[str, object], *, model_name: str, pre_name: str) -> None:
+        """Raises ``FormatError`` for a malformed vocabulary."""
+        self._rule = rule = RAW_RULES[pre_name]
         super().__init__(
-            vocabulary,
+            read_vocabulary(metadata),
             metadata,
             model_name=model_name,
-            pre_name=rule.name,
+            pre_name=pre_name,
             default_add_bos=rule.always_adds_bos,
         )
         if rule.always_adds_bos and not self.add_bos and self.bos_id is not None:
             _logger.warning("the file asks for no BOS token, but '%s' needs one", rule.name)
             self.add_bos = True
-        self._rule = rule
-        self._merger = build_pair_merger(vocabulary, merges)
+        vocabulary = self.vocabulary
+        self._merger = build_pair_merger(vocabulary, read_merges(metadata))
         self._characters = frozenset(text for text in vocabulary.tokens if len(text) == 1)
         self._byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
 
-    @classmethod
-    def from_metadata(
-        cls, metadata: Mapping[str, object], *, model_name: str, pre_name: str
-    ) -> RawBpeTokenizer:
-        """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
-        return cls(
-            read_vocabulary(metadata),
-            metadata,
-            model_name=model_name,
-            merges=read_merges(metadata),
-            rule=RAW_RULES[pre_name],
-        )
-
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        ids: list[int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                continue
-            for word in _LINES.findall(fragment.replace(" ", BLANK)):
-                ids += self._encode_word(word)
-        return ids
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        words = _LINES.findall(text.replace(" ", BLANK))
+        return [token_id for word in words for token_id in self._encode_word(word)]
 
     def _encode_word(self, word: str) -> list[int]:
         if self._rule.takes_line_ends_whole and word[0] == "\n":
@@ -127,5 +90,5 @@ class RawBpeTokenizer(Tokenizer):
             if byte_id is not None:
                 yield byte_id
 
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        return spell_token(self._vocabulary, token_id, kind, spell_piece)
+    def _spell(self, text: str) -> bytes:
+        return spell_piece(text)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from .base import Tokenizer
-from .special_tokens import Fragment
 from .vocabulary import (
     BLANK,
     TokenType,
@@ -23,13 +22,9 @@ from .vocabulary import (
     read_token_id,
     read_vocabulary,
     spell_piece,
-    spell_token,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ._spm import PieceMerger
 
 # What files that do not name these tokens mean, as long as the vocabulary is that large.
@@ -41,15 +36,9 @@ class SentencePieceTokenizer(Tokenizer):
     """SentencePiece BPE. A blank goes before text at the start and after special tokens, if the
     model wants that (``tokenizer.ggml.add_space_prefix``, true by default)."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        metadata: Mapping[str, object],
-        *,
-        scores: NDArray[np.float32],
-        byte_ids: Sequence[int],
-    ) -> None:
-        """``byte_ids`` are the 256 ids that stand for the bytes of what is no piece."""
+    def __init__(self, metadata: Mapping[str, object]) -> None:
+        """Raises ``FormatError`` for a malformed vocabulary."""
+        vocabulary = read_vocabulary(metadata, default_ids=_DEFAULT_IDS)
         super().__init__(
             vocabulary,
             metadata,
@@ -58,22 +47,12 @@ class SentencePieceTokenizer(Tokenizer):
             default_add_bos=True,
             space_prefix=read_flag(metadata, "tokenizer.ggml.add_space_prefix", default=True),
         )
-        self._scores = scores
-        self._byte_ids = byte_ids
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, object]) -> SentencePieceTokenizer:
-        """Builds from GGUF metadata; raises ``FormatError`` for a malformed vocabulary."""
-        vocabulary = read_vocabulary(metadata, default_ids=_DEFAULT_IDS)
         unknown_id = read_token_id(metadata, "unknown", len(vocabulary))
         if unknown_id is None and TokenType.UNKNOWN in vocabulary.types:
             unknown_id = vocabulary.types.index(TokenType.UNKNOWN)
-        return cls(
-            vocabulary,
-            metadata,
-            scores=read_scores(metadata, len(vocabulary)),
-            byte_ids=_find_byte_ids(vocabulary, unknown_id),
-        )
+        self._scores = read_scores(metadata, len(vocabulary))
+        # Of the bytes of what is no piece.
+        self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
 
     @cached_property
     def _merger(self) -> PieceMerger:
@@ -86,21 +65,12 @@ class SentencePieceTokenizer(Tokenizer):
         ]
         return PieceMerger(pieces, self._scores, self._byte_ids)
 
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        ids: list[int] = []
-        after_special = True
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                after_special = True
-                continue
-            text = " " + fragment if self.space_prefix and after_special else fragment
-            ids += self._merger.encode(text.replace(" ", BLANK).encode("utf-8"))
-            after_special = False
-        return ids
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        text = " " + text if self.space_prefix else text
+        return self._merger.encode(text.replace(" ", BLANK).encode("utf-8"))
 
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        return spell_token(self._vocabulary, token_id, kind, spell_piece)
+    def _spell(self, text: str) -> bytes:
+        return spell_piece(text)
 
 
 def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:

@@ -21,7 +21,6 @@ from ..errors import FormatError, UsageError
 from .base import Tokenizer
 from .bpe import MERGES_KEY
 from .byte_bpe import ByteBpeTokenizer, spell_byte_characters
-from .special_tokens import Fragment
 from .vocabulary import (
     BLANK,
     TokenType,
@@ -29,7 +28,6 @@ from .vocabulary import (
     read_string_list,
     read_vocabulary,
     spell_piece,
-    spell_token,
 )
 
 MODEL_NAME = "tokenizer.json"
@@ -67,22 +65,16 @@ class JsonTokenizer(Tokenizer):
             space_prefix=not self._is_byte_level and _adds_space(document),
         )
 
-    def _encode_fragments(self, fragments: Sequence[Fragment]) -> list[int]:
-        ids: list[int] = []
-        for i, fragment in enumerate(fragments):
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                continue
-            pipeline = self._later if i else self._pipeline
-            try:
-                ids += pipeline.encode(fragment, add_special_tokens=False).ids
-            except Exception as error:
-                raise UsageError(f"the text cannot be tokenised: {error}") from None
+    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+        pipeline = self._pipeline if is_first else self._later
+        try:
+            ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            raise UsageError(f"the text cannot be tokenised: {error}") from None
         return ids
 
-    def _spell(self, token_id: int, kind: int) -> bytes:
-        spell = spell_byte_characters if self._is_byte_level else spell_piece
-        return spell_token(self._vocabulary, token_id, kind, spell)
+    def _spell(self, text: str) -> bytes:
+        return spell_byte_characters(text) if self._is_byte_level else spell_piece(text)
 
 
 def dump_tokenizer(

@@ -6,7 +6,7 @@ The rules for ids, types and the end of a generation follow llama.cpp, whose fil
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -37,69 +37,30 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# Texts that end a generation, whatever the file says about their type.
-_END_OF_GENERATION_TEXTS = frozenset(
-    (
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "[e~[",
-    )
+# Texts, separated by blanks, that end a generation, whatever the file says about their type.
+_END_OF_GENERATION_TEXTS = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> </s> "
+    "<|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> "
+    "<turn|> <|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~["
 )
 
 # Markers of fill-in-the-middle prompts: key of the id, texts that stand for it without the key.
 _FIM_TEXTS = {
     "fim_pre": (
-        "<|fim_prefix|>",
-        "<fim-prefix>",
-        "<fim_prefix>",
-        "<\uff5cfim\u2581begin\uff5c>",
-        "<PRE>",
-        "\u2581<PRE>",
-        "<|code_prefix|>",
-        "<|prefix|>",
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim\u2581begin\uff5c> <PRE> \u2581<PRE> "
+        "<|code_prefix|> <|prefix|>"
     ),
     "fim_suf": (
-        "<|fim_suffix|>",
-        "<fim-suffix>",
-        "<fim_suffix>",
-        "<\uff5cfim\u2581hole\uff5c>",
-        "<SUF>",
-        "\u2581<SUF>",
-        "<|code_suffix|>",
-        "<|suffix|>",
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim\u2581hole\uff5c> <SUF> \u2581<SUF> "
+        "<|code_suffix|> <|suffix|>"
     ),
     "fim_mid": (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
-        "<\uff5cfim\u2581end\uff5c>",
-        "<MID>",
-        "\u2581<MID>",
-        "<|code_middle|>",
-        "<|middle|>",
+        "<|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim\u2581end\uff5c> <MID> \u2581<MID> "
+        "<|code_middle|> <|middle|>"
     ),
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
+    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep": "<|file_sep|>",
 }
 _FIM_THAT_END = ("fim_pad", "fim_rep", "fim_sep")
 
@@ -268,20 +229,6 @@ def spell_piece(text: str) -> bytes:
     return text.replace(BLANK, " ").encode("utf-8")
 
 
-def spell_token(
-    vocabulary: Vocabulary, token_id: int, kind: int, spell: Callable[[str], bytes]
-) -> bytes:
-    """The bytes that a token of type ``kind`` adds to a text; ``spell`` gives those of words."""
-    text = vocabulary.tokens[token_id]
-    if kind == TokenType.NORMAL:
-        return spell(text)
-    if kind == TokenType.BYTE:
-        return bytes([parse_byte_token(text, token_id)])
-    if kind in (TokenType.UNUSED, TokenType.UNDEFINED):
-        return b""
-    return text.encode("utf-8")
-
-
 def _check_scores(metadata: Mapping[str, object], vocab_size: int) -> None:
     key = "tokenizer.ggml.scores"
     if key in metadata:
@@ -307,14 +254,14 @@ def _find_end_of_generation(
     eos_id: int | None,
 ) -> frozenset[int]:
     """The ids that end a generation; corrects ``types`` of texts with a fixed meaning."""
-    ending = {ids[text] for text in _END_OF_GENERATION_TEXTS if text in ids}
+    ending = {ids[text] for text in _END_OF_GENERATION_TEXTS.split() if text in ids}
     for token_id in ending:
         types[token_id] = TokenType.CONTROL
     named = [eos_id, *(read_token_id(metadata, name, len(ids)) for name in ("eot", "eom"))]
     for name, texts in _FIM_TEXTS.items():
         fim_id = read_token_id(metadata, name, len(ids))
         if fim_id is None:
-            fim_id = min((ids[text] for text in texts if text in ids), default=None)
+            fim_id = min((ids[text] for text in texts.split() if text in ids), default=None)
             if fim_id is not None:
                 types[fim_id] = TokenType.CONTROL
         if name in _FIM_THAT_END:

@@ -92,3 +92,13 @@ def mix_tokens(model: onnx.ModelProto) -> None:
     model.graph.node.insert(place, added)
     model.graph.node.insert(place, summed)
     node.input[0] = "mixed_in"
+
+
+def change_model(change: Any) -> Edit:
+    """An edit of a folder that does ``change`` to the model in it."""
+
+    def edit(folder: Path) -> None:
+        with edited(folder) as model:
+            change(model)
+
+    return edit
