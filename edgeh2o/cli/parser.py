@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import UsageError
-from .llama_cpp_flags import translate_flag
 from .options import utf8_text
 
 PREFIX = "EDGEH2O_"
@@ -108,11 +107,14 @@ class Parser(argparse.ArgumentParser):
                 if word == "-" or (before.type is utf8_text and word not in known):
                     attached[-1] = f"{_long_flag(before)}={word}"
                     continue
-            elif (ours := translate_flag(word, left, attached, known)) is not None:
-                attached += ours
-                continue
-            elif word.startswith("-h") and word not in known:
-                self.error(f"unrecognized arguments: {word}")
+            elif word.startswith("-") and word not in known:
+                from .llama_cpp_flags import translate_flag
+
+                if (ours := translate_flag(word, left, attached, known)) is not None:
+                    attached += ours
+                    continue
+                if word.startswith("-h"):
+                    self.error(f"unrecognized arguments: {word}")
             attached.append(word)
         return attached
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import os
 import stat
 from collections.abc import Iterator
@@ -94,11 +93,11 @@ def check_writable(path: Path, flag: str, *, makes_folders: bool = False) -> Non
 def _temporary(folder: Path) -> Iterator[IO[bytes]]:
     """A hidden file, locked as long as its process lives; removed unless it was renamed."""
     start = f".edgeh2o-{os.uname().nodename}-"
-    for left in folder.glob(f"{glob.escape(start)}*.tmp"):
-        # Left by a process that was killed, or else locked. Of other hosts the lock may not tell.
-        with suppress(OSError), left.open("rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left.unlink()
+    for left in folder.glob(".edgeh2o-*.tmp"):
+        if left.name.startswith(start):  # of other hosts the lock may not tell
+            with suppress(OSError), left.open("rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free once the process is dead
+                left.unlink()
     with _create_locked(folder, start) as file:
         try:
             yield file
