@@ -18,7 +18,7 @@ from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
 from .base import OnLayer, RunnerBase, RunnerState, SessionShape
-from .weight_loading import OnBytes, WeightLoading
+from .weight_loading import OnBytes, WeightLoading, mapped_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,8 @@ class NativeModelFile:
             self._gguf.close()
             raise
         self.path = path
-        self.n_weight_bytes = sum(binding.n_bytes for binding in self._bindings)
+        sizes = [binding.n_bytes for binding in self._bindings]
+        self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
