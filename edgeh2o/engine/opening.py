@@ -116,7 +116,7 @@ def load_session(
     template: str | None,
     variables: Mapping[str, Any] | None,
     on_progress: OnProgress | None,
-    check: Callable[[Session], None],
+    check: Callable[[Session], None] | None,
 ) -> Session:
     """A session of the model in a file, in a folder or of a known name.
 
@@ -146,7 +146,8 @@ def load_session(
 
             prompts = PromptReader(file, plan, template, variables)
             session = Session(prompts, plan, path=path, seed=seed, on_progress=on_progress)
-            check(session)
+            if check is not None:
+                check(session)
             opened.append(session)
 
         weights = file.load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -67,6 +68,7 @@ class PromptReader:
         self._source = template
         self._variables = variables
         self._template: ChatTemplate | None = None
+        self._latest: tuple[object, Prompt] | None = None
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -93,23 +95,35 @@ class PromptReader:
             self._refuse_hopeless_length(len(prompt))
             ids = _check_token_ids(prompt, self._config.vocab_size).tolist()
             return Prompt(None, lambda _: ids)
-        self._refuse_hopeless_length(tokenizer.count_at_least(prompt))
-        return Prompt(
-            Transcript(prompt=prompt, parse_special=parse_special),
+        return self._open_text(
+            prompt,
+            (prompt, parse_special),
             lambda start: tokenizer.encode(
                 prompt[start:], add_special=not start, parse_special=parse_special
             ),
+            parse_special=parse_special,
         )
 
     def open_chat(self, messages: Sequence[Message]) -> Prompt:
         """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do."""
         template = self.chat_template
         chat = template.render(messages)
-        self._refuse_hopeless_length(self.model.tokenizer.count_at_least(chat.text))
-        return Prompt(
-            Transcript(prompt=chat.text, parse_special=True),
-            lambda start: template.encode_rendered(chat, start),
-        )
+        return self._open_text(chat.text, chat, partial(template.encode_rendered, chat))
+
+    def _open_text(
+        self,
+        text: str,
+        key: object,
+        encode_from: Callable[[int], list[int]],
+        *,
+        parse_special: bool = True,
+    ) -> Prompt:
+        """``key`` tells what is tokenised: a prompt that was checked keeps its ids."""
+        if self._latest is None or self._latest[0] != key:
+            self._refuse_hopeless_length(self.model.tokenizer.count_at_least(text))
+            transcript = Transcript(prompt=text, parse_special=parse_special)
+            self._latest = key, Prompt(transcript, lru_cache(maxsize=1)(encode_from))
+        return self._latest[1]
 
     def _refuse_hopeless_length(self, n_tokens: int) -> None:
         """Before a prompt of at least ``n_tokens`` is tokenised or copied."""

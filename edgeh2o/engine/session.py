@@ -56,6 +56,10 @@ class Session:
         self._transcript: Transcript | None = None
         self._generation: Generation | None = None
 
+    def check_prompt(self, opening: Callable[[], Prompt], max_tokens: int) -> None:
+        """Raises what ``stream`` would for a prompt that is read whole; needs no weights."""
+        self.plan.choose_context(len(opening().encode()), max_tokens)
+
     def stream(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
     ) -> GenerationStream:
@@ -301,7 +305,7 @@ class Session:
         )
 
     def check_file(self, path: Path) -> None:
-        """Raises UsageError if a session file is not of this model and plan, before its weights."""
+        """Raises UsageError if a session file is of another model or plan; needs no weights."""
         from .session_file import check_session_file
 
         check_session_file(path, self._describe(self.prompts.model))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from ..config import ModelConfig
-from ..errors import FormatError, ResourceError, UsageError
+from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
 from ..formats.gguf_types import COMPUTABLE_TYPES, TENSOR_TYPES
@@ -119,7 +119,7 @@ class NativeModelFile:
                 tokenizer = self.tokenizer
                 loading.wait(on_bytes)
             core_model.finish()
-        except FormatError:  # of the reader, which names the file; it is a ValueError too
+        except EdgeH2OError:  # it names its cause, and may be a ValueError too
             raise
         except ValueError as error:
             raise FormatError(f"{self.path}: {error}") from None
