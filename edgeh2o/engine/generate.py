@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -68,7 +69,8 @@ class Generation:
         self.n_prompt_tokens = len(prompt)
         self.n_cached_tokens = n_cached
         self.seed = _draw_seed() if sampling.seed is None else sampling.seed
-        self.token_ids: list[int] = []
+        self.token_ids: list[int] = []  # all that were drawn
+        self.n_said = 0  # of them, without those whose whole text a stop text took away
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.n_prefilled_tokens = 0
@@ -83,6 +85,8 @@ class Generation:
         self._eog_ids = tokenizer.eog_ids
         self._decoder = tokenizer.decoder(skip_special=True, continues=True)
         self._stop_matcher = StopMatcher(sampling.stop)
+        self._text_starts: list[int] = []  # of each token, in characters
+        self._n_characters = 0
         self._logprobs = logprobs
         self._stays_open = stays_open
         self._on_prefill = on_prefill
@@ -186,11 +190,15 @@ class Generation:
             ) from None
         sampler.accept(token_id)
         self.token_ids.append(token_id)
+        self.n_said += 1
         text = ""
         if token_id in self._eog_ids:
             self.finish_reason = "stop"
         else:
-            text = self._stop_matcher.push(self._decoder.push(token_id))
+            piece = self._decoder.push(token_id)
+            self._text_starts.append(self._n_characters)
+            self._n_characters += len(piece)
+            text = self._stop_matcher.push(piece)
             is_full = self.runner.position >= self.runner.max_context
             if self._stop_matcher.stopped:
                 self.finish_reason = "stop"
@@ -199,6 +207,8 @@ class Generation:
         if self.finish_reason is not None:
             text += self._stop_matcher.push(self._decoder.finish()) + self._stop_matcher.finish()
         self.text += text
+        if self._stop_matcher.stopped:
+            self.n_said = bisect_left(self._text_starts, len(self.text))
         logprob = log_probability(logits, token_id) if self._logprobs else None
         return Token(token_id, text, logprob, self.finish_reason)
 

@@ -141,8 +141,8 @@ class RunPlan:
         """Positions to allocate for a prompt and its answer.
 
         ``context_size`` is taken as it is (0 = the trained length). Without it: what both need, at
-        least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError when the
-        prompt alone is longer.
+        least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError, with a
+        context that leaves room for the answer, when the prompt alone is longer.
         """
         trained = self.config.context_length
         context = self.least_context
@@ -151,9 +151,13 @@ class RunPlan:
             needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
             context = min(trained, max(MIN_DEFAULT_CONTEXT, needed))
         if n_prompt_tokens > context:
-            cure = f"use -c {n_prompt_tokens} or more"
+            wanted = n_prompt_tokens + answer
+            cure = f"use -c {min(wanted, trained)} or more"
             if n_prompt_tokens > trained:
-                cure = f"shorten it: the model was trained on {trained} positions"
+                cure = (
+                    f"shorten it, or use -c {wanted} to read it all the same, beyond the {trained} "
+                    "positions that the model was trained on"
+                )
             raise UsageError(
                 f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
             )

@@ -92,7 +92,7 @@ class PromptReader:
         """
         tokenizer = self.model.tokenizer
         if not isinstance(prompt, str):
-            self._refuse_hopeless_length(len(prompt))
+            self._refuse_hopeless_length(len(prompt) if hasattr(prompt, "__len__") else 0)
             ids = _check_token_ids(prompt, self._config.vocab_size).tolist()
             return Prompt(None, lambda _: ids)
         return self._open_text(
@@ -136,11 +136,17 @@ class PromptReader:
 
 def _check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[Any]:
     """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""
-    ids = np.asarray(token_ids)
+    try:
+        ids = np.asarray(token_ids)
+        kind = f"{ids.ndim} dimensions of {ids.dtype}"
+    except (TypeError, ValueError):  # parts of several lengths
+        ids, kind = np.empty((0, 0)), "parts of several lengths"
+    if not hasattr(token_ids, "__len__") or isinstance(token_ids, (bytes, bytearray, memoryview)):
+        ids, kind = np.empty((0, 0)), type(token_ids).__name__
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise UsageError(
-            "a prompt is text or a flat sequence of integer token ids, got "
-            f"{ids.ndim} dimensions of {ids.dtype}"
+            f"a prompt is text or a flat sequence of integer token ids, got {kind}; "
+            "messages are for chat()"
         )
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:

@@ -32,7 +32,12 @@ class GenerationChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """A whole answer. ``token_ids`` includes the end-of-generation token when there was one."""
+    """A whole answer.
+
+    ``token_ids`` includes the end-of-generation token when there was one, but no token whose whole
+    text was cut away with a stop text; one that a stop text cuts in two stays. ``logprobs`` has an
+    entry for each. ``stats`` counts all that were generated.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -133,8 +138,8 @@ class GenerationStream(Iterator[GenerationChunk]):
         generation = self._generation
         return GenerationResult(
             text=generation.text,
-            token_ids=tuple(generation.token_ids),
-            logprobs=tuple(self._logprobs) if self._logprobs else None,
+            token_ids=tuple(generation.token_ids[: generation.n_said]),
+            logprobs=tuple(self._logprobs[: generation.n_said]) if self._logprobs else None,
             finish_reason=generation.finish_reason,
             stats=self._make_stats(generation),
         )

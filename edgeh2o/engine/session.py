@@ -93,7 +93,7 @@ class Session:
         than the context may be, ResourceError with the numbers when that does not fit in memory.
         """
         started_at = time.perf_counter()
-        sampling = sampling or SamplingParams()
+        sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
         if sampling.seed is None:
@@ -301,7 +301,9 @@ class Session:
         if self._transcript is None or generation is None:
             return self._transcript
         return self._transcript.with_answer(
-            generation.text, generation.token_ids, self.prompts.model.tokenizer
+            generation.text,
+            generation.token_ids[: generation.n_said],
+            self.prompts.model.tokenizer,
         )
 
     def check_file(self, path: Path) -> None:

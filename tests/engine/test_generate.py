@@ -14,7 +14,7 @@ from edgeh2o.engine.generate import Generation, log_probability
 from edgeh2o.errors import EdgeH2OError
 from tests.engine.fakes import PieceTokenizer, ScriptedRunner
 
-PIECES = [b"a", b"b", b" ", b"EN", b"D", b"\xc3", b"\xa9", b"<end>"]
+PIECES = [b"a", b"b", b" ", b"EN", b"D", b"\xc3", b"\xa9", b"<end>", b"bEN"]
 END = 7
 
 
@@ -88,6 +88,25 @@ def test_stop_text_across_tokens_is_cut_out() -> None:
     tokens = list(_generation(runner, stop=("END",)))
     assert [token.text for token in tokens] == ["a", "", ""]
     assert tokens[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("script", "n_said", "text"),
+    [
+        ((0, 3, 4, 1), 1, "a"),  # E and ND are cut away whole
+        ((0, 8, 4, 1), 2, "ab"),  # bEN is cut in two
+        ((3, 4, 1), 0, ""),
+        ((5, 6, 3, 4), 2, "\u00e9"),  # the first byte of a character has no text of its own
+        ((0, END), 2, "a"),
+    ],
+)
+def test_tokens_that_a_stop_text_takes_away_are_not_said(
+    script: tuple[int, ...], n_said: int, text: str
+) -> None:
+    generation = _generation(_runner(*script), stop=("END",))
+    list(generation)
+    assert (generation.n_said, generation.text) == (n_said, text)
+    assert len(generation.token_ids) >= n_said
 
 
 def test_text_held_for_a_stop_text_comes_out_at_the_end() -> None:

@@ -55,19 +55,22 @@ def test_choose_context(
 
 
 @pytest.mark.parametrize(
-    ("n_prompt_tokens", "requested", "message"),
+    ("n_prompt_tokens", "requested", "max_tokens", "message"),
     [
-        (101, 100, "the prompt has 101 tokens and the context holds 100; use -c 101 or more"),
-        (8193, None, "context holds 8192; shorten it: the model was trained on 8192 positions"),
-        (8193, 0, "context holds 8192; shorten it"),
-        (9001, 9000, "context holds 9000; shorten it"),
+        (101, 100, 10, "101 tokens and the context holds 100; use -c 111 or more"),
+        (101, 100, -1, "use -c 1125 or more"),
+        (8190, 100, -1, "use -c 8192 or more"),
+        (8193, None, 10, "holds 8192; shorten it, or use -c 8203 to read it all the same, beyond"),
+        (8193, 0, -1, "shorten it, or use -c 9217 .* beyond the 8192 positions that the model"),
+        (9001, 9000, 10, "context holds 9000; shorten it, or use -c 9011"),
     ],
 )
 def test_prompt_longer_than_the_context(
-    n_prompt_tokens: int, requested: int | None, message: str
+    n_prompt_tokens: int, requested: int | None, max_tokens: int, message: str
 ) -> None:
+    """The context that is named leaves room for the answer."""
     with pytest.raises(UsageError, match=message):
-        _plan(context_size=requested).choose_context(n_prompt_tokens, 10)
+        _plan(context_size=requested).choose_context(n_prompt_tokens, max_tokens)
 
 
 def test_warning_beyond_the_trained_length(recwarn: pytest.WarningsRecorder) -> None:
