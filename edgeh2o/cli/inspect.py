@@ -214,6 +214,6 @@ def _describe_memory(
         "total": weights + sum(parts.values()),
         "available": available,
         "largest_context_that_fits": plan.find_largest_context(
-            max(context, trained), estimate, plan.room(weights, mapped)
+            plan.shape(max(context, trained)), estimate, plan.room(weights, mapped)
         ),
     }

@@ -30,19 +30,24 @@ FinishReason = Literal["stop", "length", "interrupted"]
 OnPrefill = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationChunk:
+    """One token of an answer, with the counters so far.
 
     ``text`` is what became certain with it: empty while a character or a possible stop text is
-    incomplete. ``logprob`` is the natural logarithm of its probability before any filter, when
-    asked for. ``finish_reason`` is set on the last token.
+    incomplete; the texts of all chunks joined are the answer. ``logprob`` is the natural logarithm
+    of the token's probability before any filter, when asked for. ``finish_reason`` is set on the
+    last chunk.
     """
 
-    id: int
     text: str
-    logprob: float | None = None
-    finish_reason: FinishReason | None = None
+    token_id: int
+    logprob: float | None
+    prompt_tokens: int
+    prefill_tps: float | None
+    generated_tokens: int
+    decode_tps: float | None
+    finish_reason: FinishReason | None
 
 
 class Generation:
@@ -103,7 +108,7 @@ class Generation:
         n_decoded = len(self.token_ids) - 1
         return n_decoded / self.decode_s if n_decoded > 0 else None
 
-    def __iter__(self) -> Generator[Token, None, None]:
+    def __iter__(self) -> Generator[GenerationChunk, None, None]:
         try:
             logits = self._prefill()
             if self._sampling.max_tokens == 0:
@@ -117,9 +122,8 @@ class Generation:
                 yield token
                 if token.finish_reason is not None:
                     return
-                logits = self.runner.decode(token.id)
-                token = self._next_token(sampler, logits)
-                self.decode_s = time.perf_counter() - first_token_at
+                logits = self.runner.decode(token.token_id)
+                token = self._next_token(sampler, logits, first_token_at)
         except KeyboardInterrupt:
             self.finish_reason = "interrupted"
             raise
@@ -180,7 +184,9 @@ class Generation:
             sampler.accept(int(token))
         return sampler
 
-    def _next_token(self, sampler: Sampler, logits: NDArray[np.float32]) -> Token:
+    def _next_token(
+        self, sampler: Sampler, logits: NDArray[np.float32], first_token_at: float | None = None
+    ) -> GenerationChunk:
         """Draws a token, its text, and whether it is the last one."""
         try:
             token_id = sampler.sample(logits)
@@ -209,8 +215,18 @@ class Generation:
         self.text += text
         if self._stop_matcher.stopped:
             self.n_said = bisect_left(self._text_starts, len(self.text))
-        logprob = log_probability(logits, token_id) if self._logprobs else None
-        return Token(token_id, text, logprob, self.finish_reason)
+        if first_token_at is not None:
+            self.decode_s = time.perf_counter() - first_token_at
+        return GenerationChunk(
+            text=text,
+            token_id=token_id,
+            logprob=log_probability(logits, token_id) if self._logprobs else None,
+            prompt_tokens=self.n_prompt_tokens,
+            prefill_tps=self.prefill_tps,
+            generated_tokens=len(self.token_ids),
+            decode_tps=self.decode_tps,
+            finish_reason=self.finish_reason,
+        )
 
 
 def _draw_seed() -> int:

@@ -235,7 +235,7 @@ class RunPlan:
         breakdown = ", ".join(
             f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in parts.items()
         )
-        largest = self._largest_context(shape, estimate, room)
+        largest = self.find_largest_context(shape, estimate, room)
         if largest:
             cure = f"the largest context that fits is -c {largest}"
         else:
@@ -246,21 +246,22 @@ class RunPlan:
             f"{memory.format_bytes(max(0, room + weight_bytes))} are available; {cure}"
         )
 
-    def find_largest_context(self, context: int, estimate: SessionEstimate, room: int) -> int:
-        """The longest context up to this one whose session takes no more than ``room``, or 0."""
-        shape = self.shape(context)
-        if sum(estimate(self.attention, shape).values()) <= room:
-            return context
-        return self._largest_context(shape, estimate, room)
+    def find_largest_context(
+        self, shape: SessionShape, estimate: SessionEstimate, room: int
+    ) -> int:
+        """The longest context up to that of ``shape`` that takes no more than ``room``, or 0.
 
-    def _largest_context(self, shape: SessionShape, estimate: SessionEstimate, room: int) -> int:
-        """The largest multiple of ``CONTEXT_STEP`` below the shape's context that fits, or 0."""
+        A shorter one is a multiple of ``CONTEXT_STEP``.
+        """
+
+        def fits(n_positions: int) -> bool:
+            parts = estimate(self.attention, replace(shape, max_context=n_positions))
+            return sum(parts.values()) <= room
+
+        if fits(shape.max_context):
+            return shape.max_context
         low, high = 0, -(-shape.max_context // CONTEXT_STEP)
         while high - low > 1:
             middle = (low + high) // 2
-            candidate = replace(shape, max_context=middle * CONTEXT_STEP)
-            if sum(estimate(self.attention, candidate).values()) <= room:
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle)
         return low * CONTEXT_STEP
