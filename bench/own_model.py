@@ -69,7 +69,7 @@ class DenseModel:
         sampling = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True)
         self._runner.reset()
         generation = Generation(self._runner, self.tokenizer, prompt, sampling)
-        return [token.id for token in generation]
+        return [chunk.token_id for chunk in generation]
 
     def preference(self, prefix: Sequence[int], chosen: int, other: int) -> float:
         """How many nats more likely ``chosen`` is than ``other`` after ``prefix``."""

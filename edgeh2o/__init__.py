@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .attention.headwise import HeadwiseConfig as HeadwiseConfig
     from .config import PrefillConfig as PrefillConfig
     from .config import SamplingParams as SamplingParams
-    from .engine.results import GenerationChunk as GenerationChunk
+    from .engine.generate import GenerationChunk as GenerationChunk
     from .engine.results import GenerationResult as GenerationResult
     from .engine.stats import GenerationStats as GenerationStats
     from .errors import BusyError as BusyError
@@ -55,7 +55,7 @@ _HOMES = {
     "DenseConfig": "attention.dense",
     "EdgeH2OError": "errors",
     "FormatError": "errors",
-    "GenerationChunk": "engine.results",
+    "GenerationChunk": "engine.generate",
     "GenerationResult": "engine.results",
     "GenerationStats": "engine.stats",
     "H2OConfig": "attention.h2o",

@@ -215,13 +215,13 @@ class SamplingParams:
         check_int(
             self, "max_tokens", -1, MAX_CONTEXT, "use -1 to generate until the end of the answer"
         )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(text, str) and text for text in stop):
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, (tuple, list)) or not all(isinstance(s, str) and s for s in stop):
             raise UsageError(
                 f"{_label(self, 'stop')} must be non-empty strings, got {self.stop!r}; "
                 "an empty stop text would end the answer before its first character"
             )
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", tuple(stop))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

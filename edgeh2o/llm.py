@@ -1,17 +1,13 @@
-"""The Python interface: load a model once, then generate, stream and tokenise.
-
-Everything is delegated to the session, and imported as late as ``engine.opening`` says.
-"""
+"""The Python interface, in front of the engine: load a model once, then generate and stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
-from .attention.headwise import HeadwiseConfig
 from .attention.registry import make_sparse_attention
 from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.opening import load_session
@@ -24,6 +20,7 @@ if TYPE_CHECKING:
     from .engine.prompt import TokenIds
     from .engine.results import GenerationResult, GenerationStream
     from .engine.session import OnProgress as OnProgress
+    from .engine.session import Session
     from .runners.base import Runner
     from .tokenizer.chat_template import ChatTemplate, Message
 
@@ -34,13 +31,13 @@ class LLM:
     ``model`` is the path of a GGUF file or of the folder of an ONNX model, or the name of a known
     model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
     ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
-    such as ``{"algorithm": "h2o", "local": 256}``.
-    ``context_size``, ``threads``, ``isa``, ``cache_type``,
-    ``attention_precision`` and ``check_tensors`` are those of
-    ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
-    (jinja2) takes the place of the model's own, and ``chat_template_kwargs`` are variables of it
-    such as ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the
-    stages "load" (bytes) and "prefill" (tokens).
+    such as ``{"algorithm": "h2o", "local": 256}``. ``context_size``, ``threads``, ``isa``,
+    ``cache_type``, ``attention_precision`` and ``check_tensors`` are those of ``RuntimeConfig``;
+    ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
+    place of the model's own, and ``chat_template_kwargs`` are variables of it such as
+    ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
+    "load" (bytes) and "prefill" (tokens), ``check(session)`` with the engine's session while the
+    weights are read: what it raises ends that.
 
     Raises UsageError for a bad option, FormatError for a bad file, and ResourceError, before
     anything large is allocated, for a context or weights that do not fit in memory.
@@ -62,6 +59,7 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
+        check: Callable[[Session], None] | None = None,
     ) -> None:
         runtime = RuntimeConfig(
             context_size=context_size,
@@ -71,27 +69,22 @@ class LLM:
             attention_precision=attention_precision,
             check_tensors=check_tensors,
         )
-        if isinstance(attention, str):
-            attention = {"algorithm": attention}
-        if isinstance(attention, Mapping):
-            attention = make_sparse_attention(attention)
         self._session = session = load_session(
             model,
-            attention or HeadwiseConfig(),
+            make_sparse_attention(attention),
             prefill or PrefillConfig(),
             runtime,
             seed=SamplingParams(seed=seed).seed,
             template=chat_template,
             variables=chat_template_kwargs,
             on_progress=on_progress,
-            check=lambda session: None,
+            check=check,
         )
         self.model_path, self.load_s = session.path, session.load_s
-        self.weight_bytes = session.model.weight_bytes
-        self.prefill, self.chunk_size = session.plan.prefill, session.plan.chunk_size
-        self.threads, self.isa = session.plan.threads, session.plan.isa
-        self.cache_type = session.plan.cache_type
-        self.attention_precision = session.plan.precision
+        self.weight_bytes, plan = session.model.weight_bytes, session.plan
+        self.prefill, self.chunk_size, self.threads = plan.prefill, plan.chunk_size, plan.threads
+        self.isa, self.cache_type = plan.isa, plan.cache_type
+        self.attention_precision = plan.precision
 
     def __enter__(self) -> LLM:
         return self

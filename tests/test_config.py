@@ -34,6 +34,8 @@ from edgeh2o.errors import UsageError
         (SamplingParams, {"stop": ("a", "")}, r"--stop.*non-empty"),
         (SamplingParams, {"stop": ""}, r"--stop.*non-empty"),
         (SamplingParams, {"stop": (1,)}, r"--stop.*got \(1,\)"),
+        (SamplingParams, {"stop": None}, r"--stop.*got None"),
+        (SamplingParams, {"stop": 5}, r"--stop.*got 5"),
         (PrefillConfig, {"chunk_size": 0}, r"--chunk-size.*got 0"),
         (PrefillConfig, {"chunk_size": -5}, r"--chunk-size.*got -5"),
         (PrefillConfig, {"batch_size": 0}, r"--batch-size.*got 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,10 @@ def test_generate(llm: LLM) -> None:
     assert result.stats.load_s > 0
 
 
-def test_sampling_of_another_kind_is_refused(llm: LLM) -> None:
-    with pytest.raises(UsageError, match=r"sampling must be SamplingParams\(\.\.\.\), got \{'temp"):
-        llm.generate(PROMPT, {"temperature": 0})  # type: ignore[arg-type]
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {}, 0, "", SamplingParams])
+def test_sampling_of_another_kind_is_refused(llm: LLM, sampling: Any) -> None:
+    with pytest.raises(UsageError, match=r"sampling must be SamplingParams\(\.\.\.\), got "):
+        llm.generate(PROMPT, sampling)
 
 
 def test_attention_by_its_name(model: Path) -> None:
@@ -111,6 +113,19 @@ def test_seed_of_the_model_serves_calls_without_one(llm: LLM) -> None:
     assert llm.generate(PROMPT, loose).token_ids == first.token_ids
 
 
+def test_ids_and_logprobs_end_with_the_text_before_a_stop_text(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, GREEDY)
+    start = len(llm.detokenize(whole.token_ids[:3]))
+    stop = whole.text[start : start + 12]
+    assert stop.strip() and whole.text.find(stop) == start
+    cut = llm.generate(PROMPT, replace(GREEDY, stop=(stop,)), logprobs=True)
+    assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:3], "stop")
+    assert cut.text == llm.detokenize(cut.token_ids)
+    assert cut.logprobs is not None
+    assert len(cut.logprobs) == 3
+    assert cut.stats.generated_tokens > 3
+
+
 def test_logprobs_come_with_each_token(llm: LLM) -> None:
     result = llm.generate(PROMPT, GREEDY, logprobs=True)
     assert result.logprobs is not None
@@ -128,6 +143,17 @@ def test_logprobs_come_with_each_token(llm: LLM) -> None:
         ([-1], "token id -1 at index 0"),
         ([0.5], "flat sequence of integer token ids, got 1 dimensions of float64"),
         ([[1], [2]], "flat sequence of integer token ids, got 2 dimensions"),
+        ([True, False], "integer token ids, got 1 dimensions of bool"),
+        ([[1], [2, 3]], "integer token ids, got parts of several lengths"),
+        ([1, "a"], "integer token ids, got 1 dimensions"),
+        ([10**30], "integer token ids, got 1 dimensions of object"),
+        (None, "integer token ids, got NoneType"),
+        (5, "integer token ids, got int"),
+        (b"text", "integer token ids, got bytes"),
+        ({1, 2}, "integer token ids, got 0 dimensions of object"),
+        ({"role": "user"}, "integer token ids, got 0 dimensions of object"),
+        ([{"role": "user", "content": "a"}], r"got 1 dimensions of object; .* chat\(\)"),
+        (iter([1, 2]), "integer token ids, got list_iterator"),
         ("a\udcff", "lone surrogate"),
         ([1] * 100_000, "the prompt has 100000 tokens and the context holds"),
     ],

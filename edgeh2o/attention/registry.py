@@ -48,11 +48,23 @@ def find_sparse_attention(name: str) -> type[SparseAttentionConfig]:
     return algorithms[name]
 
 
-def make_sparse_attention(settings: Mapping[str, Any]) -> SparseAttentionConfig:
+def make_sparse_attention(
+    settings: SparseAttentionConfig | Mapping[str, Any] | str | None,
+) -> SparseAttentionConfig:
     """A configuration from plain values, such as a section of a file: ``algorithm`` and fields.
 
-    Raises UsageError for an algorithm or a field that does not exist and for bad values.
+    A name is that algorithm's defaults, None the default algorithm's. Raises UsageError for an
+    algorithm or a field that does not exist and for bad values.
     """
+    if isinstance(settings, SparseAttentionConfig):
+        return settings
+    if settings is None or isinstance(settings, str):
+        settings = {"algorithm": settings or "headwise"}
+    if not isinstance(settings, Mapping):
+        raise UsageError(
+            "attention must be HeadwiseConfig(...) or another configuration, a name or a mapping, "
+            f"got {settings!r:.80}"
+        )
     values = dict(settings)
     name = values.pop("algorithm", None)
     if not isinstance(name, str):

@@ -34,6 +34,7 @@ from .progress import ProgressBars
 from .terminal_input import line_editing, read_line
 
 if TYPE_CHECKING:
+    from ..engine.session import Session
     from ..engine.stats import GenerationStats
     from ..llm import LLM
 
@@ -65,8 +66,13 @@ def execute(args: argparse.Namespace) -> int:
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
     session = find_session(args)
-    with open_model(options, **read_template(args)) as (llm, bars):
-        _ = llm.chat_template  # not to fail after the first message
+
+    def check(opened: Session) -> None:
+        _ = opened.prompts.chat_template  # not to fail after the first message
+        if session is not None:
+            opened.check_file(session)
+
+    with open_model(options, check=check, **read_template(args)) as (llm, bars):
         extra = {} if session is None else llm.load_session(session)
         saved = _read_messages(extra)
         if session is not None and "messages" not in extra and not args.session_read_only:

@@ -80,13 +80,15 @@ def _report_gguf(
     from ..formats.metadata import TEMPLATE_KEY
     from ..models.spec import read_model
     from ..runners.native import check_tensors, estimate_session_bytes
+    from ..runners.weight_loading import mapped_bytes
     from ..tokenizer import build_tokenizer
 
     def estimate_memory() -> dict[str, Any]:
         config, bindings = read_model(gguf)
-        weights = sum(binding.n_bytes for binding in bindings)
+        sizes = [binding.n_bytes for binding in bindings]
         estimate = partial(estimate_session_bytes, config)
-        return _describe_memory(_make_plan(config, options), weights, estimate)
+        plan = _make_plan(config, options)
+        return _describe_memory(plan, sum(sizes), mapped_bytes(sizes), estimate)
 
     template = gguf.metadata.get(TEMPLATE_KEY)
     read_tokenizer = cache(lambda: build_tokenizer(gguf.metadata))  # it warns each time
@@ -111,7 +113,8 @@ def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
 
     def estimate_memory() -> dict[str, Any]:
         plan = _make_plan(file.config, options)
-        return _describe_memory(plan, file.n_weight_bytes, file.estimate_session_bytes)
+        sizes = (file.n_weight_bytes, file.n_mapped_bytes)
+        return _describe_memory(plan, *sizes, file.estimate_session_bytes)
 
     with OnnxModelFile(path) as file:
         return {
@@ -195,7 +198,9 @@ def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str,
     return {**plan.attention.report(config), "chunk_size": plan.chunk_size}
 
 
-def _describe_memory(plan: RunPlan, weights: int, estimate: SessionEstimate) -> dict[str, Any]:
+def _describe_memory(
+    plan: RunPlan, weights: int, mapped: int, estimate: SessionEstimate
+) -> dict[str, Any]:
     from ..host import memory
 
     trained = plan.config.context_length
@@ -209,6 +214,6 @@ def _describe_memory(plan: RunPlan, weights: int, estimate: SessionEstimate) -> 
         "total": weights + sum(parts.values()),
         "available": available,
         "largest_context_that_fits": plan.find_largest_context(
-            max(context, trained), estimate, weight_bytes=weights
+            plan.shape(max(context, trained)), estimate, plan.room(weights, mapped)
         ),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from .progress import ProgressBars, progress_on_stderr
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from ..engine.session import Session
     from ..host.memory_profile import MemoryProfile
     from ..llm import LLM
 
@@ -92,11 +93,13 @@ def open_model(
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     profile: MemoryProfile | None = None,
+    check: Callable[[Session], None] | None = None,
 ) -> Iterator[tuple[LLM, ProgressBars]]:
     """Loads the model, showing its progress; closes both at the end.
 
     A known model that is missing is fetched first. ``chat_template`` takes the place of the model's
-    own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress.
+    own, ``chat_template_kwargs`` are its variables; ``profile`` follows the progress; ``check`` is
+    that of ``LLM``.
     """
     from ..formats.model_cache import resolve_model
     from ..llm import LLM
@@ -125,6 +128,7 @@ def open_model(
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
             on_progress=report,
+            check=check,
         ) as llm:
             if options.verbose:
                 bars.close()

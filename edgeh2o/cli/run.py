@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..config import SamplingParams
 from ..errors import EXIT_INTERRUPTED, UsageError
@@ -32,6 +33,7 @@ from .prompt import add_prompt_options, read_prompt
 
 if TYPE_CHECKING:
     from ..engine.results import GenerationResult, GenerationStream
+    from ..engine.session import Session
     from ..llm import LLM
 
 HELP = "answer a prompt"
@@ -73,11 +75,25 @@ def execute(args: argparse.Namespace) -> int:
     if not args.chat and any(value is not None for value in given):
         raise UsageError("--system, --chat-template and --chat-template-kwargs need --chat")
     session = find_session(args)
+
+    def check(opened: Session) -> None:
+        """Refuses what cannot be answered, while the weights are read."""
+        prompts = opened.prompts
+        opening = partial(prompts.open, prompt, parse_special=args.parse_special)
+        if args.chat:
+            opening = partial(prompts.open_chat, _messages(args, prompt))
+        if session is None:
+            opened.check_prompt(opening, sampling.max_tokens)
+        else:  # the prompt may go on from it
+            opened.check_file(session)
+            opening()
+
     with (
         watch_memory(args) as profile,
         open_model(
             options,
             profile=profile,
+            check=check,
             **read_template(args),
         ) as (llm, bars),
     ):
@@ -108,9 +124,12 @@ def _start(
 ) -> GenerationStream:
     keep_cache = args.session is not None
     if args.chat:
-        messages = [*begin_messages(args), {"role": "user", "content": prompt}]
-        return llm.stream_chat(messages, sampling, keep_cache=keep_cache)
+        return llm.stream_chat(_messages(args, prompt), sampling, keep_cache=keep_cache)
     return llm.stream(prompt, sampling, parse_special=args.parse_special, keep_cache=keep_cache)
+
+
+def _messages(args: argparse.Namespace, prompt: str) -> list[dict[str, Any]]:
+    return [*begin_messages(args), {"role": "user", "content": prompt}]
 
 
 def _print_result(result: GenerationResult, args: argparse.Namespace, *, is_complete: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -29,19 +30,24 @@ FinishReason = Literal["stop", "length", "interrupted"]
 OnPrefill = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationChunk:
+    """One token of an answer, with the counters so far.
 
     ``text`` is what became certain with it: empty while a character or a possible stop text is
-    incomplete. ``logprob`` is the natural logarithm of its probability before any filter, when
-    asked for. ``finish_reason`` is set on the last token.
+    incomplete; the texts of all chunks joined are the answer. ``logprob`` is the natural logarithm
+    of the token's probability before any filter, when asked for. ``finish_reason`` is set on the
+    last chunk.
     """
 
-    id: int
     text: str
-    logprob: float | None = None
-    finish_reason: FinishReason | None = None
+    token_id: int
+    logprob: float | None
+    prompt_tokens: int
+    prefill_tps: float | None
+    generated_tokens: int
+    decode_tps: float | None
+    finish_reason: FinishReason | None
 
 
 class Generation:
@@ -68,7 +74,8 @@ class Generation:
         self.n_prompt_tokens = len(prompt)
         self.n_cached_tokens = n_cached
         self.seed = _draw_seed() if sampling.seed is None else sampling.seed
-        self.token_ids: list[int] = []
+        self.token_ids: list[int] = []  # all that were drawn
+        self.n_said = 0  # of them, without those whose whole text a stop text took away
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.n_prefilled_tokens = 0
@@ -83,6 +90,8 @@ class Generation:
         self._eog_ids = tokenizer.eog_ids
         self._decoder = tokenizer.decoder(skip_special=True, continues=True)
         self._stop_matcher = StopMatcher(sampling.stop)
+        self._text_starts: list[int] = []  # of each token, in characters
+        self._n_characters = 0
         self._logprobs = logprobs
         self._stays_open = stays_open
         self._on_prefill = on_prefill
@@ -99,7 +108,7 @@ class Generation:
         n_decoded = len(self.token_ids) - 1
         return n_decoded / self.decode_s if n_decoded > 0 else None
 
-    def __iter__(self) -> Generator[Token, None, None]:
+    def __iter__(self) -> Generator[GenerationChunk, None, None]:
         try:
             logits = self._prefill()
             if self._sampling.max_tokens == 0:
@@ -113,9 +122,8 @@ class Generation:
                 yield token
                 if token.finish_reason is not None:
                     return
-                logits = self.runner.decode(token.id)
-                token = self._next_token(sampler, logits)
-                self.decode_s = time.perf_counter() - first_token_at
+                logits = self.runner.decode(token.token_id)
+                token = self._next_token(sampler, logits, first_token_at)
         except KeyboardInterrupt:
             self.finish_reason = "interrupted"
             raise
@@ -176,7 +184,9 @@ class Generation:
             sampler.accept(int(token))
         return sampler
 
-    def _next_token(self, sampler: Sampler, logits: NDArray[np.float32]) -> Token:
+    def _next_token(
+        self, sampler: Sampler, logits: NDArray[np.float32], first_token_at: float | None = None
+    ) -> GenerationChunk:
         """Draws a token, its text, and whether it is the last one."""
         try:
             token_id = sampler.sample(logits)
@@ -186,11 +196,15 @@ class Generation:
             ) from None
         sampler.accept(token_id)
         self.token_ids.append(token_id)
+        self.n_said += 1
         text = ""
         if token_id in self._eog_ids:
             self.finish_reason = "stop"
         else:
-            text = self._stop_matcher.push(self._decoder.push(token_id))
+            piece = self._decoder.push(token_id)
+            self._text_starts.append(self._n_characters)
+            self._n_characters += len(piece)
+            text = self._stop_matcher.push(piece)
             is_full = self.runner.position >= self.runner.max_context
             if self._stop_matcher.stopped:
                 self.finish_reason = "stop"
@@ -199,8 +213,20 @@ class Generation:
         if self.finish_reason is not None:
             text += self._stop_matcher.push(self._decoder.finish()) + self._stop_matcher.finish()
         self.text += text
-        logprob = log_probability(logits, token_id) if self._logprobs else None
-        return Token(token_id, text, logprob, self.finish_reason)
+        if self._stop_matcher.stopped:
+            self.n_said = bisect_left(self._text_starts, len(self.text))
+        if first_token_at is not None:
+            self.decode_s = time.perf_counter() - first_token_at
+        return GenerationChunk(
+            text=text,
+            token_id=token_id,
+            logprob=log_probability(logits, token_id) if self._logprobs else None,
+            prompt_tokens=self.n_prompt_tokens,
+            prefill_tps=self.prefill_tps,
+            generated_tokens=len(self.token_ids),
+            decode_tps=self.decode_tps,
+            finish_reason=self.finish_reason,
+        )
 
 
 def _draw_seed() -> int:

@@ -64,6 +64,10 @@ class ModelFile(DescribedModel, Protocol):
     def n_weight_bytes(self) -> int:
         """Bytes of the weights in the file."""
 
+    @property
+    def n_mapped_bytes(self) -> int:
+        """Addresses that they will take."""
+
     def __enter__(self) -> ModelFile: ...
 
     def __exit__(self, *exception: object) -> None: ...
@@ -112,7 +116,7 @@ def load_session(
     template: str | None,
     variables: Mapping[str, Any] | None,
     on_progress: OnProgress | None,
-    check: Callable[[Session], None],
+    check: Callable[[Session], None] | None,
 ) -> Session:
     """A session of the model in a file, in a folder or of a known name.
 
@@ -133,7 +137,7 @@ def load_session(
     opened: list[Session] = []
     with open_model(path) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime)
-        plan.check_load(file.estimate_session_bytes, file.n_weight_bytes)
+        plan.check_load(file)
         plan.use_threads()
 
         def prepare() -> None:
@@ -142,7 +146,8 @@ def load_session(
 
             prompts = PromptReader(file, plan, template, variables)
             session = Session(prompts, plan, path=path, seed=seed, on_progress=on_progress)
-            check(session)
+            if check is not None:
+                check(session)
             opened.append(session)
 
         weights = file.load(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
@@ -14,12 +16,19 @@ from ..host import memory
 from ..host.threads import default_thread_count
 from ..runners.base import RunnableModel, Runner, SessionShape
 
+if TYPE_CHECKING:
+    from .opening import ModelFile
+
 MIN_DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
 # Room for an answer of open length (max_tokens = -1) when the context is sized by default.
 OPEN_ANSWER_TOKENS = 1024
-# Left to the interpreter and its libraries when memory is counted.
+# Left to the interpreter and its libraries when memory is counted, and the rest of it for a context
+# that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
+RECHECK_RESERVE_BYTES = 16 * 2**20
+# Of addresses that NumPy with its BLAS and the tokenizers take at least.
+LIBRARY_ADDRESS_BYTES = 128 * 2**20
 
 SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
 
@@ -33,6 +42,22 @@ def fit_chunks(
     """
     _, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
     return attention.clamped(chunk_size), chunk_size
+
+
+def _import_answering(addresses: int) -> None:
+    """Imports what an answer needs and maps, with so many bytes of addresses left."""
+    memory.keep_one_arena()
+    try:
+        if "numpy" not in sys.modules and addresses < LIBRARY_ADDRESS_BYTES:
+            raise ImportError  # OpenBLAS would end the process
+        import tokenizers  # noqa: F401
+
+        from . import prompt, session  # noqa: F401
+    except ImportError:
+        raise ResourceError(
+            f"the address space that is left, {memory.format_bytes(addresses)}, does not hold the "
+            "libraries; raise its limit (ulimit -v)"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +141,8 @@ class RunPlan:
         """Positions to allocate for a prompt and its answer.
 
         ``context_size`` is taken as it is (0 = the trained length). Without it: what both need, at
-        least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError when the
-        prompt alone is longer.
+        least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError, with a
+        context that leaves room for the answer, when the prompt alone is longer.
         """
         trained = self.config.context_length
         context = self.least_context
@@ -126,20 +151,26 @@ class RunPlan:
             needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
             context = min(trained, max(MIN_DEFAULT_CONTEXT, needed))
         if n_prompt_tokens > context:
-            cure = f"use -c {n_prompt_tokens} or more"
+            wanted = n_prompt_tokens + answer
+            cure = f"use -c {min(wanted, trained)} or more"
             if n_prompt_tokens > trained:
-                cure = f"shorten it: the model was trained on {trained} positions"
+                cure = (
+                    f"shorten it, or use -c {wanted} to read it all the same, beyond the {trained} "
+                    "positions that the model was trained on"
+                )
             raise UsageError(
                 f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
             )
         return context
 
-    def check_load(self, estimate: SessionEstimate, weight_bytes: int) -> None:
+    def check_load(self, file: ModelFile) -> None:
         """Raises ResourceError if weights and the least context do not fit in memory.
 
         Warns when the context asked for is longer than what the model was trained on.
         """
-        self.require_fit(self.shape(self.least_context), estimate, weight_bytes=weight_bytes)
+        room = self.room(file.n_weight_bytes, file.n_mapped_bytes)
+        shape = self.shape(self.least_context)
+        self.require_fit(shape, file.estimate_session_bytes, room, weight_bytes=file.n_weight_bytes)
         trained = self.config.context_length
         if (self.context_size or 0) > trained:
             warnings.warn(
@@ -164,27 +195,47 @@ class RunPlan:
     def start_runner(self, model: RunnableModel, context: int, *, all_rows: bool = False) -> Runner:
         """A runner with room for ``context`` tokens. Raises ResourceError if it does not fit."""
         shape = self.shape(context, all_rows=all_rows)
-        self.require_fit(shape, model.estimate_session_bytes)
+        is_checked = self.context_size is not None and context == self.least_context
+        self.require_fit(shape, model.estimate_session_bytes, self.room(is_checked=is_checked))
         return model.start_session(self.attention, shape)
 
+    def room(
+        self, weight_bytes: int = 0, mapped_bytes: int = 0, *, is_checked: bool = False
+    ) -> int:
+        """Bytes that a session may take besides weights yet to be loaded.
+
+        ``mapped_bytes`` is what those take of the addresses, which count where they are limited:
+        then what an answer imports is imported first, and the stacks of threads are set aside.
+        Raises ResourceError if not even that fits.
+        """
+        addresses = memory.address_space_left_bytes()
+        if addresses is not None:
+            _import_answering(addresses)
+            addresses = memory.address_space_left_bytes()
+        reserve = RECHECK_RESERVE_BYTES if is_checked else RESERVE_BYTES
+        room = memory.available_bytes() - reserve - weight_bytes
+        if addresses is None or is_checked:
+            return room
+        stacks = self.threads * memory.thread_stack_bytes()
+        return min(room, addresses - reserve - mapped_bytes - stacks)
+
     def require_fit(
-        self, shape: SessionShape, estimate: SessionEstimate, *, weight_bytes: int = 0
+        self, shape: SessionShape, estimate: SessionEstimate, room: int, *, weight_bytes: int = 0
     ) -> None:
-        """Raises ResourceError, before anything is allocated, when memory would not suffice.
+        """Raises ResourceError, before anything is allocated, for a session that needs more.
 
         ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is
         available and the largest context that fits.
         """
-        budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
         parts = dict(estimate(self.attention, shape))
-        if sum(parts.values()) <= budget:
+        if sum(parts.values()) <= room:
             return
         if weight_bytes:
             parts["weights"] = weight_bytes
         breakdown = ", ".join(
             f"{name.replace('_', ' ')} {memory.format_bytes(size)}" for name, size in parts.items()
         )
-        largest = self._largest_context(shape, estimate, budget)
+        largest = self.find_largest_context(shape, estimate, room)
         if largest:
             cure = f"the largest context that fits is -c {largest}"
         else:
@@ -192,27 +243,25 @@ class RunPlan:
         raise ResourceError(
             f"a context of {shape.max_context} positions needs "
             f"{memory.format_bytes(sum(parts.values()))} ({breakdown}) and "
-            f"{memory.format_bytes(max(0, budget + weight_bytes))} are available; {cure}"
+            f"{memory.format_bytes(max(0, room + weight_bytes))} are available; {cure}"
         )
 
     def find_largest_context(
-        self, context: int, estimate: SessionEstimate, *, weight_bytes: int = 0
+        self, shape: SessionShape, estimate: SessionEstimate, room: int
     ) -> int:
-        """The longest context up to this one that fits in memory now, 0 if none does."""
-        budget = memory.available_bytes() - RESERVE_BYTES - weight_bytes
-        shape = self.shape(context)
-        if sum(estimate(self.attention, shape).values()) <= budget:
-            return context
-        return self._largest_context(shape, estimate, budget)
+        """The longest context up to that of ``shape`` that takes no more than ``room``, or 0.
 
-    def _largest_context(self, shape: SessionShape, estimate: SessionEstimate, budget: int) -> int:
-        """The largest multiple of ``CONTEXT_STEP`` below the shape's context that fits, or 0."""
+        A shorter one is a multiple of ``CONTEXT_STEP``.
+        """
+
+        def fits(n_positions: int) -> bool:
+            parts = estimate(self.attention, replace(shape, max_context=n_positions))
+            return sum(parts.values()) <= room
+
+        if fits(shape.max_context):
+            return shape.max_context
         low, high = 0, -(-shape.max_context // CONTEXT_STEP)
         while high - low > 1:
             middle = (low + high) // 2
-            candidate = replace(shape, max_context=middle * CONTEXT_STEP)
-            if sum(estimate(self.attention, candidate).values()) <= budget:
-                low = middle
-            else:
-                high = middle
+            low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle)
         return low * CONTEXT_STEP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -67,6 +68,7 @@ class PromptReader:
         self._source = template
         self._variables = variables
         self._template: ChatTemplate | None = None
+        self._latest: tuple[object, Prompt] | None = None
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -90,26 +92,38 @@ class PromptReader:
         """
         tokenizer = self.model.tokenizer
         if not isinstance(prompt, str):
-            self._refuse_hopeless_length(len(prompt))
+            self._refuse_hopeless_length(len(prompt) if hasattr(prompt, "__len__") else 0)
             ids = _check_token_ids(prompt, self._config.vocab_size).tolist()
             return Prompt(None, lambda _: ids)
-        self._refuse_hopeless_length(tokenizer.count_at_least(prompt))
-        return Prompt(
-            Transcript(prompt=prompt, parse_special=parse_special),
+        return self._open_text(
+            prompt,
+            (prompt, parse_special),
             lambda start: tokenizer.encode(
                 prompt[start:], add_special=not start, parse_special=parse_special
             ),
+            parse_special=parse_special,
         )
 
     def open_chat(self, messages: Sequence[Message]) -> Prompt:
         """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do."""
         template = self.chat_template
         chat = template.render(messages)
-        self._refuse_hopeless_length(self.model.tokenizer.count_at_least(chat.text))
-        return Prompt(
-            Transcript(prompt=chat.text, parse_special=True),
-            lambda start: template.encode_rendered(chat, start),
-        )
+        return self._open_text(chat.text, chat, partial(template.encode_rendered, chat))
+
+    def _open_text(
+        self,
+        text: str,
+        key: object,
+        encode_from: Callable[[int], list[int]],
+        *,
+        parse_special: bool = True,
+    ) -> Prompt:
+        """``key`` tells what is tokenised: a prompt that was checked keeps its ids."""
+        if self._latest is None or self._latest[0] != key:
+            self._refuse_hopeless_length(self.model.tokenizer.count_at_least(text))
+            transcript = Transcript(prompt=text, parse_special=parse_special)
+            self._latest = key, Prompt(transcript, lru_cache(maxsize=1)(encode_from))
+        return self._latest[1]
 
     def _refuse_hopeless_length(self, n_tokens: int) -> None:
         """Before a prompt of at least ``n_tokens`` is tokenised or copied."""
@@ -122,11 +136,17 @@ class PromptReader:
 
 def _check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[Any]:
     """The ids as an array [n]. Raises UsageError for one outside the vocabulary."""
-    ids = np.asarray(token_ids)
+    try:
+        ids = np.asarray(token_ids)
+        kind = f"{ids.ndim} dimensions of {ids.dtype}"
+    except (TypeError, ValueError):  # parts of several lengths
+        ids, kind = np.empty((0, 0)), "parts of several lengths"
+    if not hasattr(token_ids, "__len__") or isinstance(token_ids, (bytes, bytearray, memoryview)):
+        ids, kind = np.empty((0, 0)), type(token_ids).__name__
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise UsageError(
-            "a prompt is text or a flat sequence of integer token ids, got "
-            f"{ids.ndim} dimensions of {ids.dtype}"
+            f"a prompt is text or a flat sequence of integer token ids, got {kind}; "
+            "messages are for chat()"
         )
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:

@@ -56,6 +56,10 @@ class Session:
         self._transcript: Transcript | None = None
         self._generation: Generation | None = None
 
+    def check_prompt(self, opening: Callable[[], Prompt], max_tokens: int) -> None:
+        """Raises what ``stream`` would for a prompt that is read whole; needs no weights."""
+        self.plan.choose_context(len(opening().encode()), max_tokens)
+
     def stream(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
     ) -> GenerationStream:
@@ -89,7 +93,7 @@ class Session:
         than the context may be, ResourceError with the numbers when that does not fit in memory.
         """
         started_at = time.perf_counter()
-        sampling = sampling or SamplingParams()
+        sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
         if sampling.seed is None:
@@ -304,11 +308,13 @@ class Session:
         if self._transcript is None or generation is None:
             return self._transcript
         return self._transcript.with_answer(
-            generation.text, generation.token_ids, self.prompts.model.tokenizer
+            generation.text,
+            generation.token_ids[: generation.n_said],
+            self.prompts.model.tokenizer,
         )
 
     def check_file(self, path: Path) -> None:
-        """Raises UsageError if a session file is not of this model and plan, before its weights."""
+        """Raises UsageError if a session file is of another model or plan; needs no weights."""
         from .session_file import check_session_file
 
         check_session_file(path, self._describe(self.prompts.model))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from . import cgroup
+
+_M_ARENA_MAX = -8  # of malloc.h
+_DEFAULT_STACK_BYTES = 8 * 2**20
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -16,10 +20,32 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     group_left = cgroup.memory_left_bytes()
     if group_left is not None:
         limits.append(group_left)
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(max(0, address_space - _address_space_bytes()))
+    addresses_left = address_space_left_bytes()
+    if addresses_left is not None:
+        limits.append(addresses_left)
     return min(limits)
+
+
+def address_space_left_bytes(status: Path = Path("/proc/self/status")) -> int | None:
+    """What RLIMIT_AS (``ulimit -v``) leaves to be mapped; None without such a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(0, limit - (_read_field(status, b"VmSize:") or 0))
+
+
+def keep_one_arena() -> None:
+    """Lets glibc serve every thread from one heap: each of more reserves 64 MiB of addresses."""
+    import ctypes
+
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def thread_stack_bytes() -> int:
+    """Addresses that the stack of a thread takes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _DEFAULT_STACK_BYTES if limit == resource.RLIM_INFINITY else limit
 
 
 def _droppable_bytes(meminfo: Path) -> int:
@@ -32,15 +58,6 @@ def _droppable_bytes(meminfo: Path) -> int:
         return int(psutil.virtual_memory().available)
     except (OSError, psutil.Error):  # /proc is missing or closed to us
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _address_space_bytes() -> int:
-    import psutil
-
-    try:
-        return int(psutil.Process().memory_info().vms)
-    except (OSError, psutil.Error):
-        return 0
 
 
 def peak_rss_bytes(status: Path = Path("/proc/self/status")) -> int:

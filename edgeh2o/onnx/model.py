@@ -57,7 +57,7 @@ class OnnxModelFile:
             self.tokenizer = _read_tokenizer(self._folder, self.config.vocab_size)
         except FormatError as error:
             raise FormatError(f"{self._folder.model_path}: {error}") from None
-        self.n_weight_bytes = self._graph.n_weight_bytes
+        self.n_weight_bytes = self.n_mapped_bytes = self._graph.n_weight_bytes
 
     def __enter__(self) -> OnnxModelFile:
         return self

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..config import DecoderConfig
-from ..errors import FormatError, ResourceError, UsageError
+from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
@@ -19,7 +19,7 @@ from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
 from .base import Runner, SessionShape
-from .weight_loading import OnBytes, WeightLoading
+from .weight_loading import OnBytes, WeightLoading, mapped_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +44,8 @@ class NativeModelFile:
             self._gguf.close()
             raise
         self.path = path
-        self.n_weight_bytes = sum(binding.n_bytes for binding in self._bindings)
+        sizes = [binding.n_bytes for binding in self._bindings]
+        self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -107,7 +108,7 @@ class NativeModelFile:
                 tokenizer = self.tokenizer
                 loading.wait(on_bytes)
             core_model.finish()
-        except FormatError:  # of the reader, which names the file; it is a ValueError too
+        except EdgeH2OError:  # it names its cause, and may be a ValueError too
             raise
         except ValueError as error:
             raise FormatError(f"{self.path}: {error}") from None

@@ -12,6 +12,7 @@ from ..models.tensors import TensorBinding
 
 OnBytes = Callable[[int, int], None]
 REPORT_INTERVAL_S = 0.05
+POOL_BLOCK_BYTES = 32 * 2**20  # as cpp/base/arena.cc
 
 
 class WeightLoading:
@@ -84,6 +85,17 @@ class WeightLoading:
                     raise unreadable(file.path, error) from None
         except BaseException as error:  # for the thread that waits
             self._error = error
+
+
+def mapped_bytes(sizes: Iterable[int]) -> int:
+    """Addresses that tensors of these sizes take: blocks, and one of its own for a larger one."""
+    total = left = 0
+    for size in sizes:
+        if size > left:
+            left = max(size, POOL_BLOCK_BYTES)
+            total += left
+        left -= size
+    return total
 
 
 def _source(item: TensorBinding) -> tuple[str, str, int, int, int, int, array[int] | None]:

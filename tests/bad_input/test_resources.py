@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -57,6 +59,47 @@ def test_memory_below_weights_or_cache(
     monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + n_free_bytes)
     sizes = ["-b", "64", "-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16", "-c", "100000"]
     refusal(["run", model, *OPTIONS, *sizes], code=1, problem=problem, max_python_bytes=16 * 2**20)
+
+
+def _limited(model: str, mib: int, context: int) -> subprocess.CompletedProcess[str]:
+    """A run with so much address space."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (mib * 2**20,) * 2)
+
+    command = [sys.executable, "-m", "edgeh2o", "run", model, *OPTIONS, "--quiet"]
+    return subprocess.run(
+        [*command, "--threads", "2", "-c", str(context)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        preexec_fn=limit,
+    )
+
+
+@pytest.mark.parametrize("mib", [300, 400, 700])
+def test_the_context_named_under_a_limit_of_addresses_works(smollm2_path: Path, mib: int) -> None:
+    """300 leaves room for the weights of 92 MiB only: the libraries, threads and blocks count."""
+    model = str(smollm2_path)
+    refused = _limited(model, mib, 1_000_000)
+    assert refused.returncode == 1
+    require_one_line(refused.stderr)
+    named = re.search(r"the largest context that fits is -c (\d+)", refused.stderr)
+    assert (named is None) == (mib == 300), refused.stderr
+    if named is not None:
+        assert _limited(model, mib, int(named[1])).returncode == 0
+    else:
+        assert "no context fits" in refused.stderr
+        assert _limited(model, mib, 256).returncode == 1
+
+
+@pytest.mark.parametrize("mib", [80, 100, 120, 140])
+def test_addresses_that_do_not_hold_the_libraries(smollm2_path: Path, mib: int) -> None:
+    refused = _limited(str(smollm2_path), mib, 256)
+    assert refused.returncode == 1
+    require_one_line(refused.stderr)
+    assert "does not hold the libraries; raise its limit (ulimit -v)" in refused.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

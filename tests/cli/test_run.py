@@ -137,7 +137,7 @@ def test_unknown_isa_lists_what_exists(model: str, capsys: pytest.CaptureFixture
     [
         (["-p", ""], 2, "the prompt is empty"),
         (["-p", PROMPT, "-c", "2"], 2, "and the context holds 2; use -c"),
-        (["-p", "e " * 20_000], 2, "shorten it: the model was trained on"),
+        (["-p", "e " * 20_000], 2, "beyond the 2048 positions that the model was trained on"),
         (["-p", PROMPT, "-c", "2000000000"], 1, "the largest context that fits is -c"),
     ],
 )

@@ -14,7 +14,7 @@ from edgeh2o.engine.generate import Generation, log_probability
 from edgeh2o.errors import EdgeH2OError
 from tests.engine.fakes import PieceTokenizer, ScriptedRunner
 
-PIECES = [b"a", b"b", b" ", b"EN", b"D", b"\xc3", b"\xa9", b"<end>"]
+PIECES = [b"a", b"b", b" ", b"EN", b"D", b"\xc3", b"\xa9", b"<end>", b"bEN"]
 END = 7
 
 
@@ -35,7 +35,7 @@ def test_streams_tokens_until_the_end_token() -> None:
     runner = _runner(0, 1, END)
     generation = _generation(runner)
     tokens = list(generation)
-    assert [token.id for token in tokens] == [0, 1, END]
+    assert [token.token_id for token in tokens] == [0, 1, END]
     assert [token.text for token in tokens] == ["a", "b", ""]
     assert [token.finish_reason for token in tokens] == [None, None, "stop"]
     assert generation.text == "ab"
@@ -90,6 +90,25 @@ def test_stop_text_across_tokens_is_cut_out() -> None:
     assert tokens[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("script", "n_said", "text"),
+    [
+        ((0, 3, 4, 1), 1, "a"),  # E and ND are cut away whole
+        ((0, 8, 4, 1), 2, "ab"),  # bEN is cut in two
+        ((3, 4, 1), 0, ""),
+        ((5, 6, 3, 4), 2, "\u00e9"),  # the first byte of a character has no text of its own
+        ((0, END), 2, "a"),
+    ],
+)
+def test_tokens_that_a_stop_text_takes_away_are_not_said(
+    script: tuple[int, ...], n_said: int, text: str
+) -> None:
+    generation = _generation(_runner(*script), stop=("END",))
+    list(generation)
+    assert (generation.n_said, generation.text) == (n_said, text)
+    assert len(generation.token_ids) >= n_said
+
+
 def test_text_held_for_a_stop_text_comes_out_at_the_end() -> None:
     generation = _generation(_runner(0, 3, END), stop=("END",))
     assert [token.text for token in generation] == ["a", "", "EN"]
@@ -107,18 +126,18 @@ def test_characters_come_out_whole() -> None:
 
 def test_ignore_eos_never_draws_an_end_token() -> None:
     generation = _generation(_runner(END), ignore_eos=True, max_tokens=4)
-    assert END not in [token.id for token in generation]
+    assert END not in [token.token_id for token in generation]
     assert generation.finish_reason == "length"
 
 
 def test_repeat_penalty_looks_at_the_end_of_the_prompt() -> None:
     options: dict[str, Any] = {"max_tokens": 1, "repeat_penalty": 1e6}
     penalised = _generation(_runner(0), prompt=[0, 1, 2], repeat_last_n=3, **options)
-    assert next(iter(penalised)).id != 0
+    assert next(iter(penalised)).token_id != 0
     outside = _generation(_runner(0), prompt=[0, 1, 2], repeat_last_n=2, **options)
-    assert next(iter(outside)).id == 0
+    assert next(iter(outside)).token_id == 0
     whole_context = _generation(_runner(0), prompt=[0, 1, 2], repeat_last_n=-1, **options)
-    assert next(iter(whole_context)).id != 0
+    assert next(iter(whole_context)).token_id != 0
 
 
 def test_logprobs_are_those_of_the_unfiltered_distribution() -> None:
@@ -143,9 +162,9 @@ def test_seed_is_known_and_repeats_the_text() -> None:
     }
     flat["max_tokens"] = 30
     first = _generation(_runner(0), **flat)
-    ids = [token.id for token in first]
+    ids = [token.token_id for token in first]
     again = _generation(_runner(0), seed=first.seed, **flat)
-    assert [token.id for token in again] == ids
+    assert [token.token_id for token in again] == ids
     assert len(set(ids)) > 3
 
 

@@ -15,7 +15,7 @@ from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
-from edgeh2o.engine.plan import RESERVE_BYTES, RunPlan
+from edgeh2o.engine.plan import RECHECK_RESERVE_BYTES, RESERVE_BYTES, RunPlan
 from edgeh2o.engine.session import Session
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.host import memory
@@ -55,26 +55,29 @@ def test_choose_context(
 
 
 @pytest.mark.parametrize(
-    ("n_prompt_tokens", "requested", "message"),
+    ("n_prompt_tokens", "requested", "max_tokens", "message"),
     [
-        (101, 100, "the prompt has 101 tokens and the context holds 100; use -c 101 or more"),
-        (8193, None, "context holds 8192; shorten it: the model was trained on 8192 positions"),
-        (8193, 0, "context holds 8192; shorten it"),
-        (9001, 9000, "context holds 9000; shorten it"),
+        (101, 100, 10, "101 tokens and the context holds 100; use -c 111 or more"),
+        (101, 100, -1, "use -c 1125 or more"),
+        (8190, 100, -1, "use -c 8192 or more"),
+        (8193, None, 10, "holds 8192; shorten it, or use -c 8203 to read it all the same, beyond"),
+        (8193, 0, -1, "shorten it, or use -c 9217 .* beyond the 8192 positions that the model"),
+        (9001, 9000, 10, "context holds 9000; shorten it, or use -c 9011"),
     ],
 )
 def test_prompt_longer_than_the_context(
-    n_prompt_tokens: int, requested: int | None, message: str
+    n_prompt_tokens: int, requested: int | None, max_tokens: int, message: str
 ) -> None:
+    """The context that is named leaves room for the answer."""
     with pytest.raises(UsageError, match=message):
-        _plan(context_size=requested).choose_context(n_prompt_tokens, 10)
+        _plan(context_size=requested).choose_context(n_prompt_tokens, max_tokens)
 
 
 def test_warning_beyond_the_trained_length(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.warns(UserWarning, match="a context of 9000 is longer than the 8192 positions"):
-        _plan(context_size=9000).check_load(_estimate, 0)
+        _plan(context_size=9000).check_load(_file())
     for size in (8192, None):
-        _plan(context_size=size).check_load(_estimate, 0)
+        _plan(context_size=size).check_load(_file())
     assert not recwarn.list
 
 
@@ -117,9 +120,14 @@ def _estimate(attention: object, shape: SessionShape) -> dict[str, int]:
     return {"kv_cache": 1000 * shape.max_context, "activations": 50_000_000}
 
 
+def _file(weight_bytes: int = 0, mapped_bytes: int = 0) -> Any:
+    return SimpleNamespace(
+        estimate_session_bytes=_estimate, n_weight_bytes=weight_bytes, n_mapped_bytes=mapped_bytes
+    )
+
+
 def _require_fit(context: int, weight_bytes: int = 0) -> None:
-    plan = _plan()
-    plan.require_fit(plan.shape(context), _estimate, weight_bytes=weight_bytes)
+    _plan(context_size=context).check_load(_file(weight_bytes))
 
 
 def test_memory_check_passes_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +151,8 @@ def test_refusal_gives_numbers_and_the_largest_context(monkeypatch: pytest.Monke
     assert largest % 256 == 0
     room = 150_000_000 - 20_000_000 - 50_000_000
     assert largest * 1000 <= room < (largest + 256) * 1000
-    _require_fit(largest, 20_000_000)
+    with pytest.warns(UserWarning, match="is longer than the 8192 positions"):
+        _require_fit(largest, 20_000_000)
 
 
 def test_refusal_when_no_context_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +191,7 @@ def test_session_grows_when_a_prompt_needs_more() -> None:
 
 
 def test_session_that_cannot_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: RESERVE_BYTES + 500_000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: RECHECK_RESERVE_BYTES + 500_000)
     model = FakeModel()
     with pytest.raises(ResourceError, match="the largest context that fits is -c 4352"):
         _session(model, context_size=8192).prepare(10, 10)

@@ -371,5 +371,7 @@ def test_settings_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("n_budgets", [1, 2, 4, 6])
 def test_budgets_must_fit_the_model(n_budgets: int) -> None:
     policy = _core.headwise_policy([4] * n_budgets)
-    with pytest.raises(ValueError, match=f"{n_budgets} budgets do not fit 1 layers with 3 KV heads"):
+    with pytest.raises(
+        ValueError, match=f"{n_budgets} budgets do not fit 1 layers with 3 KV heads"
+    ):
         make_attention(policy, SHAPE, chunk_size=S, max_context=S)
