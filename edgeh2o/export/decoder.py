@@ -272,7 +272,9 @@ class DecoderExporter:
             logits = self._matmul(x, name)
         logits = self._scaled(logits, config.logit_scale, "/lm_head/Mul")
         if config.logit_soft_cap:
-            cap = self.writer.constant("logit_soft_cap", np.float32(config.logit_soft_cap))
+            cap = self.writer.constant(
+                "logit_soft_cap", np.array(config.logit_soft_cap, np.float32)
+            )
             logits = add("Div", [logits, cap], "/lm_head/Div")
             logits = add("Tanh", [logits], "/lm_head/Tanh")
             logits = add("Mul", [logits, cap], "/lm_head/Mul_1")
@@ -301,7 +303,7 @@ class DecoderExporter:
     def _scaled(self, x: str, factor: float, name: str) -> str:
         if factor == 1.0:
             return x
-        constant = self.writer.constant(f"{name}_factor", np.float32(factor))
+        constant = self.writer.constant(f"{name}_factor", np.array(factor, np.float32))
         return self.writer.add("Mul", [x, constant], name)
 
 

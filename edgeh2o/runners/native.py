@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..formats.gguf import GgufFile
     from ..tokenizer import Tokenizer
 
+
 class NativeModelFile:
     """An opened GGUF file whose hyperparameters and tensor list were found good; no weights read.
 
