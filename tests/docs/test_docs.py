@@ -13,17 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o import HeadwiseConfig
+from edgeh2o import HeadwiseConfig, _core, isa
 from edgeh2o.cli.ablate import parse_grid
 from edgeh2o.cli.main import build_parser
 from edgeh2o.cli.model_options import read_model_options
 from edgeh2o.evaluation.ablation import expand_grid
+from edgeh2o.models import registered_architectures
 from tests.tiny_models import TinyModelFactory
 from tools import write_docs
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_MODEL = "smollm2-135m"
-PAGES_OF_SOURCES = ("docs/architecture.md", "CONTRIBUTING.md")
+PAGES_OF_SOURCES = (
+    "docs/architecture.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    "bench/README.md",
+    "docs/devices.md",
+)
 SOURCE_FOLDERS = ("edgeh2o", "cpp", "tools", "bench", "tests")
 SOURCE_SUFFIXES = (".py", ".pyx", ".pxd", ".pyi", ".h", ".cc", ".c", ".md", ".toml")
 
@@ -100,6 +108,12 @@ def test_tables_are_those_of_the_sources(capsys: pytest.CaptureFixture[str]) -> 
     assert write_docs.main(["--check"]) == 0, capsys.readouterr().err
 
 
+def test_the_readme_names_all_that_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What runs")[2]
+    names = {*registered_architectures(), *_core.supported_types(), *isa.available()}
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+
+
 def test_a_stale_table_is_found_and_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +183,7 @@ def _find_stale_words(text: str) -> list[str]:
         module = re.match(r"python -m ([\w.]+)", word)
         if module:
             is_known = _file_exists(module[1].replace(".", "/") + ".py") or "." not in module[1]
-        elif re.fullmatch(r"[\w.*{},/-]+", word) and (
+        elif re.fullmatch(r"[\w.*{}][\w.*{},/-]*", word) and (
             "/" in word or word.endswith(SOURCE_SUFFIXES)
         ):
             is_known = _file_exists(word)
