@@ -196,9 +196,10 @@ def python_policy(
     positions before ``begin``, or a tuple of positions and synthetic rows: keys and values
     [n, head_dim] and biases [n] that are added to their logits. Where the rule has them, these
     are called too: ``begin_prompt()``, ``is_scored(layer, kv_head)``,
-    ``observe_intra(layer, kv_head, chunk, sums)`` and
-    ``observe_memory(layer, kv_head, chunk, positions, sums)``. The sums are column sums of the
-    weights, summed over the query heads of the group: "part" of weights normalised within the
+    ``observe_intra(layer, kv_head, chunk, sums)``, ``observe_memory(layer, kv_head, chunk,
+    positions, sums)``, and ``select_decode``, which takes what ``select_memory`` takes, for the
+    positions that a generated token reads besides itself (else all). The sums are column sums of
+    the weights, summed over the query heads of the group: "part" of weights normalised within the
     chunk and within the memory, "joint" of the one softmax over both.
     ``max_memory`` bounds the positions of a scored KV head, ``max_synthetic`` the synthetic rows.
 
