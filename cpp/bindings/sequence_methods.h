@@ -44,8 +44,9 @@ void bind_sequence_methods(Class& c) {
       .def(
           "rewind",
           [](T& self, size_t position) {
-            if (position < self.sequence.prefill_end()) self.forget_prompt();
+            const bool goes_before_the_end = position < self.sequence.prefill_end();
             self.sequence.rewind(position);
+            if (goes_before_the_end) self.forget_prompt();
           },
           py::arg("position"))
       .def("mark", [](T& self) { return self.sequence.mark(); })

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from ..errors import UsageError
@@ -13,8 +14,8 @@ from .base import SparseAttentionConfig, is_setting
 Config = TypeVar("Config", bound=type[SparseAttentionConfig])
 
 _ALGORITHMS: dict[str, type[SparseAttentionConfig]] = {}
-# Modules whose import registers the algorithms that ship with the package, under the same names.
-_BUILT_IN = ("dense", "h2o", "headwise")
+# What every other module of this folder is: an algorithm, which its import registers.
+_NOT_ALGORITHMS = {"base", "budget_table", "registry"}
 
 
 def register_sparse_attention(name: str) -> Callable[[Config], Config]:
@@ -34,9 +35,12 @@ def register_sparse_attention(name: str) -> Callable[[Config], Config]:
 
 def sparse_attention_algorithms() -> dict[str, type[SparseAttentionConfig]]:
     """Configuration classes by name, those of the package first."""
-    for module in _BUILT_IN:
-        import_module(f".{module}", __package__)
-    return {name: _ALGORITHMS[name] for name in _BUILT_IN} | _ALGORITHMS
+    for module in iter_modules(import_module(str(__package__)).__path__):
+        if module.name not in _NOT_ALGORITHMS:
+            import_module(f".{module.name}", __package__)
+    ours = f"{__package__}."
+    order = sorted(_ALGORITHMS, key=lambda name: (ours not in _ALGORITHMS[name].__module__, name))
+    return {name: _ALGORITHMS[name] for name in order}
 
 
 def find_sparse_attention(name: str) -> type[SparseAttentionConfig]:

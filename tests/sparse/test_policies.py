@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
 from tests.reference.qkv import random_qkv
-from tests.sparse.policies import POLICIES, PolicyCase
+from tests.sparse.policies import DENSE, POLICIES, PolicyCase
 
 S = 32
 SHAPE = Shape(head_dim=8)
@@ -49,15 +49,28 @@ def test_a_new_prompt_starts_from_nothing(case: PolicyCase) -> None:
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=str)
-def test_decode_leaves_the_memory_alone(case: PolicyCase) -> None:
-    qkv = random_qkv(4, n_tokens=3 * S + 4, **SHAPE.heads)
-    attention = make_attention(case.make_policy(), SHAPE, chunk_size=S, max_context=3 * S + 4)
-    prefill(attention, qkv, ends=(3 * S,))
+def test_decode_reads_everything_and_leaves_the_memory_alone(case: PolicyCase) -> None:
+    qkv = random_qkv(4, n_tokens=5 * S, **SHAPE.heads)
+    sizes = {"chunk_size": S, "max_context": 5 * S}
+    attention, dense, read_only = (
+        make_attention(policy, SHAPE, **sizes)
+        for policy in (case.make_policy(), DENSE.make_policy(), case.make_policy())
+    )
+    for each in (attention, dense, read_only):
+        prefill(each, qkv, ends=(3 * S,), stays_open=True)
     before = [attention.policy.memory_set(0, head) for head in range(SHAPE.n_kv_heads)]
     for position in range(3 * S, 3 * S + 4):
-        decode(attention, qkv, position)
+        np.testing.assert_array_equal(
+            decode(attention, qkv, position), decode(dense, qkv, position)
+        )
     for head, positions in enumerate(before):
         np.testing.assert_array_equal(attention.policy.memory_set(0, head), positions)
+    # What comes after tokens that were taken back is what would have come without them.
+    attention.rewind(3 * S)
+    np.testing.assert_array_equal(
+        prefill(attention, qkv, first=3 * S, ends=(5 * S,)),
+        prefill(read_only, qkv, first=3 * S, ends=(5 * S,)),
+    )
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=str)

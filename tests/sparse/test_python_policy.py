@@ -7,7 +7,7 @@ import pytest
 
 from edgeh2o import _core
 from edgeh2o.errors import UsageError
-from tests.ops.attention_case import Shape, make_attention, prefill
+from tests.ops.attention_case import Shape, decode, make_attention, prefill
 from tests.reference.dense import causal_attention
 from tests.reference.h2o import H2OLayer
 from tests.reference.qkv import random_qkv
@@ -290,3 +290,59 @@ def test_a_rule_may_select_nothing() -> None:
 def test_unknown_column_sums_are_refused() -> None:
     with pytest.raises(ValueError, match="column_sums = 'all'; it is one of none, part, joint"):
         make_policy(object(), column_sums="all")
+
+
+class EveryOther:
+    """In decode, every ``step``-th past position of KV head 0, and nothing of the others."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.n_past: list[int] = []
+
+    def select_memory(self, layer: int, kv_head: int, chunk: tuple[int, int], *_: Array) -> Array:
+        return np.arange(chunk[0])
+
+    def select_decode(
+        self, layer: int, kv_head: int, chunk: tuple[int, int], q: Array, k: Array, v: Array
+    ) -> Array:
+        assert (q.shape, k.shape) == ((1, SHAPE.group, SHAPE.head_dim), (chunk[0], SHAPE.head_dim))
+        self.n_past.append(len(v))
+        return np.arange(0, chunk[0], self.step) if kv_head == 0 else np.arange(0)
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "f16"])
+def test_decode_reads_what_the_rule_says(cache_type: str) -> None:
+    n_prompt, n_all, step = 700, 704, 2  # more than one range of keys
+    qkv = random_qkv(8, n_tokens=n_all, **SHAPE.heads)
+    rule = EveryOther(step)
+    policy = _core.python_policy(rule)
+    sizes = {"chunk_size": S, "max_context": n_all, "cache_type": cache_type}
+    attention = make_attention(policy, SHAPE, **sizes)
+    prefill(attention, qkv, ends=(n_prompt,))
+    q, k, v = qkv
+    for position in range(n_prompt, n_all):
+        output = decode(attention, qkv, position)
+        for head in range(SHAPE.n_heads):
+            kv_head = head // SHAPE.group
+            past = np.arange(0, position, step) if kv_head == 0 else np.arange(0)
+            keys = np.append(past, position)
+            logits = k[kv_head, keys] @ q[head, position] * SHAPE.head_dim**-0.5
+            weights = np.exp(logits - logits.max())
+            expected = weights / weights.sum() @ v[kv_head, keys]
+            tolerance = 2e-5 if cache_type == "f32" else 2e-3
+            np.testing.assert_allclose(output[head, 0], expected, rtol=0, atol=tolerance)
+    assert rule.n_past == [n for n in range(n_prompt, n_all) for _ in range(SHAPE.n_kv_heads)]
+
+
+def test_a_rule_that_fails_in_decode_says_where() -> None:
+    class Failing(EveryOther):
+        def select_decode(self, *args: object) -> Array:
+            return np.array([5, 3])
+
+    attention = make_attention(
+        _core.python_policy(Failing(1)), SHAPE, chunk_size=S, max_context=N_TOKENS
+    )
+    qkv = random_qkv(9, n_tokens=S + 1, **SHAPE.heads)
+    prefill(attention, qkv, ends=(S,))
+    with pytest.raises(UsageError, match=r"select_decode.*layer 0, KV head 0.*must ascend"):
+        decode(attention, qkv, S)
