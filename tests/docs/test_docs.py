@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import subprocess
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -221,22 +219,14 @@ def test_stale_files_and_names_are_found(word: str) -> None:
 
 
 def test_quotations_are_those_of_the_sources() -> None:
+    """All C++, and what Python begins with the name of a file."""
     n_quotations = 0
     for page in PAGES_OF_SOURCES:
-        for code in (code for lang in ("python", "cpp") for code in _blocks(page, lang)):
-            path = _quoted_file(code)
-            if path is not None:
-                n_quotations += 1
-                assert code.partition("\n")[2] in path.read_text(encoding="utf-8"), path
+        for language in ("python", "cpp"):
+            for code in _blocks(page, language):
+                path = _quoted_file(code)
+                if path is not None or language == "cpp":
+                    n_quotations += 1
+                    assert path is not None, code
+                    assert code.partition("\n")[2] in path.read_text(encoding="utf-8"), path
     assert n_quotations > 0
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_the_policy_of_the_example_compiles(tmp_path: Path) -> None:
-    (code,) = (c for c in _blocks("docs/architecture.md", "cpp") if _quoted_file(c) is None)
-    (tmp_path / "policy.cc").write_text(code, encoding="utf-8")
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{ROOT / 'cpp'}"]
-    done = subprocess.run(
-        ["g++", *flags, str(tmp_path / "policy.cc")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
