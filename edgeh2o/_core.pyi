@@ -33,10 +33,7 @@ def read_strings(data: bytes, position: int, count: int) -> tuple[list[str], int
     """
 
 class DecoderConfig:
-    """``ropes`` and ``layers`` are mappings of the fields of ``RopeConfig`` and ``LayerSpec``.
-
-    See cpp/model/decoder_config.h and layer_spec.h; ``rope`` of a layer is an index of ``ropes``.
-    """
+    """``ropes`` and ``layers``: fields of ``RopeConfig`` and ``LayerSpec`` (cpp/model/)."""
 
     def __init__(
         self,
@@ -76,10 +73,9 @@ class Model:
 class WeightReader:
     """Reads tensors from the open file ``descriptor`` and packs them into ``model``.
 
-    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None). ``run`` needs no
-    Python while it works; it leaves a core to other threads until ``take_all_threads``, and raises
-    EOFError, OSError, ValueError for a tensor that ``model`` does not take, or MemoryError.
-    ``cancel`` lets it end early, after the tensor at hand.
+    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None). ``run`` leaves
+    a core to other threads until ``take_all_threads``; it raises EOFError, OSError, MemoryError and
+    ValueError for a tensor that ``model`` does not take. ``cancel`` ends it after the one at hand.
     """
 
     def __init__(
@@ -339,8 +335,8 @@ class Workspace:
         """Appends tokens to several sequences in one pass over the layers.
 
         A step is a sequence, its tokens, and whether they end its prompt, or None to decode one.
-        Returns the logits [vocab_size] after each step's last token, None inside of a prompt; they
-        are those that the sequence alone would get. ValueError for steps that cannot be made.
+        Returns the logits [vocab_size] after each step, those of the sequence alone; None inside of
+        a prompt. ValueError for steps that cannot be made.
         """
 
 class Sequence(_SequenceMethods):
