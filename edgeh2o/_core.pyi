@@ -33,10 +33,7 @@ def read_strings(data: bytes, position: int, count: int) -> tuple[list[str], int
     """
 
 class DecoderConfig:
-    """``ropes`` and ``layers`` are mappings of the fields of ``RopeConfig`` and ``LayerSpec``.
-
-    See cpp/model/decoder_config.h and layer_spec.h; ``rope`` of a layer is an index of ``ropes``.
-    """
+    """``ropes`` and ``layers``: fields of ``RopeConfig`` and ``LayerSpec`` (cpp/model/)."""
 
     def __init__(
         self,
@@ -76,11 +73,9 @@ class Model:
 class WeightReader:
     """Reads tensors from the open file ``descriptor`` and packs them into ``model``.
 
-    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None); the order is a
-    buffer of int32. ``run`` needs no Python while it works, so that other threads go on; it leaves
-    a core to them until ``take_all_threads``. It raises EOFError for a file that is too short,
-    OSError for one that cannot be read, ValueError for a tensor that ``model`` does not take and
-    MemoryError. ``cancel`` lets it end early, after the tensor at hand.
+    A tensor is (name, type, byte of the file, bytes, rows, cols, row_order or None). ``run`` leaves
+    a core to other threads until ``take_all_threads``; it raises EOFError, OSError, MemoryError and
+    ValueError for a tensor that ``model`` does not take. ``cancel`` ends it after the one at hand.
     """
 
     def __init__(
@@ -120,8 +115,7 @@ class Linear:
 class Matmul:
     """Matrix products, with all the memory that those of ``max_rows`` rows need.
 
-    Made for the instruction set at that time, and for the number of threads set then, unless
-    ``threads`` says another.
+    Made for the instruction set and, unless ``threads`` says another, the number of threads then.
     """
 
     def __init__(self, max_rows: int, max_depth: int, threads: int | None = None) -> None: ...
@@ -192,20 +186,12 @@ def python_policy(
 ) -> SparsePolicy:
     """A policy whose hooks are the methods of ``rule``; slow, for trying ideas.
 
-    ``select_memory(layer, kv_head, (begin, end), queries, past_keys, past_values)`` returns sorted
-    positions before ``begin``, or a tuple of positions and synthetic rows: keys and values
-    [n, head_dim] and biases [n] that are added to their logits. Where the rule has them, these
-    are called too: ``begin_prompt()``, ``is_scored(layer, kv_head)``,
-    ``observe_intra(layer, kv_head, chunk, sums)``, ``observe_memory(layer, kv_head, chunk,
-    positions, sums)``, and ``select_decode``, which takes what ``select_memory`` takes, for the
-    positions that a generated token reads besides itself (else all). The sums are column sums of
-    the weights, summed over the query heads of the group: "part" of weights normalised within the
-    chunk and within the memory, "joint" of the one softmax over both.
-    ``max_memory`` bounds the positions of a scored KV head, ``max_synthetic`` the synthetic rows.
+    docs/python-api.md describes them. ``column_sums`` is "none", "part" (weights normalised within
+    the chunk and within the memory) or "joint" (of the one softmax over both); ``max_memory``
+    bounds the positions of a scored KV head, ``max_synthetic`` the synthetic rows.
 
-    UsageError, here if the rule has no ``select_memory``; in the prefill if a method raises or
-    returns what cannot be used: it names method, layer and KV head, its ``__cause__`` is what was
-    raised.
+    UsageError, here if the rule has no ``select_memory``; in prefill and decode if a method raises
+    or returns what cannot be used: it names method, layer and KV head.
     """
 
 class KvCache:
@@ -221,7 +207,26 @@ class KvCache:
 
     def values(self, layer: int) -> NDArray[Any]: ...
 
-class ChunkedAttention:
+class _SequenceMethods:
+    """What ``ChunkedAttention`` and ``Sequence`` have alike; see ``Runner`` in runners/base.py."""
+
+    @property
+    def policy(self) -> SparsePolicy: ...
+    @property
+    def prefill_end(self) -> int: ...
+    @property
+    def pairs_computed(self) -> int: ...
+    @property
+    def pairs_dense(self) -> int: ...
+    def reset(self) -> None: ...
+    def rewind(self, position: int) -> None: ...
+    def mark(self) -> bool: ...
+    def find_mark(self, position: int) -> int: ...
+    def save_state(self) -> bytes: ...
+    def cached_rows(self) -> list[NDArray[np.uint8]]:
+        """Layer by layer, KV head by KV head: the tokens' keys, then their values."""
+
+class ChunkedAttention(_SequenceMethods):
     """Sparse prefill and full decode of attention layers, over a cache of its own.
 
     q is [n_tokens, n_heads, head_dim], k and v are [n_tokens, n_kv_heads, head_dim], all float32;
@@ -259,41 +264,11 @@ class ChunkedAttention:
         threads: int | None = None,
     ) -> None: ...
     @staticmethod
-    def estimate_bytes(
-        policy: SparsePolicy,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
-        *,
-        n_layers: int = 1,
-        chunk_size: int,
-        batch_size: int,
-        max_context: int,
-        scale: float | None = None,
-        soft_cap: float = 0.0,
-        cache_type: str = "f16",
-        precision: str = "f32",
-        value_dim: int | None = None,
-        threads: int | None = None,
-    ) -> dict[str, int]:
+    def estimate_bytes(policy: SparsePolicy, *args: int, **sizes: Any) -> dict[str, int]:
         """Bytes by purpose that the constructor would allocate; nothing is allocated."""
 
     @property
-    def policy(self) -> SparsePolicy: ...
-    @property
     def cache(self) -> KvCache: ...
-    @property
-    def prefill_end(self) -> int:
-        """Position after the latest ``run``."""
-
-    @property
-    def pairs_computed(self) -> int:
-        """Query-key pairs of this prompt's prefill, averaged over layers and heads."""
-
-    @property
-    def pairs_dense(self) -> int:
-        """The pairs of the same calls without a policy, averaged over layers."""
-
     def run(
         self,
         layer: int,
@@ -340,30 +315,15 @@ class ChunkedAttention:
         """Tokens that all layers hold, before the call that ``begin_call`` began."""
 
     def begin_call(self) -> None:
-        """The layers are about to read the same tokens; one that does not get to ``end_call``
-        leaves a state that needs ``reset`` or ``rewind`` to a mark."""
+        """The layers are about to read the same tokens; without ``end_call`` it was interrupted."""
 
     def end_call(self) -> None: ...
-    def reset(self) -> None:
-        """Forgets the prompt."""
-
-    def rewind(self, position: int) -> None:
-        """As ``Sequence.rewind``, for all layers."""
-
-    def mark(self) -> bool: ...
-    def find_mark(self, position: int) -> int: ...
-    def save_state(self) -> bytes:
-        """All that later calls depend on but the cached rows; see ``Sequence.save_state``."""
-
     def load_state(self, state: Buffer) -> None: ...
-    def cached_rows(self) -> list[NDArray[np.uint8]]:
-        """As ``Sequence.cached_rows``."""
 
 class Workspace:
     """The activations and scratch of a model's calls, for any number of its sequences.
 
-    Calls of its sequences queue up. They are shared by ``threads`` of the CPU, by default the
-    number set when it is made.
+    Their calls queue up, and are shared by ``threads`` of the CPU (default: the number then set).
     """
 
     def __init__(self, model: Model, threads: int | None = None) -> None: ...
@@ -375,14 +335,13 @@ class Workspace:
         """Appends tokens to several sequences in one pass over the layers.
 
         A step is a sequence, its tokens, and whether they end its prompt, or None to decode one.
-        Returns the logits [vocab_size] after each step's last token, None inside of a prompt; they
-        are those that the sequence alone would get. ValueError for steps that cannot be made.
+        Returns the logits [vocab_size] after each step, those of the sequence alone; None inside of
+        a prompt. ValueError for steps that cannot be made.
         """
 
-class Sequence:
+class Sequence(_SequenceMethods):
     """One prompt in the decoder: a ``Runner`` (edgeh2o/runners/base.py), which see."""
 
-    policy: SparsePolicy
     prompt_logits: NDArray[np.float32] | None
     def __init__(
         self,
@@ -398,17 +357,14 @@ class Sequence:
         threads: int | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        """``all_rows``: the last layer is computed for all tokens of a prompt, not the last alone.
+        """``row_logits``, ``on_attention`` and scores of the last layer need ``all_rows``.
 
-        ``row_logits``, ``on_attention`` and that layer's scores and memory sets need it. Without a
-        ``workspace`` of the model it makes one of its own, for ``threads``.
+        Without a ``workspace`` of the model it makes one of its own, for ``threads``.
         """
     @property
     def position(self) -> int: ...
     @property
     def token_ids(self) -> list[int]: ...
-    @property
-    def prefill_end(self) -> int: ...
     @property
     def max_context(self) -> int: ...
     @property
@@ -417,10 +373,6 @@ class Sequence:
     def chunk_size(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
-    @property
-    def pairs_computed(self) -> int: ...
-    @property
-    def pairs_dense(self) -> int: ...
     @property
     def memory_bytes(self) -> dict[str, int]: ...
     @property
@@ -434,33 +386,15 @@ class Sequence:
         on_layer: Callable[[int, int], None] | None = None,
         on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
-        """As the protocol says.
+        """``on_attention(layer, residual, q, k, v, attended)`` is called after every attention.
 
-        ``on_attention(layer, residual, q, k, v, attended)`` is called after every layer's
-        attention: the residual stream before the layer [n, model_dim], queries [n, q_dim], keys and
-        values [n, kv_dim] with the rotary embedding applied, and what attention gave before the
-        output projection [n, q_dim], as copies.
+        With copies of the residual stream before the layer [n, model_dim], q [n, q_dim], k and v
+        [n, kv_dim] with the rotary embedding applied, and what attention gave [n, q_dim].
         """
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...
-    def reset(self) -> None: ...
-    def rewind(self, position: int) -> None: ...
-    def mark(self) -> bool: ...
-    def find_mark(self, position: int) -> int: ...
-    def save_state(self) -> bytes: ...
     def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...
-    def cached_rows(self) -> list[NDArray[np.uint8]]:
-        """Layer by layer, KV head by KV head: the tokens' keys, then their values."""
     @staticmethod
     def estimate_bytes(
-        config: DecoderConfig,
-        policy: SparsePolicy,
-        *,
-        max_context: int,
-        batch_size: int,
-        chunk_size: int,
-        cache_type: str = "f16",
-        precision: str = "f32",
-        all_rows: bool = False,
-        threads: int | None = None,
+        config: DecoderConfig, policy: SparsePolicy, **sizes: Any
     ) -> dict[str, int]: ...

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "base/arena.h"
 #include "sparse/sparse_policy.h"
@@ -20,5 +21,15 @@ struct ChunkPlan {
     return {first_position + begin, first_position + std::min(begin + chunk_size, n_tokens)};
   }
 };
+
+// Query-key pairs of one head when queries [first, first + n) see everything before them and themselves, or
+// the last `window` positions of it if that is not 0.
+inline uint64_t causal_pairs(size_t first, size_t n, size_t window) {
+  const auto pairs_before = [window](uint64_t end) {
+    if (window == 0 || end <= window) return end * (end + 1) / 2;
+    return window * (window + uint64_t{1}) / 2 + (end - window) * window;
+  };
+  return pairs_before(first + n) - pairs_before(first);
+}
 
 }  // namespace edgeh2o

@@ -33,28 +33,6 @@ bool is_valid_memory(const MemorySet& memory, size_t chunk_begin) {
 
 }  // namespace
 
-uint64_t causal_pairs(size_t first, size_t n, size_t window) {
-  const auto pairs_before = [window](uint64_t end) {
-    if (window == 0 || end <= window) return end * (end + 1) / 2;
-    return window * (window + uint64_t{1}) / 2 + (end - window) * window;
-  };
-  return pairs_before(first + n) - pairs_before(first);
-}
-
-AttentionPlan::AttentionPlan(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs)
-    : table(table),
-      kernels(attention_kernels(table, shape.precision)),
-      shape(shape),
-      needs(needs),
-      sizes(table, shape, needs) {}
-
-size_t AttentionPlan::scratch_bytes(size_t n_threads) const {
-  Arena counter;
-  AttentionBuffers().take(counter, shape, sizes, n_threads);
-  PageScores(table, shape, needs).take_scratch(counter);
-  return std::max(counter.used(), DecodeAttention::scratch_bytes(*this, n_threads));
-}
-
 ChunkedAttention::ChunkedAttention(const AttentionPlan& plan, SparsePolicy& policy, size_t first_slot,
                                    uint8_t* scratch, size_t n_threads)
     : plan_(plan),

@@ -17,7 +17,7 @@
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
 #include "ops/attention_buffers.h"
-#include "ops/attention_sizes.h"
+#include "ops/attention_plan.h"
 #include "ops/chunk_plan.h"
 #include "ops/memory_rounds.h"
 #include "ops/page_scores.h"
@@ -27,24 +27,6 @@ namespace edgeh2o {
 
 // Whether a prompt ends with a call, and whether another may go on from there (the next turn of a chat).
 enum class PromptEnd : uint8_t { kLater, kOpen, kFinal };
-
-// What the attention of layers of one shape under one policy needs to know: all sizes, made once.
-struct AttentionPlan {
-  // Throws std::invalid_argument for a precision that the table has not got.
-  AttentionPlan(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs);
-
-  // Scratch of a call with so many threads.
-  size_t scratch_bytes(size_t n_threads) const;
-
-  // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before.
-  bool ends_dense(size_t window) const { return window > 0 || needs.reads_all || needs.n_dense_tail > 0; }
-
-  const KernelTable& table;
-  const AttentionKernels& kernels;
-  AttentionShape shape;
-  PolicyNeeds needs;
-  AttentionSizes sizes;
-};
 
 // The attention of one layer, for the calls that follow: nothing in it outlives them.
 class ChunkedAttention {
@@ -149,9 +131,5 @@ class ChunkedAttention {
   PageScores page_scores_;
   uint64_t n_pairs_ = 0;  // of the run at hand, summed over KV heads
 };
-
-// Query-key pairs of one head when queries [first, first + n) see everything before them and themselves, or
-// the last `window` positions of it if that is not 0.
-uint64_t causal_pairs(size_t first, size_t n, size_t window);
 
 }  // namespace edgeh2o

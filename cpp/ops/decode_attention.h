@@ -6,7 +6,7 @@
 #include "base/arena.h"
 #include "base/kv_rows.h"
 #include "isa/kernel_table.h"
-#include "ops/chunked_attention.h"
+#include "ops/attention_plan.h"
 
 namespace edgeh2o {
 
