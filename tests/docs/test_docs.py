@@ -6,20 +6,32 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from edgeh2o import HeadwiseConfig
+from edgeh2o import HeadwiseConfig, _core, isa
 from edgeh2o.cli.ablate import parse_grid
 from edgeh2o.cli.main import build_parser
 from edgeh2o.cli.model_options import read_model_options
 from edgeh2o.evaluation.ablation import expand_grid
+from edgeh2o.models import registered_architectures
 from tests.tiny_models import TinyModelFactory
 from tools import write_docs
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_MODEL = "smollm2-135m"
+PAGES_OF_SOURCES = (
+    "docs/architecture.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    "bench/README.md",
+    "docs/devices.md",
+)
+SOURCE_FOLDERS = ("edgeh2o", "cpp", "tools", "bench", "tests")
+SOURCE_SUFFIXES = (".py", ".pyx", ".pxd", ".pyi", ".h", ".cc", ".c", ".md", ".toml")
 
 
 def _blocks(name: str, language: str) -> list[str]:
@@ -27,10 +39,18 @@ def _blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
+def _quoted_file(code: str) -> Path | None:
+    """The file that a block names in its first line, if it is a part of one."""
+    found = re.match(r"(?:#|//) ([\w./]+)\n", code)
+    path = ROOT / found[1] if found else None
+    return path if path and path.exists() else None
+
+
 def _python_blocks() -> Iterator[object]:
-    for name in ("README.md", "docs/python-api.md"):
+    for name in ("README.md", "docs/python-api.md", "docs/architecture.md"):
         for number, code in enumerate(_blocks(name, "python"), 1):
-            yield pytest.param(code, id=f"{name} {number}")
+            if _quoted_file(code) is None:
+                yield pytest.param(code, id=f"{name} {number}")
 
 
 def _commands() -> Iterator[str]:
@@ -86,6 +106,12 @@ def test_tables_are_those_of_the_sources(capsys: pytest.CaptureFixture[str]) -> 
     assert write_docs.main(["--check"]) == 0, capsys.readouterr().err
 
 
+def test_the_readme_names_all_that_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What runs")[2]
+    names = {*registered_architectures(), *_core.supported_types(), *isa.available()}
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+
+
 def test_a_stale_table_is_found_and_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,3 +136,97 @@ def test_no_flag_of_a_verb_is_left_out() -> None:
         for action in parser._actions:
             for flag in action.option_strings:
                 assert action.dest == "help" or f"`{flag}`" in text
+
+
+@cache
+def _names_of_sources() -> frozenset[str]:
+    """All words of the sources; of names of types those that are defined or quoted."""
+    paths = [ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / ".ci" / "run"]
+    for folder in SOURCE_FOLDERS:
+        paths += [p for p in sorted((ROOT / folder).rglob("*")) if p.suffix in SOURCE_SUFFIXES]
+    names = set()
+    for path in paths:
+        if Path(__file__).parent not in path.parents:
+            text = path.read_text(encoding="utf-8")
+            names.update(word for word in re.findall(r"\w+", text) if not _is_type(word))
+            names.update(re.findall(r"\b(?:class|struct) (\w+)", text))
+            names.update(re.findall(r"""["'](\w+)["']""", text))
+            names.update(re.findall(r"^(\w+).* = ", text, re.MULTILINE))
+    return frozenset(names)
+
+
+def _is_type(word: str) -> bool:
+    return re.fullmatch(r"[A-Z]+[a-z]\w*", word) is not None
+
+
+def _file_exists(name: str) -> bool:
+    """From the root, the package or cpp/, or anywhere if it has no folder; x stands for a name."""
+    braces = re.search(r"\{([^}]*)\}", name)
+    if braces:
+        head, tail = name[: braces.start()], name[braces.end() :]
+        return all(_file_exists(head + part + tail) for part in braces[1].split(","))
+    pattern = re.sub(r"(?<![A-Za-z0-9])x(?=\.)|(?<=_)x(?=\.)", "*", name.rstrip("/"))
+    if "/" in name:
+        return any(any((ROOT / base).glob(pattern)) for base in ("", "edgeh2o", "cpp"))
+    return any(any((ROOT / base).glob(f"**/{pattern}")) for base in SOURCE_FOLDERS) or any(
+        ROOT.glob(pattern)
+    )
+
+
+def _find_stale_words(text: str) -> list[str]:
+    """What stands in backticks, looks like a file, module or name of the sources, and is none."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    stale = []
+    for word in re.findall(r"`([^`\n]+)`", text):
+        module = re.match(r"python -m ([\w.]+)", word)
+        if module:
+            is_known = _file_exists(module[1].replace(".", "/") + ".py") or "." not in module[1]
+        elif re.fullmatch(r"[\w.*{}][\w.*{},/-]*", word) and (
+            "/" in word or word.endswith(SOURCE_SUFFIXES)
+        ):
+            is_known = _file_exists(word)
+        elif re.fullmatch(r"\w+(?:(?:::|\.)\w+)*(?:[=(].*)?", word):
+            names = re.findall(r"\w+", re.split(r"[=(]", word)[0])
+            names = [name for name in names if not name.islower() or "_" in name]
+            is_known = _names_of_sources().issuperset(names)
+        else:
+            is_known = True
+        if not is_known:
+            stale.append(word)
+    return stale
+
+
+@pytest.mark.parametrize("page", PAGES_OF_SOURCES)
+def test_files_and_names_of_the_sources_exist(page: str) -> None:
+    assert _find_stale_words((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "cpp/sparse/no_such.cc",
+        "cpp/no_folder/x.cc",
+        "model/mixers/attention.{h,py}",
+        "no_such_file.py",
+        "python -m tools.no_such",
+        "NoSuchClass",
+        "Decoder::no_such_function",
+        "EDGEH2O_NO_SUCH=1",
+    ],
+)
+def test_stale_files_and_names_are_found(word: str) -> None:
+    assert _find_stale_words(f"See `setup.py`, `{word}` and `Decoder`.") == [word]
+
+
+def test_quotations_are_those_of_the_sources() -> None:
+    """All C++, and what Python begins with the name of a file."""
+    n_quotations = 0
+    for page in PAGES_OF_SOURCES:
+        for language in ("python", "cpp"):
+            for code in _blocks(page, language):
+                path = _quoted_file(code)
+                if path is not None or language == "cpp":
+                    n_quotations += 1
+                    assert path is not None, code
+                    assert code.partition("\n")[2] in path.read_text(encoding="utf-8"), path
+    assert n_quotations > 0
