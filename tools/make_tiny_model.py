@@ -20,9 +20,9 @@ from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
-from tools.k_quants import K_TYPES, quantize_k
-from tools.tiny_architectures import FAMILIES, Family
+from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
+from tests.reference.k_quants import K_TYPES, quantize_k
+from tests.tiny_architectures import FAMILIES, Family
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)
