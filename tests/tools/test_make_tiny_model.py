@@ -14,10 +14,10 @@ from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
 from tests.reference.k_quants import quantize_k
 from tests.tiny_models import TinyModelFactory
+from tests.tokenizer.vocabularies import byte_characters
 from tools.make_tiny_model import (
     CONTROL_TOKENS,
     TENSOR_TYPES,
-    byte_characters,
     main,
     write_tiny_model,
 )
