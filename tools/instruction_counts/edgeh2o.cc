@@ -5,10 +5,9 @@
 #include "base/parallel.h"
 #include "cases.h"
 #include "isa/select.h"
-#include "model/kv_cache.h"
-#include "ops/chunked_attention.h"
 #include "ops/matmul.h"
 #include "quant/packed_matrix.h"
+#include "sequence/sequence.h"
 #include "sparse/dense_policy.h"
 
 namespace {
@@ -41,32 +40,26 @@ void multiply(const char* type, size_t n_rows, size_t repetitions) {
 }
 
 struct Attention {
-  AttentionShape shape;
-  KvCache cache;
-  ChunkedAttention attention;
-  std::vector<float> q, k, v, out;
+  Sequence sequence;
+  AlignedBuffer scratch;
+  std::vector<float> q, out;
 
   Attention(size_t n_tokens, AttentionPrecision precision)
-      : shape(make_shape(n_tokens, precision)),
-        cache(active_kernel_table(), {1, kKvHeads, kHeadDim, n_tokens}),
-        attention(active_kernel_table(), shape, std::make_shared<DensePolicy>()),
-        q(random_floats(n_tokens * kHeads * kHeadDim)),
-        k(random_floats(n_tokens * kKvHeads * kHeadDim)),
-        v(random_floats(n_tokens * kKvHeads * kHeadDim)),
+      : sequence(active_kernel_table(), {heads()}, std::make_shared<DensePolicy>(),
+                 {n_tokens, n_tokens, kPromptTokens, CacheType::kF16, precision}),
+        scratch(sequence.scratch_bytes(1)),
+        q(random_floats(n_tokens * heads().q_dim())),
         out(q.size()) {
-    const size_t width = kKvHeads * kHeadDim;
-    cache.write(0, 0, {k.data(), n_tokens, width, width}, {v.data(), n_tokens, width, width});
+    const size_t width = heads().k_dim();
+    const std::vector<float> k = random_floats(n_tokens * width), v = random_floats(n_tokens * width);
+    sequence.layer(0).append({k.data(), n_tokens, width, width}, {v.data(), n_tokens, width, width});
   }
 
-  static AttentionShape make_shape(size_t n_tokens, AttentionPrecision precision) {
-    AttentionShape shape;
-    shape.precision = precision;
-    shape.n_heads = kHeads, shape.n_kv_heads = kKvHeads, shape.head_dim = kHeadDim;
-    shape.max_context = shape.batch_size = n_tokens;
-    shape.chunk_size = kPromptTokens;
-    shape.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
-    return shape;
+  static AttentionHeads heads() {
+    return {kHeads, kKvHeads, kHeadDim, kHeadDim, 1.0f / std::sqrt(static_cast<float>(kHeadDim))};
   }
+  ChunkedAttention attention() { return sequence.attention(0, scratch.data(), 1); }
+  const LayerKv& cache() { return sequence.layer(0).rows(); }
   template <typename T>
   MatView<T> rows(std::vector<float>& values, size_t n) const {
     return {values.data(), n, kHeads * kHeadDim, kHeads * kHeadDim};
@@ -76,17 +69,17 @@ struct Attention {
 void attend_prompt(AttentionPrecision precision, size_t repetitions) {
   Attention a(kPromptTokens, precision);
   for (size_t i = 0; i < repetitions; ++i) {
-    a.attention.begin_prompt();
-    a.attention.run(0, a.rows<const float>(a.q, kPromptTokens), a.cache.view(0), 0, 0, PromptEnd::kFinal,
-                    a.rows<float>(a.out, kPromptTokens));
+    a.sequence.reset();
+    a.attention().run(a.rows<const float>(a.q, kPromptTokens), a.cache(), 0, 0, PromptEnd::kFinal,
+                      a.rows<float>(a.out, kPromptTokens));
   }
 }
 
 void attend_token(size_t repetitions) {
   Attention a(kCachedTokens, AttentionPrecision::kF32);
   for (size_t i = 0; i < repetitions; ++i) {
-    a.attention.decode(a.rows<const float>(a.q, 1), a.cache.view(0), kCachedTokens - 1, 0,
-                       a.rows<float>(a.out, 1));
+    a.attention().decode(a.rows<const float>(a.q, 1), a.cache(), kCachedTokens - 1, 0, true,
+                         a.rows<float>(a.out, 1));
   }
 }
 
