@@ -70,7 +70,9 @@ def calibrate(
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
-        measure_head_errors(model, window, on_layer=lambda *_: progress.advance())
+        measure_head_errors(
+            model, window, threads=llm.threads, on_layer=lambda *_: progress.advance()
+        )
         for window in windows
     ]
     errors = np.mean([result.errors for result in measured], axis=0)
