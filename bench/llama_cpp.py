@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeh2o.evaluation.throughput import Workload
+
 from .errors import LlamaCppError
 from .log_probabilities import WindowLogProbabilities, read_log_probabilities
 from .saved_session import read_saved_tokens
@@ -142,39 +144,19 @@ class LlamaCpp:
         Raises LlamaCppError when ``text`` is shorter than ``n_windows``, or than the two windows
         that llama-perplexity asks for.
         """
-        with _prompt_file(text) as prompt:
-            saved = prompt.with_name("log_probabilities.bin")
-            result = self._run_perplexity(
-                model,
-                prompt,
-                ["--save-all-logits", str(saved), "-ctk", cache_type, "-ctv", cache_type],
-                context_size=context_size,
-                n_windows=n_windows,
-                flash_attention=flash_attention,
-            )
+        with tempfile.TemporaryDirectory(prefix="edgeh2o-bench-") as folder:
+            saved = Path(folder) / "log_probabilities.bin"
+            options = ["--save-all-logits", str(saved), "-ctk", cache_type, "-ctv", cache_type]
+            options += ["-fa", "on" if flash_attention else "off"]
+            result = self._run_perplexity(model, text, options, context_size, n_windows)
             if not saved.is_file() or not saved.stat().st_size:
                 raise LlamaCppError(f"llama-perplexity saved nothing\n{_tail(result.stderr)}")
             return read_log_probabilities(saved)
 
-    def perplexity(
-        self,
-        model: Path,
-        text: str,
-        *,
-        context_size: int,
-        n_windows: int,
-        flash_attention: bool = False,
-    ) -> float:
+    def perplexity(self, model: Path, text: str, *, context_size: int, n_windows: int) -> float:
         """Perplexity over the second half of each window. Errors as ``log_probabilities``."""
-        with _prompt_file(text) as prompt:
-            result = self._run_perplexity(
-                model,
-                prompt,
-                [],
-                context_size=context_size,
-                n_windows=n_windows,
-                flash_attention=flash_attention,
-            )
+        options = ["-fa", "off"]
+        result = self._run_perplexity(model, text, options, context_size, n_windows)
         return parse_perplexity(result.stdout + result.stderr)
 
     def dequantize(self, model: Path, output: Path) -> None:
@@ -182,35 +164,25 @@ class LlamaCpp:
         arguments = ["--allow-requantize", str(model), str(output), "F32", str(self.threads)]
         self._run("llama-quantize", arguments)
 
-    def time_prefill(
+    def time(
         self,
         model: Path,
-        n_tokens: int,
+        workload: Workload,
         *,
         batch_size: int,
         chunk_size: int,
         flash_attention: bool,
         warm_up: bool = True,
     ) -> float:
-        """Tokens/s of one prefill of ``n_tokens`` random tokens, by llama-bench."""
-        options = ["-p", str(n_tokens), "-n", "0", "-b", str(batch_size), "-ub", str(chunk_size)]
-        return self._bench(model, options, flash_attention=flash_attention, warm_up=warm_up)
-
-    def time_decode(
-        self,
-        model: Path,
-        n_tokens: int,
-        *,
-        depth: int,
-        batch_size: int,
-        chunk_size: int,
-        flash_attention: bool,
-        warm_up: bool = True,
-    ) -> float:
-        """Tokens/s of decoding ``n_tokens`` tokens after ``depth`` tokens, by llama-bench."""
-        options = ["-p", "0", "-n", str(n_tokens), "-d", str(depth)]
-        options += ["-b", str(batch_size), "-ub", str(chunk_size)]
-        return self._bench(model, options, flash_attention=flash_attention, warm_up=warm_up)
+        """Tokens/s of one run of a workload on random tokens, by llama-bench."""
+        arguments = [
+            *("-m", str(model), "-p", str(workload.n_prompt), "-n", str(workload.n_decode)),
+            *("-d", str(workload.depth), "-b", str(batch_size), "-ub", str(chunk_size)),
+            *("-t", str(self.threads), "-r", "1", "-o", "json"),
+            *("-fa", "1" if flash_attention else "0"),
+            *([] if warm_up else ["--no-warmup"]),
+        ]
+        return parse_bench(self._run("llama-bench", arguments).stdout)
 
     def command(self, program: str, arguments: Sequence[str]) -> list[str]:
         """The command line of ``program``. Raises LlamaCppError if the folder has none."""
@@ -226,16 +198,8 @@ class LlamaCpp:
         return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
 
     def _run_perplexity(
-        self,
-        model: Path,
-        prompt: Path,
-        options: Sequence[str],
-        *,
-        context_size: int,
-        n_windows: int,
-        flash_attention: bool,
+        self, model: Path, text: str, options: Sequence[str], context_size: int, n_windows: int
     ) -> subprocess.CompletedProcess[str]:
-        text = prompt.read_bytes().decode()
         n_tokens = len(self.tokenize(model, text, parse_special=False))
         n_needed = context_size * max(2, n_windows)
         if n_tokens < n_needed:
@@ -244,22 +208,13 @@ class LlamaCpp:
                 f"{n_needed}; give a longer text or smaller windows"
             )
         size = str(context_size)
-        arguments = [
-            *("-m", str(model), "-bf", str(prompt), "--no-escape"),
-            *("-c", size, "-b", size, "-ub", size, "--chunks", str(n_windows)),
-            *("-t", str(self.threads), "-fa", "on" if flash_attention else "off"),
-            *("--no-warmup", *options),
-        ]
-        return self._run("llama-perplexity", arguments)
-
-    def _bench(
-        self, model: Path, options: Sequence[str], *, flash_attention: bool, warm_up: bool
-    ) -> float:
-        arguments = ["-m", str(model), *options, "-t", str(self.threads), "-r", "1", "-o", "json"]
-        arguments += ["-fa", "1" if flash_attention else "0"]
-        if not warm_up:
-            arguments.append("--no-warmup")
-        return parse_bench(self._run("llama-bench", arguments).stdout)
+        with _prompt_file(text) as prompt:
+            arguments = [
+                *("-m", str(model), "-bf", str(prompt), "--no-escape"),
+                *("-c", size, "-b", size, "-ub", size, "--chunks", str(n_windows)),
+                *("-t", str(self.threads), "--no-warmup", *options),
+            ]
+            return self._run("llama-perplexity", arguments)
 
     def _run(self, program: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         result = subprocess.run(

@@ -24,12 +24,7 @@ from edgeh2o.evaluation.reporting import format_samples, markdown_table
 from .errors import LlamaCppError
 from .llama_cpp import LlamaCpp
 from .prefill import DEFAULT_TEXT, add_models, contest_parser, parse_sizes
-from .reporting import (
-    existing_file,
-    print_progress,
-    run_script,
-    write_report,
-)
+from .reporting import existing_file, print_progress, run_script, write_report
 
 MIB = 2**20
 # ru_maxrss is in KiB on Linux and in bytes on macOS.

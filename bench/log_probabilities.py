@@ -11,7 +11,7 @@ one, each with all tokens of the window before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -149,12 +149,8 @@ def compare(
 
 def join(parts: Sequence[Agreement]) -> Agreement:
     """One Agreement over the positions of all ``parts``."""
-    return Agreement(
-        kl_divergence=np.concatenate([part.kl_divergence for part in parts]),
-        reference_log_probability=np.concatenate([p.reference_log_probability for p in parts]),
-        log_probability=np.concatenate([part.log_probability for part in parts]),
-        is_same_top=np.concatenate([part.is_same_top for part in parts]),
-    )
+    names = [item.name for item in fields(Agreement)]
+    return Agreement(*(np.concatenate([getattr(p, name) for p in parts]) for name in names))
 
 
 def log_softmax(logits: NDArray[Float]) -> NDArray[Float]:

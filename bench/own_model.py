@@ -13,7 +13,7 @@ from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.engine.generate import Generation
 from edgeh2o.engine.plan import RunPlan
-from edgeh2o.runners.native import NativeModel, NativeModelFile, NativeRunner
+from edgeh2o.runners.native import NativeModel, NativeModelFile
 
 from .log_probabilities import log_softmax
 
@@ -50,9 +50,7 @@ class DenseModel:
             PrefillConfig(batch_size=context_size, chunk_size=chunk_size),
             RuntimeConfig(attention_precision=precision, threads=_core.num_threads()),
         )
-        self._runner: NativeRunner = model.start_session(
-            plan.attention, plan.shape(context_size, all_rows=True)
-        )
+        self._runner = model.start_session(plan.attention, plan.shape(context_size, all_rows=True))
 
     def window_logits(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Logits [n, vocab] of one window, whose first token gives way to BOS as llama.cpp does."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,7 @@ from edgeh2o.evaluation.reporting import format_samples, markdown_table
 from edgeh2o.evaluation.throughput import Workload
 
 from .llama_cpp import LlamaCpp
-from .reporting import (
-    existing_file,
-    print_progress,
-    run_script,
-    write_report,
-)
+from .reporting import existing_file, print_progress, run_script, write_report
 
 DEFAULT_TEXT = Path(__file__).parent.parent / "examples" / "long_prompt.txt"
 OWN = ("sparse", "dense")
@@ -175,24 +171,19 @@ def make_run(
 ) -> Callable[[Workload], float]:
     """A function that gives the tokens/s of one run of a contestant; ours need no peer."""
     if contestant in OWN or peer is None:
-        return lambda workload: _run_own(contestant, model, workload, isa, args)
-    options: dict[str, Any] = {
-        "batch_size": args.batch_size,
-        "chunk_size": args.chunk_size,
-        "flash_attention": contestant == "fa on",
-        "warm_up": not args.no_warmup,
-    }
-
-    def run(workload: Workload) -> float:
-        if workload.n_prompt:
-            return peer.time_prefill(model, workload.n_prompt, **options)
-        return peer.time_decode(model, workload.n_decode, depth=workload.depth, **options)
-
-    return run
+        return partial(_run_own, contestant, model, isa, args)
+    return partial(
+        peer.time,
+        model,
+        batch_size=args.batch_size,
+        chunk_size=args.chunk_size,
+        flash_attention=contestant == "fa on",
+        warm_up=not args.no_warmup,
+    )
 
 
 def _run_own(
-    contestant: str, model: Path, workload: Workload, isa: str, args: argparse.Namespace
+    contestant: str, model: Path, isa: str, args: argparse.Namespace, workload: Workload
 ) -> float:
     """Tokens/s of one run of ours in a process of its own."""
     command = [

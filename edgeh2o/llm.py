@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .engine.opening import LoadedModel
+    from .engine.models import LoadedModel
     from .engine.prompt import TokenIds
     from .engine.results import GenerationResult, GenerationStream
     from .engine.session import OnProgress as OnProgress
@@ -243,7 +243,6 @@ class LLM:
         not fit in memory.
         """
         plan = self._session.plan.varied(attention, prefill)
-        plan.use_threads()
         return plan.start_runner(self.model, n_positions, all_rows=all_rows)
 
     def close(self) -> None:

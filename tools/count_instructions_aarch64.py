@@ -36,6 +36,8 @@ from tools.cross_check_aarch64 import (
     COMPILER,
     EMULATOR,
     ROOT,
+    SELFTEST,
+    SKIPPED,
     CheckFailedError,
     Unit,
     compile_unit,
@@ -43,7 +45,6 @@ from tools.cross_check_aarch64 import (
     run_compiler,
 )
 
-SKIPPED = 77
 SOURCES = ROOT / "tools" / "instruction_counts"
 PROCESSOR, CORE_MODEL = "cortex-a76", "neoverse-n1"
 DECODE_WIDTH = 4
@@ -86,7 +87,7 @@ def build_plugin(build_dir: Path) -> Path:
 
 
 def build_edgeh2o(build_dir: Path) -> Path:
-    units = [unit for unit in read_units() if "kernel_selftest" not in unit.source]
+    units = [unit for unit in read_units() if not unit.source.startswith(SELFTEST)]
     core_flags = next(unit.flags for unit in units if unit.source.endswith("select.cc"))
     units.append(Unit(str((SOURCES / "edgeh2o.cc").relative_to(ROOT)), core_flags))
     objects = [str(compile_unit(unit, build_dir)) for unit in units]

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 SYSROOT = "/usr/aarch64-linux-gnu"
+SELFTEST = "tests/kernels/selftest"
 SKIPPED = 77
 
 REQUIRED_PROGRAMS = {COMPILER: "Debian package g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
@@ -90,7 +91,7 @@ def read_units() -> list[Unit]:
         for source in info["sources"]
     ]
     core_flags = tuple(libraries["edgeh2o_core"]["cflags"])
-    selftest = sorted(ROOT.glob("tools/kernel_selftest/*.cc"))
+    selftest = sorted((ROOT / SELFTEST).glob("*.cc"))
     return units + [Unit(str(path.relative_to(ROOT)), core_flags) for path in selftest]
 
 

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.tiny_architectures import FAMILIES
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
 from tools.make_tiny_model import write_tiny_model
-from tools.tiny_architectures import FAMILIES
 
 with instrumented_imports():
     from edgeh2o.attention.h2o import H2OConfig

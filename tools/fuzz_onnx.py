@@ -1,25 +1,23 @@
-"""Looks for damaged ONNX files that end in anything but one clear error.
+"""Fuzz target of the ONNX reader: the model file and its configuration, up to the sessions.
 
-    python -m tools.fuzz_onnx --seconds 60 --seed 1
+python -m tools.fuzz_onnx --seconds 60 [--corpus DIR]
 
-Bytes of the model file of a tiny model, and of its configuration, are changed at random; opening it
-must succeed or raise an error of edgeh2o. onnxruntime, which is not ours, is not started.
+An input is a model file, or the configuration of a correct one where it begins like JSON. Opening
+it must succeed or raise an error of edgeh2o; onnxruntime, which is not ours, is not started.
 """
 
 from __future__ import annotations
 
-import argparse
-import random
-import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from edgeh2o.errors import EdgeH2OError
-from edgeh2o.export.onnx import CONFIG_NAME, MODEL_NAME, export_model
-from edgeh2o.onnx.model import OnnxModelFile
+from tools.fuzz_loop import instrumented_imports, run_fuzzer
 from tools.make_tiny_model import write_tiny_model
+
+with instrumented_imports():
+    from edgeh2o.export.onnx import CONFIG_NAME, MODEL_NAME, export_model
+    from edgeh2o.onnx.model import OnnxModelFile
 
 SIZES: dict[str, object] = {
     "n_layers": 2,
@@ -33,61 +31,35 @@ SIZES: dict[str, object] = {
 }
 
 
-def damage(data: bytes, rng: random.Random) -> bytes:
-    """A copy with a few bytes changed, removed, doubled or cut off."""
-    copy = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(copy))
-        kind = rng.random()
-        if kind < 0.6:
-            copy[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        elif kind < 0.75:
-            del copy[at : at + rng.randint(1, 8)]
-        elif kind < 0.9:
-            copy[at:at] = copy[at : at + rng.randint(1, 8)]
-        else:
-            del copy[at + 1 :]
-    return bytes(copy)
+def make_seeds(folder: Path) -> list[bytes]:
+    """Exports a small model to ``folder``; its model file and its configuration."""
+    export_model(write_tiny_model(folder.with_suffix(".gguf"), **SIZES), folder)
+    return [(folder / name).read_bytes() for name in (MODEL_NAME, CONFIG_NAME)]
 
 
-def fuzz(seconds: float, seed: int, limit: int | None = None) -> tuple[int, int]:
-    """(cases tried, cases refused). Any other outcome raises."""
-    rng = random.Random(seed)
-    n_tried = n_refused = 0
+def make_target(folder: Path) -> Callable[[bytes], None]:
+    """Opens the model in ``folder`` with an input in the place of one of its files."""
+    originals = {name: (folder / name).read_bytes() for name in (MODEL_NAME, CONFIG_NAME)}
+
+    def read(content: bytes) -> None:
+        name = CONFIG_NAME if content[:1] == b"{" else MODEL_NAME
+        (folder / name).write_bytes(content)
+        try:
+            with OnnxModelFile(folder):
+                pass
+        finally:
+            (folder / name).write_bytes(originals[name])
+
+    return read
+
+
+def main() -> int:
+    """Command line entry; returns the exit code."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        export_model(write_tiny_model(Path(name) / "tiny.gguf", **SIZES), folder)
-        originals = {file: (folder / file).read_bytes() for file in (MODEL_NAME, CONFIG_NAME)}
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and (limit is None or n_tried < limit):
-            file = MODEL_NAME if rng.random() < 0.85 else CONFIG_NAME
-            damaged = damage(originals[file], rng)
-            (folder / file).write_bytes(damaged)
-            n_tried += 1
-            try:
-                with OnnxModelFile(folder):
-                    pass
-            except EdgeH2OError:
-                n_refused += 1
-            except BaseException:
-                sample = Path(tempfile.gettempdir()) / f"fuzz_onnx_{seed}_{n_tried}_{file}"
-                sample.write_bytes(damaged)
-                print(f"fuzz_onnx: case {n_tried} of seed {seed}: {sample}", file=sys.stderr)
-                raise
-            (folder / file).write_bytes(originals[file])
-    return n_tried, n_refused
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="fuzz_onnx", description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(arguments)
-    n_tried, n_refused = fuzz(args.seconds, args.seed)
-    print(f"{n_tried} files opened, {n_refused} refused")
-    return 0
+        seeds = make_seeds(folder)
+        return run_fuzzer(make_target(folder), seeds, name="fuzz_onnx")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -20,29 +20,16 @@ from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
-from tools.k_quants import K_TYPES, quantize_k
-from tools.tiny_architectures import FAMILIES, Family
+from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
+from tests.reference.k_quants import K_TYPES, quantize_k
+from tests.tiny_architectures import FAMILIES, Family
+from tests.tokenizer.vocabularies import byte_characters
 
 PerLayer = int | tuple[int, ...]
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)
 TENSOR_TYPES = FLOAT_TYPES + BLOCK_TYPES
-INTEGER_OPTIONS = (
-    "seed",
-    "n_layers",
-    "model_dim",
-    "head_dim",
-    "n_experts",
-    "n_experts_used",
-    "vocab_size",
-    "context_length",
-    "sliding_window",
-    "sliding_window_pattern",
-    "original_context",
-)
-LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
 ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Left and right part of each merge, in order of priority; "_" stands for the space byte.
@@ -143,15 +130,6 @@ class TinyModel:
         smallest = len(_vocabulary()[0])
         if self.vocab_size < smallest:
             raise ValueError(f"vocab_size must be at least {smallest}")
-
-
-def byte_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE (GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    codes = {byte: byte for byte in printable}
-    codes.update({byte: 256 + rank for rank, byte in enumerate(others)})
-    return [chr(codes[byte]) for byte in range(256)]
 
 
 def _vocabulary() -> tuple[list[str], list[str]]:
@@ -354,18 +332,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--architecture", choices=FAMILIES, default="llama")
     parser.add_argument("--tensor-type", choices=TENSOR_TYPES, default="F32")
     parser.add_argument("--embedding-type", choices=TENSOR_TYPES)
-    defaults = TinyModel()
-    for name in INTEGER_OPTIONS:
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, default=getattr(defaults, name), metavar="N")
-    for name in LAYER_OPTIONS:
-        flag = "--" + name.replace("_", "-")
-        default = getattr(defaults, name)
-        parser.add_argument(flag, type=_per_layer, default=default, metavar="N[,N...]")
-    parser.add_argument("--rotary-dim", type=int, metavar="N")
-    parser.add_argument("--rope-base", type=float, default=defaults.rope_base, metavar="X")
+    for item in fields(TinyModel):
+        flag, kind = "--" + item.name.replace("_", "-"), str(item.type).partition(" ")[0]
+        if kind == "PerLayer":
+            parser.add_argument(flag, type=_per_layer, default=item.default, metavar="N[,N...]")
+        elif kind in ("int", "float"):
+            number = int if kind == "int" else float
+            parser.add_argument(flag, type=number, default=item.default, metavar=number.__name__)
     parser.add_argument("--rope-scaling", choices=ROPE_SCALINGS)
-    parser.add_argument("--rope-base-sliding", type=float, metavar="X")
     parser.add_argument("--untied", dest="tied", action="store_false", help="own output matrix")
     parser.add_argument("--biases", action="store_true")
     return parser.parse_args(arguments)

@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.errors import LlamaCppError
 from bench.llama_cpp import LlamaCpp
-from tools.golden_cases import CASES, CONTEXT, POSITION_STEP, options_of
+from tests.model.golden_cases import CASES, CONTEXT, POSITION_STEP, options_of
 from tools.make_tiny_model import write_tiny_model
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"

@@ -14,15 +14,13 @@ from ..errors import UsageError
 from ..formats.atomic_file import check_writable, make_folder, write_file
 from .evaluation_options import (
     add_evaluation_options,
-    add_skip_option,
-    add_text_option,
+    add_inputs,
     add_window_options,
     evaluate_windows,
     print_results,
+    read_inputs,
 )
-from .model_options import add_model_argument, read_model_options
 from .options import flag_of, given_options, parse_value
-from .prompt import read_text
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -39,8 +37,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
-    add_model_argument(parser)
-    add_text_option(parser)
+    add_inputs(parser)
     parser.add_argument(
         "--grid",
         action="append",
@@ -49,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of a setting of the attention, or of chunk_size; may be given several times",
     )
     add_window_options(parser, windows=1)
-    add_skip_option(parser)
     output = add_evaluation_options(parser)
     output.add_argument(
         "--folder", type=Path, default=Path(), help="where the files go (default: here)"
@@ -64,9 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Measures the grid, writes the files, prints the report; returns the exit code."""
-    options = read_model_options(args)
+    options, text = read_inputs(args)
     grid = parse_grid(args.grid, options.attention)
-    text = read_text(args.file)
 
     from ..evaluation import figures
     from ..evaluation.ablation import evaluate_ablation, expand_grid

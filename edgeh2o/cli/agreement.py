@@ -7,12 +7,11 @@ import argparse
 from .evaluation_options import (
     add_context_option,
     add_evaluation_options,
-    add_text_option,
+    add_inputs,
     evaluate_windows,
     print_results,
+    read_inputs,
 )
-from .model_options import add_model_argument, read_model_options
-from .prompt import read_text
 
 HELP = "compare greedy texts after sparse and dense prefill"
 DESCRIPTION = (
@@ -24,8 +23,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
-    add_model_argument(parser)
-    add_text_option(parser)
+    add_inputs(parser)
     add_context_option(parser)
     parser.add_argument(
         "--prompts", type=int, metavar="K", default=20, help="windows to read (default: 20)"
@@ -42,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Decodes after every prompt, prints the report; returns the exit code."""
-    options = read_model_options(args)
-    text = read_text(args.file)
+    options, text = read_inputs(args)
 
     from ..evaluation.agreement import evaluate_agreement
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..formats.atomic_file import check_writable, make_folder
-from .evaluation_options import add_evaluation_options, add_text_option, list_of
-from .model_options import add_model_argument, open_model, read_model_options
-from .prompt import read_text
+from .evaluation_options import add_evaluation_options, add_inputs, list_of, read_inputs
+from .model_options import open_model
 
 if TYPE_CHECKING:
     from ..evaluation.throughput import Throughput
@@ -30,8 +29,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
-    add_model_argument(parser)
-    add_text_option(parser, required=False)
+    add_inputs(parser, required=False)
     tests = parser.add_argument_group("tests")
     numbers = list_of(int)
     for flags, default, note in (
@@ -83,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Runs every test, prints the results; returns the exit code."""
-    options = read_model_options(args)
-    text = None if args.file is None else read_text(args.file)
+    options, text = read_inputs(args)
 
     from ..errors import UsageError
     from ..evaluation import figures

@@ -6,7 +6,15 @@ import argparse
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
-from .model_options import ModelOptions, add_model_options, add_verbosity_options, open_model
+from .model_options import (
+    ModelOptions,
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    read_model_options,
+)
+from .prompt import read_text
 
 OUTPUTS = ("text", "csv", "json")
 Value = TypeVar("Value")
@@ -23,8 +31,9 @@ class Report(Protocol):
     def format_text(self) -> str: ...
 
 
-def add_text_option(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
-    """Adds ``-f FILE``, which ``read_text`` reads."""
+def add_inputs(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Adds MODEL and ``-f FILE``, a text that is ``required`` or made by edgeh2o."""
+    add_model_argument(parser)
     note = "" if required else " (default: a text made by edgeh2o)"
     parser.add_argument(
         "-f",
@@ -33,6 +42,12 @@ def add_text_option(parser: argparse._ActionsContainer, *, required: bool = True
         required=required,
         help=f"UTF-8 text to read, - for standard input{note}",
     )
+
+
+def read_inputs(args: argparse.Namespace) -> tuple[ModelOptions, str | None]:
+    """The model and how it is run, and the text, None if none was given."""
+    options = read_model_options(args)
+    return options, None if args.file is None else read_text(args.file)
 
 
 def add_context_option(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +62,7 @@ def add_context_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) -> None:
-    """Adds ``--ctx N`` and ``--windows K``."""
+    """Adds ``--ctx N``, ``--windows K`` and ``--skip N``."""
     add_context_option(parser)
     parser.add_argument(
         "--windows",
@@ -56,10 +71,6 @@ def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) 
         default=windows,
         help=f"windows to read (default: {'all' if windows is None else windows})",
     )
-
-
-def add_skip_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--skip N``."""
     parser.add_argument(
         "--skip",
         type=int,
@@ -107,7 +118,7 @@ def list_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]
 
 
 def evaluate_windows(
-    options: ModelOptions, evaluate: Callable[..., Result], text: str, **settings: Any
+    options: ModelOptions, evaluate: Callable[..., Result], text: str | None, **settings: Any
 ) -> Result:
     """What ``evaluate(llm, text, context_size=..., on_progress=..., **settings)`` gives."""
     from ..evaluation.windows import choose_window_size

@@ -10,13 +10,12 @@ from ..formats.atomic_file import check_writable
 from .evaluation_options import (
     add_context_option,
     add_evaluation_options,
-    add_text_option,
+    add_inputs,
     evaluate_windows,
     list_of,
     print_results,
+    read_inputs,
 )
-from .model_options import add_model_argument, read_model_options
-from .prompt import read_text
 
 HELP = "draw which positions each layer and head keeps"
 DESCRIPTION = (
@@ -28,8 +27,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
-    add_model_argument(parser)
-    add_text_option(parser)
+    add_inputs(parser)
     add_context_option(parser)
     parser.add_argument(
         "--layers",
@@ -48,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Reads the text, writes the pictures, prints the summary; returns the exit code."""
-    options = read_model_options(args)
-    text = read_text(args.file)
+    options, text = read_inputs(args)
 
     from ..evaluation import figures
     from ..evaluation.attention_patterns import SUMMARY_NAME, visualize_attention_patterns

@@ -201,8 +201,10 @@ def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str,
 def _describe_memory(
     plan: RunPlan, weights: int, mapped: int, estimate: SessionEstimate
 ) -> dict[str, Any]:
+    from ..engine.opening import import_answering
     from ..host import memory
 
+    import_answering()
     trained = plan.config.context_length
     context = plan.context_size or trained
     parts = dict(estimate(plan.attention, plan.shape(context)))

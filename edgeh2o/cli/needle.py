@@ -7,12 +7,12 @@ from pathlib import Path
 
 from .evaluation_options import (
     add_evaluation_options,
-    add_text_option,
+    add_inputs,
     list_of,
     print_results,
+    read_inputs,
 )
-from .model_options import add_model_argument, open_model, read_model_options
-from .prompt import read_text
+from .model_options import open_model
 
 HELP = "hide a passkey in long prompts and ask for it"
 DESCRIPTION = (
@@ -24,8 +24,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
-    add_model_argument(parser)
-    add_text_option(parser, required=False)
+    add_inputs(parser, required=False)
     parser.add_argument(
         "--chat", action="store_true", help="put the prompts into the model's chat template"
     )
@@ -62,8 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Asks for every passkey, prints the report; returns the exit code."""
-    options = read_model_options(args)
-    filler = None if args.file is None else read_text(args.file)
+    options, filler = read_inputs(args)
 
     from ..evaluation import figures
     from ..evaluation.needle import NeedleGrid, evaluate_needle

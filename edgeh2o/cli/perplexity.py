@@ -6,14 +6,12 @@ import argparse
 
 from .evaluation_options import (
     add_evaluation_options,
-    add_skip_option,
-    add_text_option,
+    add_inputs,
     add_window_options,
     evaluate_windows,
     print_results,
+    read_inputs,
 )
-from .model_options import add_model_argument, read_model_options
-from .prompt import read_text
 
 HELP = "compare the predictions of sparse and dense prefill on a text"
 DESCRIPTION = (
@@ -25,17 +23,14 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
-    add_model_argument(parser)
-    add_text_option(parser)
+    add_inputs(parser)
     add_window_options(parser, windows=None)
-    add_skip_option(parser)
     add_evaluation_options(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Reads the windows, prints the report; returns the exit code."""
-    options = read_model_options(args)
-    text = read_text(args.file)
+    options, text = read_inputs(args)
 
     from ..evaluation.perplexity import evaluate_perplexity
 

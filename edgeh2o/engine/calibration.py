@@ -24,7 +24,7 @@ from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
     from ..runners.native import NativeModel
-    from .opening import LoadedModel
+    from .models import LoadedModel
 
 # Keys of a memory set. Below 64 a memory holds little more than its neighbours.
 LEVELS = (64, 128, 256, 448, 704, 1024)
@@ -53,6 +53,7 @@ def measure_head_errors(
     tokens: NDArray[np.int32],
     *,
     levels: Sequence[int] = LEVELS,
+    threads: int,
     first_query: int = FIRST_QUERY,
     rule: HeadwiseConfig | None = None,
     chunk_size: int | None = None,
@@ -63,20 +64,25 @@ def measure_head_errors(
     The error of head h is mean_i |Wo_h (o_sparse - o_dense)_ih|^2 / mean_i |x_i|^2 over the
     queries i >= ``first_query``, with x the residual stream before the layer and Wo_h the
     columns of the output projection that read the head's group. ``first_query`` must be below n;
-    ``chunk_size`` defaults to what the rule prefers.
+    ``threads`` of the CPU share the work, ``chunk_size`` defaults to what the rule prefers.
     """
     rule = rule or HeadwiseConfig()
     native = cast("NativeModel", model)  # what shows its attention
-    probe = _LayerProbe(
-        native, len(tokens), levels, first_query, rule, chunk_size or rule.preferred_chunk_size
-    )
     shape = SessionShape(
         max_context=len(tokens),
         batch_size=len(tokens),
         chunk_size=min(DenseConfig.preferred_chunk_size, len(tokens)),
         cache_type="f16",
-        threads=_core.num_threads(),
+        threads=threads,
         all_rows=True,
+    )
+    probe = _LayerProbe(
+        native,
+        shape,
+        levels,
+        first_query,
+        rule,
+        chunk_size or rule.preferred_chunk_size,
     )
     runner = native.start_session(DenseConfig(), shape)
     runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)
@@ -84,7 +90,11 @@ def measure_head_errors(
 
 
 def profile_prompt(
-    model: LoadedModel, tokens: NDArray[np.int32], rule: HeadwiseConfig | None = None
+    model: LoadedModel,
+    tokens: NDArray[np.int32],
+    rule: HeadwiseConfig | None = None,
+    *,
+    threads: int,
 ) -> BudgetTable:
     """A table without losses from the first ``PROFILE_TOKENS`` of ``tokens`` [n], n at least that.
 
@@ -97,6 +107,7 @@ def profile_prompt(
         model,
         tokens[:PROFILE_TOKENS],
         levels=[level // scale for level in LEVELS],
+        threads=threads,
         first_query=PROFILE_TOKENS // 2,
         rule=replace(rule, local=min(rule.local, PROFILE_CHUNK)),
         chunk_size=PROFILE_CHUNK,
@@ -121,7 +132,7 @@ class _LayerProbe:
     def __init__(
         self,
         model: NativeModel,
-        n_tokens: int,
+        shape: SessionShape,
         levels: Sequence[int],
         first_query: int,
         rule: HeadwiseConfig,
@@ -148,9 +159,10 @@ class _LayerProbe:
                 config.n_kv_heads,
                 config.head_dim,
                 chunk_size=chunk_size,
-                batch_size=-(-n_tokens // chunk_size) * chunk_size,
-                max_context=n_tokens,
+                batch_size=-(-shape.max_context // chunk_size) * chunk_size,
+                max_context=shape.max_context,
                 scale=config.attention_scale,
+                threads=shape.threads,
             )
             for level in levels
         ]

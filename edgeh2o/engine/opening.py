@@ -6,89 +6,48 @@ what is only needed for an answer is imported while other threads read them.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from .. import isa as instruction_sets
 from ..config import PrefillConfig, RuntimeConfig
+from ..errors import ResourceError
 from ..formats.model_cache import resolve_model
+from ..host import memory
 from ..onnx.folder import is_onnx
-from ..runners.base import RunnableModel, SessionShape
 from .plan import RunPlan, fit_chunks
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
-    from ..config import ModelConfig
-    from ..tokenizer import Tokenizer
+    from .models import ModelFile
     from .session import OnProgress, Session
 
-
-class DescribedModel(Protocol):
-    """What is known of a model before its weights are read."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """Shape and constants of the model."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def chat_template(self) -> object:
-        """As in the file, unchecked."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the model file that tells models apart."""
+# Of addresses that NumPy with its BLAS and the tokenizers take at least.
+LIBRARY_ADDRESS_BYTES = 128 * 2**20
 
 
-class LoadedModel(DescribedModel, RunnableModel, Protocol):
-    """A model with its weights."""
+def import_answering() -> None:
+    """Imports what an answer needs and maps, where addresses are limited: they then count."""
+    addresses = memory.address_space_left_bytes()
+    if addresses is None:
+        return
+    memory.keep_one_arena()
+    try:
+        if "numpy" not in sys.modules and addresses < LIBRARY_ADDRESS_BYTES:
+            raise ImportError  # OpenBLAS would end the process
+        import tokenizers  # noqa: F401
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in memory."""
-
-    @property
-    def shows_attention(self) -> bool:
-        """Whether its runners show what their attention computes, as a profile needs it."""
-
-
-class ModelFile(DescribedModel, Protocol):
-    """An opened file that was found good; no weights read yet. A context manager."""
-
-    @property
-    def n_weight_bytes(self) -> int:
-        """Bytes of the weights in the file."""
-
-    @property
-    def n_mapped_bytes(self) -> int:
-        """Addresses that they will take."""
-
-    def __enter__(self) -> ModelFile: ...
-
-    def __exit__(self, *exception: object) -> None: ...
-
-    def estimate_session_bytes(
-        self, attention: SparseAttentionConfig, shape: SessionShape
-    ) -> Mapping[str, int]:
-        """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
-
-    def load(
-        self,
-        *,
-        check_tensors: bool = False,
-        on_bytes: Callable[[int, int], None] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> LoadedModel:
-        """Loads the weights; ``on_bytes(done, total)`` counts bytes of the file.
-
-        ``meanwhile()`` is called once, while they are loaded where that goes on by itself; what it
-        raises ends the loading.
-        """
+        from . import prompt, session  # noqa: F401
+    except ImportError:
+        raise ResourceError(
+            f"the address space that is left, {memory.format_bytes(addresses)}, does not hold the "
+            "libraries; raise its limit (ulimit -v)"
+        ) from None
 
 
 def open_model(path: Path) -> ModelFile:
@@ -137,8 +96,9 @@ def load_session(
     opened: list[Session] = []
     with open_model(path) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime)
+        import_answering()
         plan.check_load(file)
-        plan.use_threads()
+        _core.set_num_threads(plan.threads)  # of the packing; sessions have theirs
 
         def prepare() -> None:
             from .prompt import PromptReader

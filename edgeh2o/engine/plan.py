@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
+from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,10 +14,11 @@ from ..config import ModelConfig, PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
-from ..runners.base import RunnableModel, Runner, SessionShape
+from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
-    from .opening import ModelFile
+    from ..runners.base import Runner
+    from .models import LoadedModel, ModelFile
 
 MIN_DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
@@ -27,8 +28,6 @@ OPEN_ANSWER_TOKENS = 1024
 # that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
 RECHECK_RESERVE_BYTES = 16 * 2**20
-# Of addresses that NumPy with its BLAS and the tokenizers take at least.
-LIBRARY_ADDRESS_BYTES = 128 * 2**20
 
 SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
 
@@ -42,22 +41,6 @@ def fit_chunks(
     """
     _, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
     return attention.clamped(chunk_size), chunk_size
-
-
-def _import_answering(addresses: int) -> None:
-    """Imports what an answer needs and maps, with so many bytes of addresses left."""
-    memory.keep_one_arena()
-    try:
-        if "numpy" not in sys.modules and addresses < LIBRARY_ADDRESS_BYTES:
-            raise ImportError  # OpenBLAS would end the process
-        import tokenizers  # noqa: F401
-
-        from . import prompt, session  # noqa: F401
-    except ImportError:
-        raise ResourceError(
-            f"the address space that is left, {memory.format_bytes(addresses)}, does not hold the "
-            "libraries; raise its limit (ulimit -v)"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +106,6 @@ class RunPlan:
             self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
         )
 
-    def use_threads(self) -> None:
-        """The number of threads belongs to the process; another ``LLM`` may have set its own."""
-        from .. import _core
-
-        _core.set_num_threads(self.threads)
-
     @property
     def least_context(self) -> int:
         """Positions that any run needs: those asked for, else those of a short prompt."""
@@ -192,7 +169,7 @@ class RunPlan:
             all_rows=all_rows,
         )
 
-    def start_runner(self, model: RunnableModel, context: int, *, all_rows: bool = False) -> Runner:
+    def start_runner(self, model: LoadedModel, context: int, *, all_rows: bool = False) -> Runner:
         """A runner with room for ``context`` tokens. Raises ResourceError if it does not fit."""
         shape = self.shape(context, all_rows=all_rows)
         is_checked = self.context_size is not None and context == self.least_context
@@ -205,13 +182,9 @@ class RunPlan:
         """Bytes that a session may take besides weights yet to be loaded.
 
         ``mapped_bytes`` is what those take of the addresses, which count where they are limited:
-        then what an answer imports is imported first, and the stacks of threads are set aside.
-        Raises ResourceError if not even that fits.
+        then the stacks of threads are set aside.
         """
         addresses = memory.address_space_left_bytes()
-        if addresses is not None:
-            _import_answering(addresses)
-            addresses = memory.address_space_left_bytes()
         reserve = RECHECK_RESERVE_BYTES if is_checked else RESERVE_BYTES
         room = memory.available_bytes() - reserve - weight_bytes
         if addresses is None or is_checked:
@@ -254,14 +227,10 @@ class RunPlan:
         A shorter one is a multiple of ``CONTEXT_STEP``.
         """
 
-        def fits(n_positions: int) -> bool:
-            parts = estimate(self.attention, replace(shape, max_context=n_positions))
-            return sum(parts.values()) <= room
+        def size(context: int) -> int:
+            return sum(estimate(self.attention, replace(shape, max_context=context)).values())
 
-        if fits(shape.max_context):
+        if size(shape.max_context) <= room:
             return shape.max_context
-        low, high = 0, -(-shape.max_context // CONTEXT_STEP)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle)
-        return low * CONTEXT_STEP
+        steps = range(1, -(-shape.max_context // CONTEXT_STEP))
+        return CONTEXT_STEP * bisect(steps, room, key=lambda step: size(step * CONTEXT_STEP))

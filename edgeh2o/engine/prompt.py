@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..tokenizer.chat_template import ChatTemplate, Message
-    from .opening import DescribedModel
+    from .models import DescribedModel
     from .plan import RunPlan
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"

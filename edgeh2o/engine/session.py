@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .opening import DescribedModel, LoadedModel
+    from .models import DescribedModel, LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
 
@@ -103,7 +103,6 @@ class Session:
         self._generation = None
         if not keep_cache:  # a saved session must fit the budgets of another process
             self._profile(token_ids)
-        self.plan.use_threads()  # sessions are sized for their number
         n_cached = 0
         if keep_cache:
             runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens)
@@ -141,7 +140,6 @@ class Session:
                 "this stream was ended by a newer prompt or by close(); "
                 "read a stream to its end first, or load a second LLM"
             )
-        self.plan.use_threads()
 
     def profile(self, token_ids: NDArray[np.int32]) -> bool:
         """Fits the attention to the model by ``token_ids`` [n], if it needs that and n suffices.
@@ -158,8 +156,7 @@ class Session:
 
         if len(token_ids) < PROFILED_LENGTH:
             return False
-        self.plan.use_threads()
-        table = profile_prompt(self.model, token_ids)
+        table = profile_prompt(self.model, token_ids, threads=self.plan.threads)
         self._generation = self._transcript = self.runner = None
         self.plan = self.plan.varied(self.plan.settings.with_profile(table))
         return True
@@ -291,7 +288,6 @@ class Session:
             transcript = None
             if values is not None:
                 transcript = Transcript.from_dict(values, vocab_size=vocab_size)
-            self.plan.use_threads()
             runner = self.prepare(len(saved.state.token_ids), -1)
             saved.state.restore(runner)
             try:

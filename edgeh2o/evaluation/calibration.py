@@ -44,7 +44,6 @@ def calibrate(
     texts: Sequence[str] | None = None,
     *,
     length: int = DEFAULT_LENGTH,
-    measured_budgets: Sequence[int] = MEASURED_BUDGETS,
     on_progress: OnProgress | None = None,
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
@@ -68,10 +67,12 @@ def calibrate(
         )
     windows = [_first_tokens(llm, text, length) for text in texts or calibration_texts()]
     config = llm.config
-    n_steps = len(windows) * (config.n_layers + len(measured_budgets) + 1)
+    n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
-        measure_head_errors(model, window, on_layer=lambda *_: progress.advance())
+        measure_head_errors(
+            model, window, threads=llm.threads, on_layer=lambda *_: progress.advance()
+        )
         for window in windows
     ]
     errors = np.mean([result.errors for result in measured], axis=0)
@@ -86,7 +87,7 @@ def calibrate(
         levels=LEVELS,
         errors=tuple(tuple(map(float, row)) for row in errors),
     )
-    losses = _measure_losses(llm, table, windows, measured_budgets, progress)
+    losses = _measure_losses(llm, table, windows, progress)
     return replace(table, losses=losses)
 
 
@@ -104,13 +105,12 @@ def _measure_losses(
     llm: LLM,
     table: BudgetTable,
     windows: Sequence[NDArray[np.int32]],
-    budgets: Sequence[int],
     progress: Progress,
 ) -> dict[int, float]:
     """Perplexity losses in percent over the tokens after the first ``FIRST_QUERY``."""
     length = table.length
     comparer = WindowComparer(llm.start_runner(length, attention=DenseConfig(), all_rows=True))
-    differences: dict[int, list[NDArray[np.float64]]] = {budget: [] for budget in budgets}
+    differences: dict[int, list[NDArray[np.float64]]] = {budget: [] for budget in MEASURED_BUDGETS}
     for window in windows:
         progress.advance()
         for budget, parts in differences.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -108,13 +108,7 @@ class NeedleReport:
             for result in self.results
             if length in (None, result.length) and depth in (None, result.depth)
         )
-        return NeedleReport(
-            model=self.model,
-            attention=self.attention,
-            chunk_size=self.chunk_size,
-            grid=self.grid,
-            results=kept,
-        )
+        return replace(self, results=kept)
 
     def summary(self) -> dict[str, Any]:
         """Shares of exact answers and mean log-probabilities of the answers' tokens.
@@ -135,14 +129,7 @@ class NeedleReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON: the summary and every prompt."""
-        return {
-            "model": self.model,
-            "attention": self.attention,
-            "chunk_size": self.chunk_size,
-            "grid": asdict(self.grid),
-            "summary": self.summary(),
-            "results": self.to_records(),
-        }
+        return {**asdict(self), "summary": self.summary()}
 
     def to_records(self) -> list[dict[str, Any]]:
         """One flat record per prompt, fit for CSV."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .._core import SparsePolicy
-    from ..attention.base import SparseAttentionConfig
 
 OnLayer = Callable[[int, int], None]
 
@@ -69,18 +68,6 @@ class RunnerState:
         except ValueError as error:
             raise FormatError(f"the saved state does not fit: {error}") from None
         runner.prompt_logits = self.prompt_logits
-
-
-class RunnableModel(Protocol):
-    """Loaded weights that can start sessions."""
-
-    def estimate_session_bytes(
-        self, attention: SparseAttentionConfig, shape: SessionShape
-    ) -> Mapping[str, int]:
-        """Bytes by purpose that ``start_session`` would allocate."""
-
-    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> Runner:
-        """Allocates everything that a prompt of ``shape.max_context`` tokens needs."""
 
 
 class Runner(Protocol):

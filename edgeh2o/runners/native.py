@@ -18,7 +18,7 @@ from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..models.spec import read_model
-from .base import Runner, SessionShape
+from .base import SessionShape
 from .weight_loading import OnBytes, WeightLoading, mapped_bytes
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ class NativeModel:
     ) -> Mapping[str, int]:
         return estimate_session_bytes(self.config, attention, shape)
 
-    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> Runner:
+    def start_session(
+        self, attention: SparseAttentionConfig, shape: SessionShape
+    ) -> _core.Sequence:
         policy = attention.make_policy(self.config)
         try:
             workspace = self._find_workspace(shape.threads)

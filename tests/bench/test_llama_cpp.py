@@ -8,6 +8,7 @@ import pytest
 
 from bench.errors import LlamaCppError
 from bench.llama_cpp import ISA_OF_BACKEND, LlamaCpp, parse_bench, parse_perplexity, parse_token_ids
+from edgeh2o.evaluation.throughput import Workload
 
 # Output of llama-bench -p 64 -n 0 -r 1 -o json, without the fields that nothing reads.
 BENCH_JSON = """[
@@ -124,11 +125,15 @@ def test_a_bench_run_asks_for_one_repetition_of_one_test(tmp_path: Path) -> None
     log = tmp_path / "arguments"
     (tmp_path / "output.json").write_text(BENCH_JSON)
     install(tmp_path, "llama-bench", f'echo "$@" > "{log}"; cat "{tmp_path}/output.json"')
-    speed = LlamaCpp(tmp_path, threads=2).time_prefill(
-        Path("m.gguf"), 64, batch_size=4096, chunk_size=1024, flash_attention=True
+    speed = LlamaCpp(tmp_path, threads=2).time(
+        Path("m.gguf"),
+        Workload(n_prompt=64),
+        batch_size=4096,
+        chunk_size=1024,
+        flash_attention=True,
     )
     assert speed == 74.8581
     arguments = log.read_text().split()
-    for pair in (("-p", "64"), ("-n", "0"), ("-t", "2"), ("-r", "1"), ("-fa", "1")):
+    for pair in (("-p", "64"), ("-n", "0"), ("-d", "0"), ("-t", "2"), ("-r", "1"), ("-fa", "1")):
         at = arguments.index(pair[0])
         assert tuple(arguments[at : at + 2]) == pair

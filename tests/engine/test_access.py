@@ -172,7 +172,6 @@ def test_progress_reports_cannot_use_the_model(model: Path) -> None:
     assert errors
 
 
-@pytest.mark.xfail(strict=True, reason="until the core takes threads", raises=ValueError)
 def test_models_with_other_numbers_of_threads_work_at_a_time(model: Path) -> None:
     answers = []
 
@@ -183,3 +182,12 @@ def test_models_with_other_numbers_of_threads_work_at_a_time(model: Path) -> Non
     with LLM(model, threads=2) as second, LLM(model, threads=1, on_progress=ask_another) as first:
         answers.append(_generate(first))
         assert set(answers) == {_generate(second)}
+
+
+def test_models_with_other_numbers_of_threads_work_at_once(
+    model: Path, other: ThreadPoolExecutor
+) -> None:
+    with LLM(model, threads=2) as first, LLM(model, threads=1) as second:
+        expected = _generate(first)
+        later = other.submit(lambda: [_generate(second) for _ in range(20)])
+        assert [_generate(first) for _ in range(20)] == later.result() == [expected] * 20

@@ -41,7 +41,7 @@ def test_the_first_long_prompt_decides(llm: LLM, monkeypatch: pytest.MonkeyPatch
     assert llm.generate(short, ONE_TOKEN).stats.attention["table"] == "uniform"
     stats = llm.generate(long, ONE_TOKEN).stats
     assert (stats.attention["table"], stats.attention["budget"]) == ("profile", 600)
-    expected = profile_prompt(llm.model, long)
+    expected = profile_prompt(llm.model, long, threads=llm.threads)
     assert isinstance(llm.attention, HeadwiseConfig)
     assert llm.attention.profile == expected
     budgets = llm.attention.choose_budgets(llm.config).per_head
@@ -92,7 +92,7 @@ def test_prompts_that_may_be_saved_do_not_profile(llm: LLM) -> None:
 
 def test_a_table_is_better_than_a_profile(llm: LLM, tmp_path: Path) -> None:
     prompt = random_prompt(llm, PROFILED_LENGTH)
-    table = profile_prompt(llm.model, prompt)
+    table = profile_prompt(llm.model, prompt, threads=1)
     write_table(table, table_path(llm.config.fingerprint))
     with LLM(llm.model_path, attention=llm.attention, prefill=CHUNKS) as calibrated:
         assert not calibrated.profile_budgets(prompt)
@@ -124,12 +124,13 @@ def test_a_run_looks_for_its_table_once(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 def test_a_profile_is_a_calibration_at_a_quarter_of_the_length(llm: LLM) -> None:
     prompt = random_prompt(llm, PROFILED_LENGTH)
-    table = profile_prompt(llm.model, prompt)
+    table = profile_prompt(llm.model, prompt, threads=1)
     assert table.levels == LEVELS
     assert table.mean_past == np.mean(np.arange(1024, 4096))
     measured = calibration.measure_head_errors(
         llm.model,
         prompt[:PROFILE_TOKENS],
+        threads=llm.threads,
         levels=[16, 32, 64, 112, 176, 256],
         first_query=512,
         rule=HeadwiseConfig(local=128),

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core, _kernels
+from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
+from tests.reference.k_quants import quantize_k
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
-from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
-from tools.k_quants import quantize_k
 
 EPS = np.finfo(np.float32).eps
 FLOAT_TYPES = ["F32", "F16", "BF16"]

@@ -11,8 +11,8 @@ import pytest
 from edgeh2o import _core
 from edgeh2o.models import registered_architectures
 from edgeh2o.runners.native import NativeModelFile
+from tests.model.golden_cases import CASES, CONTEXT, options_of
 from tests.tiny_models import TinyModelFactory
-from tools.golden_cases import CASES, CONTEXT, options_of
 from tools.make_tiny_model import TinyModel
 
 FOLDER = Path(__file__).parent.parent / "golden"

@@ -15,9 +15,9 @@ from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.models import TensorBinding, read_model, registered_architectures
 from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequencies
+from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import write_tiny_model
-from tools.tiny_architectures import FAMILIES
 
 SHAPE = {"n_layers": 6, "model_dim": 32, "n_heads": 4, "head_dim": 8, "ffn_dim": 16}
 

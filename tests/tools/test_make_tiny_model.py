@@ -9,15 +9,15 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
+from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
+from tests.reference.k_quants import quantize_k
 from tests.tiny_models import TinyModelFactory
-from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
-from tools.k_quants import quantize_k
+from tests.tokenizer.vocabularies import byte_characters
 from tools.make_tiny_model import (
     CONTROL_TOKENS,
     TENSOR_TYPES,
-    byte_characters,
     main,
     write_tiny_model,
 )

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "isa/select.h"
-#include "tools/kernel_selftest/check.h"
+#include "tests/kernels/selftest/check.h"
 
 namespace edgeh2o::selftest {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "isa/kernel_table.h"
-#include "tools/kernel_selftest/check.h"
-#include "tools/kernel_selftest/matrices.h"
+#include "tests/kernels/selftest/check.h"
+#include "tests/kernels/selftest/matrices.h"
 
 namespace edgeh2o::selftest {
 

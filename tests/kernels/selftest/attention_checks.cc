@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "tools/kernel_selftest/attention_operands.h"
-#include "tools/kernel_selftest/check.h"
-#include "tools/kernel_selftest/matrices.h"
+#include "tests/kernels/selftest/attention_operands.h"
+#include "tests/kernels/selftest/check.h"
+#include "tests/kernels/selftest/matrices.h"
 
 namespace edgeh2o::selftest {
 namespace {

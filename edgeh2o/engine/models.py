@@ -1,0 +1,80 @@
+"""What models of every kind have in common, before their weights are read and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..attention.base import SparseAttentionConfig
+    from ..config import ModelConfig
+    from ..runners.base import Runner, SessionShape
+    from ..tokenizer import Tokenizer
+
+
+class DescribedModel(Protocol):
+    """What is known of a model before its weights are read."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape and constants of the model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> object:
+        """As in the file, unchecked."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the model file that tells models apart."""
+
+    def estimate_session_bytes(
+        self, attention: SparseAttentionConfig, shape: SessionShape
+    ) -> Mapping[str, int]:
+        """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
+
+
+class LoadedModel(DescribedModel, Protocol):
+    """A model with its weights."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether its runners show what their attention computes, as a profile needs it."""
+
+    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> Runner:
+        """Allocates everything that a prompt of ``shape.max_context`` tokens needs."""
+
+
+class ModelFile(DescribedModel, Protocol):
+    """An opened file that was found good; no weights read yet. A context manager."""
+
+    @property
+    def n_weight_bytes(self) -> int:
+        """Bytes of the weights in the file."""
+
+    @property
+    def n_mapped_bytes(self) -> int:
+        """Addresses that they will take."""
+
+    def __enter__(self) -> ModelFile: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def load(
+        self,
+        *,
+        check_tensors: bool = False,
+        on_bytes: Callable[[int, int], None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> LoadedModel:
+        """Loads the weights; ``on_bytes(done, total)`` counts bytes of the file.
+
+        ``meanwhile()`` is called once, while they are loaded where that goes on by itself; what it
+        raises ends the loading.
+        """
