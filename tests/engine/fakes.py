@@ -95,16 +95,11 @@ class ScriptedRunner:
 CONFIG = ModelConfig(
     architecture="llama",
     n_layers=N_LAYERS,
-    model_dim=8,
     n_heads=2,
     n_kv_heads=1,
     head_dim=4,
-    rotary_dim=4,
-    ffn_dim=16,
     vocab_size=64,
     context_length=8192,
-    norm_eps=1e-5,
-    rope_inv_freq=(1.0, 0.1),
     attention_scale=0.5,
 )
 
