@@ -75,9 +75,9 @@ def check_real(
 class ModelConfig:
     """What sessions, attention and statistics need to know of a model of any format.
 
-    ``context_length`` is in positions. An ``attention_soft_cap`` of 0 is none. ``has_key_bias``
-    tells of biases of the key projection. ``fingerprint`` names the weights, whatever their
-    quantisation.
+    ``n_heads`` and ``n_kv_heads`` are the largest of a layer. ``context_length`` is in positions.
+    An ``attention_soft_cap`` of 0 is none. ``has_key_bias`` tells of biases of the key projection.
+    ``fingerprint`` names the weights, whatever their quantisation.
     """
 
     architecture: str
@@ -92,6 +92,25 @@ class ModelConfig:
     has_key_bias: bool = False
     fingerprint: str = ""
 
+    @property
+    def n_slots(self) -> int:
+        """KV heads of all layers."""
+        return self.n_layers * self.n_kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """What a layer has of its own.
+
+    ``window`` counts the positions that a query sees, its own included; 0: all. ``ffn_dim`` is the
+    width of the feed-forward network, or of each expert.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    window: int = 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
@@ -105,13 +124,12 @@ class DecoderConfig(ModelConfig):
     ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
     output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
     "projection", or "none". With experts, every token goes through ``n_experts_used`` of
-    ``n_experts`` feed-forward networks of ``ffn_dim``. A ``logit_soft_cap`` of 0 is none.
-    ``sliding_layers`` has one entry per layer, or is empty.
+    ``n_experts`` feed-forward networks. A ``logit_soft_cap`` of 0 is none.
     """
 
+    layers: tuple[LayerConfig, ...]
     model_dim: int
     rotary_dim: int
-    ffn_dim: int
     norm_eps: float
     rope_inv_freq: tuple[float, ...]
     n_experts: int = 0
@@ -125,17 +143,13 @@ class DecoderConfig(ModelConfig):
     qk_norm: str = "none"
     activation: str = "silu"
     logit_soft_cap: float = 0.0
-    sliding_window: int = 0
-    sliding_layers: tuple[bool, ...] = ()
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        """Positions that a query of each layer sees, its own included; 0: all."""
-        layers = self.sliding_layers or (False,) * self.n_layers
-        return tuple(self.sliding_window if is_sliding else 0 for is_sliding in layers)
+    def n_slots(self) -> int:
+        return sum(layer.n_kv_heads for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

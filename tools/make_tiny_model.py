@@ -26,6 +26,7 @@ from tests.tiny_architectures import FAMILIES, Family
 from tests.tokenizer.vocabularies import byte_characters
 
 PerLayer = int | tuple[int, ...]
+LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)

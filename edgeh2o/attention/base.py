@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from ..errors import UsageError
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -21,10 +23,29 @@ class AttentionModel(Protocol):
     def n_layers(self) -> int: ...
 
     @property
-    def n_kv_heads(self) -> int: ...
+    def n_kv_heads(self) -> int:
+        """The largest number of a layer."""
+
+    @property
+    def n_slots(self) -> int:
+        """KV heads of all layers."""
 
     @property
     def fingerprint(self) -> str: ...
+
+
+def has_equal_kv_heads(model: AttentionModel) -> bool:
+    """Whether every layer has as many KV heads as the others: what budget tables are for."""
+    return model.n_slots == model.n_layers * model.n_kv_heads
+
+
+def require_equal_kv_heads(model: AttentionModel, what: str, cure: str) -> None:
+    """Raises UsageError, which says what needs it, for a model whose layers differ in KV heads."""
+    if not has_equal_kv_heads(model):
+        raise UsageError(
+            f"{what} needs layers of equal numbers of KV heads, and those of this model differ; "
+            f"{cure}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..config import check_int, check_real, option
 from ..errors import UsageError
-from .base import AttentionModel, SparseAttentionConfig
+from .base import (
+    AttentionModel,
+    SparseAttentionConfig,
+    has_equal_kv_heads,
+    require_equal_kv_heads,
+)
 from .budget_table import Budget, BudgetTable, find_table, read_table
 from .registry import register_sparse_attention
 
@@ -42,9 +47,10 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     Without ``budget_table`` the one of the model is looked up: in the cache folder, where
     `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
-    the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt.
-    ``max_loss`` needs a table. ``budgets`` gives the budgets themselves, ``None`` for the whole
-    past, and ``source`` tells where they are from. Raises UsageError for values out of range.
+    the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt; one
+    whose layers differ in KV heads always. ``max_loss`` needs a table. ``budgets`` gives the
+    budgets themselves, ``None`` for the whole past, and ``source`` tells where they are from.
+    Raises UsageError for values out of range.
     """
 
     preferred_chunk_size: ClassVar[int] = 256
@@ -118,14 +124,14 @@ class HeadwiseConfig(SparseAttentionConfig):
         """The budgets for a model.
 
         Raises FormatError for a table that cannot be used, UsageError for ``max_loss`` without a
-        measured loss below it and for ``budgets`` that do not fit the model.
+        measured loss below it, for ``budgets`` that do not fit the model and for a table where
+        layers differ in KV heads.
         """
-        n_heads = model.n_layers * model.n_kv_heads
         if self.budgets is not None:
-            if len(self.budgets) != n_heads:
+            if len(self.budgets) != model.n_slots:
                 raise UsageError(
-                    f"budgets has {len(self.budgets)} entries; the model has {model.n_layers} "
-                    f"layers of {model.n_kv_heads} KV heads"
+                    f"budgets has {len(self.budgets)} entries; the {model.n_layers} layers of the "
+                    f"model have {model.n_slots} KV heads"
                 )
             return HeadBudgets(self.budgets, self.budget or DEFAULT_BUDGET, self.source)
         found = self._find_table(model)
@@ -136,7 +142,7 @@ class HeadwiseConfig(SparseAttentionConfig):
                     "`edgeh2o calibrate MODEL`, or give --budget"
                 )
             budget = self.budget or DEFAULT_BUDGET
-            return HeadBudgets((budget,) * n_heads, budget, "uniform")
+            return HeadBudgets((budget,) * model.n_slots, budget, "uniform")
         table, source = found
         budget = self.budget or self._budget_of_loss(table)
         return HeadBudgets(table.budgets(budget), budget, source)
@@ -158,6 +164,10 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
         if self.profile is not None:
             return self.profile, "profile"
+        if self.budget_table is not None or self.max_loss is not None:
+            require_equal_kv_heads(model, "a budget table", "give --budget, for all heads the same")
+        if not has_equal_kv_heads(model):
+            return None
         if self.budget_table is None:
             return find_table(model.fingerprint)
         table = read_table(Path(self.budget_table))

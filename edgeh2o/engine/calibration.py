@@ -145,34 +145,37 @@ class _LayerProbe:
         self._first_query = first_query
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
-        self._sliding_layers = config.sliding_layers
-        self._attentions = [
-            _core.ChunkedAttention(
-                _core.headwise_policy(
-                    [level] * config.n_kv_heads,
-                    local=rule.local,
-                    sinks=rule.sinks,
-                    decay=rule.decay,
-                    page_size=rule.landmark_size,
-                ),
-                config.n_heads,
-                config.n_kv_heads,
-                config.head_dim,
-                chunk_size=chunk_size,
-                batch_size=-(-shape.max_context // chunk_size) * chunk_size,
-                max_context=shape.max_context,
-                scale=config.attention_scale,
-                threads=shape.threads,
-            )
-            for level in levels
-        ]
+        self._layers = config.layers
+        self._attentions = {
+            n_heads: [
+                _core.ChunkedAttention(
+                    _core.headwise_policy(
+                        [level] * config.n_kv_heads,
+                        local=rule.local,
+                        sinks=rule.sinks,
+                        decay=rule.decay,
+                        page_size=rule.landmark_size,
+                    ),
+                    n_heads,
+                    config.n_kv_heads,
+                    config.head_dim,
+                    chunk_size=chunk_size,
+                    batch_size=-(-shape.max_context // chunk_size) * chunk_size,
+                    max_context=shape.max_context,
+                    scale=config.attention_scale,
+                    threads=shape.threads,
+                )
+                for level in levels
+            ]
+            for n_heads in {layer.n_heads for layer in config.layers}
+        }
         self.errors = np.zeros((config.n_layers * config.n_kv_heads, len(levels)))
 
     def __call__(
         self, layer: int, residual: Floats, q: Floats, k: Floats, v: Floats, attended: Floats
     ) -> None:
         measured = slice(self._first_query, None)
-        if self._sliding_layers and self._sliding_layers[layer]:
+        if self._layers[layer].window:
             return  # a layer with a window reads its window, whatever the policy
         stream = float(np.square(residual[measured]).sum(dtype=np.float64))
         weights = self._model.dequantize(f"blk.{layer}.attn_output.weight")
@@ -183,7 +186,7 @@ class _LayerProbe:
             for part in np.split(weights, self._n_kv_heads, axis=1)
         ]
         heads = [array.reshape(len(array), -1, self._head_dim) for array in (q, k, v)]
-        for level, attention in enumerate(self._attentions):
+        for level, attention in enumerate(self._attentions[self._layers[layer].n_heads]):
             attention.reset()
             output = attention.run(0, *heads, is_last=True).reshape(attended.shape)
             difference = (output - attended)[measured]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..attention.base import require_equal_kv_heads
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
@@ -51,7 +52,8 @@ def calibrate(
     Losses are those of the same windows: they say how budgets compare, and are a little lower
     than on other text. ``on_progress("calibrate", done, total)`` counts steps of equal weight.
 
-    Raises UsageError for a text or a length that is too short, and ResourceError when the
+    Raises UsageError for a text or a length that is too short and a model whose layers differ in
+    KV heads, and ResourceError when the
     sessions do not fit in memory.
     """
     if length < _MIN_LENGTH:
@@ -60,6 +62,7 @@ def calibrate(
             "use a larger --length"
         )
     model = llm.model
+    require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
     if not model.shows_attention:
         raise UsageError(
             "calibration needs the model as a GGUF file; ONNX models that `edgeh2o export-onnx` "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..attention.base import describe_settings
+from ..attention.base import describe_settings, require_equal_kv_heads
 from ..config import PrefillConfig
 from ..errors import UsageError
 from .reporting import markdown_table
@@ -62,8 +62,10 @@ def record_selection(
 ) -> Selection:
     """Reads ``tokens`` [n] chunk by chunk with the attention of ``llm`` and notes every choice.
 
-    ``on_tokens(n)`` is called after every chunk. Raises UsageError when there is only one chunk.
+    ``on_tokens(n)`` is called after every chunk. Raises UsageError when there is only one
+    chunk, and for a model whose layers differ in KV heads.
     """
+    require_equal_kv_heads(llm.config, "a heatmap", "`edgeh2o perplexity` runs without them")
     chunk_size = llm.chunk_size
     if len(tokens) <= chunk_size:
         raise UsageError(

@@ -89,6 +89,11 @@ class DecoderExporter:
             raise FormatError(
                 "a mixture of experts cannot be written as ONNX yet; run the GGUF file itself"
             )
+        if len({(layer.n_heads, layer.n_kv_heads) for layer in self.config.layers}) > 1:
+            raise FormatError(
+                "layers with different numbers of heads cannot be written as ONNX: its "
+                "configuration has one number for all; run the GGUF file itself"
+            )
         if self.config.rotary_dim % 16:
             raise FormatError(
                 f"the model rotates {self.config.rotary_dim} dimensions of a head; "
@@ -167,9 +172,7 @@ class DecoderExporter:
 
     def window(self, layer: int) -> int:
         """Positions that a query of the layer sees, 0 for all."""
-        config = self.config
-        is_sliding = bool(config.sliding_layers) and config.sliding_layers[layer]
-        return config.sliding_window if is_sliding else 0
+        return self.config.layers[layer].window
 
     def rotary_tables(self, layer: int) -> tuple[str, str]:
         """Names of cos and sin [positions, pairs] of a layer."""

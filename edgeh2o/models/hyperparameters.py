@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config import MAX_CONTEXT
+from ..config import MAX_CONTEXT, LayerConfig
 from ..errors import FormatError
 from ..formats.metadata import Metadata
 from .keys import ArchitectureKeys
 from .rope import RopeScaling, read_rope_scaling
-from .windows import SlidingWindows, read_sliding_layers
+from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
 DEFAULT_FREQ_BASE = 10000.0
@@ -26,15 +26,12 @@ MAX_EXPERTS = 2**10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperparameters:
-    """Shape of a decoder, its windows, and the numbers that its RoPE frequencies are made of."""
+    """Shape of a decoder and of its layers, and what its RoPE frequencies are made of."""
 
-    n_layers: int
+    layers: tuple[LayerConfig, ...]
     model_dim: int
-    n_heads: int
-    n_kv_heads: int
     head_dim: int
     rotary_dim: int
-    ffn_dim: int
     n_experts: int
     n_experts_used: int
     vocab_size: int
@@ -43,22 +40,19 @@ class Hyperparameters:
     rope_base: float
     rope_scaling: RopeScaling
     sliding_rope_base: float | None
-    sliding_window: int
-    sliding_layers: tuple[bool, ...]
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Named sizes that tensor shapes are declared in."""
+    def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
+        """Named sizes that the shapes of a layer's tensors are declared in."""
         return {
             "model_dim": self.model_dim,
-            "ffn_dim": self.ffn_dim,
+            "ffn_dim": layer.ffn_dim,
             "n_experts": self.n_experts,
             "vocab_size": self.vocab_size,
             "head_dim": self.head_dim,
-            "q_dim": self.n_heads * self.head_dim,
-            "kv_dim": self.n_kv_heads * self.head_dim,
-            "qkv_dim": (self.n_heads + 2 * self.n_kv_heads) * self.head_dim,
-            "gate_up_dim": 2 * self.ffn_dim,
+            "q_dim": layer.n_heads * self.head_dim,
+            "kv_dim": layer.n_kv_heads * self.head_dim,
+            "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * self.head_dim,
+            "gate_up_dim": 2 * layer.ffn_dim,
         }
 
 
@@ -73,17 +67,10 @@ def read_hyperparameters(
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
     keys = ArchitectureKeys(metadata, architecture, n_layers)
     _refuse_unsupported(keys, has_experts=has_experts)
-    n_experts, n_experts_used, ffn_dim = _read_feed_forward(keys, has_experts=has_experts)
-
+    n_experts, n_experts_used, ffn_dims = _read_feed_forward(keys, has_experts=has_experts)
+    layers = _read_layers(keys, ffn_dims, read_windows(keys, windows))
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
-    n_heads = keys.integer("attention.head_count", maximum=MAX_HEADS)
-    n_kv_heads = keys.integer("attention.head_count_kv", maximum=MAX_HEADS, default=n_heads)
-    if n_heads % n_kv_heads:
-        raise FormatError(
-            f"{keys.quoted('attention.head_count')} is {n_heads}, which is not a multiple of "
-            f"{keys.quoted('attention.head_count_kv')} {n_kv_heads}"
-        )
-    head_dim = _read_head_dim(keys, model_dim, n_heads)
+    head_dim = _read_head_dim(keys, model_dim, layers[0].n_heads)
     rotary_dim = keys.integer("rope.dimension_count", maximum=MAX_HEAD_DIM, default=head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
         raise FormatError(
@@ -91,15 +78,11 @@ def read_hyperparameters(
             f"the head size {head_dim}"
         )
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
-    window, sliding_layers = read_sliding_layers(keys, windows)
     return Hyperparameters(
-        n_layers=n_layers,
+        layers=layers,
         model_dim=model_dim,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         rotary_dim=rotary_dim,
-        ffn_dim=ffn_dim,
         n_experts=n_experts,
         n_experts_used=n_experts_used,
         vocab_size=_read_vocab_size(keys),
@@ -108,22 +91,42 @@ def read_hyperparameters(
         rope_base=keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE),
         rope_scaling=read_rope_scaling(keys, context_length),
         sliding_rope_base=_read_sliding_rope_base(keys, windows),
-        sliding_window=window,
-        sliding_layers=sliding_layers,
     )
 
 
-def _read_feed_forward(keys: ArchitectureKeys, *, has_experts: bool) -> tuple[int, int, int]:
-    """Experts, experts of a token, and the width of a feed-forward network."""
+def _read_layers(
+    keys: ArchitectureKeys, ffn_dims: Sequence[int], windows: Sequence[int]
+) -> tuple[LayerConfig, ...]:
+    n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
+    if keys.has("attention.head_count_kv"):
+        n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS)
+    for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
+        if heads % kv_heads:
+            raise FormatError(
+                f"{keys.quoted('attention.head_count')} is {heads} in layer {layer}, which is not "
+                f"a multiple of {keys.quoted('attention.head_count_kv')} {kv_heads}"
+            )
+    return tuple(
+        LayerConfig(n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window)
+        for heads, kv_heads, ffn_dim, window in zip(
+            n_heads, n_kv_heads, ffn_dims, windows, strict=True
+        )
+    )
+
+
+def _read_feed_forward(
+    keys: ArchitectureKeys, *, has_experts: bool
+) -> tuple[int, int, tuple[int, ...]]:
+    """Experts, experts of a token, and the width of every layer's feed-forward networks."""
     if not has_experts:
-        return 0, 0, keys.integer("feed_forward_length", maximum=MAX_WIDTH)
+        return 0, 0, keys.integers("feed_forward_length", maximum=MAX_WIDTH)
     n_experts = keys.integer("expert_count", maximum=MAX_EXPERTS)
     n_used = keys.integer("expert_used_count", maximum=n_experts)
     if keys.has("expert_feed_forward_length"):
-        return n_experts, n_used, keys.integer("expert_feed_forward_length", maximum=MAX_WIDTH)
-    # What older files have is the width of all experts of a token together.
-    width = keys.integer("feed_forward_length", minimum=n_used, maximum=MAX_WIDTH)
-    return n_experts, n_used, width // n_used
+        width = keys.integer("expert_feed_forward_length", maximum=MAX_WIDTH)
+    else:  # what older files have is the width of all experts of a token together
+        width = keys.integer("feed_forward_length", minimum=n_used, maximum=MAX_WIDTH) // n_used
+    return n_experts, n_used, (width,) * keys.n_layers
 
 
 def _refuse_unsupported(keys: ArchitectureKeys, *, has_experts: bool) -> None:

@@ -30,21 +30,33 @@ class ArchitectureKeys:
     def has(self, key: str) -> bool:
         return self.full(key) in self.metadata
 
+    def integers(
+        self, key: str, *, maximum: int, default: int | None = None, minimum: int = 1
+    ) -> tuple[int, ...]:
+        """An integer per layer: of an array, or the same for all."""
+        name = self.full(key)
+        value = self.metadata.get(name, 0)
+        if isinstance(value, (int, float, str, tuple)) or len(value) != self.n_layers:
+            entries = [self.metadata]
+        else:
+            entries = [Metadata({name: entry}) for entry in value.tolist()]
+        numbers = [
+            entry.get_int(name, default=default, minimum=minimum, maximum=maximum)
+            for entry in entries
+        ]
+        return tuple(numbers) if len(numbers) > 1 else (numbers[0],) * self.n_layers
+
     def integer(
         self, key: str, *, maximum: int, default: int | None = None, minimum: int = 1
     ) -> int:
         """An integer; an array of one per layer counts if all layers agree."""
-        name = self.full(key)
-        metadata = self.metadata
-        value = metadata.get(name, 0)
-        if not isinstance(value, (int, float, str, tuple)) and len(value) == self.n_layers:
-            if (value != value[0]).any():
-                raise FormatError(
-                    f"{self.quoted(key)} differs from layer to layer; "
-                    "only models whose layers are all alike are supported"
-                )
-            metadata = Metadata({name: value[0].item()})
-        return metadata.get_int(name, default=default, minimum=minimum, maximum=maximum)
+        numbers = self.integers(key, maximum=maximum, default=default, minimum=minimum)
+        if len(set(numbers)) > 1:
+            raise FormatError(
+                f"{self.quoted(key)} differs from layer to layer; "
+                "only models whose layers are all alike in it are supported"
+            )
+        return numbers[0]
 
     def number(
         self, key: str, *, above: float, below: float, default: float | None = None

@@ -122,17 +122,18 @@ def _find_spec(metadata: Metadata) -> ArchitectureSpec:
 
 
 def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> DecoderConfig:
-    is_scaled_by_width = shape.n_layers == spec.n_layers_scaled_by_width
-    logit_dim = shape.model_dim / shape.n_heads if is_scaled_by_width else shape.head_dim
+    layers = shape.layers
+    is_scaled_by_width = len(layers) == spec.n_layers_scaled_by_width
+    logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else shape.head_dim
     return DecoderConfig(
         architecture=spec.name,
-        n_layers=shape.n_layers,
+        n_layers=len(layers),
+        layers=layers,
         model_dim=shape.model_dim,
-        n_heads=shape.n_heads,
-        n_kv_heads=shape.n_kv_heads,
+        n_heads=max(layer.n_heads for layer in layers),
+        n_kv_heads=max(layer.n_kv_heads for layer in layers),
         head_dim=shape.head_dim,
         rotary_dim=shape.rotary_dim,
-        ffn_dim=shape.ffn_dim,
         n_experts=shape.n_experts,
         n_experts_used=shape.n_experts_used,
         vocab_size=shape.vocab_size,
@@ -144,8 +145,6 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         attention_scale=1.0 / math.sqrt(logit_dim),
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
-        sliding_window=shape.sliding_window,
-        sliding_layers=shape.sliding_layers,
         rope_attention_factor=attention_factor(shape.rope_scaling),
         **_read_frequencies(gguf, spec, shape),
     )
@@ -170,7 +169,7 @@ def _read_frequencies(
     if long is not None and long in gguf.tensors:
         tables["long_rope_inv_freq"] = frequencies(long)
         tables["long_rope_after"] = shape.rope_scaling.original_context
-    if shape.sliding_layers and spec.windows is not None:
+    if spec.windows is not None and any(layer.window for layer in shape.layers):
         base = shape.sliding_rope_base or shape.rope_base
         scaling = NO_SCALING if spec.windows.has_plain_rope else shape.rope_scaling
         if (base, scaling) != (shape.rope_base, shape.rope_scaling):

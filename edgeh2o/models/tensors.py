@@ -99,8 +99,8 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = _expand(rules, shape.n_layers)
-    missing = [n for n, rule in by_name.items() if rule.required and n not in tensors]
+    by_name = _expand(rules, len(shape.layers))
+    missing = [n for n, (rule, _) in by_name.items() if rule.required and n not in tensors]
     if missing:
         raise FormatError(
             f"{_count(missing, 'tensor')} of architecture {architecture!r} missing: "
@@ -111,18 +111,18 @@ def bind_tensors(
     if unknown:
         raise FormatError(
             f"{_count(unknown, 'tensor')} that architecture {architecture!r} with "
-            f"{shape.n_layers} layers does not use: {_some(unknown)}; the model is of a variant "
+            f"{len(shape.layers)} layers does not use: {_some(unknown)}; the model is of a variant "
             "that is not supported, and leaving them out would give wrong answers"
         )
     bindings: list[TensorBinding] = []
     row_orders: dict[int, array[int]] = {}
-    sizes = shape.sizes
+    sizes = [shape.sizes(layer) for layer in shape.layers]
     for name, info in tensors.items():
         if name not in by_name:
             continue
-        rule = by_name[name]
-        _check_tensor(info, rule, sizes)
-        for part, first_row, n_rows in _parts(info, rule, shape):
+        rule, layer = by_name[name]
+        _check_tensor(info, rule, sizes[layer])
+        for part, first_row, n_rows in _parts(info, rule, sizes[layer]):
             row_order = None
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
@@ -135,9 +135,9 @@ def bind_tensors(
     return bindings
 
 
-def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, TensorRule]:
-    """Rules by the name of the tensor; those of layers once per layer."""
-    by_name: dict[str, TensorRule] = {}
+def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
+    """Rules by the name of the tensor, and the layer; those of no layer have 0."""
+    by_name: dict[str, tuple[TensorRule, int]] = {}
     for rule in rules:
         layers = range(n_layers) if "{layer}" in rule.name else range(1)
         for layer in layers:
@@ -146,12 +146,13 @@ def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, TensorRule]
                 for part in rule.parts
             )
             name = rule.name.replace("{layer}", str(layer))
-            by_name[name] = TensorRule(name, rule.shape, rule.required, rule.rotated, parts)
+            own = TensorRule(name, rule.shape, rule.required, rule.rotated, parts)
+            by_name[name] = own, layer
     return by_name
 
 
 def _parts(
-    info: TensorInfo, rule: TensorRule, shape: Hyperparameters
+    info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]
 ) -> Iterator[tuple[TensorPart, int, int]]:
     """Every part with its first row and its number of rows."""
     if len(rule.shape) == 3:
@@ -163,7 +164,7 @@ def _parts(
         yield TensorPart(rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
     for part in rule.parts:
-        n_rows = shape.sizes[part.rows]
+        n_rows = sizes[part.rows]
         yield part, first_row, n_rows
         first_row += n_rows
 

@@ -32,12 +32,10 @@ class SlidingWindows:
     has_plain_rope: bool = False
 
 
-def read_sliding_layers(
-    keys: ArchitectureKeys, rule: SlidingWindows | None
-) -> tuple[int, tuple[bool, ...]]:
-    """Width of the window and, per layer, whether it has one; ``(0, ())`` if none has.
+def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[int, ...]:
+    """Width of the window of every layer, 0 for none.
 
-    A query at position ``i`` of such a layer sees positions ``i - width + 1`` to ``i``.
+    A query at position ``i`` of a layer with one sees positions ``i - width + 1`` to ``i``.
     """
     needs_one = rule is not None and rule.default is not None
     window = keys.integer(
@@ -47,14 +45,13 @@ def read_sliding_layers(
         default=rule.default or 0 if rule else 0,
     )
     if window == 0:
-        return 0, ()
+        return (0,) * keys.n_layers
     if rule is None:
         raise FormatError(
             f"{keys.quoted(WINDOW_KEY)} is {window}, but sliding windows are not supported for "
             f"architecture {quote(keys.architecture)}"
         )
-    layers = _read_pattern(keys, rule.full_every)
-    return (window, layers) if any(layers) else (0, ())
+    return tuple(window * has_window for has_window in _read_pattern(keys, rule.full_every))
 
 
 def _read_pattern(keys: ArchitectureKeys, default: int) -> tuple[bool, ...]:

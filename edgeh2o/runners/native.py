@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from .. import _core
+from ..attention.base import has_equal_kv_heads
 from ..config import DecoderConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
@@ -132,8 +133,6 @@ class NativeModelFile:
 class NativeModel:
     """Weights in the layout of one instruction set, and the tokenizer of the same file."""
 
-    shows_attention = True
-
     def __init__(
         self,
         core_model: _core.Model,
@@ -160,6 +159,11 @@ class NativeModel:
         ResourceError for a file that cannot be read any more.
         """
         return fingerprint_file(self._file, self._tensors)
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether its heads' errors can be measured, which is for layers of equal KV heads."""
+        return has_equal_kv_heads(self.config)
 
     @property
     def weight_bytes(self) -> int:
@@ -248,9 +252,7 @@ def _decoder_config(config: DecoderConfig) -> _core.DecoderConfig:
     }
     has_sliding_rope = bool(config.sliding_rope_inv_freq)
     sliding_rope = {"inv_freq": config.sliding_rope_inv_freq}
-    layer = {
-        "n_heads": config.n_heads,
-        "n_kv_heads": config.n_kv_heads,
+    shared = {
         "key_dim": config.head_dim,
         "value_dim": config.head_dim,
         "attention_scale": config.attention_scale,
@@ -258,13 +260,11 @@ def _decoder_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qk_norm": config.qk_norm,
         "ffn": "experts" if config.n_experts else "gated",
         "activation": config.activation,
-        "ffn_dim": config.ffn_dim,
         "n_experts": config.n_experts,
         "n_experts_used": config.n_experts_used,
         "norm_placement": config.norm_placement,
         "residual_scale": config.residual_scale,
     }
-    windows = config.windows
     try:
         return _core.DecoderConfig(
             model_dim=config.model_dim,
@@ -272,8 +272,8 @@ def _decoder_config(config: DecoderConfig) -> _core.DecoderConfig:
             norm_eps=config.norm_eps,
             ropes=[rope, sliding_rope] if has_sliding_rope else [rope],
             layers=[
-                {**layer, "window": window, "rope": int(window > 0 and has_sliding_rope)}
-                for window in windows
+                {**shared, **asdict(layer), "rope": int(layer.window > 0 and has_sliding_rope)}
+                for layer in config.layers
             ],
             embedding_scale=config.embedding_scale,
             logit_scale=config.logit_scale,

@@ -23,6 +23,7 @@ from edgeh2o.errors import UsageError
 class Model:
     n_layers: int = 2
     n_kv_heads: int = 3
+    n_slots: int = 6
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "256", True, None, 2**31])

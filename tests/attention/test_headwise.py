@@ -23,6 +23,14 @@ class Model:
     n_kv_heads: int = 1
     fingerprint: str = ""
 
+    @property
+    def n_slots(self) -> int:
+        return self.n_layers * self.n_kv_heads
+
+
+class UnequalModel(Model):
+    n_slots = 2
+
 
 def test_without_a_table_every_head_gets_the_same() -> None:
     chosen = HeadwiseConfig().choose_budgets(Model())
@@ -67,8 +75,18 @@ def test_explicit_budgets_must_fit_the_model() -> None:
     config = HeadwiseConfig(budgets=(4, None, 6))
     assert config.choose_budgets(Model()).per_head == (4, None, 6)
     assert "1 of them the whole past" in repr(config.make_policy(Model()))
-    with pytest.raises(UsageError, match=r"3 entries; the model has 2 layers of 1"):
+    with pytest.raises(UsageError, match=r"3 entries; the 2 layers of the model have 2 KV heads"):
         config.choose_budgets(Model(n_layers=2))
+
+
+def test_layers_that_differ_in_kv_heads_have_no_table() -> None:
+    model = UnequalModel(n_layers=30, n_kv_heads=3, fingerprint=SMOLLM2)
+    chosen = HeadwiseConfig(budget=512).choose_budgets(model)
+    assert (chosen.per_head, chosen.source) == ((512,) * 2, "uniform")
+    assert HeadwiseConfig(budgets=(4, None)).choose_budgets(model).per_head == (4, None)
+    for config in (HeadwiseConfig(budget_table="table.json"), HeadwiseConfig(max_loss=1.0)):
+        with pytest.raises(UsageError, match=r"a budget table needs layers of equal.*--budget"):
+            config.choose_budgets(model)
 
 
 def test_a_loss_needs_a_table() -> None:

@@ -98,9 +98,9 @@ def test_layers_with_a_window(
     tiny_model: TinyModelFactory, architecture: str, options: dict[str, object], layers: str
 ) -> None:
     config = read_tiny(tiny_model, architecture, **options)
-    assert config.sliding_layers == tuple(layer == "w" for layer in layers)
-    default = 4096 if architecture == "gemma2" else 0
-    assert config.sliding_window == (options.get("sliding_window", default) if layers else 0)
+    width = options.get("sliding_window", 4096)
+    expected = [width if layer == "w" else 0 for layer in layers or "." * SHAPE["n_layers"]]
+    assert [layer.window for layer in config.layers] == expected
 
 
 def test_a_pattern_may_be_an_array(read_with_key: Callable[..., DecoderConfig]) -> None:
@@ -109,7 +109,8 @@ def test_a_pattern_may_be_an_array(read_with_key: Callable[..., DecoderConfig]) 
     def add(writer: GGUFWriter) -> None:
         writer.add_sliding_window_pattern(list(pattern))
 
-    assert read_with_key("gemma3", add, sliding_window=5).sliding_layers == pattern
+    config = read_with_key("gemma3", add, sliding_window=5)
+    assert [layer.window for layer in config.layers] == [5 * has_window for has_window in pattern]
 
 
 def test_layers_with_a_window_have_their_own_rope(tiny_model: TinyModelFactory) -> None:

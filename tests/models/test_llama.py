@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
-from edgeh2o.config import DecoderConfig
+from edgeh2o.config import DecoderConfig, LayerConfig
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.models import (
@@ -55,9 +55,9 @@ def test_reads_the_configuration(tmp_path: Path) -> None:
         model_dim=MODEL_DIM,
         n_heads=N_HEADS,
         n_kv_heads=N_KV_HEADS,
+        layers=(LayerConfig(n_heads=N_HEADS, n_kv_heads=N_KV_HEADS, ffn_dim=FFN_DIM),) * N_LAYERS,
         head_dim=HEAD_DIM,
         rotary_dim=HEAD_DIM,
-        ffn_dim=FFN_DIM,
         vocab_size=VOCAB,
         context_length=512,
         norm_eps=0.5**17,
@@ -135,6 +135,31 @@ def test_per_layer_arrays_that_agree_count_as_one_number(tmp_path: Path) -> None
         "llama.feed_forward_length": array(raw.UINT64, [FFN_DIM] * N_LAYERS),
     }
     assert read(tmp_path, Change(per_layer))[0] == read(tmp_path, Change())[0]
+
+
+def test_per_layer_arrays_make_layers_differ(tmp_path: Path) -> None:
+    per_layer = {
+        "llama.attention.head_count": array(raw.UINT32, [N_HEADS, 2]),
+        "llama.attention.head_count_kv": array(raw.INT32, [1, 2]),
+        "llama.feed_forward_length": array(raw.UINT64, [FFN_DIM, 40]),
+    }
+    shapes = {
+        "blk.0.attn_k": (MODEL_DIM, HEAD_DIM),
+        "blk.0.attn_v": (MODEL_DIM, HEAD_DIM),
+        "blk.1.attn_q": (MODEL_DIM, 2 * HEAD_DIM),
+        "blk.1.attn_output": (2 * HEAD_DIM, MODEL_DIM),
+        "blk.1.ffn_gate": (MODEL_DIM, 40),
+        "blk.1.ffn_up": (MODEL_DIM, 40),
+        "blk.1.ffn_down": (40, MODEL_DIM),
+    }
+    tensors = {f"{name}.weight": raw.f32_tensor(*shape) for name, shape in shapes.items()}
+    config, bindings = read(tmp_path, Change(per_layer, tensors))
+    assert config.layers == (
+        LayerConfig(n_heads=N_HEADS, n_kv_heads=1, ffn_dim=FFN_DIM),
+        LayerConfig(n_heads=2, n_kv_heads=2, ffn_dim=40),
+    )
+    assert (config.n_heads, config.n_kv_heads, config.n_slots) == (N_HEADS, 2, 3)
+    assert {len(b.row_order) for b in bindings if b.row_order} == {4, 8, 16}
 
 
 def test_vocabulary_size_without_a_tokenizer(tmp_path: Path) -> None:

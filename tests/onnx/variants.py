@@ -208,8 +208,9 @@ def causal_bias(exporter: DecoderExporter) -> str:
     queries = add("Range", [n_past, total, one], "/mask/queries")
     queries = add("Unsqueeze", [queries, numbers("/axis", [1])], "/mask/column")
     hidden = add("Greater", [keys, queries], "/mask/Greater")
-    if exporter.config.sliding_window:
-        width = numbers("/mask/window", exporter.config.sliding_window)
+    window = max(layer.window for layer in exporter.config.layers)
+    if window:
+        width = numbers("/mask/window", window)
         first = add("Sub", [queries, width], "/mask/first")
         old = add("LessOrEqual", [keys, first], "/mask/old")
         hidden = add("Or", [hidden, old], "/mask/Or")
