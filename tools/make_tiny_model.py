@@ -24,6 +24,8 @@ from tools.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tools.k_quants import K_TYPES, quantize_k
 from tools.tiny_architectures import FAMILIES, Family
 
+PerLayer = int | tuple[int, ...]
+
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", *K_TYPES, *CODEBOOK_TYPES)
 TENSOR_TYPES = FLOAT_TYPES + BLOCK_TYPES
@@ -31,10 +33,7 @@ INTEGER_OPTIONS = (
     "seed",
     "n_layers",
     "model_dim",
-    "n_heads",
-    "n_kv_heads",
     "head_dim",
-    "ffn_dim",
     "n_experts",
     "n_experts_used",
     "vocab_size",
@@ -43,6 +42,7 @@ INTEGER_OPTIONS = (
     "sliding_window_pattern",
     "original_context",
 )
+LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
 ROPE_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Left and right part of each merge, in order of priority; "_" stands for the space byte.
@@ -73,6 +73,7 @@ class TinyModel:
     Attributes:
         tensor_type: type of every matrix, one of TENSOR_TYPES; vectors are F32.
         embedding_type: type of the token embedding and output; None for tensor_type.
+        n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
@@ -91,10 +92,10 @@ class TinyModel:
     embedding_type: str | None = None
     n_layers: int = 3
     model_dim: int = 256
-    n_heads: int = 8
-    n_kv_heads: int = 2
+    n_heads: PerLayer = 8
+    n_kv_heads: PerLayer = 2
     head_dim: int = 32
-    ffn_dim: int = 512
+    ffn_dim: PerLayer = 512
     n_experts: int = 6
     n_experts_used: int = 2
     vocab_size: int = 320
@@ -114,6 +115,13 @@ class TinyModel:
         return FAMILIES[self.architecture]
 
     @property
+    def layers(self) -> list[tuple[int, ...]]:
+        """LAYER_OPTIONS of every layer."""
+        values = (getattr(self, name) for name in LAYER_OPTIONS)
+        rows = (value if isinstance(value, tuple) else (value,) * self.n_layers for value in values)
+        return list(zip(*rows, strict=True))
+
+    @property
     def n_pairs(self) -> int:
         """Rotated pairs of a head."""
         return (self.rotary_dim or self.head_dim) // 2
@@ -126,7 +134,11 @@ class TinyModel:
             raise ValueError(f"architecture is one of {', '.join(FAMILIES)}")
         if self.rope_scaling not in (None, *ROPE_SCALINGS):
             raise ValueError(f"rope_scaling is None or one of {', '.join(ROPE_SCALINGS)}")
-        if self.n_heads % self.n_kv_heads:
+        for name in LAYER_OPTIONS:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != self.n_layers:
+                raise ValueError(f"{name} is one number, or one for each of {self.n_layers} layers")
+        if any(n_heads % n_kv_heads for n_heads, n_kv_heads, _ in self.layers):
             raise ValueError("n_heads must be a multiple of n_kv_heads")
         smallest = len(_vocabulary()[0])
         if self.vocab_size < smallest:
@@ -233,8 +245,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         values = mean + std * rng.standard_normal(shape)
         tensors[name] = values.astype(np.float32)
 
-    width, heads_dim = model.model_dim, model.n_heads * model.head_dim
-    kv_dim = model.n_kv_heads * model.head_dim
+    width = model.model_dim
     # Rows of unit-variance input: a standard deviation of cols**-0.5 keeps the variance.
     qk_std = (ATTENTION_LOGIT_STD / width) ** 0.5
     embedding_std = 2.0 * width**-0.5
@@ -249,13 +260,14 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             factors = np.linspace(fastest, slowest, model.n_pairs, dtype=np.float32)
             tensors[f"rope_factors_{name}.weight"] = factors
     family = model.family
-    qk_norm_dims = {
-        None: (),
-        "head": (model.head_dim, model.head_dim),
-        "projection": (heads_dim, kv_dim),
-    }[family.qk_norm]
-    for layer_idx in range(model.n_layers):
+    for layer_idx, (n_heads, n_kv_heads, ffn_dim) in enumerate(model.layers):
         prefix = f"blk.{layer_idx}."
+        heads_dim, kv_dim = n_heads * model.head_dim, n_kv_heads * model.head_dim
+        qk_norm_dims = {
+            None: (),
+            "head": (model.head_dim, model.head_dim),
+            "projection": (heads_dim, kv_dim),
+        }[family.qk_norm]
         for name, is_there in (
             ("attn_norm", family.pre_norms),
             ("ffn_norm", family.pre_norms),
@@ -271,9 +283,9 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             ("attn_k", kv_dim, width, qk_std),
             ("attn_v", kv_dim, width, width**-0.5),
             ("attn_output", width, heads_dim, heads_dim**-0.5),
-            ("ffn_gate", model.ffn_dim, width, width**-0.5),
-            ("ffn_up", model.ffn_dim, width, width**-0.5),
-            ("ffn_down", width, model.ffn_dim, model.ffn_dim**-0.5),
+            ("ffn_gate", ffn_dim, width, width**-0.5),
+            ("ffn_up", ffn_dim, width, width**-0.5),
+            ("ffn_down", width, ffn_dim, ffn_dim**-0.5),
         ):
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             if model.biases or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
@@ -281,9 +293,9 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         if family.has_experts:
             normal(ROUTER.format(layer_idx), model.n_experts, width, std=2.0 * width**-0.5)
             for name, rows, cols in (
-                ("ffn_gate", model.ffn_dim, width),
-                ("ffn_up", model.ffn_dim, width),
-                ("ffn_down", width, model.ffn_dim),
+                ("ffn_gate", ffn_dim, width),
+                ("ffn_up", ffn_dim, width),
+                ("ffn_down", width, ffn_dim),
             ):
                 del tensors[f"{prefix}{name}.weight"]
                 stacked = f"{prefix}{name}_exps.weight"
@@ -330,6 +342,11 @@ def _add_tensor(writer: GGUFWriter, name: str, values: NDArray[np.float32], type
     writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[type_name])
 
 
+def _per_layer(text: str) -> PerLayer:
+    numbers = tuple(map(int, text.split(",")))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options of the command line, named like the fields of TinyModel."""
     parser = argparse.ArgumentParser(prog="make_tiny_model", description=__doc__.split("\n")[0])
@@ -341,6 +358,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in INTEGER_OPTIONS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=getattr(defaults, name), metavar="N")
+    for name in LAYER_OPTIONS:
+        flag = "--" + name.replace("_", "-")
+        default = getattr(defaults, name)
+        parser.add_argument(flag, type=_per_layer, default=default, metavar="N[,N...]")
     parser.add_argument("--rotary-dim", type=int, metavar="N")
     parser.add_argument("--rope-base", type=float, default=defaults.rope_base, metavar="X")
     parser.add_argument("--rope-scaling", choices=ROPE_SCALINGS)
