@@ -25,12 +25,14 @@ from tests.model.model_pair import (
     ModelPair,
     layers_of,
     load_pair,
+    make_h2o,
     prefill,
     random_tokens,
     relative_error,
     split,
 )
-from tests.reference.decoder import AttentionLayer
+from tests.reference.decoder import AttentionLayer, ReferenceDecoder
+from tests.reference.dense import DenseLayer
 from tests.reference.headwise import HeadwiseLayer
 from tests.tiny_models import TinyModelFactory
 
@@ -180,3 +182,44 @@ def test_inspect_shows_the_memory_of_a_session(
     assert main(["inspect", model, "--ctx-size", "512", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["memory_bytes"]["kv_cache"] == 512 * 2 * 7 * 16 * 2
+
+
+def test_windows_scales_and_caps_of_a_layer_are_its_own(
+    tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file says so yet: the core's own configuration does."""
+    path = tiny_model(**{**UNEQUAL, "n_layers": 3})
+    attention = [
+        {"scale": 0.25, "soft_cap": None, "window": 24},
+        {"scale": 0.1, "soft_cap": 2.0, "window": None},
+        {"scale": 0.4, "soft_cap": 5.0, "window": CHUNK_SIZE + 9},
+    ]
+    original = _core.DecoderConfig
+
+    def make_config(*, layers: list[dict[str, object]], **fields: object) -> _core.DecoderConfig:
+        for layer, own in zip(layers, attention, strict=True):
+            layer |= {
+                "attention_scale": own["scale"],
+                "attention_soft_cap": own["soft_cap"] or 0.0,
+                "window": own["window"] or 0,
+            }
+        return original(layers=layers, **fields)
+
+    monkeypatch.setattr(_core, "DecoderConfig", make_config)
+    with NativeModelFile(path) as file:
+        pair = ModelPair(file.load()._core_model, ReferenceDecoder.from_gguf(path))
+    tokens = random_tokens(2 * CHUNK_SIZE + 20)
+    for name in ("dense", "h2o"):
+        options = iter(attention)
+
+        def make_layer(**_: object) -> AttentionLayer:
+            own = next(options)  # noqa: B023
+            if name == "dense" or own["window"]:  # noqa: B023
+                return DenseLayer(**own)
+            return make_h2o(scale=own["scale"], soft_cap=own["soft_cap"])
+
+        run = pair.reference.start(make_layer)
+        session = pair.session(layers_of(name)[1](), cache_type="f32")
+        expected = run.prefill(tokens)
+        assert relative_error(prefill(session, tokens), expected) < 2e-5
+        assert relative_error(session.decode(7), run.decode(7)) < 2e-5
