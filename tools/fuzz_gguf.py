@@ -33,6 +33,7 @@ SEED_OPTIONS: tuple[dict[str, object], ...] = (
     {"tensor_type": "F16", "biases": True, "tied": False},
     {"tensor_type": "Q8_0", "rope_scaling": "linear", "rotary_dim": 8},
     {"tensor_type": "BF16", "rope_scaling": "llama3"},
+    {"n_layers": 2, "n_heads": (2, 4), "n_kv_heads": (1, 2), "ffn_dim": (32, 64)},
 )
 
 
@@ -40,7 +41,9 @@ def make_seeds() -> Iterator[bytes]:
     """Small correct models."""
     with tempfile.TemporaryDirectory() as folder:
         for options in SEED_OPTIONS:
-            yield write_tiny_model(Path(folder) / "seed.gguf", **SMALLEST, **options).read_bytes()
+            yield write_tiny_model(
+                Path(folder) / "seed.gguf", **{**SMALLEST, **options}
+            ).read_bytes()
 
 
 def make_target(folder: Path) -> Callable[[bytes], None]:

@@ -21,6 +21,15 @@ CHUNK_SIZE = 64
 LOCAL, HEAVY = 12, 4
 MAX_CONTEXT = 640
 VOCAB_SIZE = 320
+# Layers that differ in heads, KV heads and feed-forward width.
+UNEQUAL: dict[str, object] = {
+    "n_layers": 3,
+    "model_dim": 64,
+    "head_dim": 16,
+    "n_heads": (4, 2, 4),
+    "n_kv_heads": (2, 1, 4),
+    "ffn_dim": (96, 64, 128),
+}
 
 Tokens = NDArray[np.int32]
 Logits = NDArray[np.float32]

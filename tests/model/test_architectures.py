@@ -10,6 +10,7 @@ from tests.model.model_pair import (
     CHUNK_SIZE,
     HEAVY,
     LOCAL,
+    UNEQUAL,
     decisive_prompt,
     layers_of,
     load_pair,
@@ -47,12 +48,17 @@ MODELS = {
         "rope_scaling": "linear",
     },
     "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},
+    "unequal": {**UNEQUAL, "biases": True},
+    "unequal-projection-norms": {**UNEQUAL, "architecture": "olmo2", "tied": False},
+    "unequal-fused": {**UNEQUAL, "architecture": "phi3"},
+    "unequal-windows": {**UNEQUAL, "architecture": "gemma2", "sliding_window": NARROW},
+    "unequal-experts": {**UNEQUAL, "architecture": "qwen3moe", "ffn_dim": 96},
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: str) -> None:
-    pair = load_pair(tiny_model, **SHAPE, **MODELS[name])
+    pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
     tokens = random_tokens(3 * CHUNK_SIZE + 17)
     make_layer, make_policy = layers_of("dense")
     expected = pair.reference.start(make_layer).prefill(tokens)
@@ -69,7 +75,7 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
     "name", [name for name in MODELS if name not in ("mistral", "phi3-window")]
 )
 def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, name: str) -> None:
-    pair = load_pair(tiny_model, **SHAPE, **MODELS[name])
+    pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
     tokens = decisive_prompt(pair, 2 * CHUNK_SIZE + 40)
     make_layer, make_policy = layers_of("h2o")
     expected = pair.reference.start(make_layer).prefill(tokens)
@@ -81,7 +87,7 @@ def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3-window"])
 def test_sparse_policies_leave_windows_exact(tiny_model: TinyModelFactory, name: str) -> None:
-    pair = load_pair(tiny_model, **SHAPE, **MODELS[name])
+    pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
     tokens = random_tokens(3 * CHUNK_SIZE)
     dense, sparse = (
         prefill(pair.session(layers_of(attention)[1]()), tokens) for attention in ("dense", "h2o")

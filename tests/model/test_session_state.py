@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from edgeh2o import _core
 from tests.model.model_pair import (
     CHUNK_SIZE,
     MAX_CONTEXT,
+    UNEQUAL,
     VOCAB_SIZE,
     ModelPair,
     decisive_prompt,
@@ -22,9 +24,9 @@ from tests.model.model_pair import (
 )
 from tests.tiny_models import TinyModelFactory
 
-MakePolicy = Callable[[], _core.SparsePolicy]
+MakePolicy = Callable[..., _core.SparsePolicy]
 N_PROMPT, N_ANSWER, N_MORE = 3 * CHUNK_SIZE + 20, 5, 2 * CHUNK_SIZE + 9
-N_LAYERS, N_KV_HEADS = 2, 2
+WINDOW = 24
 # u64 position, prefill_end, pairs_dense, pairs; per slot of H2O: n_memory, chunk_begin, n_scored.
 SESSION_HEADER, SLOT_HEADER = struct.Struct("<4Q"), struct.Struct("<3Q")
 
@@ -53,14 +55,17 @@ def _copy_rows(source: _core.Sequence, target: _core.Sequence) -> None:
         copy[:] = rows
 
 
+def _headwise(*budgets: int | None, **options: int) -> MakePolicy:
+    return lambda n_slots=4: _core.headwise_policy((budgets * 2)[:n_slots], **options)
+
+
+# Policies of a number of layers times KV heads.
 POLICIES: dict[str, MakePolicy] = {
-    "dense": _core.dense_policy,
-    "h2o": lambda: _core.h2o_policy(12, 4),
-    "headwise": lambda: _core.headwise_policy([None, 8, 16, 40], local=4, sinks=2, page_size=16),
-    "recall": lambda: _core.headwise_policy([None, 8, 16, None], local=4, max_past=32),
-    "joined pages": lambda: _core.headwise_policy(
-        [None, 8, 16, None], local=4, page_size=1, max_past=20
-    ),
+    "dense": lambda n_slots=4: _core.dense_policy(),
+    "h2o": lambda n_slots=4: _core.h2o_policy(12, 4),
+    "headwise": _headwise(None, 8, 16, 40, local=4, sinks=2, page_size=16),
+    "recall": _headwise(None, 8, 16, None, local=4, max_past=32),
+    "joined pages": _headwise(None, 8, 16, None, local=4, page_size=1, max_past=20),
 }
 
 
@@ -69,8 +74,21 @@ POLICIES: dict[str, MakePolicy] = {
 def test_a_loaded_session_goes_on_bit_for_bit(
     pair: ModelPair, policy: str, cache_type: str
 ) -> None:
+    _check_that_it_goes_on(pair, POLICIES[policy], cache_type)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_session_of_layers_that_differ_goes_on_too(
+    tiny_model: TinyModelFactory, policy: str, architecture: str
+) -> None:
+    pair = load_pair(tiny_model, **UNEQUAL, architecture=architecture, sliding_window=WINDOW)
+    n_slots = sum(UNEQUAL["n_kv_heads"])
+    _check_that_it_goes_on(pair, partial(POLICIES[policy], n_slots), "f16")
+
+
+def _check_that_it_goes_on(pair: ModelPair, make_policy: MakePolicy, cache_type: str) -> None:
     tokens = random_tokens(N_PROMPT + N_ANSWER + N_MORE)
-    make_policy = POLICIES[policy]
     whole = pair.session(make_policy(), cache_type=cache_type)
     _start(whole, tokens)
     loaded = pair.session(make_policy(), cache_type=cache_type)

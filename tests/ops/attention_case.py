@@ -16,11 +16,12 @@ Qkv = tuple[Array, Array, Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Heads of a layer; `group` query heads share a KV head."""
+    """Heads of a layer; `group` query heads share a KV head. `value_dim` None is `head_dim`."""
 
     n_kv_heads: int = 2
     group: int = 3
     head_dim: int = 64
+    value_dim: int | None = None
 
     @property
     def n_heads(self) -> int:
@@ -33,6 +34,7 @@ class Shape:
             "n_heads": self.n_heads,
             "n_kv_heads": self.n_kv_heads,
             "head_dim": self.head_dim,
+            **({"value_dim": self.value_dim} if self.value_dim else {}),
         }
 
 
@@ -63,6 +65,7 @@ def make_attention(
         shape.n_heads,
         shape.n_kv_heads,
         shape.head_dim,
+        value_dim=shape.value_dim,
         chunk_size=chunk_size,
         batch_size=batch_size or max_context,
         max_context=max_context,

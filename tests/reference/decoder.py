@@ -45,8 +45,6 @@ class ReferenceConfig:
 
     n_layers: int
     model_dim: int
-    n_heads: int
-    n_kv_heads: int
     head_dim: int
     rotary_dim: int
     norm_eps: float
@@ -99,11 +97,11 @@ def _split_fused(
 ) -> dict[str, NDArray[np.float32]]:
     """Weights with Q, K, V and gate, up as matrices of their own."""
     split = dict(weights)
-    q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     for layer in range(config.n_layers):
         prefix = f"blk.{layer}."
         qkv = split.pop(f"{prefix}attn_qkv.weight")
-        parts = np.split(qkv, [q_dim, q_dim + kv_dim])
+        q_dim = split[f"{prefix}attn_output.weight"].shape[1]
+        parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])
         gate_up = np.split(split.pop(f"{prefix}ffn_up.weight"), 2)
         names = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
         for name, part in zip(names, (*parts, *gate_up), strict=True):
@@ -188,8 +186,10 @@ class ReferenceDecoder:
         def number(key: str, default: float | None = None) -> float:
             return float(value(f"{architecture}.{key}", default))
 
-        n_layers, n_heads = int(number("block_count")), int(number("attention.head_count"))
+        n_layers = int(number("block_count"))
         model_dim = int(number("embedding_length"))
+        # Heads are counted by the rows of their matrices: layers may differ.
+        n_heads = np.ravel(value(f"{architecture}.attention.head_count"))[0]
         head_dim = int(number("attention.key_length", model_dim // n_heads))
         rotary_dim = int(number("rope.dimension_count", head_dim))
         base = number("rope.freq_base", 10000.0)
@@ -215,8 +215,6 @@ class ReferenceDecoder:
         config = ReferenceConfig(
             n_layers=n_layers,
             model_dim=model_dim,
-            n_heads=n_heads,
-            n_kv_heads=int(number("attention.head_count_kv", n_heads)),
             head_dim=head_dim,
             rotary_dim=rotary_dim,
             norm_eps=number("attention.layer_norm_rms_epsilon"),
@@ -343,16 +341,8 @@ class DecoderRun:
         angles: Array,
         attend: Callable[[Array, Array, Array], Array],
     ) -> Array:
-        config = self._decoder.config
         normed = self._norm(prefix + "attn_norm", x)
-        q, k, v = (
-            self._heads(prefix + name, normed, n_heads)
-            for name, n_heads in (
-                ("attn_q", config.n_heads),
-                ("attn_k", config.n_kv_heads),
-                ("attn_v", config.n_kv_heads),
-            )
-        )
+        q, k, v = (self._heads(f"{prefix}attn_{name}", normed) for name in "qkv")
         q = rotate(self._ordered(q), angles, self._rope_layout)
         k = rotate(self._ordered(k), angles, self._rope_layout)
         k, v = (stored(rows, self._cache_type) for rows in (k, v))
@@ -408,10 +398,10 @@ class DecoderRun:
         bias = weights.get(name + ".bias")
         return out if bias is None else out + bias
 
-    def _heads(self, name: str, x: Array, n_heads: int) -> Array:
+    def _heads(self, name: str, x: Array) -> Array:
         """Projection as [n_heads, n, head_dim], normed if the model does that."""
         rows = self._norm(name + "_norm", self._linear(name, x))
-        return rows.reshape(len(x), n_heads, -1).transpose(1, 0, 2)
+        return rows.reshape(len(x), -1, self._decoder.config.head_dim).transpose(1, 0, 2)
 
     def _ordered(self, x: Array) -> Array:
         """Puts the elements of each head into the layout that this run rotates in."""

@@ -27,13 +27,13 @@ def causal_attention(
     Args:
         q: [n_heads, n, d] queries at the last n positions of k.
         k: [n_kv_heads, n_keys, d] keys, n_keys >= n.
-        v: [n_kv_heads, n_keys, d] values.
+        v: [n_kv_heads, n_keys, value_dim] values.
         scale: factor of the logits; None for 1 / sqrt(d).
         window: positions that a query sees, its own included; None for all.
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
 
     Returns:
-        [n_heads, n, d].
+        [n_heads, n, value_dim].
     """
     n_kv_heads, n_keys, d = k.shape
     n = q.shape[1]
@@ -48,7 +48,7 @@ def causal_attention(
         visible=visible,
         soft_cap=soft_cap,
     )
-    return state.o.reshape(q.shape)
+    return state.o.reshape(*q.shape[:2], -1)
 
 
 class CachedLayer:

@@ -220,4 +220,4 @@ class H2OLayer(CachedLayer):
                 ranks=np.array([self._ranks_of(head)[:stop] for head in range(n_kv_heads)]),
             )
         )
-        return merge(intra, inter).o.reshape(q.shape)
+        return merge(intra, inter).o.reshape(*q.shape[:2], -1)

@@ -25,13 +25,23 @@ class ChoosingLayer(Protocol):
 
 
 def random_qkv(
-    seed: int, *, n_heads: int, n_kv_heads: int, n_tokens: int, head_dim: int, peak: float = 2.0
+    seed: int,
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    n_tokens: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    peak: float = 2.0,
 ) -> tuple[Array, Array, Array]:
-    """q [n_heads, n, d], k and v [n_kv_heads, n, d]; logits have standard deviation `peak`."""
+    """q [n_heads, n, d], k [n_kv_heads, n, d] and v [n_kv_heads, n, value_dim], d if None.
+
+    Logits have standard deviation `peak`.
+    """
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((n_heads, n_tokens, head_dim)) * peak**0.5
     k = rng.standard_normal((n_kv_heads, n_tokens, head_dim)) * peak**0.5
-    v = rng.standard_normal((n_kv_heads, n_tokens, head_dim))
+    v = rng.standard_normal((n_kv_heads, n_tokens, value_dim or head_dim))
     return q, k, v
 
 

@@ -123,6 +123,11 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert path.read_bytes() == expected
     assert main([str(path), "--n-heads", "3"]) == 1
     assert "n_kv_heads" in capsys.readouterr().err
+    assert main([str(path), "--n-layers", "2", "--n-heads", "4,2", "--n-kv-heads", "2,1"]) == 0
+    sizes = {"n_layers": 2, "n_heads": (4, 2), "n_kv_heads": (2, 1)}
+    assert path.read_bytes() == write_tiny_model(tmp_path / "api.gguf", **sizes).read_bytes()
+    assert main([str(path), "--n-heads", "4,2"]) == 1
+    assert "one for each of 3 layers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
