@@ -33,3 +33,11 @@ def test_missing_programs_are_named(
     message = capsys.readouterr().err
     assert "g++-aarch64-linux-gnu" in message
     assert "qemu-user" in message
+
+
+def test_every_source_of_the_core_is_built() -> None:
+    """An unnamed one is missing from the program, which then does not link."""
+    sources = {unit.source for unit in cross_check_aarch64.read_units()}
+    for folder in ("base", "quant", "ops", "sparse", "sequence", "model"):
+        paths = (ROOT / "cpp" / folder).rglob("*.cc")
+        assert {str(path.relative_to(ROOT)) for path in paths} <= sources
