@@ -152,7 +152,8 @@ class LLM:
         """Chunks of the answer as they are generated; the prompt is read at the first one.
 
         A new prompt ends the stream of the one before. With ``keep_cache`` it goes on from the
-        cache of an earlier such prompt as far as the two agree, and may be gone on from; else
+        cache of an earlier such prompt, up to a mark where the two agree, and may be gone on from,
+        also when an interrupt ends its reading; else
         what came before is forgotten. Raises UsageError for a prompt that is empty or longer than
         the context, BusyError where another thread reads a stream.
         """
@@ -195,7 +196,7 @@ class LLM:
 
     @property
     def has_open_prompt(self) -> bool:
-        """Whether a prompt with ``keep_cache`` was read to its end: what ``save_session`` needs."""
+        """Whether a prompt with ``keep_cache`` was read, up to a mark at least: it may be saved."""
         return self._session.has_open_prompt
 
     def forget(self) -> None:
