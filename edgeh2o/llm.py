@@ -152,7 +152,8 @@ class LLM:
         """Chunks of the answer as they are generated; the prompt is read at the first one.
 
         A new prompt ends the stream of the one before. With ``keep_cache`` it goes on from the
-        cache of an earlier such prompt as far as the two agree, and may be gone on from; else
+        cache of an earlier such prompt, up to a mark where the two agree, and may be gone on from,
+        also when an interrupt ends its reading; else
         what came before is forgotten. Raises UsageError for a prompt that is empty or longer than
         the context, BusyError where another thread reads a stream.
         """
@@ -195,7 +196,7 @@ class LLM:
 
     @property
     def has_open_prompt(self) -> bool:
-        """Whether a prompt with ``keep_cache`` was read to its end: what ``save_session`` needs."""
+        """Whether a prompt with ``keep_cache`` was read, up to a mark at least: it may be saved."""
         return self._session.has_open_prompt
 
     def forget(self) -> None:
@@ -205,9 +206,9 @@ class LLM:
     def save_session(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 
-        ``extra`` are plain values that ``load_session`` gives back; without such a prompt they are
-        all that is saved. The file is replaced as one step. Raises UsageError if there is nothing
-        to save, ResourceError if it cannot be written.
+        ``extra`` are plain values that ``load_session`` gives back, all that is saved without such
+        a prompt. The file is replaced as one step. Raises UsageError if there is nothing to save,
+        ResourceError if it cannot be written.
         """
         self._session.save(Path(path), extra or {})
 
@@ -239,8 +240,7 @@ class LLM:
 
         For evaluation and benchmarks, which drive it themselves. ``attention`` and ``prefill``
         default to those of this ``LLM``; ``all_rows`` is described at ``SessionShape``. Raises
-        UsageError for settings that do not fit together and ResourceError for a context that does
-        not fit in memory.
+        UsageError for settings that do not fit together, ResourceError for too long a context.
         """
         plan = self._session.plan.varied(attention, prefill)
         return plan.start_runner(self.model, n_positions, all_rows=all_rows)

@@ -119,7 +119,7 @@ def _find_session(args: argparse.Namespace) -> Path | None:
 
 
 def save_session(llm: LLM, args: argparse.Namespace, extra: dict[str, Any]) -> None:
-    """Saves ``extra`` and the cache of a prompt that was read to its end, if that is wanted.
+    """Saves ``extra`` and the cache of a prompt, as far as it was read, if that is wanted.
 
     An empty conversation is worth saving where it takes the place of another.
     """

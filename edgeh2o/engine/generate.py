@@ -54,7 +54,8 @@ class Generation:
     """One prompt being answered: iterate over it once for its tokens.
 
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
-    ``stays_open`` a later prompt may go on from this one. Counters and times, in seconds, are kept
+    ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
+    batches of ``batch_size``. Counters and times, in seconds, are kept
     while it runs, so that they can be read after an interrupt too.
     """
 
@@ -68,6 +69,7 @@ class Generation:
         logprobs: bool = False,
         n_cached: int = 0,
         stays_open: bool = False,
+        batch_size: int | None = None,
         on_prefill: OnPrefill | None = None,
         started_at: float | None = None,
     ) -> None:
@@ -85,6 +87,7 @@ class Generation:
         self.pairs_computed = 0
         self.pairs_dense = 0
         self.runner = runner
+        self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
         self._prompt = np.asarray(prompt, dtype=np.int32)
         self._sampling = sampling
         self._eog_ids = tokenizer.eog_ids
@@ -137,7 +140,8 @@ class Generation:
         logits = runner.prompt_logits if n_cached == n_tokens else None
         if self._on_prefill is not None:
             self._on_prefill(0, n_tokens - n_cached)
-        for call in plan_calls(n_cached, n_tokens, runner):
+        for call in plan_calls(n_cached, n_tokens, runner, self.batch_size):
+            self._mark()
             logits = runner.prefill(
                 self._prompt[call],
                 is_last=call.stop == n_tokens,
@@ -150,7 +154,19 @@ class Generation:
             self.pairs_dense = runner.pairs_dense - pairs_before[1]
         if logits is None:
             raise ValueError("the runner returned no logits for the last batch of the prompt")
+        self._mark()
         return logits
+
+    def _mark(self) -> None:
+        """Notes where a later prompt may begin to differ, or an interrupt go back to.
+
+        The further in, the further apart: a mark takes about a fortieth of the cache's memory.
+        """
+        if self._stays_open:
+            position = self.runner.position
+            last = self.runner.find_mark(max(1, self.runner.prefill_end) - 1)
+            if 4 * (position - last) >= position > 0:
+                self.runner.mark()
 
     def _layer_report(self, start: int, stop: int) -> Callable[[int, int], None] | None:
         """Turns "layers done" of one batch into "tokens done" of the prompt."""

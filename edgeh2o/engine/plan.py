@@ -24,6 +24,8 @@ MIN_DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
 # Room for an answer of open length (max_tokens = -1) when the context is sized by default.
 OPEN_ANSWER_TOKENS = 1024
+# Of a call of a prompt that stays open: what an interrupt can lose.
+OPEN_BATCH_TOKENS = 1024
 # Left to the interpreter and its libraries when memory is counted, and the rest of it for a context
 # that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
@@ -168,6 +170,13 @@ class RunPlan:
             threads=self.threads,
             all_rows=all_rows,
         )
+
+    @property
+    def open_batch_size(self) -> int:
+        """Tokens of one call of a prompt that stays open, unless a batch size was asked for."""
+        if self.prefill.batch_size != PrefillConfig().batch_size:
+            return self.prefill.batch_size
+        return max(1, OPEN_BATCH_TOKENS // self.chunk_size) * self.chunk_size
 
     def start_runner(self, model: LoadedModel, context: int, *, all_rows: bool = False) -> Runner:
         """A runner with room for ``context`` tokens. Raises ResourceError if it does not fit."""

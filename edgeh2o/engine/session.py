@@ -51,6 +51,7 @@ class Session:
         self.load_s = 0.0
         self.access = ExclusiveAccess()
         self.runner: Runner | None = None  # None before the first prompt
+        self._is_open = False  # what it holds may be gone on from
         self._seed = seed
         self._on_progress = on_progress
         self._transcript: Transcript | None = None
@@ -99,8 +100,8 @@ class Session:
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._seed)
         prompt = opening()
-        token_ids = prompt.encode(self._latest_transcript() if keep_cache else None)
-        self._generation = None
+        self._transcript, self._generation = self._latest_transcript(), None
+        token_ids = prompt.encode(self._transcript if keep_cache else None)
         if not keep_cache:  # a saved session must fit the budgets of another process
             self._profile(token_ids)
         n_cached = 0
@@ -108,6 +109,7 @@ class Session:
             runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens)
         else:
             runner = self.prepare(len(token_ids), sampling.max_tokens)
+        self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
         report = self._on_progress
@@ -119,6 +121,7 @@ class Session:
             logprobs=logprobs,
             n_cached=n_cached,
             stays_open=keep_cache,
+            batch_size=self.plan.open_batch_size if keep_cache else None,
             on_prefill=None if report is None else partial(report, "prefill"),
             started_at=started_at,
         )
@@ -199,32 +202,36 @@ class Session:
 
         The cache is kept as far as it agrees with the prompt, and grows with its contents where
         it is too short. What a sparse prefill has read cannot be taken back singly: a prompt
-        that departs from it earlier begins anew, with 0 tokens. Raises as ``_begin`` does.
+        that departs from it earlier goes on from the last mark before. Raises as ``_begin`` does.
         """
-        runner = self.runner
-        if runner is None or runner.prompt_logits is None:
-            return self.prepare(len(prompt), max_tokens), 0
-        n_kept = _count_common(runner.token_ids, prompt)
-        if n_kept == len(prompt) > runner.prefill_end:
-            n_kept -= 1  # the logits after the last token are needed
+        runner, n_kept = self.runner, 0
         needed = self.plan.choose_context(len(prompt), max_tokens)
-        if n_kept >= runner.prefill_end and runner.max_context < needed:
-            runner = self._grow(runner, needed)
-        if runner is None or n_kept < runner.prefill_end:
+        if runner is not None and self._is_open:
+            n_kept = _count_common(runner.token_ids, prompt)
+            if n_kept == len(prompt) and (
+                runner.prompt_logits is None or n_kept != runner.prefill_end
+            ):
+                n_kept -= 1  # the logits after the last token are needed
+            n_kept = runner.find_mark(n_kept)
+            if n_kept and runner.max_context < needed:
+                runner = self._grow(runner, n_kept, needed)
+        if runner is None or not n_kept:
             return self.prepare(len(prompt), max_tokens), 0
         runner.rewind(n_kept)
         return runner, n_kept
 
-    def _grow(self, old: Runner, needed: int) -> Runner | None:
-        """Moves to a longer context; None if the attention's rule cannot be moved."""
+    def _grow(self, old: Runner, n_kept: int, needed: int) -> Runner | None:
+        """Moves so many tokens to a longer context; None if the attention's rule cannot be."""
+        trained = self.plan.config.context_length
+        # Twice as long, lest a chat moves at every turn.
+        context = max(needed, min(trained, 2 * old.max_context))
+        runner = self.plan.start_runner(self.model, context)
+        old.rewind(n_kept)
         try:
             state = RunnerState.of(old)
         except UsageError:
             return None
-        trained = self.plan.config.context_length
-        # Twice as long, lest a chat moves at every turn.
-        context = max(needed, min(trained, 2 * old.max_context))
-        self.runner = runner = self.plan.start_runner(self.model, context)
+        self.runner = runner
         state.restore(runner)
         for rows, copy in zip(old.cached_rows(), runner.cached_rows(), strict=True):
             copy[:] = rows
@@ -239,8 +246,9 @@ class Session:
 
     @property
     def has_open_prompt(self) -> bool:
-        """Whether there is something to go on from."""
-        return self.runner is not None and self.runner.prompt_logits is not None
+        """Whether there is something to go on from: a prompt, or its beginning up to a mark."""
+        runner = self.runner
+        return self._is_open and runner is not None and runner.find_mark(runner.position) > 0
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
@@ -257,9 +265,10 @@ class Session:
         if runner is None or not self.has_open_prompt:
             if not extra:
                 raise UsageError(
-                    "there is no prompt to save: one must have been read to its end with keep_cache"
+                    "there is no prompt to save: one must have been read with keep_cache"
                 )
             runner, transcript = self.prepare(0, 0), None
+        runner.rewind(runner.find_mark(runner.position))  # an interrupt may have left it broken
         write_session(
             path,
             fingerprint=self._describe(self.model),
@@ -295,7 +304,7 @@ class Session:
             except BaseException:
                 runner.reset()
                 raise
-            self._generation, self._transcript = None, transcript
+            self._generation, self._transcript, self._is_open = None, transcript, True
         return extra
 
     def _latest_transcript(self) -> Transcript | None:

@@ -66,7 +66,7 @@ class GenerationStats:
             isa=plan.isa,
             threads=plan.threads,
             attention=plan.attention.report(plan.config),
-            batch_size=runner.batch_size,
+            batch_size=generation.batch_size,
             chunk_size=runner.chunk_size,
             context_size=runner.max_context,
             cache_type=plan.cache_type,

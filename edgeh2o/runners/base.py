@@ -188,13 +188,15 @@ class Runner(Protocol):
         """
 
 
-def plan_calls(first: int, end: int, runner: Runner) -> Iterator[slice]:
+def plan_calls(first: int, end: int, runner: Runner, batch: int | None = None) -> Iterator[slice]:
     """The ``prefill`` calls that read tokens [first, end): full batches, and what is left.
+
+    ``batch`` is that of the runner, or a smaller multiple of its chunk.
 
     The last call gets a chunk at least, from the one before, where a batch has several: the last
     tokens of a prompt may read everything, but only as far as their call reaches back.
     """
-    batch, chunk = runner.batch_size, runner.chunk_size
+    batch, chunk = batch or runner.batch_size, runner.chunk_size
     while first < end:
         stop = min(first + batch, end)
         if 0 < end - stop < chunk < batch:

@@ -163,6 +163,40 @@ def test_a_conversation_outlives_an_interrupted_prefill(
     assert len(_saved_messages(model, tmp_path / "s")) == 4
 
 
+@pytest.mark.parametrize("reason", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interrupted_prompt_is_read_only_from_where_it_was_left(
+    model: str,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    reason: BaseException,
+) -> None:
+    """A tiny model reads too fast for a signal to meet it; its handler is where this raises."""
+    command = ["run", model, *SHORT, "-f", text, "--json"]
+    assert main(command) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["prompt_tokens"] > 3 * 64
+    command += ["--session", str(tmp_path / "s")]
+
+    def interrupt(bars: ProgressBars, stage: str, done: int, total: int) -> None:
+        if stage == "prefill" and done > 130:
+            raise reason
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressBars, "__call__", interrupt)
+        if isinstance(reason, SystemExit):
+            with pytest.raises(SystemExit):
+                main(command)
+        else:
+            assert main(command) == 130
+    capsys.readouterr()
+    assert main(command) == 0
+    rest = json.loads(capsys.readouterr().out)
+    assert (whole["cached_tokens"], rest["cached_tokens"]) == (0, 128)
+    assert rest["token_ids"] == whole["token_ids"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_the_conversation(
     model: str,
