@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from .engine.models import LoadedModel
     from .engine.prompt import TokenIds
     from .engine.results import GenerationResult, GenerationStream
-    from .engine.session import OnProgress as OnProgress
-    from .engine.session import Session
+    from .engine.session import OnProgress, Session
     from .runners.base import Runner
     from .tokenizer.chat_template import ChatTemplate, Message
 
@@ -215,8 +214,8 @@ class LLM:
     def load_session(self, path: str | Path) -> dict[str, Any]:
         """Takes up a saved session; returns its ``extra``. The next ``keep_cache`` goes on from it.
 
-        Raises FormatError for a damaged file, UsageError for one of another model, attention,
-        chunk size or cache type, ResourceError for one that cannot be read or held.
+        Raises FormatError for a damaged file, UsageError for one of another model or other options,
+        ResourceError for one that cannot be read or held.
         """
         return self._session.load(Path(path))
 

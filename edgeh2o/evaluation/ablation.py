@@ -18,7 +18,8 @@ from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, DEFAULT_SKIP, cut_windows
 
 if TYPE_CHECKING:
-    from ..llm import LLM, OnProgress
+    from ..engine.session import OnProgress
+    from ..llm import LLM
 
 CHUNK_SIZE = "chunk_size"
 

@@ -24,7 +24,8 @@ from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, cut_windows
 
 if TYPE_CHECKING:
-    from ..llm import LLM, OnProgress
+    from ..engine.session import OnProgress
+    from ..llm import LLM
     from ..runners.base import Runner
 
 DEFAULT_PROMPTS = 20

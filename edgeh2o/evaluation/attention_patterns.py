@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from ..llm import LLM, OnProgress
+    from ..engine.session import OnProgress
+    from ..llm import LLM
 
 Float = NDArray[np.float64]
 

@@ -19,7 +19,8 @@ from .comparison import WindowComparer
 from .progress import Progress
 
 if TYPE_CHECKING:
-    from ..llm import LLM, OnProgress
+    from ..engine.session import OnProgress
+    from ..llm import LLM
 
 DEFAULT_LENGTH = 4096
 # Mean budgets whose perplexity loss is measured, for --max-loss.

@@ -27,7 +27,8 @@ from .reporting import markdown_table
 from .windows import find_beginning
 
 if TYPE_CHECKING:
-    from ..llm import LLM, OnProgress
+    from ..engine.session import OnProgress
+    from ..llm import LLM
     from ..runners.base import Runner
 
 Place = Literal["start", "middle", "end"]

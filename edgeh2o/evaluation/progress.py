@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..llm import OnProgress
+    from ..engine.session import OnProgress
 
 
 class Progress:

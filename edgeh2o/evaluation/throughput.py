@@ -24,7 +24,8 @@ from .reading import prefill_prompt
 from .reporting import format_samples, markdown_table
 
 if TYPE_CHECKING:
-    from ..llm import LLM, OnProgress
+    from ..engine.session import OnProgress
+    from ..llm import LLM
     from ..runners.base import Runner
 
 

@@ -89,9 +89,11 @@ def test_every_setting_gives_what_it_gives_alone(llm: LLM, tiny_model: TinyModel
         expected = evaluate_perplexity(alone, TEXT, context_size=WINDOW, windows=2, skip=32)
     last = report.results[-1]
     assert last.keys_per_query == expected.keys_per_query
+    # Other batches add up column sums in another order, which can tip a choice between heavy
+    # hitters: 4e-4 of the loss percentage with AVX2, below 1e-4 with AVX512.
     for quality, wanted in zip(last.ranges, expected.ranges, strict=True):
-        assert quality.loss_percent == pytest.approx(wanted.loss_percent, rel=1e-4)
-        assert quality.kl == pytest.approx(wanted.kl, rel=1e-4)
+        assert quality.loss_percent == pytest.approx(wanted.loss_percent, rel=1e-3)
+        assert quality.kl == pytest.approx(wanted.kl, rel=1e-3)
     costs = [result.keys_per_query for result in report.results]
     assert costs[0] < costs[2] < costs[3]
 

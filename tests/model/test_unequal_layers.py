@@ -145,7 +145,7 @@ def test_layers_of_equal_kv_heads_can_be_profiled(tiny_model: TinyModelFactory) 
     path = tiny_model(**{**UNEQUAL, "n_kv_heads": 2}, context_length=8192)
     with LLM(path) as llm:
         assert llm.model.shows_attention
-        table = profile_prompt(llm.model, random_tokens(PROFILED_LENGTH))
+        table = profile_prompt(llm.model, random_tokens(PROFILED_LENGTH), threads=2)
     assert np.shape(table.errors) == (6, len(table.levels))
     assert np.all(np.array(table.errors)[:, 0] > 0)
 
