@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .engine.access import GenerationStream
     from .engine.models import LoadedModel
     from .engine.prompt import TokenIds
-    from .engine.results import GenerationResult, GenerationStream
+    from .engine.results import GenerationResult
     from .engine.session import OnProgress as OnProgress
     from .engine.session import Session
     from .runners.base import Runner
