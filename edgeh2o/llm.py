@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .engine.access import GenerationStream
     from .engine.models import LoadedModel
     from .engine.prompt import TokenIds
-    from .engine.results import GenerationResult, GenerationStream
+    from .engine.results import GenerationResult
     from .engine.session import OnProgress, Session
     from .runners.base import Runner
     from .tokenizer.chat_template import ChatTemplate, Message

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .progress import ProgressBars
 
 if TYPE_CHECKING:
-    from ..engine.results import GenerationStream
+    from ..engine.access import GenerationStream
 
 
 def print_answer(stream: GenerationStream, bars: ProgressBars, *, silent: bool = False) -> bool:

@@ -32,7 +32,8 @@ from .options import add_config_options, read_config
 from .prompt import add_prompt_options, read_prompt
 
 if TYPE_CHECKING:
-    from ..engine.results import GenerationResult, GenerationStream
+    from ..engine.access import GenerationStream
+    from ..engine.results import GenerationResult
     from ..engine.session import Session
     from ..llm import LLM
 

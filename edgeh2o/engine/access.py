@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, Thread, current_thread
+from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
 from ..errors import BusyError
+
+if TYPE_CHECKING:
+    from .generate import Generation, GenerationChunk
+    from .results import GenerationResult
 
 
 class ExclusiveAccess:
@@ -71,3 +76,55 @@ class ExclusiveAccess:
                 yield me
             finally:
                 self._user = None
+
+
+class GenerationStream(Iterator["GenerationChunk"]):
+    """Chunks of one answer. ``result`` gives the whole of what was generated so far.
+
+    ``check(generation)`` is called before every token, and raises if it must not go on. Other
+    threads are refused until the end, ``close`` or the last reference.
+    """
+
+    def __init__(
+        self, generation: Generation, access: ExclusiveAccess, check: Callable[[Generation], None]
+    ) -> None:
+        self._generation = generation
+        self._access = access
+        self._check = check
+        self._chunks = iter(generation)
+        self._is_over = False
+        access.open(self)
+
+    def __next__(self) -> GenerationChunk:
+        chunk = None
+        with self._access.step(self):
+            try:
+                if not self._is_over:
+                    self._check(self._generation)
+                    chunk = next(self._chunks, None)
+            finally:
+                if chunk is None or chunk.finish_reason is not None:
+                    self._end()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def close(self) -> None:
+        """Ends the answer where it is; other threads may use the model, ``result`` stays."""
+        with self._access.step(self):
+            self._chunks.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._access.close(self)
+
+    def finish(self) -> GenerationResult:
+        """Reads the stream to its end; returns the whole answer."""
+        for _ in self:
+            pass
+        return self.result()
+
+    def result(self) -> GenerationResult:
+        """Text, tokens and statistics so far; complete once the stream has ended."""
+        return self._generation.result()

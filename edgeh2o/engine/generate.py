@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import SamplingParams
 from ..errors import EdgeH2OError
+from ..host import memory
 from ..runners.base import plan_calls
 from ._sampler import Sampler
+from .results import FinishReason, GenerationResult
+from .stats import GenerationStats
 from .stop import StopMatcher
 
 if TYPE_CHECKING:
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 # Short enough to survive JSON readers that keep numbers as doubles.
 SEED_BYTES = 4
 
-FinishReason = Literal["stop", "length", "interrupted"]
 OnPrefill = Callable[[int, int], None]
 
 
@@ -55,8 +58,9 @@ class Generation:
 
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
-    batches of ``batch_size``. Counters and times, in seconds, are kept
-    while it runs, so that they can be read after an interrupt too.
+    batches of ``batch_size``. ``run`` are the fields of the
+    statistics that are known before. Counters and times, in seconds, are kept while it runs, so
+    that they can be read after an interrupt too.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Generation:
         batch_size: int | None = None,
         on_prefill: OnPrefill | None = None,
         started_at: float | None = None,
+        run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.n_prompt_tokens = len(prompt)
         self.n_cached_tokens = n_cached
@@ -95,7 +100,8 @@ class Generation:
         self._stop_matcher = StopMatcher(sampling.stop)
         self._text_starts: list[int] = []  # of each token, in characters
         self._n_characters = 0
-        self._logprobs = logprobs
+        self._logprobs: list[float] | None = [] if logprobs else None
+        self._run = run
         self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._started_at = time.perf_counter() if started_at is None else started_at
@@ -231,17 +237,47 @@ class Generation:
         self.text += text
         if self._stop_matcher.stopped:
             self.n_said = bisect_left(self._text_starts, len(self.text))
+        logprob = None
+        if self._logprobs is not None:
+            logprob = log_probability(logits, token_id)
+            self._logprobs.append(logprob)
         if first_token_at is not None:
             self.decode_s = time.perf_counter() - first_token_at
         return GenerationChunk(
             text=text,
             token_id=token_id,
-            logprob=log_probability(logits, token_id) if self._logprobs else None,
+            logprob=logprob,
             prompt_tokens=self.n_prompt_tokens,
             prefill_tps=self.prefill_tps,
             generated_tokens=len(self.token_ids),
             decode_tps=self.decode_tps,
             finish_reason=self.finish_reason,
+        )
+
+    def result(self) -> GenerationResult:
+        """Text, tokens and statistics so far."""
+        stats = GenerationStats(
+            **self._run,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            prompt_tokens=self.n_prompt_tokens,
+            cached_tokens=self.n_cached_tokens,
+            generated_tokens=len(self.token_ids),
+            prefill_s=self.prefill_s,
+            ttft_s=self.ttft_s,
+            decode_s=self.decode_s,
+            prefill_tps=self.prefill_tps,
+            decode_tps=self.decode_tps,
+            peak_rss_bytes=memory.peak_rss_bytes(),
+            pairs_computed=self.pairs_computed,
+            pairs_dense=self.pairs_dense,
+        )
+        return GenerationResult(
+            text=self.text,
+            token_ids=tuple(self.token_ids[: self.n_said]),
+            logprobs=tuple(self._logprobs[: self.n_said]) if self._logprobs else None,
+            finish_reason=self.finish_reason,
+            stats=stats,
         )
 
 

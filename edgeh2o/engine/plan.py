@@ -6,7 +6,7 @@ import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
@@ -95,6 +95,17 @@ class RunPlan:
             isa=instruction_sets.active(),
         )
 
+    def report(self) -> dict[str, Any]:
+        """What statistics say of it, by field of ``GenerationStats``."""
+        return {
+            "isa": self.isa,
+            "threads": self.threads,
+            "attention": self.attention.report(self.config),
+            "chunk_size": self.chunk_size,
+            "cache_type": self.cache_type,
+            "attention_precision": self.precision,
+        }
+
     def varied(
         self, attention: SparseAttentionConfig | None = None, prefill: PrefillConfig | None = None
     ) -> RunPlan:
@@ -128,7 +139,7 @@ class RunPlan:
         answer = OPEN_ANSWER_TOKENS if max_tokens < 0 else max_tokens
         if self.context_size is None:
             needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
-            context = min(trained, max(MIN_DEFAULT_CONTEXT, needed))
+            context = max(context, min(trained, needed))
         if n_prompt_tokens > context:
             wanted = n_prompt_tokens + answer
             cure = f"use -c {min(wanted, trained)} or more"

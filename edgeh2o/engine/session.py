@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..config import SamplingParams
 from ..errors import FormatError, UsageError
 from ..runners.base import Runner, RunnerState
-from .access import ExclusiveAccess
+from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
-from .results import GenerationResult, GenerationStream
-from .stats import GenerationStats
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from .models import DescribedModel, LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
+    from .results import GenerationResult
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -69,24 +68,27 @@ class Session:
         Raises BusyError where another thread reads a stream.
         """
         with self.access.call():
-            return self._begin(opening, sampling, self.access, **options)
+            generation = self._begin(opening, sampling, **options)
+            return GenerationStream(generation, self.access, self._require_current)
 
     def generate(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
     ) -> GenerationResult:
         """The whole answer to a prompt; see ``stream``."""
         with self.access.call():
-            return self._begin(opening, sampling, None, **options).finish()
+            generation = self._begin(opening, sampling, **options)
+            for _ in generation:
+                self._require_current(generation)
+            return generation.result()
 
     def _begin(
         self,
         opening: Callable[[], Prompt],
         sampling: SamplingParams | None,
-        access: ExclusiveAccess | None,
         *,
         logprobs: bool = False,
         keep_cache: bool = False,
-    ) -> GenerationStream:
+    ) -> Generation:
         """Makes room for a prompt and its answer, and ends the prompt before.
 
         With ``keep_cache`` the cache serves as far as it agrees with the prompt, and stays fit for
@@ -124,17 +126,15 @@ class Session:
             batch_size=self.plan.open_batch_size if keep_cache else None,
             on_prefill=None if report is None else partial(report, "prefill"),
             started_at=started_at,
+            run={
+                **self.plan.report(),
+                "model": str(self.path),
+                "load_s": self.load_s,
+                "context_size": runner.max_context,
+                "memory_bytes": {"weights": self.model.weight_bytes, **runner.memory_bytes},
+            },
         )
-        make_stats = partial(
-            GenerationStats.of,
-            plan=self.plan,
-            model=str(self.path),
-            load_s=self.load_s,
-            weight_bytes=self.model.weight_bytes,
-        )
-        return GenerationStream(
-            self._generation, resume=self._require_current, make_stats=make_stats, access=access
-        )
+        return self._generation
 
     def _require_current(self, generation: Generation) -> None:
         """Lets ``generation`` go on, if the runner is still its own."""

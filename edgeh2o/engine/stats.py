@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..attention.base import describe_settings
-from ..host import memory
 from ..host.memory import format_bytes
-
-if TYPE_CHECKING:
-    from .generate import Generation
-    from .plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,44 +43,6 @@ class GenerationStats:
     pairs_computed: int
     pairs_dense: int
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        generation: Generation,
-        *,
-        plan: RunPlan,
-        model: str,
-        load_s: float,
-        weight_bytes: int,
-    ) -> GenerationStats:
-        """Those of a generation, complete or not, and of how it was run."""
-        runner = generation.runner
-        return cls(
-            model=model,
-            isa=plan.isa,
-            threads=plan.threads,
-            attention=plan.attention.report(plan.config),
-            batch_size=generation.batch_size,
-            chunk_size=runner.chunk_size,
-            context_size=runner.max_context,
-            cache_type=plan.cache_type,
-            attention_precision=plan.precision,
-            seed=generation.seed,
-            prompt_tokens=generation.n_prompt_tokens,
-            cached_tokens=generation.n_cached_tokens,
-            generated_tokens=len(generation.token_ids),
-            load_s=load_s,
-            prefill_s=generation.prefill_s,
-            ttft_s=generation.ttft_s,
-            decode_s=generation.decode_s,
-            prefill_tps=generation.prefill_tps,
-            decode_tps=generation.decode_tps,
-            peak_rss_bytes=memory.peak_rss_bytes(),
-            pairs_computed=generation.pairs_computed,
-            pairs_dense=generation.pairs_dense,
-            memory_bytes={"weights": weight_bytes, **runner.memory_bytes},
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, fit for JSON."""

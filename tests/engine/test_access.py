@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgeh2o.config import SamplingParams
-from edgeh2o.engine.results import GenerationStream
+from edgeh2o.engine.access import GenerationStream
 from edgeh2o.errors import BusyError, UsageError
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
