@@ -37,10 +37,9 @@ class LLM:
     place of the model's own, and ``chat_template_kwargs`` are variables of it such as
     ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
     "load" (bytes) and "prefill" (tokens), ``check(session)`` with the engine's session while the
-    weights are read: what it raises ends that.
-
-    Raises UsageError for a bad option, FormatError for a bad file, and ResourceError, before
-    anything large is allocated, for a context or weights that do not fit in memory.
+    weights are read: what it raises ends that. Raises UsageError for a bad option, FormatError for
+    a bad file, and ResourceError, before anything large is allocated, for a context or weights that
+    do not fit in memory.
     """
 
     def __init__(
