@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -144,15 +145,16 @@ class Generation:
         begun_at = time.perf_counter()
         pairs_before = (0, 0) if n_cached == 0 else (runner.pairs_computed, runner.pairs_dense)
         logits = runner.prompt_logits if n_cached == n_tokens else None
-        if self._on_prefill is not None:
-            self._on_prefill(0, n_tokens - n_cached)
+        report = self._on_prefill
+        if report is not None:
+            report(0, n_tokens - n_cached)
         for call in plan_calls(n_cached, n_tokens, runner, self.batch_size):
             self._mark()
             logits = runner.prefill(
                 self._prompt[call],
                 is_last=call.stop == n_tokens,
                 stays_open=self._stays_open,
-                on_layer=self._layer_report(call.start - n_cached, call.stop - n_cached),
+                on_layer=report and partial(self._report_layer, report, call),
             )
             self.n_prefilled_tokens = call.stop - n_cached
             self.prefill_s = time.perf_counter() - begun_at
@@ -174,17 +176,10 @@ class Generation:
             if 4 * (position - last) >= position > 0:
                 self.runner.mark()
 
-    def _layer_report(self, start: int, stop: int) -> Callable[[int, int], None] | None:
+    def _report_layer(self, report: OnPrefill, call: slice, done: int, total: int) -> None:
         """Turns "layers done" of one batch into "tokens done" of the prompt."""
-        report = self._on_prefill
-        if report is None:
-            return None
-        n_tokens = self.n_prompt_tokens - self.n_cached_tokens
-
-        def on_layer(done: int, total: int) -> None:
-            report(start + (stop - start) * done // total, n_tokens)
-
-        return on_layer
+        n_done = (call.stop - call.start) * done // total + call.start - self.n_cached_tokens
+        report(n_done, self.n_prompt_tokens - self.n_cached_tokens)
 
     def _make_sampler(self) -> Sampler:
         sampling = self._sampling

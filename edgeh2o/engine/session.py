@@ -255,48 +255,43 @@ class Session:
 
         Raises UsageError if there is nothing at all.
         """
-        with self.access.call():
-            self._save(path, extra)
-
-    def _save(self, path: Path, extra: Mapping[str, Any]) -> None:
         from .session_file import write_session
 
-        transcript, runner = self._latest_transcript(), self.runner
-        if runner is None or not self.has_open_prompt:
-            if not extra:
-                raise UsageError(
-                    "there is no prompt to save: one must have been read with keep_cache"
-                )
-            runner, transcript = self.prepare(0, 0), None
-        runner.rewind(runner.find_mark(runner.position))  # an interrupt may have left it broken
-        write_session(
-            path,
-            fingerprint=self._describe(self.model),
-            state=RunnerState.of(runner),
-            rows=runner.cached_rows(),
-            document={
-                "transcript": None if transcript is None else transcript.to_dict(),
-                "extra": dict(extra),
-            },
-        )
+        with self.access.call():
+            transcript, runner = self._latest_transcript(), self.runner
+            if runner is None or not self.has_open_prompt:
+                if not extra:
+                    raise UsageError(
+                        "there is no prompt to save: one must have been read with keep_cache"
+                    )
+                runner, transcript = self.prepare(0, 0), None
+            # An interrupt may have left it broken.
+            runner.rewind(runner.find_mark(runner.position))
+            document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
+            write_session(
+                path,
+                fingerprint=self._describe(self.model),
+                state=RunnerState.of(runner),
+                rows=runner.cached_rows(),
+                document=document,
+            )
 
     def load(self, path: Path) -> dict[str, Any]:
         """Takes up a session file; returns its ``extra``."""
-        with self.access.call():
-            return self._load(path)
-
-    def _load(self, path: Path) -> dict[str, Any]:
         from .session_file import open_session
 
         vocab_size = self.plan.config.vocab_size
         fingerprint = self._describe(self.model)
-        with open_session(path, fingerprint=fingerprint, vocab_size=vocab_size) as saved:
+        with (
+            self.access.call(),
+            open_session(path, fingerprint=fingerprint, vocab_size=vocab_size) as saved,
+        ):
             values, extra = saved.document.get("transcript"), saved.document.get("extra")
-            if not isinstance(extra, dict):
+            if not isinstance(extra, dict) or not isinstance(values, (dict, type(None))):
                 raise FormatError(f"the session file {path} lacks its document; delete it")
-            transcript = None
-            if values is not None:
-                transcript = Transcript.from_dict(values, vocab_size=vocab_size)
+            transcript = (
+                None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
+            )
             runner = self.prepare(len(saved.state.token_ids), -1)
             saved.state.restore(runner)
             try:

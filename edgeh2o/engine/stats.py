@@ -56,35 +56,26 @@ class GenerationStats:
     def format_table(self) -> str:
         """A few aligned lines for a terminal, without a final newline."""
         attention = describe_settings(self.attention)
-        rows = [
-            ("load", f"{self.load_s:.2f} s"),
-            ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),
-            ("prefill", self._format_prefill()),
-            ("decode", _format_rate(self.generated_tokens, self.decode_tps)),
-            ("pairs", self._format_pairs()),
-            ("memory", self._format_memory()),
-            ("run", f"{self.isa}, threads {self.threads}, {attention}, seed {self.seed}"),
-        ]
-        return "\n".join(f"{name:<12} {value}" for name, value in rows)
-
-    def _format_prefill(self) -> str:
-        text = _format_rate(self.prompt_tokens - self.cached_tokens, self.prefill_tps)
+        prefill = _format_rate(self.prompt_tokens - self.cached_tokens, self.prefill_tps)
         if self.cached_tokens:
-            text += f" ({self.cached_tokens:,} more from the cache)"
-        return text
-
-    def _format_pairs(self) -> str:
-        text = f"{self.pairs_computed:,} of {self.pairs_dense:,} dense"
+            prefill += f" ({self.cached_tokens:,} more from the cache)"
+        pairs = f"{self.pairs_computed:,} of {self.pairs_dense:,} dense"
         if self.pairs_computed:
-            text += f" ({self.pairs_dense / self.pairs_computed:.2f}x fewer)"
-        return text
-
-    def _format_memory(self) -> str:
+            pairs += f" ({self.pairs_dense / self.pairs_computed:.2f}x fewer)"
         parts = ", ".join(
             f"{name.replace('_', ' ')} {format_bytes(size)}"
             for name, size in self.memory_bytes.items()
         )
-        return f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"
+        rows = [
+            ("load", f"{self.load_s:.2f} s"),
+            ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),
+            ("prefill", prefill),
+            ("decode", _format_rate(self.generated_tokens, self.decode_tps)),
+            ("pairs", pairs),
+            ("memory", f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"),
+            ("run", f"{self.isa}, threads {self.threads}, {attention}, seed {self.seed}"),
+        ]
+        return "\n".join(f"{name:<12} {value}" for name, value in rows)
 
 
 def _format_rate(n_tokens: int, tokens_per_second: float | None) -> str:

@@ -20,6 +20,7 @@ from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
 from edgeh2o.engine import session_file
+from edgeh2o.engine.transcript import Transcript
 from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
@@ -239,6 +240,18 @@ def test_a_signed_file_with_a_state_that_cannot_be(llm: LLM, file: Path, saved: 
         file.write_bytes(_sign(saved[:offset] + struct.pack("<Q", value) + saved[offset + 8 :]))
         with pytest.raises(FormatError, match="saved state does not fit"):
             llm.load_session(file)
+
+
+@pytest.mark.parametrize("value", [[], "", 0, ["a"], {"prompt": 1}])
+def test_a_signed_file_with_a_transcript_that_cannot_be(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    monkeypatch.setattr(Transcript, "to_dict", lambda _: value)
+    with _load(model) as llm:
+        llm.generate(TEXT, GREEDY, keep_cache=True)
+        llm.save_session(tmp_path / "s")
+        with pytest.raises(FormatError, match="delete it"):
+            llm.load_session(tmp_path / "s")
 
 
 def test_files_that_cannot_be_read(llm: LLM, tmp_path: Path) -> None:
