@@ -20,7 +20,9 @@ HERE = Path(__file__).parent
 
 
 def find_objects() -> Path:
-    """The folder of the objects that the installed core was linked of."""
+    """The folder of the objects that a core was linked of: ``EDGEH2O_OBJECTS``, or one in build/."""
+    if named := os.environ.get("EDGEH2O_OBJECTS"):
+        return ROOT / named
     for folder in sorted(ROOT.glob(f"build/temp.*{sys.implementation.cache_tag}")):
         if any(folder.glob("cpp/bindings/*.o")) and any(folder.glob("*.a")):
             return folder
