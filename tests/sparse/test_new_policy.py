@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def find_objects() -> Path:
-    """The folder of the objects that a core was linked of: ``EDGEH2O_OBJECTS``, or one in build/."""
+    """Where the objects of a core lie: in ``EDGEH2O_OBJECTS``, or in a folder of build/."""
     if named := os.environ.get("EDGEH2O_OBJECTS"):
         return ROOT / named
     for folder in sorted(ROOT.glob(f"build/temp.*{sys.implementation.cache_tag}")):
