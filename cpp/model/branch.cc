@@ -5,10 +5,13 @@
 #include "ops/rows.h"
 
 namespace edgeh2o {
+namespace {
 
 bool any_float(std::initializer_list<const Linear*> layers) {
   return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return !l->weight.is_quantised(); });
 }
+
+}  // namespace
 
 bool any_quantised(std::initializer_list<const Linear*> layers) {
   return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return l->weight.is_quantised(); });

@@ -9,7 +9,6 @@
 
 namespace edgeh2o {
 
-bool any_float(std::initializer_list<const Linear*> layers);
 bool any_quantised(std::initializer_list<const Linear*> layers);
 
 // What the linear layer writes to rows of `out`.

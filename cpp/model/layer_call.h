@@ -53,10 +53,9 @@ struct LayerCall {
 
   // The outputs of the last layer are read by no one but for the prompt's last token, unless the sequence
   // wants all rows: rows before first_output_row are left as they are.
-  bool outputs_last_row_only() const { return skips_rows(*step.sequence, layer); }
   size_t first_output_row() const {
     const size_t n = step.tokens.size;
-    if (step.is_decode || !outputs_last_row_only()) return 0;
+    if (step.is_decode || !skips_rows(*step.sequence, layer)) return 0;
     return step.end == PromptEnd::kLater ? n : n - 1;
   }
 

@@ -64,7 +64,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
     for (size_t i = 0; i < layers.size(); ++i) {
       layers_.push_back(
           {std::make_unique<AttentionState>(table, layers[i], shape.cache_type, shape.max_context, arena_),
-           plan_of_layer[i], layers[i].n_kv_heads});
+           plan_of_layer[i]});
     }
   };
   make_layers();
@@ -98,7 +98,7 @@ size_t Sequence::position() const {
 
 uint64_t Sequence::pairs_computed(size_t n_attending) const {
   size_t n_heads = 0;
-  for (size_t i = 0; i < n_attending; ++i) n_heads += layers_[i].n_kv_heads;
+  for (size_t i = 0; i < n_attending; ++i) n_heads += layers_[i].state->n_kv_heads();
   return n_pairs_ / std::max<size_t>(1, n_heads);
 }
 

@@ -105,7 +105,6 @@ class Sequence {
   struct Layer {
     std::unique_ptr<AttentionState> state;
     size_t plan;
-    size_t n_kv_heads;
   };
   struct Mark {
     size_t position;
