@@ -16,8 +16,8 @@ target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpart
 target = {"amd64": "x86_64", "arm64": "aarch64"}.get(target.lower(), target) or platform.machine()
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-# 16 registers: without these, gcc gathers the products of several steps and spills them.
-FEW_REGISTERS = ["-fno-tree-reassoc", "-fschedule-insns", "-fsched-pressure"]
+# 16 registers: without these, gcc 12 gathers the products of several steps and spills them.
+FEW_REGISTERS = ["-fno-tree-reassoc", "-fno-tree-ter"]
 AVX512 = [*AVX2, *(f"-mavx512{feature}" for feature in ("f", "bw", "dq", "vl", "vnni"))]
 # gcc 12 warns of its own avx512 header.
 GCC_HEADER_WARNINGS = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]

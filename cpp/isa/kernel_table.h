@@ -13,7 +13,9 @@ namespace edgeh2o {
 // How weights and activations must be packed for a table's kernels.
 struct PackLayout {
   size_t panel_cols;        // nr: outputs per weight panel
-  size_t tile_rows;         // mr: rows per tile of packed activations
+  size_t tile_rows;         // mr: rows per tile of packed activations of a matrix product
+  size_t vector_rows;       // rows that a matrix-vector kernel takes at most, in a tile of just these
+  size_t few_rows;          // up to which matrix-vector kernels, tile by tile, beat unpacking a panel once
   uint32_t signed_formats;  // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
   size_t float_rows;        // rows that a float matrix product takes at once
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
@@ -43,12 +45,14 @@ struct KernelTable {
   void (*unpack_q_qp)(PackedFormat, uint8_t* out, const uint8_t* w, size_t n_records);
   void (*gemm_f32_q8_qp)(PackedFormat, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
                          const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);
-  void (*gemv_f32_q8_qp)(PackedFormat, float* y, const uint8_t* x, const uint8_t* w, size_t n_records,
-                         size_t n_cols);
+  void (*gemv_f32_q8_qp)(PackedFormat, float* y, size_t y_stride, const uint8_t* x, size_t tile_rows,
+                         const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);
   void (*unpack_f32_fp)(PackedFormat, float* out, const void* w, size_t depth);
   void (*gemm_f32_f32_f32p)(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
                             size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate);
-  void (*gemv_f32_f32_fp)(PackedFormat, float* y, const float* x, const void* w, size_t depth, size_t n_cols);
+  void (*gemv_f32_f32_fp)(PackedFormat, float* y, size_t y_stride, const float* x, size_t x_stride,
+                          const void* w, size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols,
+                          bool accumulate);
 
   void (*rms_norm_f32)(float* out, const float* x, const float* weight, size_t n, float eps);
   void (*rope_f32)(float* x, const float* cos, const float* sin, size_t n_pairs);

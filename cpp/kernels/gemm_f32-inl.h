@@ -66,7 +66,7 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
   using namespace simd;
   constexpr size_t kVectors = kGemmF32Vectors;
   F32 sum[kRows][kVectors];
-  unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = zero(); }); });
+  unroll<kRows>([&](auto r) { load_tile_row<kVectors>(sum[r], c + r * c_stride, accumulate ? n_cols : 0); });
   size_t k = 0;
   if constexpr (kHasLaneMulAdd) {  // one load of a row serves kLanes steps of depth
     for (; k + kLanes <= depth; k += kLanes) {
@@ -92,33 +92,30 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
     });
     b += b_stride;
   }
-  unroll<kRows>([&](auto r) {
-    unroll<kVectors>([&](auto v) {
-      float* out = c + r * c_stride + v * kLanes;
-      if (n_cols == kGemmF32Columns) {
-        store(out, accumulate ? add(load(out), sum[r][v]) : sum[r][v]);
-      } else {
-        const size_t left = n_cols > v * kLanes ? n_cols - v * kLanes : 0;
-        const size_t n = left < kLanes ? left : kLanes;
-        store_partial(out, accumulate ? add(load_partial(out, n), sum[r][v]) : sum[r][v], n);
-      }
-    });
-  });
+  unroll<kRows>([&](auto r) { store_tile_row<kVectors>(c + r * c_stride, sum[r], n_cols); });
 }
 
 // c: [n_rows][c_stride]; a: [n_rows][a_stride]; b: [depth][b_stride], of which kGemmF32Columns values are
-// read and n_cols <= kGemmF32Columns count. Rows beyond the last full tile are computed one by one.
+// read and n_cols <= kGemmF32Columns count. Rows beyond the last full tile take tiles of half the height.
+template <typename Products, size_t kRows>
+void gemm_f32_rows(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
+                   size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate) {
+  size_t row = 0;
+  for (; row + kRows <= n_rows; row += kRows) {
+    gemm_f32_tile<Products, kRows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride,
+                                   depth, n_cols, accumulate);
+  }
+  if constexpr (kRows > 1) {
+    if (row == n_rows) return;
+    gemm_f32_rows<Products, kRows / 2>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b,
+                                       b_stride, n_rows - row, n_cols, depth, accumulate);
+  }
+}
+
 inline void gemm_f32_f32_f32p(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
                               size_t b_stride, size_t n_rows, size_t n_cols, size_t depth, bool accumulate) {
-  size_t row = 0;
-  for (; row + simd::kGemmF32Rows <= n_rows; row += simd::kGemmF32Rows) {
-    gemm_f32_tile<F32Products, simd::kGemmF32Rows>(c + row * c_stride, c_stride, a + row * a_stride, a_stride,
-                                                   b, b_stride, depth, n_cols, accumulate);
-  }
-  for (; row < n_rows; ++row) {
-    gemm_f32_tile<F32Products, 1>(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride,
-                                  depth, n_cols, accumulate);
-  }
+  gemm_f32_rows<F32Products, simd::kGemmF32Rows>(c, c_stride, a, a_stride, b, b_stride, n_rows, n_cols, depth,
+                                                 accumulate);
 }
 
 template <PackedFormat kFormat>
@@ -132,45 +129,82 @@ EH2O_INLINE simd::F32 load_float_weights(const void* w, size_t i) {
   }
 }
 
-template <PackedFormat kFormat>
-void gemv_float(float* y, const float* x, const void* w, size_t depth, size_t n_cols) {
+// One sum per output in the order of depth, as in the matrix product; several panels hide its latency.
+template <PackedFormat kFormat, size_t kRows, size_t kPanels>
+EH2O_INLINE void gemv_float_tile(float* y, size_t y_stride, const float* x, size_t x_stride, const uint8_t* w,
+                                 size_t panel_bytes, size_t depth, size_t n_cols, bool accumulate) {
   using namespace simd;
-  constexpr size_t kVectors = kGemmF32Vectors, kChains = 4;
-  F32 sum[kChains][kVectors];
-  unroll<kChains>([&](auto c) { unroll<kVectors>([&](auto v) { sum[c][v] = zero(); }); });
-  size_t k = 0;
-  for (; k + kChains <= depth; k += kChains) {
-    unroll<kChains>([&](auto c) {
-      const F32 value = set1(x[k + c]);
+  constexpr size_t kVectors = kGemmF32Vectors;
+  const auto columns_of = [&](size_t panel) {
+    return n_cols > panel * kGemmF32Columns ? n_cols - panel * kGemmF32Columns : 0;
+  };
+  F32 sum[kPanels][kRows][kVectors];
+  unroll<kPanels>([&](auto p) {
+    unroll<kRows>([&](auto r) {
+      load_tile_row<kVectors>(sum[p][r], y + r * y_stride + p * kGemmF32Columns,
+                              accumulate ? columns_of(p) : 0);
+    });
+  });
+  for (size_t k = 0; k < depth; ++k) {
+    F32 rows[kRows];
+    unroll<kRows>([&](auto r) { rows[r] = set1(x[r * x_stride + k]); });
+    unroll<kPanels>([&](auto p) {
       unroll<kVectors>([&](auto v) {
-        sum[c][v] =
-            mul_add(value, load_float_weights<kFormat>(w, (k + c) * kGemmF32Columns + v * kLanes), sum[c][v]);
+        const F32 column = load_float_weights<kFormat>(w + p * panel_bytes, k * kGemmF32Columns + v * kLanes);
+        unroll<kRows>([&](auto r) { sum[p][r][v] = mul_add(rows[r], column, sum[p][r][v]); });
       });
     });
   }
-  for (; k < depth; ++k) {
-    const F32 value = set1(x[k]);
-    unroll<kVectors>([&](auto v) {
-      sum[0][v] = mul_add(value, load_float_weights<kFormat>(w, k * kGemmF32Columns + v * kLanes), sum[0][v]);
+  unroll<kPanels>([&](auto p) {
+    unroll<kRows>([&](auto r) {
+      store_tile_row<kVectors>(y + r * y_stride + p * kGemmF32Columns, sum[p][r], columns_of(p));
     });
-  }
-  unroll<kVectors>([&](auto v) {
-    const size_t left = n_cols > v * kLanes ? n_cols - v * kLanes : 0;
-    const F32 total = add(add(sum[0][v], sum[1][v]), add(sum[2][v], sum[3][v]));
-    store_partial(y + v * kLanes, total, left < kLanes ? left : kLanes);
   });
 }
 
-// y: n_cols <= kGemmF32Columns outputs of one float panel w [depth][kGemmF32Columns]; x: [depth].
-inline void gemv_f32_f32_fp(PackedFormat format, float* y, const float* x, const void* w, size_t depth,
-                            size_t n_cols) {
+template <PackedFormat kFormat, size_t kRows>
+void gemv_float(float* y, size_t y_stride, const float* x, size_t x_stride, const uint8_t* w,
+                size_t panel_bytes, size_t depth, size_t n_cols, bool accumulate) {
+  constexpr size_t kPanels = kRows < 4 ? 4 / kRows : 1;
+  size_t col = 0;
+  const auto step = [&](auto panels) {
+    for (; col + (panels - 1) * kGemmF32Columns < n_cols; col += panels * kGemmF32Columns) {
+      gemv_float_tile<kFormat, kRows, panels>(y + col, y_stride, x, x_stride,
+                                              w + col / kGemmF32Columns * panel_bytes, panel_bytes, depth,
+                                              n_cols - col, accumulate);
+    }
+  };
+  step(simd::Index<kPanels>{});
+  if constexpr (kPanels > 2) step(simd::Index<2>{});
+  if constexpr (kPanels > 1) step(simd::Index<1>{});
+}
+
+template <PackedFormat kFormat>
+void gemv_float_rows(float* y, size_t y_stride, const float* x, size_t x_stride, const void* w,
+                     size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols, bool accumulate) {
+  simd::unroll<simd::kGemvRows>([&](auto i) {
+    constexpr size_t kRows = i + 1;
+    if (n_rows == kRows) {
+      gemv_float<kFormat, kRows>(y, y_stride, x, x_stride, static_cast<const uint8_t*>(w), panel_bytes, depth,
+                                 n_cols, accumulate);
+    }
+  });
+}
+
+// y: [n_rows][y_stride], n_cols outputs of neighbouring panels [depth][kGemmF32Columns], panel_bytes apart,
+// of which w is the first; (+)= x times w. x: [n_rows][x_stride], n_rows <= kGemvRows.
+inline void gemv_f32_f32_fp(PackedFormat format, float* y, size_t y_stride, const float* x, size_t x_stride,
+                            const void* w, size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols,
+                            bool accumulate) {
   switch (format) {
-    case PackedFormat::kF32:
-      return gemv_float<PackedFormat::kF32>(y, x, w, depth, n_cols);
-    case PackedFormat::kF16:
-      return gemv_float<PackedFormat::kF16>(y, x, w, depth, n_cols);
-    case PackedFormat::kBF16:
-      return gemv_float<PackedFormat::kBF16>(y, x, w, depth, n_cols);
+#define EH2O_CASE(name)                                                                                 \
+  case PackedFormat::name:                                                                              \
+    return gemv_float_rows<PackedFormat::name>(y, y_stride, x, x_stride, w, panel_bytes, depth, n_rows, \
+                                               n_cols, accumulate);
+    EH2O_CASE(kF32)
+    EH2O_CASE(kF16)
+    EH2O_CASE(kBF16)
+#undef EH2O_CASE
     default:
       return;
   }

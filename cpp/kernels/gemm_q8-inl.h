@@ -1,6 +1,8 @@
 // Quantised matrix products: C[rows][cols] (+)= X[rows][depth] * W[cols][depth]^T with packed 8-bit
 // activations X and packed 4- to 8-bit weights W (layouts: quant/packed_format.h). Products accumulate in
-// int32 over a record of 32, then one conversion and one multiply-add per record bring them to f32.
+// int32 over a record of 32, then one conversion and one multiply-add per record bring them to f32. Sums
+// start from what is in C if they are to be added, so that a row's result depends neither on the rows that go
+// with it nor on the parts in which its depth is taken.
 #include "quant/packed_format.h"
 
 namespace edgeh2o::EH2O_ISA {
@@ -14,7 +16,9 @@ struct Correction {
   static constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
   static EH2O_INLINE simd::I32 start(int32_t negated_sum8) {
     if constexpr (kOffsetLog2 >= 0 && kKeepsOffset) {
-      const simd::I32 offset = simd::shift_left_i32<kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
+      if constexpr (kOffsetLog2 < 3) negated_sum8 /= 8 >> kOffsetLog2;  // exact
+      const simd::I32 offset =
+          simd::shift_left_i32 < kOffsetLog2<3 ? 0 : kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
       if constexpr (simd::kDotBias == 0) return offset;
       return simd::add_i32(offset, simd::set1_i32(simd::kDotBias));
     } else {
@@ -23,10 +27,33 @@ struct Correction {
   }
 };
 
-// What the sum of activations is that -8 * (sum of quants) stands for.
-EH2O_INLINE float scaled_sum(float scale, int32_t negated_sum8) {
-  return scale * (-0.125f * static_cast<float>(negated_sum8));
-}
+// One record of packed activations, a tile of kRows rows.
+template <size_t kRows>
+struct ActivationRecord {
+  const float *scale, *sums;
+  const int32_t* negated_sums8;
+  const int8_t* quants;  // [8][kRows][4]
+
+  EH2O_INLINE explicit ActivationRecord(const uint8_t* x)
+      : scale(reinterpret_cast<const float*>(x)),
+        sums(scale + kRows),
+        negated_sums8(reinterpret_cast<const int32_t*>(sums + kRows)),
+        quants(reinterpret_cast<const int8_t*>(negated_sums8 + 2 * kRows)) {}
+
+  // -8 times the sum of sub-block `sub` of kSubBlocks (1 or 2) of a row.
+  template <size_t kSubBlocks>
+  EH2O_INLINE int32_t negated_sum8(size_t sub, size_t row) const {
+    if constexpr (kSubBlocks == 1) return negated_sums8[row];
+    const int32_t first_half = negated_sums8[kRows + row];
+    return sub == 0 ? first_half : negated_sums8[row] - first_half;
+  }
+  // The sum of the activations that the quants stand for.
+  template <size_t kSubBlocks>
+  EH2O_INLINE float sum(size_t sub, size_t row) const {
+    if constexpr (kSubBlocks == 1) return sums[row];
+    return scale[row] * (-0.125f * static_cast<float>(negated_sum8<kSubBlocks>(sub, row)));
+  }
+};
 
 // The dot products of one sub-block by matrix multiply instructions: pairs of rows times pairs of columns, 8
 // values of depth at a time.
@@ -75,27 +102,24 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
   static_assert(kSteps % kStepsAtOnce == 0 && kRows % Dot::kXRows == 0);
 
   F32 sum[kRows][kVectors];
-  unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto v) { sum[r][v] = zero(); }); });
+  unroll<kRows>([&](auto r) {
+    load_tile_row<kVectors>(sum[r], c + r * c_stride, accumulate && r < n_rows ? n_cols : 0);
+  });
 
   for (size_t record = 0; record < n_records; ++record) {
-    const float* x_scale = reinterpret_cast<const float*>(x);
-    const float* x_sum = x_scale + kRows;
-    const int32_t* x_negated_sum8 = reinterpret_cast<const int32_t*>(x_sum + kRows);
-    const int8_t* x_quants = reinterpret_cast<const int8_t*>(x_negated_sum8 + 2 * kRows);
+    const ActivationRecord<kRows> rows(x);
+    const int8_t* x_quants = rows.quants;
     const float* w_scale = reinterpret_cast<const float*>(w);
     const float* w_min = w_scale + kSubBlocks * kCols;
     const uint8_t* w_quants =
         reinterpret_cast<const uint8_t*>(w_min + (Traits::kHasMin ? kSubBlocks * kCols : 0));
 
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
-      const auto negated_sum8 = [&](size_t r) {
-        if constexpr (kSubBlocks == 1) return x_negated_sum8[r];
-        const int32_t first_half = x_negated_sum8[kRows + r];
-        return sub == 0 ? first_half : x_negated_sum8[r] - first_half;
-      };
       I32 dot[kRows][kVectors];
       unroll<kRows>([&](auto r) {
-        unroll<kVectors>([&](auto v) { dot[r][v] = Correction<kFormat>::start(negated_sum8(r)); });
+        unroll<kVectors>([&](auto v) {
+          dot[r][v] = Correction<kFormat>::start(rows.template negated_sum8<kSubBlocks>(sub, r));
+        });
       });
       if constexpr (kHasMmla) {
         matrix_dot<Dot, kSteps>(dot, x_quants, w_quants);
@@ -110,11 +134,11 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
             I8 weights[kVectors];
             unroll<kVectors>([&](auto v) { weights[v] = load_i8(w_quants + v * 4 * kLanes); });
             unroll<kRows / Dot::kXRows>([&](auto g) {
-              const typename Dot::X rows = Dot::load_x(x_quants + g * 4 * Dot::kXRows);
+              const typename Dot::X values = Dot::load_x(x_quants + g * 4 * Dot::kXRows);
               unroll<Dot::kXRows>([&](auto i) {
                 unroll<kVectors>([&](auto v) {
                   auto& a = acc[g * Dot::kXRows + i][v];
-                  a = Dot::template add<i>(a, weights[v], rows);
+                  a = Dot::template add<i>(a, weights[v], values);
                 });
               });
             });
@@ -127,7 +151,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
         }
       }
       unroll<kRows>([&](auto r) {
-        const F32 scale = set1(x_scale[r]);
+        const F32 scale = set1(rows.scale[r]);
         unroll<kVectors>([&](auto v) {
           const F32 part = mul(dot_to_f32(dot[r][v]), scale);
           sum[r][v] = mul_add(part, load(w_scale + sub * kCols + v * kLanes), sum[r][v]);
@@ -135,7 +159,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
       });
       if constexpr (Traits::kHasMin) {
         unroll<kRows>([&](auto r) {
-          const F32 total = set1(kSubBlocks == 1 ? x_sum[r] : scaled_sum(x_scale[r], negated_sum8(r)));
+          const F32 total = set1(rows.template sum<kSubBlocks>(sub, r));
           unroll<kVectors>(
               [&](auto v) { sum[r][v] = mul_add(total, load(w_min + sub * kCols + v * kLanes), sum[r][v]); });
         });
@@ -145,27 +169,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
     w += PackedSizes<kFormat>::kUnpackedPerColumn * kCols;
   }
 
-  if (n_cols == kCols) {
-    unroll<kRows>([&](auto r) {
-      if (r < n_rows) {
-        unroll<kVectors>([&](auto v) {
-          float* out = c + r * c_stride + v * kLanes;
-          store(out, accumulate ? add(load(out), sum[r][v]) : sum[r][v]);
-        });
-      }
-    });
-  } else {
-    unroll<kRows>([&](auto r) {
-      if (r < n_rows) {
-        unroll<kVectors>([&](auto v) {
-          const size_t left = n_cols > v * kLanes ? n_cols - v * kLanes : 0;
-          const size_t n = left < kLanes ? left : kLanes;
-          float* out = c + r * c_stride + v * kLanes;
-          store_partial(out, accumulate ? add(load_partial(out, n), sum[r][v]) : sum[r][v], n);
-        });
-      }
-    });
-  }
+  unroll<kRows>([&](auto r) { store_tile_row<kVectors>(c + r * c_stride, sum[r], r < n_rows ? n_cols : 0); });
 }
 
 template <PackedFormat kFormat>
@@ -178,8 +182,9 @@ void gemm_q8(float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes, c
   }
 }
 
-// c: [n_rows][c_stride]. x: packed tiles of activations, x_tile_bytes from one tile to the next (>= n_records
-// records). w: one unpacked panel of n_records. n_cols <= kGemmQ8Columns outputs are written.
+// c: [n_rows][c_stride], (+)= x times w. x: packed tiles of activations, x_tile_bytes from one tile to the
+// next
+// (>= n_records records). w: one unpacked panel of n_records. n_cols <= kGemmQ8Columns outputs are written.
 inline void gemm_f32_q8_qp(PackedFormat format, float* c, size_t c_stride, const uint8_t* x,
                            size_t x_tile_bytes, const uint8_t* w, size_t n_records, size_t n_rows,
                            size_t n_cols, bool accumulate) {

@@ -1,5 +1,5 @@
-// One row of activations times packed weights, read in the order in which they lie in memory: the decode path
-// is bound by memory bandwidth, so weights are unpacked in registers.
+// A few rows of activations times packed weights, read in the order in which they lie in memory: decode is
+// bound by memory bandwidth, so weights are unpacked in registers, once for all rows.
 #include "quant/packed_format.h"
 
 namespace edgeh2o::EH2O_ISA {
@@ -30,7 +30,9 @@ class RecordReader {
     if constexpr (Traits::kTwoLevel) {
       const simd::F32 d = simd::load_f16(header_ + column);
       const uint8_t* fine = record_ + sub * kCols + column;
-      if constexpr (Traits::kHasMin) {
+      if constexpr (Traits::kNibbleScales) {
+        return simd::mul(d, simd::load_u4<0>(fine));
+      } else if constexpr (Traits::kHasMin) {
         return simd::mul(d, simd::load_u8(fine));
       } else {
         return simd::mul(d, simd::load_s8(reinterpret_cast<const int8_t*>(fine)));
@@ -44,9 +46,13 @@ class RecordReader {
   EH2O_INLINE simd::F32 min(size_t sub, size_t v) const {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
-      const simd::F32 dmin = simd::load_f16(header_ + kCols + column);
-      const uint8_t* fine = record_ + (Sizes::kSubBlocks + sub) * kCols + column;
-      return simd::mul(simd::sub(simd::zero(), dmin), simd::load_u8(fine));
+      const simd::F32 negated = simd::sub(simd::zero(), simd::load_f16(header_ + kCols + column));
+      if constexpr (Traits::kNibbleScales) {
+        return simd::mul(negated, simd::load_u4<4>(record_ + sub * kCols + column));
+      } else {
+        const uint8_t* fine = record_ + (Sizes::kSubBlocks + sub) * kCols + column;
+        return simd::mul(negated, simd::load_u8(fine));
+      }
     } else {
       return simd::load_f16(reinterpret_cast<const uint16_t*>(record_) + kCols + column);
     }
@@ -71,27 +77,38 @@ struct CodebookBytes {
   }
 };
 
-// Stored without their offset removed by the packer, though the ISA multiplies signed weights.
+// Stored with their offset, though the ISA multiplies signed weights: planes of bits hold no sign.
 template <PackedFormat kFormat>
-inline constexpr bool kHasSignedNibbles =
-    PackedTraits<kFormat>::kNibbles && PackedTraits<kFormat>::kCodebook == Codebook::kNone &&
-    PackedTraits<kFormat>::kOffsetLog2 >= 0 && simd::Dot4<4>::kSigned;
+inline constexpr bool kHasOffsetPlanes =
+    PackedTraits<kFormat>::kLowBits < 8 && PackedTraits<kFormat>::kCodebook == Codebook::kNone &&
+    PackedTraits<kFormat>::kOffsetLog2 >= 0 && simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned;
 
-// The weights of depth step `step` (4 values of depth) of vector v, ready to multiply.
-template <PackedFormat kFormat, bool kKeepsOffset = false>
-EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t step, size_t v) {
+// Step kStep, 4 values of depth, of vector v in a plane of kBits bits, moved to bit kTo on.
+template <int kBits, int kTo, size_t kStep>
+EH2O_INLINE simd::I8 load_plane(const uint8_t* plane, size_t v) {
+  constexpr size_t kCols = kGemmQ8Columns;
+  const simd::I8 bits = simd::load_i8(plane + (kStep % kBits * kCols + v * simd::kLanes) * 4);
+  return simd::take_bits<static_cast<int>(kStep / kBits * kBits), kBits, kTo>(bits);
+}
+
+// The weights of depth step kStep of vector v, ready to multiply.
+template <PackedFormat kFormat, size_t kStep, bool kKeepsOffset = false>
+EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t v) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
   constexpr size_t kCols = kGemmQ8Vectors * kLanes;
-  if constexpr (!Traits::kNibbles) {
-    return load_i8(quants + (step * kCols + v * kLanes) * 4);
+  if constexpr (Traits::kLowBits == 8) {
+    return load_i8(quants + (kStep * kCols + v * kLanes) * 4);
   } else {
-    const I8 pairs = load_i8(quants + ((step & 3) * kCols + v * kLanes) * 4);
-    const I8 values = step < 4 ? low_nibbles(pairs) : high_nibbles(pairs);
+    I8 values = load_plane<Traits::kLowBits, 0, kStep>(quants, v);
+    if constexpr (Traits::kHighBits > 0) {
+      const uint8_t* high = quants + PackedSizes<kFormat>::kLowPerColumn * kCols;
+      values = or_i8(values, load_plane<Traits::kHighBits, Traits::kLowBits, kStep>(high, v));
+    }
     if constexpr (Traits::kCodebook != Codebook::kNone) {
       static constexpr CodebookBytes<kFormat> kTable;
       return look_up(kTable.byte, values);
-    } else if constexpr (kHasSignedNibbles<kFormat> && !kKeepsOffset) {
+    } else if constexpr (kHasOffsetPlanes<kFormat> && !kKeepsOffset) {
       return sub_i8(values, 1 << Traits::kOffsetLog2);
     } else {
       return values;
@@ -100,83 +117,108 @@ EH2O_INLINE simd::I8 load_weights(const uint8_t* quants, size_t step, size_t v) 
 }
 
 // Flat: gcc leaves a lambda of some formats out of line, with its accumulators in memory.
-template <PackedFormat kFormat>
-__attribute__((flatten)) void gemv_q8(float* y, const uint8_t* x, const uint8_t* w, size_t n_records,
-                                      size_t n_cols) {
+template <PackedFormat kFormat, size_t kRows>
+__attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* x, const uint8_t* w,
+                                      size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
   using namespace simd;
   using Traits = PackedTraits<kFormat>;
   using Dot = Dot4<Traits::kBits>;
   constexpr size_t kVectors = kGemmQ8Vectors;
   constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock, kSteps = Traits::kSubBlock / 4;
   constexpr size_t kStepsAtOnce = Dot::kMaxSteps < kSteps ? Dot::kMaxSteps : kSteps;
-  constexpr size_t kXSteps = Dot::kXRows < kStepsAtOnce ? Dot::kXRows : kStepsAtOnce;
-  static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce % kXSteps == 0);
+  constexpr size_t kXRows = Dot::kXRows;
+  static_assert(kSteps % kStepsAtOnce == 0 && kStepsAtOnce * kRows % kXRows == 0);
   // A correction of the sum takes fewer instructions than one of every weight.
-  using Offset = Correction<kFormat, !Dot::kSigned || kHasSignedNibbles<kFormat>>;
-  constexpr size_t kChains = kGemvQ8Chains;  // so that the latency of the dot product is hidden
+  using Offset = Correction<kFormat, !Dot::kSigned || kHasOffsetPlanes<kFormat>>;
+  constexpr size_t kChains = kRows == 1 ? kGemvQ8Chains : 1;  // so that the latency of a product is hidden
 
-  F32 sum[kVectors];
-  unroll<kVectors>([&](auto v) { sum[v] = zero(); });
+  F32 sum[kRows][kVectors];
+  unroll<kRows>([&](auto r) {
+    load_tile_row<kVectors>(sum[r], y + r * y_stride, accumulate && r < n_rows ? n_cols : 0);
+  });
   RecordReader<kFormat> weights(w);
   for (size_t record = 0; record < n_records; ++record) {
     weights.enter(record);
     const uint8_t* w_quants = weights.quants();
-    const float* x_header = reinterpret_cast<const float*>(x);
-    const int32_t* x_negated_sum8 = reinterpret_cast<const int32_t*>(x + 8);
-    const int8_t* x_quants = reinterpret_cast<const int8_t*>(x + kActivationHeaderPerRow);
-    const F32 x_scale = set1(x_header[0]);
+    const ActivationRecord<kRows> row(x);
     unroll<kSubBlocks>([&](auto sub) {
-      int32_t negated_sum8 = x_negated_sum8[0];
-      if constexpr (kSubBlocks == 2)
-        negated_sum8 = sub == 0 ? x_negated_sum8[1] : negated_sum8 - x_negated_sum8[1];
-      I32 dot[kVectors];
-      unroll<kVectors>([&](auto v) { dot[v] = Offset::start(negated_sum8); });
+      I32 dot[kRows][kVectors];
+      unroll<kRows>([&](auto r) {
+        const I32 start = Offset::start(row.template negated_sum8<kSubBlocks>(sub, r));
+        unroll<kVectors>([&](auto v) { dot[r][v] = start; });
+      });
       unroll<kSteps / kStepsAtOnce>([&](auto part) {
-        typename Dot::Acc acc[2][kVectors];
-        unroll<kVectors>([&](auto v) {
-          acc[0][v] = Dot::start(dot[v]);
-          acc[1][v] = Dot::start(set1_i32(0));
+        typename Dot::Acc acc[kChains][kRows][kVectors];
+        unroll<kRows>([&](auto r) {
+          unroll<kVectors>([&](auto v) {
+            acc[0][r][v] = Dot::start(dot[r][v]);
+            if constexpr (kChains == 2) acc[1][r][v] = Dot::start(set1_i32(0));
+          });
         });
-        unroll<kStepsAtOnce / kXSteps>([&](auto group) {
-          constexpr size_t kFirst = (sub * kSteps) + part * kStepsAtOnce + group * kXSteps;
-          const typename Dot::X values = Dot::load_x(x_quants + 4 * kFirst);
-          unroll<kXSteps>([&](auto i) {
+        typename Dot::X values;
+        unroll<kStepsAtOnce>([&](auto i) {
+          constexpr size_t kStep = sub * kSteps + part * kStepsAtOnce + i;
+          I8 columns[kVectors];
+          unroll<kVectors>([&](auto v) { columns[v] = load_weights<kFormat, kStep, true>(w_quants, v); });
+          unroll<kRows>([&](auto r) {
+            constexpr size_t kIndex = kStep * kRows + r;  // a load of x holds several steps or rows
+            if constexpr (kIndex % kXRows == 0) values = Dot::load_x(row.quants + 4 * kIndex);
             unroll<kVectors>([&](auto v) {
-              auto& a = acc[(group * kXSteps + i) % kChains][v];
-              a = Dot::template add<i>(a, load_weights<kFormat, true>(w_quants, kFirst + i, v), values);
+              auto& a = acc[i % kChains][r][v];
+              a = Dot::template add<kIndex % kXRows>(a, columns[v], values);
             });
           });
         });
-        unroll<kVectors>([&](auto v) {
-          if constexpr (kChains == 2) {
-            dot[v] = add_i32(Dot::finish(acc[0][v], dot[v]), Dot::finish(acc[1][v], set1_i32(0)));
-          } else {
-            dot[v] = Dot::finish(acc[0][v], dot[v]);
-          }
+        unroll<kRows>([&](auto r) {
+          unroll<kVectors>([&](auto v) {
+            dot[r][v] = Dot::finish(acc[0][r][v], dot[r][v]);
+            if constexpr (kChains == 2) {
+              dot[r][v] = add_i32(dot[r][v], Dot::finish(acc[1][r][v], set1_i32(0)));
+            }
+          });
         });
       });
-      unroll<kVectors>(
-          [&](auto v) { sum[v] = mul_add(mul(dot_to_f32(dot[v]), x_scale), weights.scale(sub, v), sum[v]); });
+      unroll<kVectors>([&](auto v) {
+        const F32 scale = weights.scale(sub, v);
+        unroll<kRows>([&](auto r) {
+          sum[r][v] = mul_add(mul(dot_to_f32(dot[r][v]), set1(row.scale[r])), scale, sum[r][v]);
+        });
+      });
       if constexpr (Traits::kHasMin) {
-        const F32 total = set1(kSubBlocks == 1 ? x_header[1] : scaled_sum(x_header[0], negated_sum8));
-        unroll<kVectors>([&](auto v) { sum[v] = mul_add(total, weights.min(sub, v), sum[v]); });
+        unroll<kVectors>([&](auto v) {
+          const F32 min = weights.min(sub, v);
+          unroll<kRows>([&](auto r) {
+            sum[r][v] = mul_add(set1(row.template sum<kSubBlocks>(sub, r)), min, sum[r][v]);
+          });
+        });
       }
     });
-    x += kActivationRecordPerRow;
+    x += kActivationRecordPerRow * kRows;
   }
-  unroll<kVectors>([&](auto v) {
-    const size_t left = n_cols > v * kLanes ? n_cols - v * kLanes : 0;
-    store_partial(y + v * kLanes, sum[v], left < kLanes ? left : kLanes);
+  unroll<kRows>([&](auto r) { store_tile_row<kVectors>(y + r * y_stride, sum[r], r < n_rows ? n_cols : 0); });
+}
+
+template <PackedFormat kFormat>
+void gemv_q8_rows(float* y, size_t y_stride, const uint8_t* x, size_t tile_rows, const uint8_t* w,
+                  size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
+  simd::unroll<simd::kGemvRows>([&](auto i) {
+    constexpr size_t kRows = i + 1;
+    if (tile_rows == kRows) {
+      gemv_q8<kFormat, kRows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
+    }
   });
 }
 
-// y: n_cols <= kGemmQ8Columns outputs of one panel. x: activations packed with mr = 1. w: one packed panel.
-inline void gemv_f32_q8_qp(PackedFormat format, float* y, const uint8_t* x, const uint8_t* w,
-                           size_t n_records, size_t n_cols) {
+// y: [n_rows][y_stride], n_cols <= kGemmQ8Columns outputs of one panel (+)= x times w. x: one packed tile of
+// tile_rows <= kGemvRows rows, of which n_rows count. w: one packed panel.
+inline void gemv_f32_q8_qp(PackedFormat format, float* y, size_t y_stride, const uint8_t* x, size_t tile_rows,
+                           const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols,
+                           bool accumulate) {
   switch (format) {
-#define EH2O_CASE(name)    \
-  case PackedFormat::name: \
-    return gemv_q8<PackedFormat::name>(y, x, w, n_records, n_cols);
+#define EH2O_CASE(name)                                                                              \
+  case PackedFormat::name:                                                                           \
+    return gemv_q8_rows<PackedFormat::name>(y, y_stride, x, tile_rows, w, n_records, n_rows, n_cols, \
+                                            accumulate);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     default:
@@ -210,8 +252,8 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
       using Dot = Dot4<Traits::kBits>;
       unroll<4>([&](auto step) {
         unroll<kVectors>([&](auto v) {
-          const I8 even = load_weights<kFormat>(w_quants, 2 * step, v);
-          const I8 odd = load_weights<kFormat>(w_quants, 2 * step + 1, v);
+          const I8 even = load_weights<kFormat, 2 * step>(w_quants, v);
+          const I8 odd = load_weights<kFormat, 2 * step + 1>(w_quants, v);
           uint8_t* columns = out_quants + (step * kCols + v * kLanes) * 8;
           store_i8(columns, Dot::low_pair(even, odd));
           store_i8(columns + 4 * kLanes, Dot::high_pair(even, odd));
@@ -220,7 +262,7 @@ void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
     } else {
       unroll<8>([&](auto step) {
         unroll<kVectors>([&](auto v) {
-          store_i8(out_quants + (step * kCols + v * kLanes) * 4, load_weights<kFormat>(w_quants, step, v));
+          store_i8(out_quants + (step * kCols + v * kLanes) * 4, load_weights<kFormat, step>(w_quants, v));
         });
       });
     }

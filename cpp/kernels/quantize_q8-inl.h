@@ -49,15 +49,14 @@ void quantize_tile(uint8_t* out, const float* x, size_t x_stride, size_t n_rows,
   }
 }
 
-// out: one tile of tile_rows rows, kGemmQ8Rows or 1; depth / 32 records. x: [n_rows][x_stride], n_rows <=
-// tile_rows; missing rows become zeros. depth is a multiple of 32.
+// out: one tile of tile_rows rows, kGemmQ8Rows or up to kGemvRows; depth / 32 records. x: [n_rows][x_stride],
+// n_rows <= tile_rows; missing rows become zeros. depth is a multiple of 32.
 inline void quantize_q8p_f32(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
                              size_t depth) {
-  if (tile_rows == 1) {
-    quantize_tile<1>(out, x, x_stride, n_rows, depth);
-  } else {
-    quantize_tile<simd::kGemmQ8Rows>(out, x, x_stride, n_rows, depth);
-  }
+  constexpr size_t kMaxRows = simd::kGemmQ8Rows > simd::kGemvRows ? simd::kGemmQ8Rows : simd::kGemvRows;
+  simd::unroll<kMaxRows>([&](auto i) {
+    if (tile_rows == i + 1) quantize_tile<i + 1>(out, x, x_stride, n_rows, depth);
+  });
 }
 
 }  // namespace edgeh2o::EH2O_ISA

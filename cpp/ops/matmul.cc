@@ -17,10 +17,14 @@ constexpr size_t kRowBlock = 192;
 
 struct Task {
   const MatmulOutput* output;
-  size_t panel, first_row, n_rows;
+  size_t panel, n_panels, first_row, n_rows;
+  size_t n_cols(size_t panel_cols) const {
+    return std::min(n_panels * panel_cols, output->weight->rows() - panel * panel_cols);
+  }
 };
 
-// Tasks are ordered by row block, then output, then panel, so that threads share a row block in their caches.
+// Work items are ordered by row block, then output, then panel, so that threads share a row block in their
+// caches.
 class TaskGrid {
  public:
   TaskGrid(Span<const MatmulOutput> outputs, size_t n_rows, size_t row_block)
@@ -28,12 +32,14 @@ class TaskGrid {
     for (const MatmulOutput& output : outputs) panels_ += output.weight->n_panels();
   }
   size_t size() const { return panels_ * ceil_div(n_rows_, row_block_); }
-  Task operator[](size_t i) const {
+  // Item i and those after it, fewer than max_items in all, that are neighbours in the same matrix.
+  Task task(size_t i, size_t max_items) const {
     const size_t first_row = i / panels_ * row_block_;
     size_t panel = i % panels_;
     const MatmulOutput* output = outputs_.begin();
     while (panel >= output->weight->n_panels()) panel -= output++->weight->n_panels();
-    return {output, panel, first_row, std::min(row_block_, n_rows_ - first_row)};
+    return {output, panel, std::min(max_items, output->weight->n_panels() - panel), first_row,
+            std::min(row_block_, n_rows_ - first_row)};
   }
 
  private:
@@ -41,24 +47,39 @@ class TaskGrid {
   size_t n_rows_, row_block_, panels_ = 0;
 };
 
-void run_vector(const KernelTable& table, const MatmulInput& input, const Task& task, float* out,
-                size_t n_cols) {
+void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task& task, float* out) {
   const PackedMatrix& weight = *task.output->weight;
-  float result[64];
-  float* y = task.output->accumulate ? result : out;
-  if (weight.is_quantised()) {
-    table.gemv_f32_q8_qp(weight.format(), y, input.packed.packed, weight.panel(task.panel),
-                         weight.cols() / kBlock, n_cols);
-  } else {
-    table.gemv_f32_f32_fp(weight.format(), y, input.rows.row(0), weight.panel(task.panel), weight.cols(),
-                          n_cols);
+  const size_t depth = weight.cols(), stride = task.output->out_stride, nr = table.layout.panel_cols;
+  const bool accumulate = task.output->accumulate;
+  if (!weight.is_quantised()) {
+    for (size_t row = 0; row < task.n_rows; row += table.layout.vector_rows) {
+      const size_t n_rows = std::min(table.layout.vector_rows, task.n_rows - row);
+      table.gemv_f32_f32_fp(weight.format(), out + row * stride, stride, input.rows.row(row),
+                            input.rows.stride, weight.panel(task.panel), weight.panel_bytes(), depth, n_rows,
+                            task.n_cols(nr), accumulate);
+    }
+    return;
   }
-  if (task.output->accumulate) table.add_f32(out, result, n_cols);
+  // Several tiles read one part of a panel after another, while it is in the L1 cache.
+  const Activations8& x = input.packed;
+  const size_t step = task.n_rows > x.tile_rows ? kDepthQ : depth, n_cols = task.n_cols(nr);
+  for (size_t panel = 0; panel < task.n_panels; ++panel) {
+    for (size_t k = 0; k < depth; k += step) {
+      for (size_t row = 0; row < task.n_rows; row += x.tile_rows) {
+        table.gemv_f32_q8_qp(
+            weight.format(), out + row * stride + panel * nr, stride, x.record(row / x.tile_rows, k),
+            x.tile_rows, weight.panel_at(task.panel + panel, k), std::min(step, depth - k) / kBlock,
+            std::min(x.tile_rows, task.n_rows - row), std::min(nr, n_cols - panel * nr), accumulate || k > 0);
+      }
+    }
+  }
 }
 
+// One panel times a block of rows.
 void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& task, float* out,
-                size_t n_cols, uint8_t* scratch) {
+                uint8_t* scratch) {
   const PackedMatrix& weight = *task.output->weight;
+  const size_t n_cols = task.n_cols(table.layout.panel_cols);
   const size_t depth = weight.cols(), step = weight.is_quantised() ? kDepthQ : kDepthF32;
   for (size_t k = 0; k < depth; k += step) {
     const size_t count = std::min(step, depth - k);
@@ -68,9 +89,8 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
       const Activations8& x = input.packed;
       table.unpack_q_qp(weight.format(), scratch, panel, count / kBlock);
       table.gemm_f32_q8_qp(weight.format(), out, task.output->out_stride,
-                           x.packed + task.first_row / x.tile_rows * x.tile_bytes() +
-                               k / kBlock * kActivationRecordPerRow * x.tile_rows,
-                           x.tile_bytes(), scratch, count / kBlock, task.n_rows, n_cols, accumulate);
+                           x.record(task.first_row / x.tile_rows, k), x.tile_bytes(), scratch, count / kBlock,
+                           task.n_rows, n_cols, accumulate);
     } else {
       float* unpacked = reinterpret_cast<float*>(scratch);
       table.unpack_f32_fp(weight.format(), unpacked, panel, count);
@@ -84,7 +104,16 @@ void run_matrix(const KernelTable& table, const MatmulInput& input, const Task& 
 }  // namespace
 
 size_t Activations8::bytes(const KernelTable& table, size_t n_rows, size_t depth) {
-  return round_up(n_rows, table.layout.tile_rows) * ceil_div(depth, kBlock) * kActivationRecordPerRow;
+  const PackLayout& layout = table.layout;
+  const size_t padded = std::max(round_up(n_rows, layout.tile_rows), round_up(n_rows, layout.vector_rows));
+  return padded * ceil_div(depth, kBlock) * kActivationRecordPerRow;
+}
+
+bool is_few_rows(const KernelTable& table, size_t n_rows) { return n_rows <= table.layout.few_rows; }
+
+size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
+  if (!is_few_rows(table, n_rows)) return table.layout.tile_rows;
+  return ceil_div(n_rows, ceil_div(n_rows, table.layout.vector_rows));
 }
 
 size_t matmul_scratch_bytes(const KernelTable& table) {
@@ -100,24 +129,27 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   }
   const size_t n_rows = input.rows.rows;
   const size_t nr = table.layout.panel_cols;
-  const TaskGrid grid(outputs, n_rows, round_up(kRowBlock, table.layout.tile_rows));
-  // A single row makes panels too short for a task each.
+  const bool is_few = is_few_rows(table, n_rows);
+  const TaskGrid grid(outputs, n_rows, is_few ? n_rows : round_up(kRowBlock, table.layout.tile_rows));
+  // Few rows make panels too short for a task each.
   const size_t group =
-      n_rows == 1 ? std::max<size_t>(1, grid.size() / (static_cast<size_t>(num_threads()) * 4)) : 1;
+      is_few ? std::max<size_t>(1, grid.size() / (static_cast<size_t>(num_threads()) * 4)) : 1;
   parallel_for(ceil_div(grid.size(), group), [&](size_t first, size_t thread) {
-    for (size_t i = first * group; i < std::min(grid.size(), (first + 1) * group); ++i) {
-      const Task task = grid[i];
+    const size_t end = std::min(grid.size(), (first + 1) * group);
+    for (size_t i = first * group; i < end;) {
+      const Task task = grid.task(i, is_few ? end - i : 1);
       const MatmulOutput& output = *task.output;
-      const size_t column = task.panel * nr, n_cols = std::min(nr, output.weight->rows() - column);
+      const size_t column = task.panel * nr;
       float* out = output.out + task.first_row * output.out_stride + column;
-      if (n_rows == 1) {
-        run_vector(table, input, task, out, n_cols);
+      if (is_few) {
+        run_few_rows(table, input, task, out);
       } else {
-        run_matrix(table, input, task, out, n_cols, scratch + thread * matmul_scratch_bytes(table));
+        run_matrix(table, input, task, out, scratch + thread * matmul_scratch_bytes(table));
       }
       for (size_t row = 0; output.bias && row < task.n_rows; ++row) {
-        table.add_f32(out + row * output.out_stride, output.bias + column, n_cols);
+        table.add_f32(out + row * output.out_stride, output.bias + column, task.n_cols(nr));
       }
+      i += task.n_panels;
     }
   });
 }

@@ -17,6 +17,10 @@ struct Activations8 {
   size_t tile_rows = 0;
   size_t depth = 0;
   size_t tile_bytes() const { return depth / kBlock * kActivationRecordPerRow * tile_rows; }
+  // Where the values of a tile from depth k on begin.
+  const uint8_t* record(size_t tile, size_t k) const {
+    return packed + tile * tile_bytes() + k / kBlock * kActivationRecordPerRow * tile_rows;
+  }
   static size_t bytes(const KernelTable& table, size_t n_rows, size_t depth);
 };
 
@@ -36,11 +40,12 @@ struct MatmulOutput {
 // Bytes of scratch that matmul needs per thread.
 size_t matmul_scratch_bytes(const KernelTable& table);
 
-// Tile height of packed activations for n_rows rows: 1 for a single row, which takes the matrix-vector
-// kernels.
-inline size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
-  return n_rows == 1 ? 1 : table.layout.tile_rows;
-}
+// Few rows are bound by reading the weights: they take the matrix-vector kernels, which unpack a panel in
+// registers for every tile of rows; with more rows it is cheaper to unpack it once.
+bool is_few_rows(const KernelTable& table, size_t n_rows);
+
+// Tile height of packed activations for n_rows rows: for few rows, what divides them best.
+size_t activation_tile_rows(const KernelTable& table, size_t n_rows);
 
 // scratch: num_threads() x matmul_scratch_bytes, aligned.
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,

@@ -52,7 +52,8 @@ void scale_logits(const KernelTable& table, MatView<float> logits, float scale, 
 }
 
 size_t row_scratch_bytes(const KernelTable& table, size_t max_cols) {
-  return round_up(table.layout.tile_rows * max_cols * sizeof(float), kAlignment);
+  return round_up(std::max(table.layout.tile_rows, table.layout.vector_rows) * max_cols * sizeof(float),
+                  kAlignment);
 }
 
 MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, const float* weight, float eps,

@@ -5,9 +5,10 @@
 // is a sequence of records, one per 32 weights of depth:
 //   two-level formats, in front of every 8th record:  f16 d[nr], f16 dmin[nr] if kHasMin
 //   scale:  f16 d[nr] (bf16 if kBf16Scale), f16 m[nr] if kHasMin                       (one level), or
-//           u8 (s8 if not kHasMin) scale[32 / kSubBlock][nr], u8 min[32 / kSubBlock][nr] if kHasMin
-//   quants: u8[4][nr][4], low nibble: depth 4 j + i, high nibble: depth 4 j + i + 16   (kNibbles), or
-//           [8][nr][4], depth 4 j + i
+//           u8 (s8 if not kHasMin) scale[32 / kSubBlock][nr], u8 min[32 / kSubBlock][nr] if kHasMin, or both
+//           in one byte, the scale low and the min high (kNibbleScales)
+//   quants: a plane of their low 8, 4 or 2 bits, then one of the 1 or 2 bits above these. A plane of B bits
+//           is u8[B][nr][4]: bits B (s / B) and on of [s % B][nr][i] belong to depth 4 s + i, s < 8.
 // A weight is scale * (q - 2^kOffsetLog2) + min, or scale * codebook[q] where the format has a codebook: its
 // values plus 2^kOffsetLog2 take the place of q when a kernel has looked them up. 8-bit quants are stored
 // with the offset removed (signed) where the ISA multiplies signed weights (PackLayout::signed_formats).
@@ -57,32 +58,34 @@ constexpr int codebook_value(Codebook codebook, size_t index) {
 template <PackedFormat>
 struct PackedTraits;
 
-// bits: of what is multiplied, after the codebook.
-#define EH2O_PACKED_TRAITS(format, bits, offset_log2, has_min, sub_block, two_level, codebook) \
-  template <>                                                                                  \
-  struct PackedTraits<PackedFormat::format> {                                                  \
-    static constexpr int kBits = bits;                                                         \
-    static constexpr int kOffsetLog2 = offset_log2; /* -1: no offset */                        \
-    static constexpr bool kHasMin = has_min;                                                   \
-    static constexpr size_t kSubBlock = sub_block;                                             \
-    static constexpr bool kTwoLevel = two_level;                                               \
-    static constexpr Codebook kCodebook = Codebook::codebook;                                  \
-    static constexpr bool kNibbles = bits == 4 || kCodebook != Codebook::kNone;                \
-    static constexpr bool kBf16Scale = kCodebook == Codebook::kE2m1;                           \
+// bits: of what is multiplied, after the codebook; stored: of the quants in memory.
+#define EH2O_PACKED_TRAITS(format, bits, stored, offset_log2, has_min, sub_block, two_level, codebook) \
+  template <>                                                                                          \
+  struct PackedTraits<PackedFormat::format> {                                                          \
+    static constexpr int kBits = bits;                                                                 \
+    static constexpr int kLowBits = stored >= 8 ? 8 : stored >= 4 ? 4 : 2;                             \
+    static constexpr int kHighBits = stored - kLowBits;                                                \
+    static constexpr int kOffsetLog2 = offset_log2; /* -1: no offset */                                \
+    static constexpr bool kHasMin = has_min;                                                           \
+    static constexpr size_t kSubBlock = sub_block;                                                     \
+    static constexpr bool kTwoLevel = two_level;                                                       \
+    static constexpr bool kNibbleScales = two_level && stored == 2;                                    \
+    static constexpr Codebook kCodebook = Codebook::codebook;                                          \
+    static constexpr bool kBf16Scale = kCodebook == Codebook::kE2m1;                                   \
   };
-EH2O_PACKED_TRAITS(kQ4_0, 4, 3, false, 32, false, kNone)
-EH2O_PACKED_TRAITS(kQ4_1, 4, -1, true, 32, false, kNone)
-EH2O_PACKED_TRAITS(kQ4_K, 4, -1, true, 32, true, kNone)
-EH2O_PACKED_TRAITS(kQ5_0, 5, 4, false, 32, false, kNone)
-EH2O_PACKED_TRAITS(kQ5_1, 5, -1, true, 32, false, kNone)
-EH2O_PACKED_TRAITS(kQ5_K, 5, -1, true, 32, true, kNone)
-EH2O_PACKED_TRAITS(kQ6_K, 6, 5, false, 16, true, kNone)
-EH2O_PACKED_TRAITS(kQ8_0, 8, 7, false, 32, false, kNone)
-EH2O_PACKED_TRAITS(kQ2_K, 4, -1, true, 16, true, kNone)
-EH2O_PACKED_TRAITS(kQ3_K, 4, 3, false, 16, true, kNone)
-EH2O_PACKED_TRAITS(kIQ4_NL, 8, 7, false, 32, false, kIq4)
-EH2O_PACKED_TRAITS(kIQ4_XS, 8, 7, false, 32, true, kIq4)
-EH2O_PACKED_TRAITS(kMXFP4, 5, 4, false, 32, false, kE2m1)
+EH2O_PACKED_TRAITS(kQ4_0, 4, 4, 3, false, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ4_1, 4, 4, -1, true, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ4_K, 4, 4, -1, true, 32, true, kNone)
+EH2O_PACKED_TRAITS(kQ5_0, 5, 5, 4, false, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ5_1, 5, 5, -1, true, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ5_K, 5, 5, -1, true, 32, true, kNone)
+EH2O_PACKED_TRAITS(kQ6_K, 6, 6, 5, false, 16, true, kNone)
+EH2O_PACKED_TRAITS(kQ8_0, 8, 8, 7, false, 32, false, kNone)
+EH2O_PACKED_TRAITS(kQ2_K, 4, 2, -1, true, 16, true, kNone)
+EH2O_PACKED_TRAITS(kQ3_K, 4, 3, 2, false, 16, true, kNone)
+EH2O_PACKED_TRAITS(kIQ4_NL, 8, 4, 7, false, 32, false, kIq4)
+EH2O_PACKED_TRAITS(kIQ4_XS, 8, 4, 7, false, 32, true, kIq4)
+EH2O_PACKED_TRAITS(kMXFP4, 5, 4, 4, false, 32, false, kE2m1)
 #undef EH2O_PACKED_TRAITS
 
 #define EH2O_QUANTISED_FORMATS(X) \
@@ -97,8 +100,10 @@ struct PackedSizes {
   static constexpr size_t kSubBlocks = kBlock / Traits::kSubBlock;
   static constexpr size_t kParts = Traits::kHasMin ? 2 : 1;  // scales, and mins alike
   static constexpr size_t kHeaderPerColumn = Traits::kTwoLevel ? 2 * kParts : 0;
-  static constexpr size_t kScalesPerColumn = (Traits::kTwoLevel ? kSubBlocks : 2) * kParts;
-  static constexpr size_t kQuantsPerColumn = Traits::kNibbles ? 16 : 32;
+  static constexpr size_t kScalesPerColumn =
+      Traits::kNibbleScales ? kSubBlocks : (Traits::kTwoLevel ? kSubBlocks : 2) * kParts;
+  static constexpr size_t kLowPerColumn = 4 * Traits::kLowBits;
+  static constexpr size_t kQuantsPerColumn = kLowPerColumn + 4 * Traits::kHighBits;
   static constexpr size_t kRecordPerColumn = kScalesPerColumn + kQuantsPerColumn;
   static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
   // An unpacked record, as the matrix kernel reads it: f32 scales[kSubBlocks][nr], f32 mins alike, u8 or s8

@@ -89,22 +89,56 @@ size_t record_offset(size_t record, size_t nr) {
   return (n_headers * Sizes::kHeaderPerColumn + record * Sizes::kRecordPerColumn) * nr;
 }
 
-// Four quants at a time, a byte each: no sum carries from one into the next.
+// A plane of kBits bits, from bit kFrom of the quants on: see quant/packed_format.h. Four quants at a time, a
+// byte each.
+template <int kFrom, int kBits>
+void put_plane(uint8_t* plane, const uint8_t* quants, size_t column, size_t nr) {
+  constexpr uint32_t kMask = 0x01010101u * ((1u << kBits) - 1);
+  for (size_t vector = 0; vector < kBits; ++vector) {
+    uint32_t bits = 0;
+    for (size_t step = vector; step < 8; step += kBits) {
+      bits |= (get<uint32_t>(quants, step) >> kFrom & kMask) << (step / kBits * kBits);
+    }
+    put(plane, vector * nr + column, bits);
+  }
+}
+template <int kFrom, int kBits>
+void get_plane(uint8_t* quants, const uint8_t* plane, size_t column, size_t nr) {
+  constexpr uint32_t kMask = 0x01010101u * ((1u << kBits) - 1);
+  for (size_t step = 0; step < 8; ++step) {
+    const auto bits = get<uint32_t>(plane, step % kBits * nr + column) >> (step / kBits * kBits) & kMask;
+    put(quants, step, get<uint32_t>(quants, step) | bits << kFrom);
+  }
+}
+
 template <PackedFormat kFormat>
 void put_quants(uint8_t* out, const uint8_t* quants, size_t column, size_t nr, bool is_signed) {
-  constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
-  constexpr uint32_t kOnes = 0x01010101, kTopBits = 0x80808080;
-  if constexpr (PackedTraits<kFormat>::kNibbles) {
-    for (size_t j = 0; j < 4; ++j) {
-      put(out, j * nr + column, get<uint32_t>(quants, j) | get<uint32_t>(quants, j + 4) << 4);
-    }
+  using Traits = PackedTraits<kFormat>;
+  if constexpr (Traits::kLowBits == 8) {
+    const uint32_t sign = is_signed ? 0x80808080 : 0;  // an offset of 128 is the top bit
+    for (size_t j = 0; j < 8; ++j) put(out, j * nr + column, get<uint32_t>(quants, j) ^ sign);
   } else {
-    constexpr uint32_t kOffsets = kOffsetLog2 < 0 ? 0 : kOnes << (kOffsetLog2 & 7);
-    for (size_t j = 0; j < 8; ++j) {
-      const auto four = get<uint32_t>(quants, j);
-      // Below 8 bits the quants leave the top bit free to lend from.
-      const uint32_t less = kOffsetLog2 == 7 ? four ^ kTopBits : ((four | kTopBits) - kOffsets) ^ kTopBits;
-      put(out, j * nr + column, is_signed && kOffsetLog2 >= 0 ? less : four);
+    put_plane<0, Traits::kLowBits>(out, quants, column, nr);
+    if constexpr (Traits::kHighBits > 0) {
+      put_plane<Traits::kLowBits, Traits::kHighBits>(out + PackedSizes<kFormat>::kLowPerColumn * nr, quants,
+                                                     column, nr);
+    }
+  }
+}
+
+// Unsigned, with the offset.
+template <PackedFormat kFormat>
+void get_quants(uint8_t* quants, const uint8_t* in, size_t column, size_t nr, bool is_signed) {
+  using Traits = PackedTraits<kFormat>;
+  std::memset(quants, 0, kBlock);
+  if constexpr (Traits::kLowBits == 8) {
+    const uint32_t sign = is_signed ? 0x80808080 : 0;
+    for (size_t j = 0; j < 8; ++j) put(quants, j, get<uint32_t>(in, j * nr + column) ^ sign);
+  } else {
+    get_plane<0, Traits::kLowBits>(quants, in, column, nr);
+    if constexpr (Traits::kHighBits > 0) {
+      get_plane<Traits::kLowBits, Traits::kHighBits>(quants, in + PackedSizes<kFormat>::kLowPerColumn * nr,
+                                                     column, nr);
     }
   }
 }
@@ -125,9 +159,14 @@ void pack_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, s
         put<uint16_t>(header, column, r.d);
         if (Traits::kHasMin) put<uint16_t>(header, nr + column, r.m);
       }
-      for (size_t sub = 0; sub < kSubBlocks; ++sub) out[sub * nr + column] = r.fine[sub];
-      for (size_t sub = 0; Traits::kHasMin && sub < kSubBlocks; ++sub) {
-        out[(kSubBlocks + sub) * nr + column] = r.fine_min[sub];
+      for (size_t sub = 0; sub < kSubBlocks; ++sub) {
+        uint8_t* fine = out + sub * nr + column;
+        if constexpr (Traits::kNibbleScales) {
+          *fine = static_cast<uint8_t>(r.fine[sub] | r.fine_min[sub] << 4);
+        } else {
+          *fine = r.fine[sub];
+          if (Traits::kHasMin) fine[kSubBlocks * nr] = r.fine_min[sub];
+        }
       }
     } else {
       put<uint16_t>(out, column, r.d);
@@ -161,28 +200,25 @@ void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t n
         if (Traits::kHasMin) m = -f32_from_f16(get<uint16_t>(header, nr + column));
       }
       for (size_t sub = 0; sub < kSubBlocks; ++sub) {
-        const uint8_t fine = in[sub * nr + column];
-        scale[sub] = d * static_cast<float>(Traits::kHasMin ? fine : static_cast<int8_t>(fine));
-        if (Traits::kHasMin) min[sub] = m * static_cast<float>(in[(kSubBlocks + sub) * nr + column]);
+        const uint8_t* fine = in + sub * nr + column;
+        if constexpr (Traits::kNibbleScales) {
+          scale[sub] = d * static_cast<float>(*fine & 0xf);
+          min[sub] = m * static_cast<float>(*fine >> 4);
+        } else {
+          scale[sub] = d * static_cast<float>(Traits::kHasMin ? *fine : static_cast<int8_t>(*fine));
+          if (Traits::kHasMin) min[sub] = m * static_cast<float>(fine[kSubBlocks * nr]);
+        }
       }
     } else {
       const auto bits = get<uint16_t>(in, column);
       scale[0] = Traits::kBf16Scale ? f32_from_bf16(bits) : f32_from_f16(bits);
       if (Traits::kHasMin) min[0] = f32_from_f16(get<uint16_t>(in, nr + column));
     }
-    const uint8_t* quants = in + Sizes::kScalesPerColumn * nr;
+    uint8_t quants[kBlock];
+    get_quants<kFormat>(quants, in + Sizes::kScalesPerColumn * nr, column, nr, is_signed);
     for (size_t k = 0; k < kBlock; ++k) {
-      int q;
-      if constexpr (Traits::kNibbles) {
-        const uint8_t pair = quants[(k % 16 / 4 * nr + column) * 4 + k % 4];
-        const int stored = k < 16 ? pair & 0xf : pair >> 4;
-        q = Traits::kCodebook == Codebook::kNone
-                ? stored - kOffset
-                : codebook_value(Traits::kCodebook, static_cast<size_t>(stored));
-      } else {
-        const uint8_t raw = quants[(k / 4 * nr + column) * 4 + k % 4];
-        q = is_signed ? static_cast<int8_t>(raw) : raw - kOffset;
-      }
+      const int q = Traits::kCodebook == Codebook::kNone ? quants[k] - kOffset
+                                                         : codebook_value(Traits::kCodebook, quants[k]);
       const size_t sub = k / Traits::kSubBlock;
       weights[k] = scale[sub] * static_cast<float>(q) + min[sub];
     }

@@ -40,6 +40,7 @@ class PackedMatrix {
   size_t cols() const { return cols_; }
   size_t n_bytes() const { return panel_bytes_ * n_panels(); }
   size_t n_panels() const { return panel_cols_ ? ceil_div(rows_, panel_cols_) : 0; }
+  size_t panel_bytes() const { return panel_bytes_; }  // from one panel to the next
   const uint8_t* panel(size_t i) const { return panels_ + i * panel_bytes_; }
   // Start of the panel's data for depth k: a multiple of 256 for quantised formats.
   const uint8_t* panel_at(size_t i, size_t k) const;

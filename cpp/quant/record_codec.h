@@ -126,12 +126,10 @@ Record read_record(const uint8_t* row, size_t record) {
         r.fine_min[sub] = block.scales[2 * s + sub] >> 4;
       }
     } else if constexpr (kFormat == PackedFormat::kQ3_K) {
-      // Stored with an offset of 8 instead of 4, which every ISA knows from Q4_0: q + 4 still fits 4 bits.
       const auto block = read_block<BlockQ3_K>(row, record / kSuperRecords);
       r.d = block.d;
       read_crumbs(r.quants, block.qs, s);
-      for (int i = 0; i < 32; ++i)
-        r.quants[i] = static_cast<uint8_t>(r.quants[i] + (block.hmask[i] >> s & 1) * 4 + 4);
+      for (int i = 0; i < 32; ++i) r.quants[i] |= static_cast<uint8_t>((block.hmask[i] >> s & 1) << 2);
       for (size_t sub = 0; sub < 2; ++sub) {
         r.fine[sub] = static_cast<uint8_t>(read_q3_scale(block.scales, 2 * s + sub) - 32);
       }

@@ -24,6 +24,7 @@ inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 inline constexpr bool kHasF16 = false;
 struct Halves;
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvRows = 4;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 6, kGemmF32Vectors = 2;
 
@@ -113,6 +114,12 @@ EH2O_INLINE F32 load_u8(const uint8_t* p) {
 EH2O_INLINE F32 load_s8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
+// The 4 bits from kFrom on of kLanes bytes.
+template <int kFrom>
+EH2O_INLINE F32 load_u4(const uint8_t* p) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bytes, kFrom), _mm256_set1_epi32(0xf)));
+}
 EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   const __m256i i32 = _mm256_cvtps_epi32(v);
   const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
@@ -142,8 +149,14 @@ EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
-EH2O_INLINE I8 low_nibbles(I8 v) { return _mm256_and_si256(v, _mm256_set1_epi8(0xf)); }
-EH2O_INLINE I8 high_nibbles(I8 v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0xf)); }
+// Bits [kFrom, kFrom + kBits) of every byte, moved to bit kTo on; the others are 0.
+template <int kFrom, int kBits, int kTo>
+EH2O_INLINE I8 take_bits(I8 v) {
+  if constexpr (kFrom > kTo) v = _mm256_srli_epi16(v, kFrom - kTo);
+  if constexpr (kFrom < kTo) v = _mm256_slli_epi16(v, kTo - kFrom);
+  return _mm256_and_si256(v, _mm256_set1_epi8(((1 << kBits) - 1) << kTo));
+}
+EH2O_INLINE I8 or_i8(I8 a, I8 b) { return _mm256_or_si256(a, b); }
 EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
   const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), index);

@@ -27,6 +27,7 @@ inline constexpr bool kHasF16 = false;
 struct Halves;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvRows = 6;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 12, kGemmF32Vectors = 2;
 
@@ -111,6 +112,12 @@ EH2O_INLINE F32 load_u8(const uint8_t* p) {
 EH2O_INLINE F32 load_s8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+// The 4 bits from kFrom on of kLanes bytes.
+template <int kFrom>
+EH2O_INLINE F32 load_u4(const uint8_t* p) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(bytes, kFrom), _mm512_set1_epi32(0xf)));
+}
 // Integral values in [-128, 127] to kLanes bytes.
 EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
@@ -136,8 +143,14 @@ EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm512_loadu_si512(p); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm512_storeu_si512(p, v); }
-EH2O_INLINE I8 low_nibbles(I8 v) { return _mm512_and_si512(v, _mm512_set1_epi8(0xf)); }
-EH2O_INLINE I8 high_nibbles(I8 v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0xf)); }
+// Bits [kFrom, kFrom + kBits) of every byte, moved to bit kTo on; the others are 0.
+template <int kFrom, int kBits, int kTo>
+EH2O_INLINE I8 take_bits(I8 v) {
+  if constexpr (kFrom > kTo) v = _mm512_srli_epi16(v, kFrom - kTo);
+  if constexpr (kFrom < kTo) v = _mm512_slli_epi16(v, kTo - kFrom);
+  return _mm512_and_si512(v, _mm512_set1_epi8(((1 << kBits) - 1) << kTo));
+}
+EH2O_INLINE I8 or_i8(I8 a, I8 b) { return _mm512_or_si512(a, b); }
 // table[index] of every byte; table: 16 aligned bytes, index below 16.
 EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
   const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(table));

@@ -36,6 +36,7 @@ inline constexpr bool kHasF16 = true;
 inline constexpr bool kHasF16 = false;
 #endif
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvRows = 4;      // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 1;  // accumulators are forwarded, and several records are in flight
 inline constexpr size_t kGemmF32Rows = 8, kGemmF32Vectors = 2;
 
@@ -159,6 +160,13 @@ EH2O_INLINE F32 load_u8(const uint8_t* p) {
 EH2O_INLINE F32 load_s8(const int8_t* p) {
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_4_bytes(p))))));
 }
+// The 4 bits from kFrom on of kLanes bytes.
+template <int kFrom>
+EH2O_INLINE F32 load_u4(const uint8_t* p) {
+  const uint8x8_t bytes = load_4_bytes(p);
+  const uint8x8_t bits = kFrom == 4 ? vshr_n_u8(bytes, 4) : vand_u8(bytes, vdup_n_u8(0xf));
+  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bits))));
+}
 EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   const int16x4_t i16 = vqmovn_s32(vcvtq_s32_f32(v));
   const int8x8_t i8 = vqmovn_s16(vcombine_s16(i16, i16));
@@ -197,8 +205,17 @@ EH2O_INLINE F32 dot_to_f32(I32 a) { return vsubq_f32(vreinterpretq_f32_s32(a), v
 
 EH2O_INLINE I8 load_i8(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
 EH2O_INLINE void store_i8(void* p, I8 v) { vst1q_s8(static_cast<int8_t*>(p), v); }
-EH2O_INLINE I8 low_nibbles(I8 v) { return vandq_s8(v, vdupq_n_s8(0xf)); }
-EH2O_INLINE I8 high_nibbles(I8 v) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(v), 4)); }
+// Bits [kFrom, kFrom + kBits) of every byte, moved to bit kTo on; the others are 0.
+template <int kFrom, int kBits, int kTo>
+EH2O_INLINE I8 take_bits(I8 v) {
+  uint8x16_t bits = vreinterpretq_u8_s8(v);
+  if constexpr (kFrom > kTo) bits = vshrq_n_u8(bits, kFrom - kTo);
+  if constexpr (kFrom < kTo) bits = vshlq_n_u8(bits, kTo - kFrom);
+  constexpr bool kShiftLeavesThem = (kFrom + kBits == 8 && kTo == 0) || (kTo + kBits == 8 && kFrom == 0);
+  if constexpr (!kShiftLeavesThem) bits = vandq_u8(bits, vdupq_n_u8(((1 << kBits) - 1) << kTo));
+  return vreinterpretq_s8_u8(bits);
+}
+EH2O_INLINE I8 or_i8(I8 a, I8 b) { return vorrq_s8(a, b); }
 EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
   return vreinterpretq_s8_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_s8(index)));
 }
@@ -245,8 +262,8 @@ struct Dot4 {
 
 #else
 
-// Weights of kBits <= 6 bits: int16 sums of kMaxSteps products and of one neighbour stay below 2^15
-// (8 * 2 * 15 * 127, 4 * 2 * 31 * 127, 4 * 2 * 32 * 127: 6-bit weights are never unsigned).
+// Weights of kBits <= 6 bits, signed or not: int16 sums of kMaxSteps products stay below 2^15 (4 * 63 * 127),
+// and with one neighbour too where kBits <= 5 (8 * 2 * 15 * 127, 4 * 2 * 31 * 127).
 template <int kBits>
 struct Dot4 {
   static_assert(kBits >= 4 && kBits <= 6);
@@ -265,7 +282,8 @@ struct Dot4 {
   }
   static constexpr size_t kMaxSteps = kBits == 4 ? 8 : 4;
   static EH2O_INLINE I32 finish(Acc acc, I32 init) {
-    return vpadalq_s16(init, vpaddq_s16(acc.low, acc.high));
+    if constexpr (kBits <= 5) return vpadalq_s16(init, vpaddq_s16(acc.low, acc.high));
+    return vaddq_s32(init, vpaddq_s32(vpaddlq_s16(acc.low), vpaddlq_s16(acc.high)));
   }
 };
 

@@ -24,6 +24,7 @@ inline constexpr bool kPrefersBf16 = false;
 // Halves (below) exists.
 inline constexpr bool kHasF16 = true;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
+inline constexpr size_t kGemvRows = 3;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 2;
 inline constexpr size_t kGemmF32Rows = 2, kGemmF32Vectors = 2;
 
@@ -279,6 +280,11 @@ EH2O_INLINE F32 load_u8(const uint8_t* p) {
 EH2O_INLINE F32 load_s8(const int8_t* p) {
   return from_lanes<F32>([&](size_t i) { return static_cast<float>(p[i]); });
 }
+// The 4 bits from kFrom on of kLanes bytes.
+template <int kFrom>
+EH2O_INLINE F32 load_u4(const uint8_t* p) {
+  return from_lanes<F32>([&](size_t i) { return static_cast<float>(p[i] >> kFrom & 0xf); });
+}
 EH2O_INLINE void store_s8(int8_t* p, F32 v) {
   for (size_t i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
 }
@@ -314,15 +320,16 @@ EH2O_INLINE I8 load_i8(const void* p) {
   return v;
 }
 EH2O_INLINE void store_i8(void* p, I8 v) { std::memcpy(p, v.byte, sizeof(v.byte)); }
-EH2O_INLINE I8 low_nibbles(I8 v) {
-  for (uint8_t& byte : v.byte) byte &= 0xf;
+// Bits [kFrom, kFrom + kBits) of every byte, moved to bit kTo on; the others are 0.
+template <int kFrom, int kBits, int kTo>
+EH2O_INLINE I8 take_bits(I8 v) {
+  for (uint8_t& byte : v.byte) byte = static_cast<uint8_t>((byte >> kFrom & ((1 << kBits) - 1)) << kTo);
   return v;
 }
-EH2O_INLINE I8 high_nibbles(I8 v) {
-  for (uint8_t& byte : v.byte) byte = static_cast<uint8_t>(byte >> 4);
-  return v;
+EH2O_INLINE I8 or_i8(I8 a, I8 b) {
+  for (size_t i = 0; i < sizeof(a.byte); ++i) a.byte[i] |= b.byte[i];
+  return a;
 }
-
 EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
   for (uint8_t& byte : index.byte) byte = table[byte];
   return index;

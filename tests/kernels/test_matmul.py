@@ -110,6 +110,28 @@ def test_product(isa: str, type_name: str, n_rows: int) -> None:
     assert_product(result, as_seen(isa, type_name, x), decode(type_name, data, rows, cols))
 
 
+@pytest.mark.parametrize("type_name", _core.supported_types())
+def test_a_row_does_not_depend_on_the_others(isa: str, type_name: str) -> None:
+    """Bit by bit, over the kernels for one row, a few and many, and over blocks of depth."""
+    rows, cols = 45, 1024 + 256
+    weights = _kernels.Weights(isa, type_name, random_weights(type_name, rows, cols), rows, cols)
+    rng = np.random.default_rng(12)
+    x = rng.standard_normal((40, cols)).astype(np.float32)
+    bias, residual = (rng.standard_normal((n, rows)).astype(np.float32) for n in (1, 40))
+    alone = [weights.matmul(x[i : i + 1], bias[0], residual[i : i + 1])[0] for i in range(40)]
+    for n_rows in [*range(2, 18), 40]:
+        together = weights.matmul(x[:n_rows], bias[0], residual[:n_rows])
+        np.testing.assert_array_equal(together, alone[:n_rows])
+
+
+@pytest.mark.parametrize("type_name", QUANTISED_TYPES)
+def test_packed_weights_take_what_the_file_takes(isa: str, type_name: str) -> None:
+    rows, cols = 64, 2048
+    data = random_weights(type_name, rows, cols)
+    packed = _kernels.Weights(isa, type_name, data, rows, cols)
+    assert packed.n_bytes <= 1.06 * data.nbytes
+
+
 @pytest.mark.parametrize("type_name", QUANTISED_TYPES)
 @pytest.mark.parametrize("n_blocks", [1, 2, 3, 7, 9, 25])
 def test_product_of_every_depth(isa: str, type_name: str, n_blocks: int) -> None:

@@ -67,9 +67,9 @@ inline double round_to_f16(double value) {
 
 struct QuantFormat {
   PackedFormat format;
-  int bits, offset;  // bits: as stored
+  int low_bits, high_bits, offset;  // of the two planes that are stored
   Codebook codebook;
-  bool has_min, two_level, bf16_scale;
+  bool has_min, two_level, nibble_scales, bf16_scale;
   size_t sub_blocks, unpacked_per_column;
 };
 
@@ -77,11 +77,13 @@ template <PackedFormat kFormat>
 constexpr QuantFormat describe() {
   using Traits = PackedTraits<kFormat>;
   return {kFormat,
-          Traits::kNibbles ? 4 : Traits::kBits,
+          Traits::kLowBits,
+          Traits::kHighBits,
           Traits::kOffsetLog2 < 0 ? 0 : 1 << Traits::kOffsetLog2,
           Traits::kCodebook,
           Traits::kHasMin,
           Traits::kTwoLevel,
+          Traits::kNibbleScales,
           Traits::kBf16Scale,
           kBlock / Traits::kSubBlock,
           PackedSizes<kFormat>::kUnpackedPerColumn};
@@ -124,10 +126,13 @@ struct WeightPanel {
                    : format.bf16_scale ? random_bf16(scales, random)
                                        : random_f16(scales, random);
         column.m = keeps_header ? at(col, record - 1).m : random_f16(scales, random);
-        const int largest = scales == Scales::kInteger ? 3 : format.has_min ? 255 : 127;
+        const int largest = scales == Scales::kInteger ? 3
+                            : format.nibble_scales     ? 15
+                            : format.has_min           ? 255
+                                                       : 127;
         for (int& fine : column.fine) fine = random.integer(format.has_min ? 0 : -largest, largest);
         for (int& fine : column.fine_min) fine = random.integer(0, largest);
-        const int high = (1 << format.bits) - 1;
+        const int high = (1 << (format.low_bits + format.high_bits)) - 1;
         for (size_t k = 0; k < kBlock; ++k) column.quants[k] = pick(values, 0, high, k + col, random);
       }
     }
@@ -184,20 +189,33 @@ struct WeightPanel {
       if (format.has_min) each([&](const Column& column) { append(packed, column.m); });
     }
     for (size_t sub = 0; format.two_level && sub < format.sub_blocks; ++sub) {
-      each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine[sub])); });
+      each([&](const Column& column) {
+        const int high = format.nibble_scales ? column.fine_min[sub] << 4 : 0;
+        append(packed, static_cast<uint8_t>(column.fine[sub] | high));
+      });
     }
-    for (size_t sub = 0; format.two_level && format.has_min && sub < format.sub_blocks; ++sub) {
+    const bool has_mins = format.two_level && format.has_min && !format.nibble_scales;
+    for (size_t sub = 0; has_mins && sub < format.sub_blocks; ++sub) {
       each([&](const Column& column) { append(packed, static_cast<uint8_t>(column.fine_min[sub])); });
     }
-    const bool nibbles = format.bits == 4;
-    for (size_t k = 0; k < (nibbles ? 16 : kBlock); k += 4) {
-      each([&](const Column& column) {
-        for (size_t i = k; i < k + 4; ++i) {
-          const int q = nibbles ? column.quants[i] | column.quants[i + 16] << 4
-                                : column.quants[i] - (is_signed ? format.offset : 0);
-          append(packed, static_cast<uint8_t>(q));
+    pack_plane(record, 0, format.low_bits, is_signed ? format.offset : 0);
+    if (format.high_bits > 0) pack_plane(record, format.low_bits, format.high_bits, 0);
+  }
+
+  // [n_bits][columns][4] bytes: step s (4 values of depth) at the bits from n_bits (s / n_bits) on of the
+  // vector s % n_bits.
+  void pack_plane(size_t record, int from, int n_bits, int offset) {
+    for (int vector = 0; vector < n_bits; ++vector) {
+      for (size_t col = 0; col < n_cols; ++col) {
+        for (int i = 0; i < 4; ++i) {
+          int byte = 0;
+          for (int step = vector; step < 8; step += n_bits) {
+            const int q = at(col, record).quants[4 * step + i] - offset;
+            byte |= (q >> from & ((1 << n_bits) - 1)) << (step / n_bits * n_bits);
+          }
+          append(packed, static_cast<uint8_t>(byte));
         }
-      });
+      }
     }
   }
 };
@@ -316,10 +334,10 @@ inline Product multiply(const WeightPanel& w, const Activations& x, size_t row, 
 // One panel [depth][n_cols] of float weights.
 struct FloatPanel {
   std::vector<uint8_t> bytes;
-  std::vector<double> values;
+  std::vector<float> values;
 
-  FloatPanel(PackedFormat format, size_t n_cols, size_t depth) {
-    Random random(depth);
+  FloatPanel(PackedFormat format, size_t n_cols, size_t depth, size_t seed) {
+    Random random(seed);
     for (size_t i = 0; i < depth * n_cols; ++i) {
       float value = random.uniform(-2, 2);
       uint32_t bits;
@@ -330,7 +348,7 @@ struct FloatPanel {
       } else if (format == PackedFormat::kF16) {
         const auto half = static_cast<uint16_t>((bits & 0x8000) | random.integer(0, 0x43ff));  // below 4
         append(bytes, half);
-        values.push_back(f64_from_f16(half));
+        values.push_back(static_cast<float>(f64_from_f16(half)));
       } else {
         append(bytes, static_cast<uint16_t>(bits >> 16));
         bits &= 0xffff0000;
