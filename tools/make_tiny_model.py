@@ -233,7 +233,12 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         normal("output.weight", model.vocab_size, width, std=embedding_std)
     normal("output_norm.weight", width, std=0.1, mean=1.0)
     if model.rope_scaling == "llama3":
-        tensors["rope_freqs.weight"] = _llama3_factors(model)
+        tensors["rope_freqs.weight"] = llama3_factors(
+            rope_base=model.rope_base,
+            n_pairs=model.n_pairs,
+            trained_context=model.context_length / LLAMA3_FACTOR,
+            factor=LLAMA3_FACTOR,
+        )
     if model.rope_scaling == "longrope":
         for name, (fastest, slowest) in LONGROPE_FACTORS.items():
             factors = np.linspace(fastest, slowest, model.n_pairs, dtype=np.float32)
@@ -293,14 +298,15 @@ def _fuse(
     tensors[f"{prefix}{name}.weight"] = np.concatenate(rows)
 
 
-def _llama3_factors(model: TinyModel) -> NDArray[np.float32]:
-    """Divisors of the rotation frequencies as Llama 3.1 defines them: 1 for short waves,
-    LLAMA3_FACTOR for waves longer than the trained context, smooth between."""
-    frequency = model.rope_base ** (-np.arange(model.n_pairs) / model.n_pairs)
-    trained_context = model.context_length / LLAMA3_FACTOR
+def llama3_factors(
+    *, rope_base: float, n_pairs: int, trained_context: float, factor: float
+) -> NDArray[np.float32]:
+    """Divisors [n_pairs] of the rotation frequencies as Llama 3.1 defines them: 1 for short
+    waves, ``factor`` for waves longer than the trained context, smooth between."""
+    frequency = rope_base ** (-np.arange(n_pairs) / n_pairs)
     turns = trained_context * frequency / (2.0 * np.pi)
     smooth = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
-    return (1.0 / ((1.0 - smooth) / LLAMA3_FACTOR + smooth)).astype(np.float32)
+    return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:

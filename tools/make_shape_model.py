@@ -1,0 +1,368 @@
+"""Writes a GGUF file of random weights in the shape of a real model, for measuring speed.
+
+    python -m tools.make_shape_model llama-3.2-1b Q4_K_M model.gguf
+
+The quantised blocks are random bytes with scales that give weights of a standard deviation of
+about 0.02: every speed is that of the real model, the answers mean nothing. Which tensors of a
+mixture have which type is what llama-quantize chooses. The tokenizer, and with it the size of
+the vocabulary, is another file's. The same arguments give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+from gguf.constants import GGML_QUANT_SIZES
+from numpy.typing import NDArray
+
+from edgeh2o.errors import EdgeH2OError
+from edgeh2o.formats.model_cache import resolve_model
+from tools.make_tiny_model import llama3_factors
+
+DEFAULT_TOKENIZER = "smollm2-135m"
+WEIGHT_STD = 0.02
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes and settings of a model.
+
+    Attributes:
+        rope_factor: of the scaling of Llama 3.1, from ``trained_context`` tokens; None for none.
+        tied: the token embedding is also the output matrix.
+        qk_norms: queries and keys are normed per head.
+        qkv_biases: Q, K and V have biases.
+    """
+
+    architecture: str
+    n_layers: int
+    model_dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    context_length: int
+    rope_base: float
+    norm_epsilon: float
+    tied: bool
+    rope_factor: float | None = None
+    trained_context: int = 8192
+    qk_norms: bool = False
+    qkv_biases: bool = False
+
+
+# From the configurations that the models were published with.
+SHAPES: Mapping[str, Shape] = {
+    "qwen2.5-0.5b": Shape(
+        architecture="qwen2",
+        n_layers=24,
+        model_dim=896,
+        n_heads=14,
+        n_kv_heads=2,
+        head_dim=64,
+        ffn_dim=4864,
+        context_length=32768,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qkv_biases=True,
+    ),
+    "llama-3.2-1b": Shape(
+        architecture="llama",
+        n_layers=16,
+        model_dim=2048,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=64,
+        ffn_dim=8192,
+        context_length=131072,
+        rope_base=5e5,
+        norm_epsilon=1e-5,
+        tied=True,
+        rope_factor=32.0,
+    ),
+    "qwen3-1.7b": Shape(
+        architecture="qwen3",
+        n_layers=28,
+        model_dim=2048,
+        n_heads=16,
+        n_kv_heads=8,
+        head_dim=128,
+        ffn_dim=6144,
+        context_length=40960,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+    ),
+    "llama-3.1-8b": Shape(
+        architecture="llama",
+        n_layers=32,
+        model_dim=4096,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=128,
+        ffn_dim=14336,
+        context_length=131072,
+        rope_base=5e5,
+        norm_epsilon=1e-5,
+        tied=False,
+        rope_factor=8.0,
+    ),
+}
+
+# Type of the matrices of a file type, and of those that llama-quantize gives more bits.
+FILE_TYPES: Mapping[str, tuple[str, str]] = {
+    "Q4_0": ("Q4_0", "Q4_0"),
+    "Q4_1": ("Q4_1", "Q4_1"),
+    "Q4_K_M": ("Q4_K", "Q6_K"),
+    "Q5_K_M": ("Q5_K", "Q6_K"),
+    "Q6_K": ("Q6_K", "Q6_K"),
+    "Q8_0": ("Q8_0", "Q8_0"),
+    "F16": ("F16", "F16"),
+}
+OUTPUT_TYPE = "Q6_K"  # of the output matrix where the others have fewer bits
+# What takes the place of a type whose blocks of 256 do not divide the rows.
+NARROW_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+def has_more_bits(layer: int, n_layers: int) -> bool:
+    """Whether mixtures give ffn_down and attn_v of a layer the better type (llama-quantize)."""
+    eighth = n_layers // 8
+    return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to write: its name, its shape ([rows, cols] or [n]) and the name of its type."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+
+    @property
+    def n_bytes(self) -> int:
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.type_name]]
+        return int(np.prod(self.shape)) // block_size * block_bytes
+
+
+def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Tensor]:
+    """The tensors of a file, in its order."""
+    usual, better = FILE_TYPES[file_type]
+
+    def matrix(name: str, rows: int, cols: int, type_name: str = usual) -> Tensor:
+        block_size, _ = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+        fits = cols % block_size == 0
+        return Tensor(f"{name}.weight", (rows, cols), type_name if fits else NARROW_ROWS[type_name])
+
+    def vector(name: str, size: int) -> Tensor:
+        return Tensor(name, (size,), "F32")
+
+    width, ffn_dim = shape.model_dim, shape.ffn_dim
+    q_dim, kv_dim = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    output_type = usual if usual in ("Q8_0", "F16") else OUTPUT_TYPE
+    if shape.rope_factor is not None:
+        yield vector("rope_freqs.weight", shape.head_dim // 2)
+    yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
+    if not shape.tied:
+        yield matrix("output", vocab_size, width, output_type)
+    yield vector("output_norm.weight", width)
+    for layer in range(shape.n_layers):
+        prefix = f"blk.{layer}."
+        mixed = better if has_more_bits(layer, shape.n_layers) else usual
+        yield vector(f"{prefix}attn_norm.weight", width)
+        for name, rows, type_name in (
+            ("q", q_dim, usual),
+            ("k", kv_dim, usual),
+            ("v", kv_dim, mixed),
+        ):
+            yield matrix(f"{prefix}attn_{name}", rows, width, type_name)
+            if shape.qkv_biases:
+                yield vector(f"{prefix}attn_{name}.bias", rows)
+            if shape.qk_norms and name != "v":
+                yield vector(f"{prefix}attn_{name}_norm.weight", shape.head_dim)
+        yield matrix(f"{prefix}attn_output", width, q_dim)
+        yield vector(f"{prefix}ffn_norm.weight", width)
+        yield matrix(f"{prefix}ffn_gate", ffn_dim, width)
+        yield matrix(f"{prefix}ffn_up", ffn_dim, width)
+        yield matrix(f"{prefix}ffn_down", width, ffn_dim, mixed)
+
+
+def _half(value: float) -> Bytes:
+    return np.array([value], np.float16).view(np.uint8)
+
+
+def random_blocks(n_bytes: int, type_name: str, source: np.random.BitGenerator) -> Bytes:
+    """Blocks of a quantised type or F16 that decode to weights of mean 0 and std WEIGHT_STD.
+
+    Args:
+        n_bytes: a whole number of blocks.
+
+    Returns:
+        [blocks, bytes of a block]. Numbers of steps are uniform; the factors of the scales
+        below are the standard deviations that they have then.
+    """
+    _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    words = source.random_raw((n_bytes + 7) // 8)
+    blocks = np.asarray(words).view(np.uint8)[:n_bytes].reshape(-1, block_bytes)
+    if type_name == "F16":
+        # Any sign and mantissa, one of the two exponents that reach up to 2**-5.
+        bits = blocks.view(np.uint16)
+        bits &= 0x87FF
+        bits |= 8 << 10
+    elif type_name == "Q6_K":
+        blocks[:, 208:] = _half(WEIGHT_STD / (73.9 * 18.5))
+    elif type_name in ("Q4_K", "Q5_K"):
+        # Each sub-block's minimum is its scale, which `dmin` makes the middle of the steps.
+        blocks[:, 8:12] = blocks[:, 4:8]
+        blocks[:, 12:16] = (blocks[:, 12:16] & 15) * 17
+        middle, std = (7.5, 4.61) if type_name == "Q4_K" else (15.5, 9.23)
+        d = WEIGHT_STD / (36.5 * std)
+        blocks[:, :2], blocks[:, 2:4] = _half(d), _half(middle * d)
+    elif type_name in ("Q4_1", "Q5_1"):
+        middle, std = (7.5, 4.61) if type_name == "Q4_1" else (15.5, 9.23)
+        d = WEIGHT_STD / std
+        blocks[:, :2], blocks[:, 2:4] = _half(d), _half(-middle * d)
+    else:
+        # Steps are centred at -0.5: a random sign of the scale takes the mean away.
+        low, high = _half(WEIGHT_STD / {"Q4_0": 4.63, "Q5_0": 9.25, "Q8_0": 73.9}[type_name])
+        blocks[:, 0] = low
+        blocks[:, 1] = (blocks[:, 1] & 0x80) | high
+    return blocks
+
+
+def _values(
+    tensor: Tensor, shape: Shape, source: np.random.BitGenerator
+) -> Bytes | NDArray[np.float32]:
+    if tensor.type_name != "F32":
+        return random_blocks(tensor.n_bytes, tensor.type_name, source)
+    if tensor.name == "rope_freqs.weight":
+        assert shape.rope_factor is not None
+        return llama3_factors(
+            rope_base=shape.rope_base,
+            n_pairs=shape.head_dim // 2,
+            trained_context=shape.trained_context,
+            factor=shape.rope_factor,
+        )
+    noise = np.random.Generator(source).normal(scale=0.05, size=tensor.shape)
+    return (noise + (not tensor.name.endswith(".bias"))).astype(np.float32)
+
+
+def write_shape_model(
+    path: Path | str,
+    shape: str | Shape,
+    file_type: str,
+    *,
+    tokenizer_from: Path | str = DEFAULT_TOKENIZER,
+    n_layers: int | None = None,
+    seed: int = 0,
+) -> Path:
+    """Writes the file, one tensor in memory at a time; returns its path.
+
+    Args:
+        shape: one of SHAPES by its name, or sizes of your own.
+        file_type: one of FILE_TYPES.
+        tokenizer_from: a GGUF file, or the name of a known model.
+        n_layers: how many layers to write; None for all.
+
+    Raises:
+        ValueError: for another shape, type or number of layers.
+        ResourceError: if the file of the tokenizer is not there.
+    """
+    if isinstance(shape, str):
+        if shape not in SHAPES:
+            raise ValueError(f"{shape} is not one of {', '.join(SHAPES)}")
+        shape = SHAPES[shape]
+    if file_type not in FILE_TYPES:
+        raise ValueError(f"{file_type} is not one of {', '.join(FILE_TYPES)}")
+    if n_layers is not None:
+        if not 1 <= n_layers <= shape.n_layers:
+            raise ValueError(f"the number of layers is 1 to {shape.n_layers}")
+        shape = replace(shape, n_layers=n_layers)
+    path = Path(path)
+    writer = GGUFWriter(path, shape.architecture)
+    vocab_size = _copy_tokenizer(writer, resolve_model(tokenizer_from))
+    _add_metadata(writer, shape, vocab_size)
+    writer.add_file_type(LlamaFileType[f"MOSTLY_{file_type}"])
+    tensors = list(shape_tensors(shape, file_type, vocab_size))
+    for tensor in tensors:
+        raw_type = GGMLQuantizationType[tensor.type_name]
+        # A dtype other than uint8 says that the shape counts values and not bytes.
+        dtype = np.dtype(np.float32)
+        writer.add_tensor_info(tensor.name, tensor.shape, dtype, tensor.n_bytes, raw_type)
+    source = np.random.SFC64(seed)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(_values(tensor, shape, source))
+    writer.close()
+    return path
+
+
+def _copy_tokenizer(writer: GGUFWriter, path: Path) -> int:
+    """Copies the metadata of a file's tokenizer; returns the number of its tokens."""
+    fields = GGUFReader(path).fields
+    for name, field in fields.items():
+        if name.startswith("tokenizer."):
+            sub_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type)
+    return len(fields["tokenizer.ggml.tokens"].data)
+
+
+def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
+    writer.add_name("random weights")
+    writer.add_block_count(shape.n_layers)
+    writer.add_context_length(shape.context_length)
+    writer.add_embedding_length(shape.model_dim)
+    writer.add_feed_forward_length(shape.ffn_dim)
+    writer.add_head_count(shape.n_heads)
+    writer.add_head_count_kv(shape.n_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_vocab_size(vocab_size)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="make_shape_model", description=__doc__.split("\n")[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("file_type", choices=FILE_TYPES)
+    parser.add_argument("path", type=Path, help="file to write")
+    parser.add_argument(
+        "--tokenizer-from",
+        default=DEFAULT_TOKENIZER,
+        metavar="FILE",
+        help=f"GGUF file, or name of a known model, whose tokenizer is taken ({DEFAULT_TOKENIZER})",
+    )
+    parser.add_argument("--layers", type=int, metavar="N", help="write the first N layers only")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    options = parser.parse_args(arguments)
+    try:
+        write_shape_model(
+            options.path,
+            options.shape,
+            options.file_type,
+            tokenizer_from=options.tokenizer_from,
+            n_layers=options.layers,
+            seed=options.seed,
+        )
+    except (OSError, ValueError, EdgeH2OError) as error:
+        print(f"make_shape_model: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
