@@ -9,7 +9,7 @@ template <PackedFormat kFormat>
 class RecordReader {
   using Traits = PackedTraits<kFormat>;
   using Sizes = PackedSizes<kFormat>;
-  static constexpr size_t kCols = kGemmQ8Columns;
+  static constexpr size_t kCols = kGemmQ8Columns, kVectors = simd::kGemmQ8Vectors;
 
  public:
   EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {}
@@ -19,7 +19,14 @@ class RecordReader {
     if (record > 0) record_ += Sizes::kRecordPerColumn * kCols;
     if constexpr (Traits::kTwoLevel) {
       if (record % kSuperRecords == 0) {
-        header_ = reinterpret_cast<const uint16_t*>(record_);
+        const uint16_t* header = reinterpret_cast<const uint16_t*>(record_);
+        simd::unroll<kVectors>([&](auto v) {
+          d_[v] = simd::load_f16(header + v * simd::kLanes);
+          if constexpr (Traits::kHasMin) {
+            const simd::F32 dmin = simd::load_f16(header + kCols + v * simd::kLanes);
+            negated_dmin_[v] = simd::sub(simd::zero(), dmin);
+          }
+        });
         record_ += Sizes::kHeaderPerColumn * kCols;
       }
     }
@@ -28,14 +35,13 @@ class RecordReader {
   EH2O_INLINE simd::F32 scale(size_t sub, size_t v) const {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
-      const simd::F32 d = simd::load_f16(header_ + column);
       const uint8_t* fine = record_ + sub * kCols + column;
       if constexpr (Traits::kNibbleScales) {
-        return simd::mul(d, simd::load_u4<0>(fine));
+        return simd::mul(d_[v], simd::load_u4<0>(fine));
       } else if constexpr (Traits::kHasMin) {
-        return simd::mul(d, simd::load_u8(fine));
+        return simd::mul(d_[v], simd::load_u8(fine));
       } else {
-        return simd::mul(d, simd::load_s8(reinterpret_cast<const int8_t*>(fine)));
+        return simd::mul(d_[v], simd::load_s8(reinterpret_cast<const int8_t*>(fine)));
       }
     } else if constexpr (Traits::kBf16Scale) {
       return simd::load_bf16(reinterpret_cast<const uint16_t*>(record_) + column);
@@ -46,12 +52,11 @@ class RecordReader {
   EH2O_INLINE simd::F32 min(size_t sub, size_t v) const {
     const size_t column = v * simd::kLanes;
     if constexpr (Traits::kTwoLevel) {
-      const simd::F32 negated = simd::sub(simd::zero(), simd::load_f16(header_ + kCols + column));
       if constexpr (Traits::kNibbleScales) {
-        return simd::mul(negated, simd::load_u4<4>(record_ + sub * kCols + column));
+        return simd::mul(negated_dmin_[v], simd::load_u4<4>(record_ + sub * kCols + column));
       } else {
         const uint8_t* fine = record_ + (Sizes::kSubBlocks + sub) * kCols + column;
-        return simd::mul(negated, simd::load_u8(fine));
+        return simd::mul(negated_dmin_[v], simd::load_u8(fine));
       }
     } else {
       return simd::load_f16(reinterpret_cast<const uint16_t*>(record_) + kCols + column);
@@ -60,7 +65,7 @@ class RecordReader {
   EH2O_INLINE const uint8_t* quants() const { return record_ + Sizes::kScalesPerColumn * kCols; }
 
  private:
-  const uint16_t* header_ = nullptr;  // two-level formats: d[nr], dmin[nr]
+  simd::F32 d_[kVectors], negated_dmin_[kVectors];  // two-level formats: of the super-block
   const uint8_t* record_;
 };
 
