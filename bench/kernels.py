@@ -1,9 +1,9 @@
-"""How much of the machine's peak the kernels reach, on one thread.
+"""How much of the machine's peaks the kernels reach: of computing, on one thread, and of memory.
 
 The peaks are measured: chains of independent products in registers, float and 8-bit. Matrix
 products have the shapes of a model; attention is one layer's prefill with everything that belongs
 to it (packing of the keys, softmax, scores, selection). Figures are the best of all rounds, because
-a limit is compared with a limit.
+a limit is compared with a limit. `bench.memory_bound` has the products of one and of a few rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import numpy as np
 from edgeh2o import _core, _kernels
 from edgeh2o import isa as isa_module
 from edgeh2o.evaluation.reporting import markdown_table
+from edgeh2o.host.threads import default_thread_count
 
+from .memory_bound import format_memory_bound, measure_memory_bound
 from .reporting import run_script, write_report
 
 # SmolLM2-135M: q, k and v in one; gate and up in one; down.
@@ -34,7 +36,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument("--isa", help="one instruction set (default: all but scalar)")
     parser.add_argument(
-        "--types", default=",".join(TYPES), help="tensor types (default: %(default)s)"
+        "--types",
+        default=",".join(TYPES),
+        help="tensor types of the products of many rows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-types",
+        default=",".join(_core.supported_types()),
+        help="tensor types of the tables of memory's bandwidth, or none (default: all)",
     )
     parser.add_argument("--rows", type=int, default=512, help="rows of activations")
     parser.add_argument("--tokens", type=int, default=4096, help="length of the attention")
@@ -44,11 +53,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Measures and prints three tables; returns the exit code."""
+    """Measures and prints the tables; returns the exit code."""
     args = build_parser().parse_args()
+    isas = [args.isa] if args.isa else [i for i in _core.available_isas() if i != "scalar"]
+    memory_types = [] if args.memory_types == "none" else args.memory_types.split(",")
+    few_rounds = max(1, args.r // 4)  # of 256 MiB each
+    memory_bound = [
+        record
+        for isa in isas
+        for record in measure_memory_bound(isa, memory_types, default_thread_count(), few_rounds)
+    ]
     _core.set_num_threads(1)
     _kernels.set_num_threads(1)
-    isas = [args.isa] if args.isa else [i for i in _core.available_isas() if i != "scalar"]
     peaks = {isa: measure_peaks(isa, args.r) for isa in isas}
     products = [
         record
@@ -57,11 +73,11 @@ def main() -> int:
         for record in measure_products(isa, type_name, args.rows, args.r, peaks[isa])
     ]
     layers = [record for isa in isas for record in measure_attention(isa, args.tokens, peaks[isa])]
-    write_report(
-        args.output,
-        [_format_peaks(peaks), _format_products(products), _format_attention(layers)],
-        {"peaks": peaks, "products": products, "attention": layers},
-    )
+    tables = [_format_peaks(peaks), _format_products(products), _format_attention(layers)]
+    if memory_bound:
+        tables.append(format_memory_bound(memory_bound))
+    results = {"peaks": peaks, "products": products, "attention": layers}
+    write_report(args.output, tables, results | {"memory_bound": memory_bound})
     return 0
 
 

@@ -12,6 +12,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
+from libcpp.vector cimport vector
 
 
 cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
@@ -60,6 +61,7 @@ cdef extern from "quant/packed_matrix.h" namespace "edgeh2o" nogil:
         size_t n_bytes()
         PackedMatrix(const FormatInfo&, size_t, cbool, const uint8_t*, size_t, size_t, size_t, const int32_t*) except +
         void dequantize_row(float*, size_t)
+        size_t n_bytes()
 
 cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
     cdef cppclass Activations8:
@@ -83,6 +85,9 @@ cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
     size_t matmul_scratch_bytes(const KernelTable&)
     Activations8 quantize_rows(const KernelTable&, ConstRows, uint8_t*) except +
     void c_matmul "edgeh2o::matmul"(const KernelTable&, const MatmulInput&, ConstOutputs, uint8_t*) except +
+
+cdef extern from "ops/read_bandwidth.h" namespace "edgeh2o" nogil:
+    vector[double] measure_reading(const KernelTable&, size_t, int) except +
 
 cdef extern from *:
     """
@@ -139,6 +144,15 @@ def peak(str isa, str kind, size_t n_rounds):
         else:
             n_operations = table.peak_q8(&out[0], n_rounds)
     return n_operations
+
+
+def measure_read(str isa, size_t n_bytes, int n_rounds):
+    """Seconds [n_rounds] that the threads take to read n_bytes of memory, rounded up to whole MiB."""
+    cdef const KernelTable* table = table_of(isa)
+    cdef vector[double] seconds
+    with nogil:
+        seconds = measure_reading(table[0], n_bytes, n_rounds)
+    return np.array(seconds)
 
 
 def rms_norm(str isa, const float[::1] x, const float[::1] weight, float eps):
@@ -307,6 +321,11 @@ cdef class Weights:
         self.rows = rows
         self.cols = cols
         self.n_bytes = self.matrix.n_bytes()
+
+    @property
+    def n_bytes(self):
+        """Bytes of the packed weights."""
+        return self.matrix.n_bytes()
 
     def dequantize(self):
         """The weights as float32 [n_out][depth]."""

@@ -83,6 +83,7 @@ const KernelTable kTable = {
     attention_rows_f32,
     peak_q8<4>,
     peak_q8<8>,
+    peak_read,
 };
 #undef EH2O_SIGNED
 

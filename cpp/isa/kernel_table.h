@@ -73,6 +73,7 @@ struct KernelTable {
   // As AttentionKernels::peak.
   uint64_t (*peak_q4)(float* out, size_t n_rounds);
   uint64_t (*peak_q8)(float* out, size_t n_rounds);
+  float (*peak_read)(const float* values, size_t n_bytes);  // benchmark; n_bytes: a multiple of 512
 };
 
 }  // namespace edgeh2o

@@ -31,6 +31,22 @@ uint64_t peak_float(float* out, size_t n_rounds) {
   return static_cast<uint64_t>(n_rounds) * kChains * kLanes * 2 * Products::kValuesPerWord;
 }
 
+// Reads n_bytes, a multiple of 512, in order, as fast as memory gives them. Returns a sum of some of them, so
+// that they are read indeed.
+inline float peak_read(const float* values, size_t n_bytes) {
+  using namespace simd;
+  constexpr size_t kChains = 8;
+  F32 sum[kChains];
+  unroll<kChains>([&](auto i) { sum[i] = zero(); });
+  for (const float* end = values + n_bytes / sizeof(float); values < end; values += kChains * kLanes) {
+    unroll<kChains>([&](auto i) { sum[i] = add(sum[i], load(values + i * kLanes)); });
+  }
+  unroll<kChains - 1>([&](auto i) { sum[0] = add(sum[0], sum[i + 1]); });
+  float lanes[kLanes];
+  store(lanes, sum[0]);
+  return lanes[0];
+}
+
 // Products of 8-bit activations with weights of kBits, widened to int32 as often as the ISA must.
 template <int kBits>
 uint64_t peak_q8(float* out, size_t n_rounds) {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from bench import kernels
+from bench import kernels, memory_bound
 from edgeh2o import _core, _kernels, isa
+from edgeh2o.host.threads import default_thread_count
 
 
 @pytest.mark.parametrize("kind", ["f32", "q4", "q8"])
@@ -42,11 +44,50 @@ def test_an_unknown_kind_is_refused() -> None:
 def test_the_report_has_every_product_and_attention(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Two matrices of a small shape instead of those that only memory holds.
+    monkeypatch.setattr(memory_bound, "BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(memory_bound, "SHAPE", (512, 1024))
+    memory = ["--memory-types", "Q4_0,Q4_1,F16"]
     arguments = ["--types", "Q4_0,Q6_K", "--rows", "8", "--tokens", "512", "-r", "1", "-o", "json"]
-    monkeypatch.setattr(sys, "argv", ["bench.kernels", "--isa", isa.active(), *arguments])
+    monkeypatch.setattr(sys, "argv", ["bench.kernels", "--isa", isa.active(), *memory, *arguments])
     assert kernels.main() == 0
     report = json.loads(capsys.readouterr().out)["results"]
     assert {record["type"] for record in report["products"]} == {"Q4_0", "Q6_K"}
     assert len(report["attention"]) == 3 * len(_core.attention_precisions())
     for record in report["products"] + report["attention"]:
         assert record["operations_per_s"] > 0
+    records = report["memory_bound"]
+    n_threads = memory_bound.thread_counts(default_thread_count())
+    assert [(r["type"], r["threads"]) for r in records] == [
+        (name, n) for name in ("Q4_0", "Q4_1", "F16") for n in n_threads
+    ]
+    for record in records:
+        assert record["share_of_bandwidth"] == pytest.approx(
+            record["bytes_per_s"] / record["bandwidth"]
+        )
+        few_rows = [] if record["type"] == "Q4_1" else list(memory_bound.FEW_ROWS)
+        assert list(map(int, record["times_of_one_row"])) == few_rows
+        assert all(times > 0 for times in record["times_of_one_row"].values())
+    tables = memory_bound.format_memory_bound(records)
+    assert tables.count(" Q4_1 |") == len(n_threads)
+    assert tables.count(" F16 |") == 2 * len(n_threads)
+
+
+@pytest.mark.parametrize("name", isa.available())
+def test_reading_takes_time_in_every_round(name: str) -> None:
+    seconds = _kernels.measure_read(name, 3 * 2**20 + 1, 4)
+    assert seconds.shape == (4,) and np.all(seconds > 0)
+    with pytest.raises(ValueError, match="nothing"):
+        _kernels.measure_read("nothing", 2**20, 1)
+
+
+def test_packed_weights_tell_their_bytes() -> None:
+    data = np.zeros(64 * 18 * 8, np.uint8)
+    weights = _kernels.Weights(isa.active(), "Q4_0", data, 64, 256)
+    assert weights.n_bytes >= data.size
+
+
+def test_threads_are_those_that_have_a_core() -> None:
+    assert memory_bound.thread_counts(1) == [1]
+    assert memory_bound.thread_counts(3) == [1, 2]
+    assert memory_bound.thread_counts(64) == [1, 2, 4]
