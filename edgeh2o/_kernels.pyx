@@ -61,7 +61,6 @@ cdef extern from "quant/packed_matrix.h" namespace "edgeh2o" nogil:
         size_t n_bytes()
         PackedMatrix(const FormatInfo&, size_t, cbool, const uint8_t*, size_t, size_t, size_t, const int32_t*) except +
         void dequantize_row(float*, size_t)
-        size_t n_bytes()
 
 cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
     cdef cppclass Activations8:
@@ -304,13 +303,13 @@ def gemm_f32(str isa, const float[:, ::1] a, const float[:, ::1] b):
 cdef class Weights:
     """A weight matrix [n_out][depth] packed for one instruction set from GGUF tensor data.
 
-    data: the tensor's bytes; type_name: its GGUF type ("Q4_0", "F16", ...). n_bytes: of the packed weights.
+    data: the tensor's bytes; type_name: its GGUF type ("Q4_0", "F16", ...).
     """
 
     cdef PackedMatrix matrix
     cdef const KernelTable* table
     cdef cbool is_quantised
-    cdef readonly size_t rows, cols, n_bytes
+    cdef readonly size_t rows, cols
 
     def __init__(self, str isa, str type_name, const uint8_t[::1] data, size_t rows, size_t cols):
         cdef const FormatInfo* info = &find_format(type_name.encode())
@@ -320,7 +319,6 @@ cdef class Weights:
                                    &data[0], <size_t>data.shape[0], rows, cols, NULL)
         self.rows = rows
         self.cols = cols
-        self.n_bytes = self.matrix.n_bytes()
 
     @property
     def n_bytes(self):
