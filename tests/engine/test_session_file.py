@@ -191,7 +191,7 @@ def _token(index: int, value: int) -> Callable[[bytes], bytes]:
         (lambda data: data[:12] + b"\xff" * 4 + data[16:], "header has 4294967295 bytes"),
         (lambda data: data[:16] + b"x" + data[17:], "not JSON"),
         (lambda data: data[:16] + b"[" * 9 + data[25:], "not JSON"),
-        (lambda data: data[:-1] + b"\0", "checksum is wrong|cannot be used"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "checksum is wrong|cannot be used"),
         (lambda data: data + b"\0", "should have -1 bytes"),
         (_header(lambda header: header.pop("fingerprint")), "lacks the fingerprint"),
         (_header(lambda header: header.pop("sizes")), "lacks the sizes"),
