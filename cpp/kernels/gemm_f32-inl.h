@@ -182,12 +182,9 @@ void gemv_float(float* y, size_t y_stride, const float* x, size_t x_stride, cons
 template <PackedFormat kFormat>
 void gemv_float_rows(float* y, size_t y_stride, const float* x, size_t x_stride, const void* w,
                      size_t panel_bytes, size_t depth, size_t n_rows, size_t n_cols, bool accumulate) {
-  simd::unroll<simd::kGemvRows>([&](auto i) {
-    constexpr size_t kRows = i + 1;
-    if (n_rows == kRows) {
-      gemv_float<kFormat, kRows>(y, y_stride, x, x_stride, static_cast<const uint8_t*>(w), panel_bytes, depth,
-                                 n_cols, accumulate);
-    }
+  simd::with_constant<simd::kGemvRows>(n_rows, [&](auto rows) {
+    gemv_float<kFormat, rows>(y, y_stride, x, x_stride, static_cast<const uint8_t*>(w), panel_bytes, depth,
+                              n_cols, accumulate);
   });
 }
 

@@ -206,11 +206,8 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
 template <PackedFormat kFormat>
 void gemv_q8_rows(float* y, size_t y_stride, const uint8_t* x, size_t tile_rows, const uint8_t* w,
                   size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
-  simd::unroll<simd::kGemvRows>([&](auto i) {
-    constexpr size_t kRows = i + 1;
-    if (tile_rows == kRows) {
-      gemv_q8<kFormat, kRows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
-    }
+  simd::with_constant<simd::kGemvRows>(tile_rows, [&](auto rows) {
+    gemv_q8<kFormat, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
   });
 }
 

@@ -54,9 +54,8 @@ void quantize_tile(uint8_t* out, const float* x, size_t x_stride, size_t n_rows,
 inline void quantize_q8p_f32(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
                              size_t depth) {
   constexpr size_t kMaxRows = simd::kGemmQ8Rows > simd::kGemvRows ? simd::kGemmQ8Rows : simd::kGemvRows;
-  simd::unroll<kMaxRows>([&](auto i) {
-    if (tile_rows == i + 1) quantize_tile<i + 1>(out, x, x_stride, n_rows, depth);
-  });
+  simd::with_constant<kMaxRows>(tile_rows,
+                                [&](auto rows) { quantize_tile<rows>(out, x, x_stride, n_rows, depth); });
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -47,29 +47,36 @@ class TaskGrid {
   size_t n_rows_, row_block_, panels_ = 0;
 };
 
+// Few rows are bound by reading the weights: they take the matrix-vector kernels, which unpack a panel in
+// registers for every tile of rows; with more rows it is cheaper to unpack it once.
+bool is_few_rows(const KernelTable& table, size_t n_rows) { return n_rows <= table.layout.few_rows; }
+
+// Several tiles read one part of a panel after another, while it is in the L1 cache.
 void run_few_rows(const KernelTable& table, const MatmulInput& input, const Task& task, float* out) {
   const PackedMatrix& weight = *task.output->weight;
-  const size_t depth = weight.cols(), stride = task.output->out_stride, nr = table.layout.panel_cols;
-  const bool accumulate = task.output->accumulate;
-  if (!weight.is_quantised()) {
-    for (size_t row = 0; row < task.n_rows; row += table.layout.vector_rows) {
-      const size_t n_rows = std::min(table.layout.vector_rows, task.n_rows - row);
-      table.gemv_f32_f32_fp(weight.format(), out + row * stride, stride, input.rows.row(row),
-                            input.rows.stride, weight.panel(task.panel), weight.panel_bytes(), depth, n_rows,
-                            task.n_cols(nr), accumulate);
-    }
-    return;
-  }
-  // Several tiles read one part of a panel after another, while it is in the L1 cache.
-  const Activations8& x = input.packed;
-  const size_t step = task.n_rows > x.tile_rows ? kDepthQ : depth, n_cols = task.n_cols(nr);
-  for (size_t panel = 0; panel < task.n_panels; ++panel) {
+  const bool is_quantised = weight.is_quantised();
+  const size_t tile_rows = activation_tile_rows(table, task.n_rows), depth = weight.cols();
+  const bool is_one_tile = task.n_rows <= tile_rows;
+  const size_t step = is_one_tile ? depth : is_quantised ? kDepthQ : kDepthF32;
+  // A float kernel hides its latency by several panels.
+  const size_t n_at_once = is_one_tile && !is_quantised ? task.n_panels : 1;
+  const size_t stride = task.output->out_stride, nr = table.layout.panel_cols;
+  for (size_t panel = 0; panel < task.n_panels; panel += n_at_once) {
+    const size_t n_cols = std::min(n_at_once * nr, task.n_cols(nr) - panel * nr);
     for (size_t k = 0; k < depth; k += step) {
-      for (size_t row = 0; row < task.n_rows; row += x.tile_rows) {
-        table.gemv_f32_q8_qp(
-            weight.format(), out + row * stride + panel * nr, stride, x.record(row / x.tile_rows, k),
-            x.tile_rows, weight.panel_at(task.panel + panel, k), std::min(step, depth - k) / kBlock,
-            std::min(x.tile_rows, task.n_rows - row), std::min(nr, n_cols - panel * nr), accumulate || k > 0);
+      const uint8_t* w = weight.panel_at(task.panel + panel, k);
+      const size_t count = std::min(step, depth - k);
+      const bool accumulate = task.output->accumulate || k > 0;
+      for (size_t row = 0; row < task.n_rows; row += tile_rows) {
+        const size_t n_rows = std::min(tile_rows, task.n_rows - row);
+        float* y = out + row * stride + panel * nr;
+        if (is_quantised) {
+          table.gemv_f32_q8_qp(weight.format(), y, stride, input.packed.record(row / tile_rows, k), tile_rows,
+                               w, count / kBlock, n_rows, n_cols, accumulate);
+        } else {
+          table.gemv_f32_f32_fp(weight.format(), y, stride, input.rows.row(row) + k, input.rows.stride, w,
+                                weight.panel_bytes(), count, n_rows, n_cols, accumulate);
+        }
       }
     }
   }
@@ -108,8 +115,6 @@ size_t Activations8::bytes(const KernelTable& table, size_t n_rows, size_t depth
   const size_t padded = std::max(round_up(n_rows, layout.tile_rows), round_up(n_rows, layout.vector_rows));
   return padded * ceil_div(depth, kBlock) * kActivationRecordPerRow;
 }
-
-bool is_few_rows(const KernelTable& table, size_t n_rows) { return n_rows <= table.layout.few_rows; }
 
 size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
   if (!is_few_rows(table, n_rows)) return table.layout.tile_rows;

@@ -40,11 +40,8 @@ struct MatmulOutput {
 // Bytes of scratch that matmul needs per thread.
 size_t matmul_scratch_bytes(const KernelTable& table);
 
-// Few rows are bound by reading the weights: they take the matrix-vector kernels, which unpack a panel in
-// registers for every tile of rows; with more rows it is cheaper to unpack it once.
-bool is_few_rows(const KernelTable& table, size_t n_rows);
-
-// Tile height of packed activations for n_rows rows: for few rows, what divides them best.
+// Tile height of packed activations for n_rows rows: for few rows, which take the matrix-vector kernels, what
+// divides them best.
 size_t activation_tile_rows(const KernelTable& table, size_t n_rows);
 
 // scratch: num_threads() x matmul_scratch_bytes, aligned.

@@ -1,4 +1,4 @@
-// Compile-time loop. Included inside an ISA namespace by the simd headers only, through EH2O_ISA.
+// Compile-time loop and choice. Included inside an ISA namespace by the simd headers only, through EH2O_ISA.
 #ifndef EH2O_ISA
 #error "simd headers are included by isa/*.cc, which define EH2O_ISA"
 #endif
@@ -23,6 +23,14 @@ EH2O_INLINE void unroll_impl(const F& f, std::index_sequence<I...>) {
 template <size_t N, typename F>
 EH2O_INLINE void unroll(const F& f) {
   unroll_impl(f, std::make_index_sequence<N>{});
+}
+
+// Calls f(Index<n>) for n in 1 to kMax, and nothing for another.
+template <size_t kMax, typename F>
+EH2O_INLINE void with_constant(size_t n, const F& f) {
+  unroll<kMax>([&](auto i) {
+    if (n == i + 1) f(Index<i + 1>{});
+  });
 }
 
 }  // namespace edgeh2o::EH2O_ISA::simd
