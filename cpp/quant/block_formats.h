@@ -6,7 +6,12 @@
 
 namespace edgeh2o {
 
-using f16_bits = uint16_t;
+// Two bytes in the file's order, so that blocks have no alignment and are read where they lie.
+struct u16_le {
+  uint8_t low, high;
+  constexpr operator uint16_t() const { return static_cast<uint16_t>(low | high << 8); }
+};
+using f16_bits = u16_le;
 
 struct BlockQ4_0 {  // w = d * (q - 8); byte i holds q[i] low, q[i + 16] high
   f16_bits d;
@@ -64,7 +69,7 @@ struct BlockIQ4_NL {  // w = d * kIq4Values[q], nibbles as in Q4_0
 };
 struct BlockIQ4_XS {  // 8 sub-blocks of 32: w = d * (scale[s] - 32) * kIq4Values[q]; 6-bit scales
   f16_bits d;
-  uint16_t scales_h;
+  u16_le scales_h;
   uint8_t scales_l[4];
   uint8_t qs[128];
 };

@@ -251,9 +251,9 @@ void pack_quantised_column(PackedFormat format, uint8_t* panel, const uint8_t* r
   }
 }
 
-void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t depth,
-                       size_t size) {
-  for (size_t k = 0; k < depth; ++k) std::memcpy(panel + (k * nr + column) * size, row + k * size, size);
+template <typename T>
+void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t nr, size_t depth) {
+  for (size_t k = 0; k < depth; ++k) put(panel, k * nr + column, get<T>(row, k));
 }
 
 }  // namespace
@@ -293,7 +293,8 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
       if (is_quantised_) {
         pack_quantised_column(format_, panel, row, column, panel_cols, n_records, is_signed);
       } else {
-        pack_float_column(panel, row, column, panel_cols, cols, info.block_bytes);
+        (info.block_bytes == 4 ? pack_float_column<uint32_t>
+                               : pack_float_column<uint16_t>)(panel, row, column, panel_cols, cols);
       }
     }
   });

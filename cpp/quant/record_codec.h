@@ -16,11 +16,24 @@ struct Record {
   uint8_t quants[32];   // unsigned, offset not removed; the index into the codebook where there is one
 };
 
+// A block of a row, where it lies: blocks of one byte's alignment, so that any address will do.
 template <typename Block>
-Block read_block(const uint8_t* row, size_t index) {
-  Block block;
-  std::memcpy(&block, row + index * sizeof(Block), sizeof(Block));
-  return block;
+const Block& block_at(const uint8_t* row, size_t index) {
+  static_assert(alignof(Block) == 1);
+  return reinterpret_cast<const Block*>(row)[index];
+}
+
+// Into 32 quants, from bit `to` on: kBits bits of each of 32 bytes, from bit `from` on.
+template <int kBits>
+inline void add_bits(uint8_t* quants, const uint8_t* in, size_t from, size_t to) {
+  constexpr uint64_t kMask = 0x0101010101010101u * ((1u << kBits) - 1);
+  for (int i = 0; i < 4; ++i) {  // 8 bytes at a time: what a shift brings over from a neighbour is masked
+    uint64_t source, sum;
+    std::memcpy(&source, in + 8 * i, 8);
+    std::memcpy(&sum, quants + 8 * i, 8);
+    sum |= (source >> from & kMask) << to;
+    std::memcpy(quants + 8 * i, &sum, 8);
+  }
 }
 
 inline void split_nibbles(uint8_t* quants, const uint8_t* qs) {
@@ -31,7 +44,15 @@ inline void split_nibbles(uint8_t* quants, const uint8_t* qs) {
 }
 
 inline void add_fifth_bits(uint8_t* quants, const uint8_t* qh) {
-  for (int i = 0; i < 32; ++i) quants[i] |= static_cast<uint8_t>((qh[i / 8] >> (i % 8) & 1) << 4);
+  for (int i = 0; i < 4; ++i) {
+    // Byte j of the product keeps bit j of qh[i] where it stands; adding 0x7f moves it to the top.
+    const uint64_t bits = qh[i] * 0x0101010101010101u & 0x8040201008040201u;
+    const uint64_t fifth = ((bits + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u) >> 3;
+    uint64_t sum;
+    std::memcpy(&sum, quants + 8 * i, 8);
+    sum |= fifth;
+    std::memcpy(quants + 8 * i, &sum, 8);
+  }
 }
 
 // 6-bit scale and min number `s` of the 8 that Q4_K and Q5_K keep in 12 bytes.
@@ -54,7 +75,7 @@ inline int read_q3_scale(const uint8_t* scales, size_t s) {
 
 // Two bits of 32 weights: group `s % 4` of the bytes that half `s / 4` of the super-block shares.
 inline void read_crumbs(uint8_t* quants, const uint8_t* qs, size_t s) {
-  for (int i = 0; i < 32; ++i) quants[i] = qs[s / 4 * 32 + i] >> (2 * (s % 4)) & 3;
+  add_bits<2>(quants, qs + s / 4 * 32, 2 * (s % 4), 0);
 }
 
 // The bf16 bits of 2^(e - 128); exact for every e, denormal for 0 and 1.
@@ -62,62 +83,61 @@ inline uint16_t bf16_from_e8m0(uint8_t e) { return static_cast<uint16_t>(e < 2 ?
 
 // Sub-blocks 2 j and 2 j + 1 share 32 bytes: low and high nibbles.
 inline void read_k_nibbles(uint8_t* quants, const uint8_t* qs, size_t s) {
-  const uint8_t* pair = qs + s / 2 * 32;
-  for (int i = 0; i < 32; ++i) quants[i] = s % 2 ? pair[i] >> 4 : pair[i] & 0xf;
+  add_bits<4>(quants, qs + s / 2 * 32, s % 2 * 4, 0);
 }
 
 template <PackedFormat kFormat>
 Record read_record(const uint8_t* row, size_t record) {
   Record r{};
   if constexpr (kFormat == PackedFormat::kQ4_0) {
-    const auto block = read_block<BlockQ4_0>(row, record);
+    const auto& block = block_at<BlockQ4_0>(row, record);
     r.d = block.d;
     split_nibbles(r.quants, block.qs);
   } else if constexpr (kFormat == PackedFormat::kQ4_1) {
-    const auto block = read_block<BlockQ4_1>(row, record);
+    const auto& block = block_at<BlockQ4_1>(row, record);
     r.d = block.d;
     r.m = block.m;
     split_nibbles(r.quants, block.qs);
   } else if constexpr (kFormat == PackedFormat::kQ5_0) {
-    const auto block = read_block<BlockQ5_0>(row, record);
+    const auto& block = block_at<BlockQ5_0>(row, record);
     r.d = block.d;
     split_nibbles(r.quants, block.qs);
     add_fifth_bits(r.quants, block.qh);
   } else if constexpr (kFormat == PackedFormat::kQ5_1) {
-    const auto block = read_block<BlockQ5_1>(row, record);
+    const auto& block = block_at<BlockQ5_1>(row, record);
     r.d = block.d;
     r.m = block.m;
     split_nibbles(r.quants, block.qs);
     add_fifth_bits(r.quants, block.qh);
   } else if constexpr (kFormat == PackedFormat::kQ8_0) {
-    const auto block = read_block<BlockQ8_0>(row, record);
+    const auto& block = block_at<BlockQ8_0>(row, record);
     r.d = block.d;
     for (int i = 0; i < 32; ++i) r.quants[i] = static_cast<uint8_t>(block.qs[i] + 128);
   } else if constexpr (kFormat == PackedFormat::kIQ4_NL) {
-    const auto block = read_block<BlockIQ4_NL>(row, record);
+    const auto& block = block_at<BlockIQ4_NL>(row, record);
     r.d = block.d;
     split_nibbles(r.quants, block.qs);
   } else if constexpr (kFormat == PackedFormat::kMXFP4) {
-    const auto block = read_block<BlockMXFP4>(row, record);
+    const auto& block = block_at<BlockMXFP4>(row, record);
     r.d = bf16_from_e8m0(block.e);
     split_nibbles(r.quants, block.qs);
   } else {
     const size_t s = record % kSuperRecords;
     if constexpr (kFormat == PackedFormat::kQ4_K) {
-      const auto block = read_block<BlockQ4_K>(row, record / kSuperRecords);
+      const auto& block = block_at<BlockQ4_K>(row, record / kSuperRecords);
       r.d = block.d;
       r.m = block.dmin;
       read_scale_min(block.scales, s, &r.fine[0], &r.fine_min[0]);
       read_k_nibbles(r.quants, block.qs, s);
     } else if constexpr (kFormat == PackedFormat::kQ5_K) {
-      const auto block = read_block<BlockQ5_K>(row, record / kSuperRecords);
+      const auto& block = block_at<BlockQ5_K>(row, record / kSuperRecords);
       r.d = block.d;
       r.m = block.dmin;
       read_scale_min(block.scales, s, &r.fine[0], &r.fine_min[0]);
       read_k_nibbles(r.quants, block.qs, s);
-      for (int i = 0; i < 32; ++i) r.quants[i] |= static_cast<uint8_t>((block.qh[i] >> s & 1) << 4);
+      add_bits<1>(r.quants, block.qh, s, 4);
     } else if constexpr (kFormat == PackedFormat::kQ2_K) {
-      const auto block = read_block<BlockQ2_K>(row, record / kSuperRecords);
+      const auto& block = block_at<BlockQ2_K>(row, record / kSuperRecords);
       r.d = block.d;
       r.m = block.dmin;
       read_crumbs(r.quants, block.qs, s);
@@ -126,15 +146,15 @@ Record read_record(const uint8_t* row, size_t record) {
         r.fine_min[sub] = block.scales[2 * s + sub] >> 4;
       }
     } else if constexpr (kFormat == PackedFormat::kQ3_K) {
-      const auto block = read_block<BlockQ3_K>(row, record / kSuperRecords);
+      const auto& block = block_at<BlockQ3_K>(row, record / kSuperRecords);
       r.d = block.d;
       read_crumbs(r.quants, block.qs, s);
-      for (int i = 0; i < 32; ++i) r.quants[i] |= static_cast<uint8_t>((block.hmask[i] >> s & 1) << 2);
+      add_bits<1>(r.quants, block.hmask, s, 2);
       for (size_t sub = 0; sub < 2; ++sub) {
         r.fine[sub] = static_cast<uint8_t>(read_q3_scale(block.scales, 2 * s + sub) - 32);
       }
     } else if constexpr (kFormat == PackedFormat::kIQ4_XS) {
-      const auto block = read_block<BlockIQ4_XS>(row, record / kSuperRecords);
+      const auto& block = block_at<BlockIQ4_XS>(row, record / kSuperRecords);
       r.d = block.d;
       split_nibbles(r.quants, block.qs + 16 * s);
       const int low = block.scales_l[s / 2] >> (4 * (s % 2)) & 0xf, high = block.scales_h >> (2 * s) & 3;
@@ -143,15 +163,11 @@ Record read_record(const uint8_t* row, size_t record) {
       static_assert(kFormat == PackedFormat::kQ6_K);
       // Each half of 128 weights: 64 bytes of low nibbles and 32 bytes with two high bits for each of 4
       // groups.
-      const auto block = read_block<BlockQ6_K>(row, record / kSuperRecords);
+      const auto& block = block_at<BlockQ6_K>(row, record / kSuperRecords);
       const size_t half = s / 4, group = s % 4;
-      const uint8_t* ql = block.ql + half * 64 + (group % 2) * 32;
-      const uint8_t* qh = block.qh + half * 32;
       r.d = block.d;
-      for (int i = 0; i < 32; ++i) {
-        const int low = group < 2 ? ql[i] & 0xf : ql[i] >> 4;
-        r.quants[i] = static_cast<uint8_t>(low | (qh[i] >> (2 * group) & 3) << 4);
-      }
+      add_bits<4>(r.quants, block.ql + half * 64 + group % 2 * 32, group / 2 * 4, 0);
+      add_bits<2>(r.quants, block.qh + half * 32, 2 * group, 4);
       r.fine[0] = static_cast<uint8_t>(block.scales[s * 2]);
       r.fine[1] = static_cast<uint8_t>(block.scales[s * 2 + 1]);
     }
