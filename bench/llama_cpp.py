@@ -173,6 +173,7 @@ class LlamaCpp:
         chunk_size: int,
         flash_attention: bool,
         warm_up: bool = True,
+        more_arguments: Sequence[str] = (),
     ) -> float:
         """Tokens/s of one run of a workload on random tokens, by llama-bench."""
         arguments = [
@@ -181,6 +182,7 @@ class LlamaCpp:
             *("-t", str(self.threads), "-r", "1", "-o", "json"),
             *("-fa", "1" if flash_attention else "0"),
             *([] if warm_up else ["--no-warmup"]),
+            *more_arguments,
         ]
         return parse_bench(self._run("llama-bench", arguments).stdout)
 

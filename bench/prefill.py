@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -73,6 +74,13 @@ def contest_parser(
     parser.add_argument("-ub", "--chunk-size", type=int, default=1024, help="llama.cpp's only")
     parser.add_argument("--isa", help="ours (default: the match of each folder's backend)")
     parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
+    parser.add_argument(
+        "--llama-bench-args",
+        type=shlex.split,
+        default=[],
+        metavar="ARGS",
+        help="more arguments of llama-bench, such as '-rtr 1' of ik_llama.cpp",
+    )
     return parser
 
 
@@ -138,7 +146,8 @@ def _measure_folder(
     folder: Path, workloads: list[Workload], contestants: list[str], args: argparse.Namespace
 ) -> Iterator[Measurement]:
     peer = LlamaCpp(folder, args.threads)
-    backend = peer.backend()
+    # With --isa any fork's llama-bench will do, which may name no backend.
+    backend = folder.name if args.isa else peer.backend()
     isa = args.isa or peer.isa()
     for model in args.models:
         runs = {name: make_run(name, model, peer, isa, args) for name in contestants}
@@ -179,6 +188,7 @@ def make_run(
         chunk_size=args.chunk_size,
         flash_attention=contestant == "fa on",
         warm_up=not args.no_warmup,
+        more_arguments=args.llama_bench_args,
     )
 
 
