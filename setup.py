@@ -78,7 +78,7 @@ core_sources = [
     path
     for folder in ("base", "quant", "ops", "sequence", "model")
     for path in sorted(glob(f"cpp/{folder}/**/*.cc", recursive=True))
-] + ["cpp/isa/select.cc"]
+] + ["cpp/isa/select.cc", *sorted(glob("cpp/cuda/*.cc"))]
 
 
 def static_library(name: str, sources: list[str], flags: list[str]) -> tuple[str, dict]:
@@ -100,7 +100,7 @@ link = {
     "libraries": [name for name, _ in libraries],
     "include_dirs": ["cpp", pybind11.get_include()],
     "extra_compile_args": base_flags + sanitizer_flags,
-    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", *sanitizer_flags],
+    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", "-ldl", *sanitizer_flags],
     "language": "c++",
     # The archives are relinked when any of their sources is newer.
     "depends": headers + [source for _, info in libraries for source in info["sources"]],

@@ -32,7 +32,7 @@ PYTHON_LAYERS = (
     ("engine", "export"),
     ("onnx",),
     ("runners", "host"),
-    ("models", "tokenizer", "attention", "isa"),
+    ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
     ("config", "_core", "_kernels", "_version"),
     ("errors",),

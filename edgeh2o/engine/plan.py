@@ -52,7 +52,7 @@ class RunPlan:
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
     open. ``context_size`` is what ``RuntimeConfig`` says, ``precision`` that of the products of
-    prefill attention.
+    prefill attention; ``device`` says where the model computes.
     """
 
     config: ModelConfig
@@ -65,6 +65,7 @@ class RunPlan:
     precision: str
     threads: int
     isa: str
+    device: str = "cpu"
 
     @classmethod
     def of(
@@ -73,6 +74,7 @@ class RunPlan:
         attention: SparseAttentionConfig,
         prefill: PrefillConfig,
         runtime: RuntimeConfig,
+        device: str = "cpu",
     ) -> RunPlan:
         """Chooses what the settings leave open, for this machine.
 
@@ -93,12 +95,14 @@ class RunPlan:
             ),
             threads=runtime.threads or default_thread_count(),
             isa=instruction_sets.active(),
+            device=device,
         )
 
     def report(self) -> dict[str, Any]:
         """What statistics say of it, by field of ``GenerationStats``."""
         return {
             "isa": self.isa,
+            "device": self.device,
             "threads": self.threads,
             "attention": self.attention.report(self.config),
             "chunk_size": self.chunk_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,3 +26,29 @@ def host_driver() -> Path:
 @pytest.fixture(scope="session")
 def device(host_driver: Path) -> Device:
     return Device(host_driver)
+
+
+@pytest.fixture(scope="session")
+def host_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images that only the host device takes."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "kernels_sm_87.cubin").write_bytes(b"\x7fELF")
+    report = {"sources": "none", "images": {"sm_87": "nobody"}}
+    (folder / "images.json").write_text(json.dumps(report), encoding="ascii")
+    return folder
+
+
+@pytest.fixture
+def host_environment(host_driver: Path, host_images: Path) -> dict[str, str]:
+    """What makes ``--device cuda`` of another process the host device."""
+    return {"EDGEH2O_LIBCUDA": str(host_driver), "EDGEH2O_CUDA_IMAGES": str(host_images)}
+
+
+@pytest.fixture
+def host_device(
+    host_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The same for this process, which keeps the driver that it opened first."""
+    for name, value in host_environment.items():
+        monkeypatch.setenv(name, value)
+    return host_environment

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/host/half.h"
+#include "cuda/half.h"
 
 namespace edgeh2o::cuda::host {
 namespace {

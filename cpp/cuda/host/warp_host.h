@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "cuda/host/block.h"
-#include "cuda/host/half.h"
+#include "cuda/half.h"
 
 #define EH2O_DEVICE inline
 #define EH2O_KERNEL(name, Arguments, n_threads) inline void name(const Arguments a)
@@ -37,8 +37,6 @@ inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float magnitude(float x) { return std::fabs(x); }
 inline int32_t round_to_int(float x) { return static_cast<int32_t>(std::lrint(x)); }
 inline float exp2_fast(float x) { return std::exp2(x); }
-inline float f32_of_f16(uint16_t half) { return host::f32_of_f16(half); }
-inline uint16_t f16_of_f32(float x) { return host::f16_of_f32(x); }
 
 inline int32_t dot4(uint32_t a, uint32_t b, int32_t acc) {
   for (int i = 0; i < 4; ++i) {

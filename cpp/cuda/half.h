@@ -1,10 +1,10 @@
-// IEEE half precision for the host device, rounded to nearest even as a GPU does.
+// IEEE half precision, rounded to nearest even as a GPU does.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-namespace edgeh2o::cuda::host {
+namespace edgeh2o::cuda {
 
 inline float f32_of_f16(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16, exponent = half >> 10 & 31, fraction = half & 0x3ffu;
@@ -40,4 +40,4 @@ inline uint16_t f16_of_f32(float value) {
   return static_cast<uint16_t>(sign | (bits - 0x38000000u + 0xfffu + odd) >> 13);
 }
 
-}  // namespace edgeh2o::cuda::host
+}  // namespace edgeh2o::cuda

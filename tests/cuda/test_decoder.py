@@ -1,0 +1,159 @@
+"""Whole tiny models on the host device: the tokens and logits of the CPU's decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgeh2o import LLM, SamplingParams, UsageError
+from edgeh2o.engine.opening import open_model
+from edgeh2o.cuda.devices import open_device
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.runners.base import RunnerState, SessionShape
+from tests.model.model_pair import random_tokens, relative_error
+from tests.tiny_models import TinyModelFactory
+from tools.make_tiny_model import TENSOR_TYPES
+
+SMALL = {"n_layers": 2, "model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
+MODELS = {
+    "llama": {},
+    "llama-biases": {"biases": True, "tied": False},
+    "llama-yarn": {"rope_scaling": "yarn"},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "phi3": {"architecture": "phi3", "rotary_dim": 12},
+    "granite": {"architecture": "granite"},
+    "olmo2": {"architecture": "olmo2", "tied": False},
+    "mistral": {"sliding_window": 20},
+    "gemma2": {"architecture": "gemma2", "sliding_window": 20},
+    "gemma3": {
+        "architecture": "gemma3",
+        "n_layers": 3,
+        "sliding_window": 20,
+        "sliding_window_pattern": 3,
+        "rope_base": 1e6,
+    },
+    "unequal": {
+        "n_layers": 3,
+        "n_heads": (4, 2, 4),
+        "n_kv_heads": (2, 1, 4),
+        "ffn_dim": (96, 64, 128),
+    },
+}  # fmt: skip
+SHAPE = SessionShape(
+    max_context=320, batch_size=64, chunk_size=32, cache_type="f16", all_rows=True
+)
+# Formats whose scales have two levels in the file and one, in f16, on the device.
+ROUNDED = {name for name in TENSOR_TYPES if name.endswith("_K") or name == "IQ4_XS"}
+pytestmark = pytest.mark.usefixtures("host_device")
+
+
+def greedy(path: Path, prompt: NDArray[np.int32], n: int, *, device: bool, **shape: object) -> list:
+    """Logits of the last prompt token and of n greedy tokens after it, and these."""
+    opened = open_model(path, open_device(0) if device else None)
+    with opened as file:
+        model = file.load()
+    from dataclasses import replace
+
+    runner = model.start_session(DenseConfig(), replace(SHAPE, **shape))
+    for begin in range(0, len(prompt), SHAPE.batch_size):
+        end = min(begin + SHAPE.batch_size, len(prompt))
+        logits = runner.prefill(prompt[begin:end], is_last=end == len(prompt))
+    all_logits, tokens = [np.array(logits)], []
+    for _ in range(n):
+        tokens.append(int(np.argmax(all_logits[-1])))
+        all_logits.append(np.array(runner.decode(tokens[-1])))
+    return [np.stack(all_logits), tokens]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_architectures(tiny_model: TinyModelFactory, name: str) -> None:
+    path = tiny_model(**{**SMALL, **MODELS[name]})
+    prompt = random_tokens(35)
+    expected, tokens = greedy(path, prompt, 6, device=False)
+    logits, same = greedy(path, prompt, 6, device=True)
+    assert same == tokens
+    assert relative_error(logits, expected) < 2e-4
+
+
+@pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
+def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
+    sizes = {**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64}
+    path = tiny_model(**sizes, tensor_type=tensor_type)
+    prompt = random_tokens(9)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
+    assert relative_error(logits, expected) < (4e-3 if tensor_type in ROUNDED else 1e-3)
+
+
+def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL)
+    prompt = random_tokens(290)
+    for cache_type in ("f16", "f32"):
+        expected, tokens = greedy(path, prompt, 4, device=False, cache_type=cache_type)
+        logits, same = greedy(path, prompt, 4, device=True, cache_type=cache_type)
+        assert same == tokens
+        assert relative_error(logits, expected) < 2e-4
+
+
+def test_logits_of_every_row(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL)
+    tokens = random_tokens(40)
+    rows = []
+    for device in (None, open_device(0)):
+        with open_model(path, device) as file:
+            runner = file.load().start_session(DenseConfig(), SHAPE)
+        runner.prefill(tokens, is_last=True)
+        rows.append(np.array(runner.row_logits(3, 37)))
+        assert runner.pairs_computed == 40 * 41 // 2
+    assert relative_error(rows[1], rows[0]) < 2e-4
+
+
+def test_a_prompt_moves_to_another_session(tiny_model: TinyModelFactory) -> None:
+    """Rows go to the host and back, as saved sessions and longer contexts need it."""
+    path = tiny_model(**SMALL)
+    tokens = random_tokens(40)
+    with open_model(path, open_device(0)) as file:
+        model = file.load()
+    first, second = (model.start_session(DenseConfig(), SHAPE) for _ in range(2))
+    first.prefill(tokens, is_last=True, stays_open=True)
+    expected = np.array(first.decode(7))
+    first.rewind(40)
+    RunnerState.of(first).restore(second)
+    for rows, copy in zip(first.cached_rows(), second.cached_rows(), strict=True):
+        copy[:] = rows
+    np.testing.assert_array_equal(second.decode(7), expected)
+    first.rewind(first.find_mark(40))
+    np.testing.assert_array_equal(first.decode(7), expected)
+
+
+def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL, tensor_type="Q8_0")
+    answers = []
+    for device in ("cpu", "cuda"):
+        with LLM(path, device=device, attention="dense", context_size=128) as llm:
+            result = llm.generate(
+                "the cat was on the", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            )
+            answers.append(result.text)
+            assert result.stats.device.startswith("cpu" if device == "cpu" else "cuda:0 (host")
+    assert answers[0] == answers[1]
+
+
+def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL)
+    for attention in ("h2o", "headwise"):
+        with pytest.raises(UsageError, match=f"{attention} does not run on a GPU.*--device cpu"):
+            LLM(path, device="cuda", attention=attention)
+    experts = tiny_model(**SMALL, architecture="qwen3moe")
+    with pytest.raises(UsageError, match="mixtures of experts.*--device cpu"):
+        LLM(experts, device="cuda", attention="dense")
+    with (
+        pytest.raises(UsageError, match="q8_0.*--cache-type f16"),
+        LLM(path, device="cuda", attention="dense", cache_type="q8_0") as llm,
+    ):
+        llm.generate("a", SamplingParams(max_tokens=1))
