@@ -32,7 +32,7 @@ Cache = _structure("Cache", k=_P, v=_P, max_context=_U, type=_U)
 Heads = _structure("Heads", n_heads=_U, n_kv_heads=_U, key_dim=_U, value_dim=_U)
 Multiply = _structure(
     "Multiply", w=Matrix, x=_P, xq=Quantised, bias=_P, out=_P, x_stride=_U, out_stride=_U,
-    accumulates=_U,
+    accumulates=_U, n_rows=_U,
 )  # fmt: skip
 Norm = _structure(
     "Norm", x=_P, weight=_P, out=_P, xq=Quantised, dim=_U, n_groups=_U, x_stride=_U,
@@ -55,6 +55,7 @@ ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "gate_rows": Gate, "rope_rows": Rope,
     "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
     **{f"multiply_{name}": Multiply for name in FORMATS},
+    **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
 }  # fmt: skip
 
 

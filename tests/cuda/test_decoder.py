@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,6 @@ MODELS = {
 SHAPE = SessionShape(
     max_context=320, batch_size=64, chunk_size=32, cache_type="f16", all_rows=True
 )
-# Formats whose scales have two levels in the file and one, in f16, on the device.
-ROUNDED = {name for name in TENSOR_TYPES if name.endswith("_K") or name == "IQ4_XS"}
 pytestmark = pytest.mark.usefixtures("host_device")
 
 
@@ -56,8 +55,6 @@ def greedy(path: Path, prompt: NDArray[np.int32], n: int, *, device: bool, **sha
     opened = open_model(path, open_device(0) if device else None)
     with opened as file:
         model = file.load()
-    from dataclasses import replace
-
     runner = model.start_session(DenseConfig(), replace(SHAPE, **shape))
     for begin in range(0, len(prompt), SHAPE.batch_size):
         end = min(begin + SHAPE.batch_size, len(prompt))
@@ -87,7 +84,9 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
     expected, tokens = greedy(path, prompt, 3, device=False)
     logits, same = greedy(path, prompt, 3, device=True)
     assert same == tokens
-    assert relative_error(logits, expected) < (4e-3 if tensor_type in ROUNDED else 1e-3)
+    # Where an activation rounds to the next of 255 steps, sums in another order show; a wrong weight
+    # does more. The kernels themselves are held to 1e-6.
+    assert relative_error(logits, expected) < 0.03
 
 
 def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:

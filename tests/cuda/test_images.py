@@ -25,11 +25,17 @@ from tools.build_cuda_images import (
 )
 
 # Registers that leave room for as many blocks as the plan of a kernel wants: 65,536 per processor.
-MOST_REGISTERS = {"gemm_q4": 128, "gemm_q8": 128}
+MOST_REGISTERS = {name: 128 for name in ARGUMENTS if name.startswith("gemm_")}
 DEFAULT_REGISTERS = 64
 # What must show in the code of a kernel: products of four bytes, 16-byte loads.
 INSTRUCTIONS = {
     **{name: ("IDP.4A.S8.S8", "LDG.E.128") for name in ARGUMENTS if name.startswith("multiply_q")},
+    # Tensor cores on bytes, matrices from shared memory, asynchronous copies to it.
+    **{
+        name: ("IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS.128")
+        for name in ARGUMENTS
+        if name.startswith("gemm_")
+    },
     "attend_split": ("MUFU.EX2", "LDG.E"),
 }
 
@@ -103,6 +109,9 @@ def test_the_machine_code_has_the_instructions_of_the_plan(
         for name, instructions in INSTRUCTIONS.items():
             for instruction in instructions:
                 assert instruction in parts[name], (image.target, name, instruction)
+        # Sums of products are scaled without a conversion each.
+        for name in (name for name in parts if name.startswith("gemm_")):
+            assert "I2F" not in parts[name], (image.target, name)
         local = [name for name in ARGUMENTS if re.search(r"\b(STL|LDL)\b", parts[name])]
         assert local == [], "kernels that use local memory"
 

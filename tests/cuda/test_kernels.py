@@ -103,6 +103,35 @@ def test_multiply(device: Device, name: str, rows: int, depth: int) -> None:
             np.testing.assert_array_equal(other, results[0])
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
+@pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (70, 72, 192)])
+def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) -> None:
+    random = np.random.default_rng(n_rows)
+    x = random.normal(size=(n_rows, depth)).astype(np.float32)
+    bias = random.normal(size=n_out).astype(np.float32)
+    before = random.normal(size=(n_rows, n_out + 3)).astype(np.float32)
+    tiles = random_tiles(name, n_out, depth, seed=depth)
+    matrix = put_tiles(device, tiles)
+    rounded, values = put_quantised(device, x)
+    expected = values @ tiles.weights().T + bias + before[:, :n_out]
+    results = []
+    for _ in range(ORDERS if n_rows == 5 else 1):
+        out = device.put(before)
+        arguments = Multiply(
+            w=matrix, xq=rounded, bias=device.put(bias), out=out, out_stride=n_out + 3,
+            accumulates=1, n_rows=n_rows,
+        )  # fmt: skip
+        grid = (-(-n_out // 64), -(-n_rows // 64))
+        shared = 3 * (64 * 64 + 4 * 128 * tiles.bits)
+        device.launch(f"gemm_{name}", arguments, grid, shared=shared)
+        results.append(device.get(out, before.shape, np.float32))
+    size = np.abs(values) @ tiles.span().T + np.abs(expected)
+    assert (np.abs(results[0][:, :n_out] - expected) <= 1e-6 * size).all()
+    np.testing.assert_array_equal(results[0][:, n_out:], before[:, n_out:])
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_embed(device: Device, name: str) -> None:
     rows, depth = 21, 96

@@ -42,7 +42,6 @@ edgeh2o_enter_fiber:
 void Fiber::prepare(void (*entry)(void*), void* argument) {
   if (!stack_) stack_.reset(new uint8_t[kStackBytes]);
   auto* top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack_.get()) + kStackBytes) & ~uintptr_t{15});
-  *--top = nullptr;  // where the entry would return to, and what aligns its stack
   *--top = reinterpret_cast<void*>(&edgeh2o_enter_fiber);
   *--top = nullptr;                            // rbp
   *--top = reinterpret_cast<void*>(entry);     // rbx

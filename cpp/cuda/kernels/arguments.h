@@ -58,7 +58,8 @@ struct QuantisedRows {
   uint32_t padded;  // depth rounded up to kTileDepth
 };
 
-// out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats.
+// out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats; of matrix
+// products: (n_out / 64, rows / 64).
 struct MultiplyArguments {
   DeviceMatrix w;
   const float* x;     // [rows][x_stride], for float matrices
@@ -67,6 +68,7 @@ struct MultiplyArguments {
   float* out;         // [rows][out_stride]
   uint32_t x_stride, out_stride;
   uint32_t accumulates;
+  uint32_t n_rows;  // for matrix products
 };
 
 // Row r of x is group r % n_groups of row r / n_groups. Grid: (rows).

@@ -20,4 +20,11 @@
   X(multiply_q4_small_min, MultiplyArguments) \
   X(multiply_q8, MultiplyArguments)           \
   X(multiply_q8_min, MultiplyArguments)       \
-  X(multiply_q8_small, MultiplyArguments)
+  X(multiply_q8_small, MultiplyArguments)     \
+  X(gemm_q4, MultiplyArguments)               \
+  X(gemm_q4_min, MultiplyArguments)           \
+  X(gemm_q4_small, MultiplyArguments)         \
+  X(gemm_q4_small_min, MultiplyArguments)     \
+  X(gemm_q8, MultiplyArguments)               \
+  X(gemm_q8_min, MultiplyArguments)           \
+  X(gemm_q8_small, MultiplyArguments)
