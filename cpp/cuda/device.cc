@@ -93,7 +93,7 @@ void Device::launch_bytes(const char* kernel, void* arguments, size_t grid_x, si
   void* pointers[] = {arguments};
   driver_.check(driver_.cuLaunchKernel(entry.function, u(grid_x), u(grid_y), u(grid_z), u(n_threads), 1, 1,
                                        u(shared_bytes), stream_, pointers, nullptr),
-                kernel);
+                "running a kernel");
 }
 
 void Device::upload(void* to, const void* from, size_t n_bytes) {
@@ -118,8 +118,11 @@ void* Device::allocate(size_t n_bytes) {
   return reinterpret_cast<void*>(pointer);
 }
 
+// What was asked for may still use the memory: after an exception nobody has waited.
 void Device::release(void* memory) noexcept {
-  if (driver_.cuCtxSetCurrent(context_) == kCudaSuccess) driver_.cuMemFree_v2(address_of(memory));
+  if (driver_.cuCtxSetCurrent(context_) != kCudaSuccess) return;
+  driver_.cuStreamSynchronize(stream_);
+  driver_.cuMemFree_v2(address_of(memory));
 }
 
 void* Device::allocate_pinned(size_t n_bytes) {
@@ -130,7 +133,9 @@ void* Device::allocate_pinned(size_t n_bytes) {
 }
 
 void Device::release_pinned(void* memory) noexcept {
-  if (driver_.cuCtxSetCurrent(context_) == kCudaSuccess) driver_.cuMemFreeHost(memory);
+  if (driver_.cuCtxSetCurrent(context_) != kCudaSuccess) return;
+  driver_.cuStreamSynchronize(stream_);
+  driver_.cuMemFreeHost(memory);
 }
 
 DeviceBuffer::DeviceBuffer(Device& device, size_t n_bytes, bool is_pinned)

@@ -13,6 +13,9 @@ namespace {
 constexpr size_t kThreads = 128;     // of most kernels
 constexpr size_t kSmallShared = 256;  // what they add up in
 
+// Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
+constexpr size_t kGemmFromRows = 8;
+
 uint32_t u32(size_t n) { return static_cast<uint32_t>(n); }
 
 QuantisedRows rows_of(const DeviceBuffer& q, const DeviceBuffer& d, size_t depth) {
@@ -146,20 +149,31 @@ void DeviceDecoder::attend(const Rows& rows, size_t layer) {
                   RopeArguments{qkv, cos, sin, cache, heads_of(heads), u32(stride), u32(n_pairs),
                                 u32(rows.position)},
                   heads.n_heads + 2 * heads.n_kv_heads, rows.n, 1, kWarpSize, 0);
-  const size_t n_keys = rows.position + rows.n;
-  const size_t n_splits = ceil_div(spec.window ? std::min(spec.window, n_keys) : n_keys, size_t{kSplitKeys});
-  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
-  float *const parts = state.parts_.as<float>(), *const states = state.states_.as<float>();
-  device_->launch("attend_split",
-                  AttendArguments{qkv, cache, heads_of(heads), parts, states, u32(stride), u32(rows.position),
-                                  u32(spec.window), u32(n_splits), heads.scale, heads.soft_cap},
-                  n_splits, heads.n_kv_heads, rows.n, kThreads, shared);
-  float* const attended = state.attended_.as<float>();
-  device_->launch("combine_splits",
-                  CombineArguments{parts, states, attended, u32(heads.n_heads), u32(heads.value_dim), u32(n_splits)},
-                  heads.n_heads, rows.n, 1, kThreads, 0);
+  attend_to_cache(rows, layer);
+  const float* const attended = state.attended_.as<float>();
   quantise(rows, attended, heads.out_dim(), weights_.matrix(w.attn_output.weight));
   end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
+}
+
+void DeviceDecoder::attend_to_cache(const Rows& rows, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  const AttentionHeads& heads = spec.heads;
+  const DeviceState& state = rows.state;
+  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
+  float *const parts = state.parts_.as<float>(), *const states = state.states_.as<float>();
+  for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
+    const size_t n = std::min(kAttendRows, rows.n - begin), first = rows.position + begin, n_keys = first + n;
+    const size_t n_splits = ceil_div(spec.window ? std::min(spec.window, n_keys) : n_keys, size_t{kSplitKeys});
+    device_->launch("attend_split",
+                    AttendArguments{state.qkv_.as<float>() + begin * spec.qkv_dim(), state.cache(layer),
+                                    heads_of(heads), parts, states, u32(spec.qkv_dim()), u32(first),
+                                    u32(spec.window), u32(n_splits), heads.scale, heads.soft_cap},
+                    n_splits, heads.n_kv_heads, n, kThreads, shared);
+    device_->launch("combine_splits",
+                    CombineArguments{parts, states, state.attended_.as<float>() + begin * heads.out_dim(),
+                                     u32(heads.n_heads), u32(heads.value_dim), u32(n_splits)},
+                    heads.n_heads, n, 1, kThreads, 0);
+  }
 }
 
 void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
@@ -234,11 +248,16 @@ void DeviceDecoder::norm_groups(const Rows& rows, size_t offset, size_t dim, siz
 
 void DeviceDecoder::multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
                              float* out, size_t stride, bool accumulates) {
+  const MultiplyArguments arguments{
+      w, input, rows_of(rows.state.q8_, rows.state.d8_, w.depth), bias, out, w.depth, u32(stride), accumulates,
+      u32(rows.n)};
+  if (is_tiled(w.format) && rows.n >= kGemmFromRows) {
+    device_->launch(gemm_kernel(w.format), arguments, ceil_div(w.n_out, size_t{kGemmTile}), ceil_div(rows.n, size_t{kGemmTile}), 1,
+                    kThreads, gemm_shared_bytes(w.format));
+    return;
+  }
   const size_t n_blocks = ceil_div(w.n_out, is_tiled(w.format) ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(multiply_kernel(w.format),
-                  MultiplyArguments{w, input, rows_of(rows.state.q8_, rows.state.d8_, w.depth), bias, out, w.depth,
-                                    u32(stride), accumulates},
-                  n_blocks, rows.n, 1, kThreads, kSmallShared);
+  device_->launch(multiply_kernel(w.format), arguments, n_blocks, rows.n, 1, kThreads, kSmallShared);
 }
 
 void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {
@@ -254,7 +273,9 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
                   n_rows, 1, 1, kThreads, kSmallShared);
   const size_t n_blocks = ceil_div(head.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
   device_->launch(multiply_kernel(head.format),
-                  MultiplyArguments{head, norm, q8, nullptr, logits, head.depth, u32(vocab_size), false}, n_blocks,
+                  MultiplyArguments{head, norm, q8, nullptr, logits, head.depth, u32(vocab_size), false,
+                                    u32(n_rows)},
+                  n_blocks,
                   n_rows, 1, kThreads, kSmallShared);
   const size_t n_bytes = n_rows * vocab_size * sizeof(float);
   float* const staged = state.staged_logits_.as<float>();
@@ -267,9 +288,9 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
 void DeviceDecoder::row_logits(DeviceState& state, size_t first, size_t n_rows, float* out) {
   const std::lock_guard<std::mutex> lock(mutex_);
   EH2O_CHECK(state.shape_.all_rows, "logits of single rows need a session made with all_rows");
-  for (size_t begin = 0; begin < n_rows; begin += kRowsAtOnce) {
+  for (size_t begin = 0; begin < n_rows; begin += kLogitRows) {
     compute_logits(state, state.left_.as<float>() + (first + begin) * config_.model_dim,
-                   std::min(kRowsAtOnce, n_rows - begin), out + begin * config_.vocab_size);
+                   std::min(kLogitRows, n_rows - begin), out + begin * config_.vocab_size);
   }
 }
 

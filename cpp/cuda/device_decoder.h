@@ -15,8 +15,9 @@ namespace edgeh2o::cuda {
 // Throws std::invalid_argument that names the first thing which kernels for the device are missing of.
 void check_supported(const DecoderConfig& config);
 
-// Rows that pass the layers together.
-inline constexpr size_t kRowsAtOnce = 8;
+// Rows that pass the layers together, those of them that attend together, and of logits: memory grows with
+// the context for the second and with the vocabulary for the third.
+inline constexpr size_t kRowsAtOnce = 128, kAttendRows = 8, kLogitRows = 8;
 
 // The state of a prompt on the device: the caches of all layers, and what calls write to. The host's Sequence
 // keeps the books; the rows of its own cache are only filled when asked for (download_rows).
@@ -40,7 +41,7 @@ class DeviceState {
   const DecoderConfig& config_;
   SequenceShape shape_;
   std::vector<DeviceBuffer> caches_;
-  // Activations, [kRowsAtOnce] rows each; the widest layer counts.
+  // Activations, [kRowsAtOnce] rows each but for parts, states and logits; the widest layer counts.
   DeviceBuffer x_, norm_, qkv_, attended_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_, left_;
   std::vector<DeviceBuffer> ropes_;  // cos, then sin, of all rows of a call
   DeviceBuffer staged_, staged_logits_;  // pinned
@@ -77,6 +78,7 @@ class DeviceDecoder {
   void stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position);
   void run_layer(const Rows& rows, size_t layer);
   void attend(const Rows& rows, size_t layer);
+  void attend_to_cache(const Rows& rows, size_t layer);
   void feed_forward(const Rows& rows, size_t layer);
   // Rows of x, normed unless weight is empty, as `matrices` want them.
   void begin_branch(const Rows& rows, const std::vector<float>& weight,

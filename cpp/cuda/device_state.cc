@@ -24,10 +24,10 @@ struct Sizes {
     gate = row * ffn_dim;
     q8 = kRowsAtOnce * deepest;
     d8 = q8 / 32 * sizeof(float);
-    parts = row * n_splits * out_dim;
-    states = row * n_splits * n_heads * 2;
+    parts = kAttendRows * sizeof(float) * n_splits * out_dim;
+    states = kAttendRows * sizeof(float) * n_splits * n_heads * 2;
     tokens = shape.batch_size * sizeof(int32_t);
-    logits = row * config.vocab_size;
+    logits = kLogitRows * sizeof(float) * config.vocab_size;
     left = shape.all_rows ? shape.batch_size * config.model_dim * sizeof(float) : 0;
     for (const RopeConfig& rope : config.ropes) {
       ropes.push_back(shape.batch_size * rope.n_pairs() * 2 * sizeof(float));

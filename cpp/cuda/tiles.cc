@@ -147,6 +147,17 @@ const char* multiply_kernel(WeightFormat format) {
   return kNames[static_cast<size_t>(format)];
 }
 
+const char* gemm_kernel(WeightFormat format) {
+  static constexpr const char* kNames[] = {"gemm_q4", "gemm_q4_min", "gemm_q4_small", "gemm_q4_small_min",
+                                           "gemm_q8", "gemm_q8_min", "gemm_q8_small"};
+  return kNames[static_cast<size_t>(format) - static_cast<size_t>(WeightFormat::kQ4)];
+}
+
+size_t gemm_shared_bytes(WeightFormat format) {
+  const size_t tile_bytes = format < WeightFormat::kQ8 ? 512 : 1024;
+  return kGemmStages * (kGemmTile * kTileDepth + kGemmTile / kPanelRows * tile_bytes);
+}
+
 TileSizes::TileSizes(WeightFormat format, size_t rows, size_t cols)
     : n_panels(rows), n_tiles(0), value_bytes(cols * element_bytes(format)), scale_bytes(0) {
   if (!is_tiled(format)) return;

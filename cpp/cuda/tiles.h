@@ -14,6 +14,10 @@ WeightFormat device_format(PackedFormat format);
 
 // The kernel that multiplies with weights of a format.
 const char* multiply_kernel(WeightFormat format);
+// The kernel of matrix products with tiles, and its shared memory.
+const char* gemm_kernel(WeightFormat format);
+size_t gemm_shared_bytes(WeightFormat format);
+
 constexpr bool is_tiled(WeightFormat format) { return format >= WeightFormat::kQ4; }
 
 // Bytes of the parts of a matrix [rows][cols]. A panel is 16 rows of tiles, one row of floats.

@@ -94,7 +94,7 @@ def examine_devices() -> dict[str, Any]:
         report["images_missing"] = "built without NVRTC; --device cuda is refused"
     try:
         n_devices = _core.device_count()
-        report["devices"] = [_examine(ordinal) for ordinal in range(n_devices)]
+        report["devices"] = {f"cuda:{ordinal}": _examine(ordinal) for ordinal in range(n_devices)}
     except ResourceError as error:
         report["devices"] = None
         report["why_none"] = str(error)

@@ -10,6 +10,8 @@
 
 #define EH2O_DEVICE inline
 #define EH2O_KERNEL(name, Arguments, n_threads) inline void name(const Arguments a)
+#define EH2O_UNROLL
+#define EH2O_NO_UNROLL
 #define EH2O_SHARED_MEMORY uint8_t* const shared_memory = ::edgeh2o::cuda::host::current_block->shared()
 
 namespace edgeh2o::cuda {

@@ -18,6 +18,8 @@ namespace edgeh2o::cuda {
 enum class WeightFormat : uint32_t { kF32, kF16, kBF16, kQ4, kQ4Min, kQ4Small, kQ4SmallMin, kQ8, kQ8Min, kQ8Small };
 
 inline constexpr int kPanelRows = 16, kTileDepth = 64;
+// A block of a matrix product: rows and outputs, and tiles on their way.
+inline constexpr int kGemmTile = 64, kGemmStages = 3;
 
 template <WeightFormat>
 struct WeightTraits {

@@ -9,7 +9,7 @@
 
 namespace edgeh2o::cuda {
 
-inline constexpr int kGemmThreads = 128, kGemmRows = 64, kGemmOutputs = 64, kGemmStages = 3;
+inline constexpr int kGemmThreads = 128, kGemmRows = kGemmTile, kGemmOutputs = kGemmTile;
 inline constexpr int kGemmPanels = kGemmOutputs / kPanelRows;
 inline constexpr int32_t kMagicBits = 0x4B400000;
 inline constexpr float kMagic = 12582912.0f;
@@ -38,25 +38,31 @@ EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const fl
   using Traits = WeightTraits<kFormat>;
   float totals[2][2] = {};
   if constexpr (Traits::kHasMin) {  // sums of the activations: products with ones, of those halves that count
+    EH2O_UNROLL
     for (int i = 0; i < 2; ++i) {
       int32_t ones[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
       const bool has_low = Traits::kBlock == 32 || part % 2 == 0, has_high = Traits::kBlock == 32 || part % 2 == 1;
       mma_s8(ones, rows[i], has_low ? 0x01010101u : 0u, has_high ? 0x01010101u : 0u);
+      EH2O_UNROLL
       for (int h = 0; h < 2; ++h) {
         totals[i][h] = d[i][h] * (float_of_bits(static_cast<uint32_t>(ones[2 * h])) - kMagic);
       }
     }
   }
+  EH2O_UNROLL
   for (int j = 0; j < 4; ++j) {
     float scale[2], offset[2], min[2] = {};
+    EH2O_UNROLL
     for (int e = 0; e < 2; ++e) {
       scale[e] = f32_of_f16(scales[j][e * Traits::kParts + part]);
       offset[e] = -kMagic * scale[e];
       if constexpr (Traits::kHasMin) min[e] = f32_of_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
     }
+    EH2O_UNROLL
     for (int i = 0; i < 2; ++i) {
       int32_t products[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
       mma_s8(products, rows[i], low[j], high[j]);
+      EH2O_UNROLL
       for (int e = 0; e < 4; ++e) {
         const float scaled =
             multiply_add(float_of_bits(static_cast<uint32_t>(products[e])), scale[e % 2], offset[e % 2]);
@@ -100,7 +106,9 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
   // The warp's rows and panels; the rows and outputs of a lane's sums.
   const int warp_row = warp % 2 * 32, warp_panel = warp / 2 * 2;
   const float* d_rows[2][2];
+  EH2O_UNROLL
   for (int i = 0; i < 2; ++i) {
+    EH2O_UNROLL
     for (int h = 0; h < 2; ++h) {
       const int row = row_of(first_row + warp_row + i * 16 + h * 8 + lane / 4);
       d_rows[i][h] = a.xq.d + static_cast<size_t>(row) * (a.xq.padded / 32);
@@ -115,17 +123,22 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
     const uint8_t* const stage = shared_memory + tile % kGemmStages * kStageBytes;
     const uint8_t* const tiles = stage + kGemmRows * kTileDepth;
     const uint16_t* scales[4];
+    EH2O_UNROLL
     for (int j = 0; j < 4; ++j) {
       const size_t from = static_cast<size_t>(panel_of(first_panel + warp_panel + j / 2)) * a.w.n_tiles + tile;
       scales[j] = a.w.scales + (from * kPanelRows + j % 2 * 8 + lane % 4 * 2) * Traits::kParts;
     }
+    EH2O_NO_UNROLL
     for (int b = 0; b < 2; ++b) {
       uint32_t rows[2][4], low[4], high[4];
       float d[2][2];
+      EH2O_UNROLL
       for (int i = 0; i < 2; ++i) {
         load_matrix4(rows[i], stage + swizzled(warp_row + i * 16 + lane % 16, 2 * b + lane / 16));
+        EH2O_UNROLL
         for (int h = 0; h < 2; ++h) d[i][h] = d_rows[i][h][2 * tile + b];
       }
+      EH2O_UNROLL
       for (int j = 0; j < 4; ++j) {
         const uint8_t* const words = tiles + (warp_panel + j / 2) * Traits::kTileBytes + 16 * lane;
         if constexpr (Traits::kBits == 4) {
@@ -147,8 +160,11 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
       }
     }
   }
+  EH2O_UNROLL
   for (int i = 0; i < 2; ++i) {
+    EH2O_UNROLL
     for (int j = 0; j < 4; ++j) {
+      EH2O_UNROLL
       for (int e = 0; e < 4; ++e) {
         const int row = first_row + warp_row + i * 16 + e / 2 * 8 + lane / 4;
         const uint32_t output = static_cast<uint32_t>((first_panel + warp_panel + j / 2) * kPanelRows + j % 2 * 8 +

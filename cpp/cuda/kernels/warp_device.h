@@ -4,6 +4,9 @@
 #define EH2O_DEVICE __device__ __forceinline__
 #define EH2O_KERNEL(name, Arguments, n_threads) \
   extern "C" __global__ void __launch_bounds__(n_threads) name(const Arguments a)
+// For loops whose counter is the index of an array in registers.
+#define EH2O_UNROLL _Pragma("unroll")
+#define EH2O_NO_UNROLL _Pragma("unroll 1")  // to save registers
 #define EH2O_SHARED_MEMORY uint8_t* const shared_memory = dynamic_shared_memory
 
 namespace edgeh2o::cuda {
