@@ -15,7 +15,7 @@ from setuptools.command.build_clib import build_clib
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # a build backend does not
-from tools.build_cuda_images import provide_images  # noqa: E402
+from tools.build_cuda_images import provide_images
 
 # The target machine, which differs from this one when cross-compiling.
 target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpartition("-")[2]

@@ -118,9 +118,9 @@ def find_nvrtc() -> dict[int, Nvrtc]:
 def _candidates() -> Iterator[Path]:
     for name in os.environ.get("EDGEH2O_NVRTC", "").split(":"):
         if name:
-            yield from sorted(Path(name).glob("libnvrtc.so.*")) if Path(name).is_dir() else [
-                Path(name)
-            ]
+            yield from (
+                sorted(Path(name).glob("libnvrtc.so.*")) if Path(name).is_dir() else [Path(name)]
+            )
     folders = [FETCHED, Path(sysconfig.get_path("purelib")) / "nvidia"]
     for folder in folders:
         yield from sorted(folder.rglob("libnvrtc.so.*"))
@@ -189,7 +189,7 @@ def provide_images(output: Path) -> str:
     if os.environ.get("EDGEH2O_CUDA") == "0":
         return "CUDA: left out (EDGEH2O_CUDA=0)"
     if are_current(IMAGES):
-        if IMAGES != output:
+        if output != IMAGES:
             shutil.copytree(IMAGES, output, dirs_exist_ok=True)
         return f"CUDA: images of {IMAGES.relative_to(ROOT)}"
     try:

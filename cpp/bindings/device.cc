@@ -35,9 +35,10 @@ py::dict to_dict(const cuda::DeviceProperties& p) {
   return result;
 }
 
-SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size, const std::string& cache_type,
-                         bool all_rows) {
-  return {max_context, batch_size, chunk_size, parse_cache_type(cache_type), AttentionPrecision::kF32, all_rows};
+SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
+                         const std::string& cache_type, bool all_rows) {
+  return {max_context, batch_size, chunk_size, parse_cache_type(cache_type), AttentionPrecision::kF32,
+          all_rows};
 }
 
 struct DeviceSequence {
@@ -64,7 +65,8 @@ struct DeviceSequence {
     return logits;
   }
 
-  static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy, const SequenceShape& shape) {
+  static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy,
+                           const SequenceShape& shape) {
     const SequenceBytes host =
         Sequence::estimate_bytes(active_kernel_table(), config.heads(), policy, shape, 1);
     py::dict result;
@@ -85,7 +87,8 @@ struct DeviceSequence {
 
 py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last, bool stays_open,
                    const py::object& on_layer, const py::object& on_attention) {
-  EH2O_CHECK(on_attention.is_none(), "the attention of a model on a GPU cannot be looked at; use --device cpu");
+  EH2O_CHECK(on_attention.is_none(),
+             "the attention of a model on a GPU cannot be looked at; use --device cpu");
   EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
   const auto report = [&on_layer](size_t done, size_t total) {
     const py::gil_scoped_acquire acquire;
@@ -101,8 +104,8 @@ py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last,
 }
 
 py::array_t<float> row_logits(DeviceSequence& self, size_t first, size_t n_rows) {
-  EH2O_CHECK(n_rows > 0 && first <= self.n_left && n_rows <= self.n_left - first, "rows ", first, " to ", first,
-             " + ", n_rows, " are not among the ", self.n_left, " of the latest prefill call");
+  EH2O_CHECK(n_rows > 0 && first <= self.n_left && n_rows <= self.n_left - first, "rows ", first, " to ",
+             first, " + ", n_rows, " are not among the ", self.n_left, " of the latest prefill call");
   py::array_t<float> logits({n_rows, self.decoder->config().vocab_size});
   float* const data = logits.mutable_data();
   const py::gil_scoped_release release;
@@ -110,7 +113,8 @@ py::array_t<float> row_logits(DeviceSequence& self, size_t first, size_t n_rows)
   return logits;
 }
 
-void load_state(DeviceSequence& self, const py::buffer& state, const std::optional<std::vector<int32_t>>& tokens) {
+void load_state(DeviceSequence& self, const py::buffer& state,
+                const std::optional<std::vector<int32_t>>& tokens) {
   const py::buffer_info info = state.request();
   self.forget_prompt();
   self.sequence.load_state(contiguous_bytes(info, "the state"));
@@ -153,8 +157,9 @@ void bind_device(py::module_& module) {
   py::class_<Device, std::shared_ptr<Device>>(module, "Device")
       .def(py::init<int>(), py::arg("ordinal"))
       .def("properties", [](const Device& device) { return to_dict(device.properties()); })
-      .def("load_image", [](Device& device, const py::bytes& image) { device.load_image(std::string(image)); },
-           py::arg("image"));
+      .def(
+          "load_image", [](Device& device, const py::bytes& image) { device.load_image(std::string(image)); },
+          py::arg("image"));
   py::class_<DeviceDecoder, std::shared_ptr<DeviceDecoder>>(module, "DeviceModel")
       .def(py::init([](const DecoderConfig& config, std::shared_ptr<Device> device) {
              return std::make_shared<DeviceDecoder>(config, active_kernel_table(), std::move(device));
@@ -162,27 +167,31 @@ void bind_device(py::module_& module) {
            py::arg("config"), py::arg("device"))
       .def_static("estimate_bytes", &cuda::DeviceWeights::estimate_bytes, py::arg("type"), py::arg("rows"),
                   py::arg("cols"))
-      .def("expect_bytes", [](DeviceDecoder& self, size_t n_bytes) { self.weights().expect(n_bytes); },
-           py::arg("n_bytes"))
+      .def(
+          "expect_bytes", [](DeviceDecoder& self, size_t n_bytes) { self.weights().expect(n_bytes); },
+          py::arg("n_bytes"))
       .def("finish", [](DeviceDecoder& self) { self.weights().finish(); })
       .def_property_readonly("weight_bytes", [](DeviceDecoder& self) { return self.weights().n_bytes(); });
-  module.def("check_device_supports", [](const DecoderConfig& config) { cuda::check_supported(config); },
-             py::arg("config"));
+  module.def(
+      "check_device_supports", [](const DecoderConfig& config) { cuda::check_supported(config); },
+      py::arg("config"));
 
   py::class_<DeviceSequence, std::shared_ptr<DeviceSequence>> c(module, "DeviceSequence");
-  c.def(py::init([](std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> policy, size_t max_context,
-                    size_t batch_size, size_t chunk_size, const std::string& cache_type, bool all_rows) {
+  c.def(py::init([](std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> policy,
+                    size_t max_context, size_t batch_size, size_t chunk_size, const std::string& cache_type,
+                    bool all_rows) {
           const SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, all_rows);
           return std::make_shared<DeviceSequence>(std::move(model), std::move(policy), shape);
         }),
         py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
         py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false)
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
-           py::arg("stays_open") = false, py::arg("on_layer") = py::none(), py::arg("on_attention") = py::none())
+           py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
+           py::arg("on_attention") = py::none())
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
-      .def("decode",
-           [](DeviceSequence& self, int32_t token) { return self.run({&token, 1}, true, true, {}); },
-           py::arg("token"))
+      .def(
+          "decode", [](DeviceSequence& self, int32_t token) { return self.run({&token, 1}, true, true, {}); },
+          py::arg("token"))
       .def("load_state", &load_state, py::arg("state"), py::arg("token_ids") = py::none())
       .def("cached_rows", &cached_rows)  // the first of its name is the one that is called
       .def_readwrite("prompt_logits", &DeviceSequence::prompt_logits)
@@ -216,8 +225,8 @@ void bind_device(py::module_& module) {
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
              size_t batch_size, size_t chunk_size, const std::string& cache_type, bool all_rows) {
-            return DeviceSequence::estimate(config, *policy,
-                                            make_shape(max_context, batch_size, chunk_size, cache_type, all_rows));
+            return DeviceSequence::estimate(
+                config, *policy, make_shape(max_context, batch_size, chunk_size, cache_type, all_rows));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false);

@@ -71,8 +71,9 @@ void Device::load_image(const std::string& image) {
   const CUresult result = driver_.cuModuleLoadData(&module_, image.c_str());
   if (result == kCudaUnsupportedPtx || result == kCudaNoBinaryForGpu) {
     module_ = nullptr;
-    throw DeviceError(result, "the NVIDIA driver is too old for the kernels in this package; update it, or use "
-                              "--device cpu");
+    throw DeviceError(result,
+                      "the NVIDIA driver is too old for the kernels in this package; update it, or use "
+                      "--device cpu");
   }
   driver_.check(result, "loading the kernels");
 }
@@ -82,7 +83,8 @@ void Device::launch_bytes(const char* kernel, void* arguments, size_t grid_x, si
   enter();
   const auto [found, is_new] = kernels_.try_emplace(kernel);
   Kernel& entry = found->second;
-  if (is_new) driver_.check(driver_.cuModuleGetFunction(&entry.function, module_, kernel), "finding a kernel");
+  if (is_new)
+    driver_.check(driver_.cuModuleGetFunction(&entry.function, module_, kernel), "finding a kernel");
   if (shared_bytes > entry.shared_bytes) {
     const auto size = static_cast<int>(std::min(shared_bytes, kMostSharedBytes));
     driver_.check(driver_.cuFuncSetAttribute(entry.function, kFunctionMaxDynamicSharedBytes, size),

@@ -14,7 +14,7 @@ namespace edgeh2o::cuda {
 
 struct DeviceProperties {
   std::string name;
-  int driver_version = 0;  // 12060: CUDA 12.6
+  int driver_version = 0;    // 12060: CUDA 12.6
   int major = 0, minor = 0;  // compute capability
   int n_processors = 0;
   bool is_integrated = false;  // shares the memory of the CPU

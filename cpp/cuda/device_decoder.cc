@@ -10,7 +10,7 @@
 namespace edgeh2o::cuda {
 namespace {
 
-constexpr size_t kThreads = 128;     // of most kernels
+constexpr size_t kThreads = 128;      // of most kernels
 constexpr size_t kSmallShared = 256;  // what they add up in
 
 // Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
@@ -39,14 +39,15 @@ void check_supported(const DecoderConfig& config) {
   }
 }
 
-DeviceDecoder::DeviceDecoder(const DecoderConfig& config, const KernelTable& table, std::shared_ptr<Device> device)
+DeviceDecoder::DeviceDecoder(const DecoderConfig& config, const KernelTable& table,
+                             std::shared_ptr<Device> device)
     : config_(config),
       table_(table),
       device_((check_supported(config), std::move(device))),
       weights_(config_, table, *device_) {}
 
-void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, bool is_decode,
-                            float* logits, const OnLayer& on_layer) {
+void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens,
+                            bool is_decode, float* logits, const OnLayer& on_layer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const SequenceShape& shape = sequence.shape();
   sequence.check_whole();
@@ -64,11 +65,11 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   const size_t dim = config_.model_dim, n_layers = config_.n_layers();
   for (size_t first = 0; first < tokens.size; first += kRowsAtOnce) {
     const Rows rows{sequence, state, first, std::min(kRowsAtOnce, tokens.size - first), position + first};
-    device_->launch("embed_rows",
-                    EmbedArguments{weights_.matrix(weights_.host().token_embd()),
-                                   state.tokens_.as<int32_t>() + first, state.x_.as<float>(),
-                                   config_.embedding_scale},
-                    rows.n, 1, 1, kThreads, 0);
+    device_->launch(
+        "embed_rows",
+        EmbedArguments{weights_.matrix(weights_.host().token_embd()), state.tokens_.as<int32_t>() + first,
+                       state.x_.as<float>(), config_.embedding_scale},
+        rows.n, 1, 1, kThreads, 0);
     for (size_t layer = 0; layer < n_layers; ++layer) run_layer(rows, layer);
     if (shape.all_rows && !is_decode) {
       device_->launch("norm_rows",
@@ -98,7 +99,8 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
 }
 
 // Token ids and rotations of all rows of a call, through pinned memory that the last call has let go.
-void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position) {
+void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens,
+                          size_t position) {
   uint8_t* staged = state.staged_.as<uint8_t>();
   std::memcpy(staged, tokens.data, tokens.size * sizeof(int32_t));
   device_->upload(state.tokens_.as<void>(), staged, tokens.size * sizeof(int32_t));
@@ -109,7 +111,8 @@ void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<con
     const size_t n_bytes = sequence.shape().batch_size * rope.n_pairs() * sizeof(float);
     auto* const cos = reinterpret_cast<float*>(staged);
     auto* const sin = reinterpret_cast<float*>(staged + n_bytes);
-    fill_rope_table(cos, sin, position, tokens.size, {inv_freq.data(), inv_freq.size()}, rope.attention_factor);
+    fill_rope_table(cos, sin, position, tokens.size, {inv_freq.data(), inv_freq.size()},
+                    rope.attention_factor);
     const size_t used = tokens.size * rope.n_pairs() * sizeof(float);
     uint8_t* const to = state.ropes_[i].as<uint8_t>();
     device_->upload(to, cos, used);
@@ -145,10 +148,10 @@ void DeviceDecoder::attend(const Rows& rows, size_t layer) {
   const float* const cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
   const float* const sin = cos + rows.sequence.shape().batch_size * n_pairs;
   const DeviceCache cache = state.cache(layer);
-  device_->launch("rope_rows",
-                  RopeArguments{qkv, cos, sin, cache, heads_of(heads), u32(stride), u32(n_pairs),
-                                u32(rows.position)},
-                  heads.n_heads + 2 * heads.n_kv_heads, rows.n, 1, kWarpSize, 0);
+  device_->launch(
+      "rope_rows",
+      RopeArguments{qkv, cos, sin, cache, heads_of(heads), u32(stride), u32(n_pairs), u32(rows.position)},
+      heads.n_heads + 2 * heads.n_kv_heads, rows.n, 1, kWarpSize, 0);
   attend_to_cache(rows, layer);
   const float* const attended = state.attended_.as<float>();
   quantise(rows, attended, heads.out_dim(), weights_.matrix(w.attn_output.weight));
@@ -163,7 +166,8 @@ void DeviceDecoder::attend_to_cache(const Rows& rows, size_t layer) {
   float *const parts = state.parts_.as<float>(), *const states = state.states_.as<float>();
   for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
     const size_t n = std::min(kAttendRows, rows.n - begin), first = rows.position + begin, n_keys = first + n;
-    const size_t n_splits = ceil_div(spec.window ? std::min(spec.window, n_keys) : n_keys, size_t{kSplitKeys});
+    const size_t n_splits =
+        ceil_div(spec.window ? std::min(spec.window, n_keys) : n_keys, size_t{kSplitKeys});
     device_->launch("attend_split",
                     AttendArguments{state.qkv_.as<float>() + begin * spec.qkv_dim(), state.cache(layer),
                                     heads_of(heads), parts, states, u32(spec.qkv_dim()), u32(first),
@@ -184,8 +188,10 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
   float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
   begin_branch(rows, w.ffn_norm, {&ffn.gate, &ffn.up});
   const float* input = (w.ffn_norm.empty() ? state.x_ : state.norm_).as<float>();
-  multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, spec.ffn_dim, false);
-  multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, spec.ffn_dim, false);
+  multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, spec.ffn_dim,
+           false);
+  multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, spec.ffn_dim,
+           false);
   const bool is_quantised = is_tiled(weights_.matrix(ffn.down.weight).format);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, spec.ffn_dim);
   if (!is_quantised) q8.q = nullptr;
@@ -220,19 +226,19 @@ void DeviceDecoder::end_branch(const Rows& rows, const float* input, const Linea
   const size_t dim = config_.model_dim;
   DeviceState& state = rows.state;
   float *const x = state.x_.as<float>(), *const branch = state.norm_.as<float>();
-  multiply(rows, weights_.matrix(linear.weight), input, weights_.vector(linear.bias), is_plain ? x : branch, dim,
-           is_plain);
+  multiply(rows, weights_.matrix(linear.weight), input, weights_.vector(linear.bias), is_plain ? x : branch,
+           dim, is_plain);
   if (is_plain) return;
   device_->launch("add_rows",
-                  AddArguments{x, branch, weights_.vector(post_norm), u32(dim), config_.norm_eps, scale}, rows.n, 1,
-                  1, kThreads, kSmallShared);
+                  AddArguments{x, branch, weights_.vector(post_norm), u32(dim), config_.norm_eps, scale},
+                  rows.n, 1, 1, kThreads, kSmallShared);
 }
 
 void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer) {
   if (!is_tiled(consumer.format)) return;
   device_->launch("norm_rows",
-                  NormArguments{input, nullptr, nullptr, rows_of(rows.state.q8_, rows.state.d8_, dim), u32(dim), 1,
-                                u32(dim), u32(dim), 0.0f},
+                  NormArguments{input, nullptr, nullptr, rows_of(rows.state.q8_, rows.state.d8_, dim),
+                                u32(dim), 1, u32(dim), u32(dim), 0.0f},
                   rows.n, 1, 1, kThreads, kSmallShared);
 }
 
@@ -241,19 +247,20 @@ void DeviceDecoder::norm_groups(const Rows& rows, size_t offset, size_t dim, siz
   float* const x = rows.state.qkv_.as<float>() + offset;
   const size_t n_groups = dim / weight.size();
   device_->launch("norm_rows",
-                  NormArguments{x, weights_.vector(weight), x, QuantisedRows{}, u32(weight.size()), u32(n_groups),
-                                u32(stride), u32(stride), config_.norm_eps},
+                  NormArguments{x, weights_.vector(weight), x, QuantisedRows{}, u32(weight.size()),
+                                u32(n_groups), u32(stride), u32(stride), config_.norm_eps},
                   rows.n * n_groups, 1, 1, kThreads, kSmallShared);
 }
 
 void DeviceDecoder::multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
                              float* out, size_t stride, bool accumulates) {
   const MultiplyArguments arguments{
-      w, input, rows_of(rows.state.q8_, rows.state.d8_, w.depth), bias, out, w.depth, u32(stride), accumulates,
-      u32(rows.n)};
+      w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
+      bias,        out,         w.depth,
+      u32(stride), accumulates, u32(rows.n)};
   if (is_tiled(w.format) && rows.n >= kGemmFromRows) {
-    device_->launch(gemm_kernel(w.format), arguments, ceil_div(w.n_out, size_t{kGemmTile}), ceil_div(rows.n, size_t{kGemmTile}), 1,
-                    kThreads, gemm_shared_bytes(w.format));
+    device_->launch(gemm_kernel(w.format), arguments, ceil_div(w.n_out, size_t{kGemmTile}),
+                    ceil_div(rows.n, size_t{kGemmTile}), 1, kThreads, gemm_shared_bytes(w.format));
     return;
   }
   const size_t n_blocks = ceil_div(w.n_out, is_tiled(w.format) ? size_t{kPanelRows} : kThreads / kWarpSize);
@@ -267,16 +274,16 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!is_quantised) q8.q = nullptr;
   float *const norm = state.norm_.as<float>(), *const logits = state.logits_.as<float>();
-  device_->launch("norm_rows",
-                  NormArguments{x, weights_.vector(weights_.host().output_norm()), is_quantised ? nullptr : norm, q8,
-                                u32(dim), 1, u32(dim), u32(dim), config_.norm_eps},
-                  n_rows, 1, 1, kThreads, kSmallShared);
+  device_->launch(
+      "norm_rows",
+      NormArguments{x, weights_.vector(weights_.host().output_norm()), is_quantised ? nullptr : norm, q8,
+                    u32(dim), 1, u32(dim), u32(dim), config_.norm_eps},
+      n_rows, 1, 1, kThreads, kSmallShared);
   const size_t n_blocks = ceil_div(head.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(multiply_kernel(head.format),
-                  MultiplyArguments{head, norm, q8, nullptr, logits, head.depth, u32(vocab_size), false,
-                                    u32(n_rows)},
-                  n_blocks,
-                  n_rows, 1, kThreads, kSmallShared);
+  device_->launch(
+      multiply_kernel(head.format),
+      MultiplyArguments{head, norm, q8, nullptr, logits, head.depth, u32(vocab_size), false, u32(n_rows)},
+      n_blocks, n_rows, 1, kThreads, kSmallShared);
   const size_t n_bytes = n_rows * vocab_size * sizeof(float);
   float* const staged = state.staged_logits_.as<float>();
   device_->download(staged, logits, n_bytes);

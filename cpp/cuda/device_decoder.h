@@ -43,7 +43,7 @@ class DeviceState {
   std::vector<DeviceBuffer> caches_;
   // Activations, [kRowsAtOnce] rows each but for parts, states and logits; the widest layer counts.
   DeviceBuffer x_, norm_, qkv_, attended_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_, left_;
-  std::vector<DeviceBuffer> ropes_;  // cos, then sin, of all rows of a call
+  std::vector<DeviceBuffer> ropes_;      // cos, then sin, of all rows of a call
   DeviceBuffer staged_, staged_logits_;  // pinned
 };
 
@@ -61,8 +61,8 @@ class DeviceDecoder {
 
   // Appends tokens to the sequence; logits [vocab_size] of the last one, unless null. As Decoder::forward.
   // Throws DeviceError too.
-  void forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, bool is_decode, float* logits,
-               const OnLayer& on_layer);
+  void forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, bool is_decode,
+               float* logits, const OnLayer& on_layer);
   // Logits of rows [first, first + n_rows) of the latest prefill; for a sequence with all_rows.
   void row_logits(DeviceState& state, size_t first, size_t n_rows, float* out);
 
@@ -70,7 +70,7 @@ class DeviceDecoder {
   struct Rows {  // of one group
     Sequence& sequence;
     DeviceState& state;
-    size_t first;     // in the call
+    size_t first;  // in the call
     size_t n;
     size_t position;  // of the first
   };
@@ -84,10 +84,11 @@ class DeviceDecoder {
   void begin_branch(const Rows& rows, const std::vector<float>& weight,
                     std::initializer_list<const Linear*> matrices);
   // x += scale * norm(linear(input)), no norm if post_norm is empty.
-  void end_branch(const Rows& rows, const float* input, const Linear& linear, const std::vector<float>& post_norm,
-                  float scale);
+  void end_branch(const Rows& rows, const float* input, const Linear& linear,
+                  const std::vector<float>& post_norm, float scale);
   void quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer);
-  void norm_groups(const Rows& rows, size_t offset, size_t dim, size_t stride, const std::vector<float>& weight);
+  void norm_groups(const Rows& rows, size_t offset, size_t dim, size_t stride,
+                   const std::vector<float>& weight);
   void multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias, float* out,
                 size_t stride, bool accumulates);
   void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);

@@ -95,7 +95,8 @@ size_t DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShap
 DeviceCache DeviceState::cache(size_t layer) const {
   const AttentionHeads& heads = config_.layers[layer].heads;
   uint8_t* const k = caches_[layer].as<uint8_t>();
-  uint8_t* const v = k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_type, heads.key_dim);
+  uint8_t* const v =
+      k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_type, heads.key_dim);
   const auto type = shape_.cache_type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
   return {k, v, static_cast<uint32_t>(shape_.max_context), type};
 }

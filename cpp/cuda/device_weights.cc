@@ -32,7 +32,8 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
   if (slot.vector) return host_.set_tensor(name, type_name, data, n_bytes, rows, cols, row_order);
   const FormatInfo& info = find_format(type_name);
   EH2O_CHECK(cols % info.block_values == 0 && n_bytes == rows * (cols / info.block_values) * info.block_bytes,
-             "tensor '", name, "' has ", n_bytes, " bytes, which is not ", rows, " x ", cols, " of ", type_name);
+             "tensor '", name, "' has ", n_bytes, " bytes, which is not ", rows, " x ", cols, " of ",
+             type_name);
   for (size_t i = 0; row_order && i < rows; ++i) {
     EH2O_CHECK(row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < rows, "row_order[", i, "] of '", name,
                "' is outside the ", rows, " rows");

@@ -31,7 +31,9 @@ class DeviceWeights {
   bool has(const PackedMatrix& name) const { return matrices_.count(&name) > 0; }
   // On the device, null for an empty one.
   const float* vector(const std::vector<float>& values) const;
-  const DeviceMatrix& output() const { return matrix(has(host_.own_output()) ? host_.own_output() : host_.token_embd()); }
+  const DeviceMatrix& output() const {
+    return matrix(has(host_.own_output()) ? host_.own_output() : host_.token_embd());
+  }
   size_t n_bytes() const { return pool_.n_bytes(); }
 
  private:

@@ -24,15 +24,16 @@ Driver open_driver() {
   // Not closed: a driver does not survive that.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw DeviceError(0, "there is no NVIDIA driver (" + path +
-                             " cannot be loaded); install it, or use --device cpu");
+    throw DeviceError(
+        0, "there is no NVIDIA driver (" + path + " cannot be loaded); install it, or use --device cpu");
   }
   Driver driver;
-#define EH2O_LOAD(name, parameters)                                                                        \
-  driver.name = reinterpret_cast<CUresult(*) parameters>(dlsym(library, #name));                           \
-  if (driver.name == nullptr) {                                                                            \
-    throw DeviceError(0, path + " has no " #name ": the NVIDIA driver is too old; install that of CUDA 11.4 or " \
-                                "later, or use --device cpu");                                            \
+#define EH2O_LOAD(name, parameters)                                                             \
+  driver.name = reinterpret_cast<CUresult(*) parameters>(dlsym(library, #name));                \
+  if (driver.name == nullptr) {                                                                 \
+    throw DeviceError(0, path + " has no " #name                                                \
+                                ": the NVIDIA driver is too old; install that of CUDA 11.4 or " \
+                                "later, or use --device cpu");                                  \
   }
   EH2O_DRIVER_FUNCTIONS(EH2O_LOAD)
 #undef EH2O_LOAD

@@ -62,7 +62,8 @@ constexpr WeightFormat tile_format() {
 // Where byte `k` of the tile's depth lies for output `row` of a panel: as tiled_weight of the kernels.
 template <int kBits>
 void put_code(uint8_t* tile, size_t row, size_t k, int code) {
-  const size_t half = row / 8, lane = row % 8 * 4 + k % 16 / 4, b = k / 32, is_high = k % 32 / 16, byte = k % 4;
+  const size_t half = row / 8, lane = row % 8 * 4 + k % 16 / 4, b = k / 32, is_high = k % 32 / 16,
+               byte = k % 4;
   if constexpr (kBits == 4) {
     tile[lane * 16 + half * 8 + b * 4 + byte] |= static_cast<uint8_t>(code << (4 * is_high));
   } else {
@@ -77,7 +78,8 @@ float row_factor(float largest) {
 }
 
 template <PackedFormat kFormat>
-void pack_row(const uint8_t* data, size_t n_records, size_t row, uint8_t* values, uint16_t* scales, float* factor) {
+void pack_row(const uint8_t* data, size_t n_records, size_t row, uint8_t* values, uint16_t* scales,
+              float* factor) {
   using Device = WeightTraits<tile_format<kFormat>()>;
   constexpr size_t kSubBlocks = kBlock / PackedTraits<kFormat>::kSubBlock;
   constexpr auto kBlocks = static_cast<size_t>(Device::kBlocks);
@@ -109,8 +111,8 @@ using PackRow = void (*)(const uint8_t*, size_t, size_t, uint8_t*, uint16_t*, fl
 
 PackRow row_packer(PackedFormat format) {
   switch (format) {
-#define EH2O_CASE(name)      \
-  case PackedFormat::name:   \
+#define EH2O_CASE(name)    \
+  case PackedFormat::name: \
     return &pack_row<PackedFormat::name>;
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
@@ -165,15 +167,16 @@ TileSizes::TileSizes(WeightFormat format, size_t rows, size_t cols)
   n_tiles = ceil_div(cols, kTileDepth);
   const bool is_small = format == WeightFormat::kQ4Small || format == WeightFormat::kQ4SmallMin ||
                         format == WeightFormat::kQ8Small;
-  const bool has_min = format == WeightFormat::kQ4Min || format == WeightFormat::kQ4SmallMin ||
-                       format == WeightFormat::kQ8Min;
+  const bool has_min =
+      format == WeightFormat::kQ4Min || format == WeightFormat::kQ4SmallMin || format == WeightFormat::kQ8Min;
   const size_t n_parts = (is_small ? 4 : 2) * (has_min ? 2 : 1);
   value_bytes = n_tiles * (format < WeightFormat::kQ8 ? 512 : 1024);
   scale_bytes = n_tiles * kPanelRows * n_parts * sizeof(uint16_t);
 }
 
-void pack_panels(const FormatInfo& info, const uint8_t* data, size_t rows, size_t cols, const int32_t* row_order,
-                 size_t first, size_t count, uint8_t* values, uint16_t* scales, float* factors) {
+void pack_panels(const FormatInfo& info, const uint8_t* data, size_t rows, size_t cols,
+                 const int32_t* row_order, size_t first, size_t count, uint8_t* values, uint16_t* scales,
+                 float* factors) {
   const WeightFormat format = device_format(info.format);
   const TileSizes sizes(format, rows, cols);
   const size_t row_bytes = cols / info.block_values * info.block_bytes;

@@ -24,7 +24,7 @@ constexpr bool is_tiled(WeightFormat format) { return format >= WeightFormat::kQ
 struct TileSizes {
   TileSizes(WeightFormat format, size_t rows, size_t cols);
 
-  size_t n_panels, n_tiles;       // tiles: of a panel, 0 for floats
+  size_t n_panels, n_tiles;         // tiles: of a panel, 0 for floats
   size_t value_bytes, scale_bytes;  // of a panel
   size_t factor_bytes() const { return scale_bytes > 0 ? n_panels * kPanelRows * sizeof(float) : 0; }
   size_t n_bytes() const { return n_panels * (value_bytes + scale_bytes) + factor_bytes(); }
@@ -33,7 +33,8 @@ struct TileSizes {
 // Packs panels [first, first + count) in parallel: values [count][value_bytes], scales [count][scale_bytes],
 // factors [count][16]; the latter two are null for floats. data, row_order: as in PackedMatrix, checked
 // already. Scales of two levels become one, rounded to f16 (2^-11 of it at most); all others are exact.
-void pack_panels(const FormatInfo& info, const uint8_t* data, size_t rows, size_t cols, const int32_t* row_order,
-                 size_t first, size_t count, uint8_t* values, uint16_t* scales, float* factors);
+void pack_panels(const FormatInfo& info, const uint8_t* data, size_t rows, size_t cols,
+                 const int32_t* row_order, size_t first, size_t count, uint8_t* values, uint16_t* scales,
+                 float* factors);
 
 }  // namespace edgeh2o::cuda

@@ -44,11 +44,12 @@ def open_device(ordinal: int) -> _core.Device:
     from .. import _core
 
     device = _core.Device(ordinal)
-    device.load_image(_choose_image(device.properties()["compute_capability"]).read())
+    device.load_image(choose_image(device.properties()["compute_capability"]).read())
     return device
 
 
-def _choose_image(capability: tuple[int, int]) -> Image:
+def choose_image(capability: tuple[int, int]) -> Image:
+    """The code for a compute capability. Raises ResourceError if there is none."""
     major, minor = capability
     if capability < LEAST_CAPABILITY:
         raise ResourceError(
@@ -73,12 +74,16 @@ def describe_device(ordinal: int, properties: dict[str, Any]) -> str:
 
 
 def require_memory(device: _core.Device, n_bytes: int, what: str) -> None:
-    """Raises ResourceError with the numbers if a GPU has not got that much left."""
-    free = max(0, device.properties()["free_bytes"] - RESERVE_BYTES)
-    if n_bytes > free:
+    """Raises ResourceError with the numbers if a GPU with memory of its own has not that much left.
+
+    One that shares the memory of the CPU is covered by the checks of that.
+    """
+    properties = device.properties()
+    free = max(0, properties["free_bytes"] - RESERVE_BYTES)
+    if not properties["is_integrated"] and n_bytes > free:
         raise ResourceError(
-            f"{what} of {n_bytes / 2**20:,.0f} MiB does not fit in the {free / 2**20:,.0f} MiB that "
-            "the GPU has left; use a smaller context (-c) or model, or --device cpu"
+            f"{what} of {n_bytes / 2**20:,.0f} MiB does not fit in the {free / 2**20:,.0f} MiB "
+            "that the GPU has left; use a smaller context (-c) or model, or --device cpu"
         )
 
 

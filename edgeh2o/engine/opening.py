@@ -52,7 +52,7 @@ def import_answering() -> None:
 
 
 def open_model(path: Path, device: _core.Device | None = None) -> ModelFile:
-    """Opens a GGUF file, or the folder or ``.onnx`` file of an ONNX model, for a GPU if it is given.
+    """Opens a GGUF file, or the folder or ``.onnx`` file of an ONNX model, for a GPU if given.
 
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, or it does not run on a GPU.
@@ -102,9 +102,9 @@ def load_session(
         compile_template(template)
     path = resolve_model(model)
     opened: list[Session] = []
-    device, place = _open_device(runtime.device, attention)
+    device, place, has_memory = _open_device(runtime.device, attention)
     with open_model(path, device) as file:
-        plan = RunPlan.of(file.config, attention, prefill, runtime, place)
+        plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
         import_answering()
         plan.check_load(file)
         _core.set_num_threads(plan.threads)  # of the packing; sessions have theirs
@@ -131,17 +131,22 @@ def load_session(
 
 def _open_device(
     name: str, attention: SparseAttentionConfig
-) -> tuple[_core.Device | None, str]:
-    """The GPU that is asked for, and what statistics call it; None and "cpu" for the CPU."""
+) -> tuple[_core.Device | None, str, bool]:
+    """The GPU that is asked for, what statistics call it, and whether its memory is its own.
+
+    None and "cpu" for the CPU. Raises as ``open_device``, and UsageError for attention that it has
+    no kernels for.
+    """
     if name == "cpu" or (name == "auto" and not os.environ.get("EDGEH2O_DEVICE")):
-        return None, "cpu"
+        return None, "cpu", False
     from ..cuda.devices import choose_device, describe_device, open_device
 
     ordinal = choose_device(name)
     if ordinal is None:
-        return None, "cpu"
+        return None, "cpu", False
     from ..runners.cuda import require_dense
 
     require_dense(attention)
     device = open_device(ordinal)
-    return device, describe_device(ordinal, device.properties())
+    properties = device.properties()
+    return device, describe_device(ordinal, properties), not properties["is_integrated"]

@@ -52,7 +52,8 @@ class RunPlan:
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
     open. ``context_size`` is what ``RuntimeConfig`` says, ``precision`` that of the products of
-    prefill attention; ``device`` says where the model computes.
+    prefill attention; ``device`` says where the model computes, and ``has_device_memory`` that this
+    takes no memory of the host: models on it check their own.
     """
 
     config: ModelConfig
@@ -66,6 +67,7 @@ class RunPlan:
     threads: int
     isa: str
     device: str = "cpu"
+    has_device_memory: bool = False
 
     @classmethod
     def of(
@@ -75,6 +77,7 @@ class RunPlan:
         prefill: PrefillConfig,
         runtime: RuntimeConfig,
         device: str = "cpu",
+        has_device_memory: bool = False,
     ) -> RunPlan:
         """Chooses what the settings leave open, for this machine.
 
@@ -96,6 +99,7 @@ class RunPlan:
             threads=runtime.threads or default_thread_count(),
             isa=instruction_sets.active(),
             device=device,
+            has_device_memory=has_device_memory,
         )
 
     def report(self) -> dict[str, Any]:
@@ -225,7 +229,7 @@ class RunPlan:
         available and the largest context that fits.
         """
         parts = dict(estimate(self.attention, shape))
-        if sum(parts.values()) <= room:
+        if self.has_device_memory or sum(parts.values()) <= room:
             return
         if weight_bytes:
             parts["weights"] = weight_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..cuda.devices import require_memory
@@ -157,5 +157,5 @@ def _estimate_session_bytes(
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 
 
-def _sizes(shape: SessionShape) -> dict[str, object]:
+def _sizes(shape: SessionShape) -> dict[str, Any]:
     return {name: value for name, value in asdict(shape).items() if name not in _CPU_SIZES}

@@ -122,8 +122,8 @@ class NativeModelFile:
         if on_bytes is not None:
             on_bytes(0, self.n_weight_bytes)
         try:
-            for info in tensors if check_tensors else ():
-                _check_tensor(info, self._gguf.tensor_bytes(info))
+            if check_tensors:
+                self.check_tensors()
             with loading:
                 if meanwhile is not None:
                     meanwhile()

@@ -48,7 +48,12 @@ def host_environment(host_driver: Path, host_images: Path) -> dict[str, str]:
 def host_device(
     host_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
-    """The same for this process, which keeps the driver that it opened first."""
+    """The same for this process, which keeps the driver that it opened first.
+
+    EDGEH2O_TEST_CUDA_IMAGES=1 leaves the package's own images, for a real driver.
+    """
+    if os.environ.get("EDGEH2O_TEST_CUDA_IMAGES") == "1":
+        del host_environment["EDGEH2O_CUDA_IMAGES"]
     for name, value in host_environment.items():
         monkeypatch.setenv(name, value)
     return host_environment

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMATS = (
-    "f32 f16 bf16 q4 q4_min q4_small q4_small_min q8 q8_min q8_small"
-).split()
+from edgeh2o.cuda.devices import choose_image
+
+FORMATS = ["f32", "f16", "bf16", "q4", "q4_min", "q4_small", "q4_small_min"]
+FORMATS += ["q8", "q8_min", "q8_small"]
 
 
 class Structure(ctypes.Structure):
@@ -48,9 +49,7 @@ Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, stride=_U, first=_U,
     window=_U, n_splits=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
-Combine = _structure(
-    "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U
-)
+Combine = _structure("Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U)
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "gate_rows": Gate, "rope_rows": Rope,
     "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
@@ -69,10 +68,19 @@ class Device:
     def __init__(self, library: Path) -> None:
         self.driver = ctypes.CDLL(str(library))
         self._call("cuInit", c_uint(0))
+        context, capability = c_void_p(), (ctypes.c_int(), ctypes.c_int())
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(0))
+        self._call("cuCtxSetCurrent", context)
+        for value, attribute in zip(capability, (75, 76), strict=True):
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, ctypes.c_int(0))
+        self.is_emulated = hasattr(self.driver, "edgeh2o_argument_bytes")
         self._stream = c_void_p()
         self._call("cuStreamCreate", ctypes.byref(self._stream), c_uint(1))
         self._module = c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(self._module), b"\x7fELF")
+        image = b"\x7fELF"
+        if not self.is_emulated:
+            image = choose_image((capability[0].value, capability[1].value)).read()
+        self._call("cuModuleLoadData", ctypes.byref(self._module), image)
         self._memory: dict[int, tuple[int, ...]] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -118,9 +126,7 @@ class Device:
     ) -> None:
         """Runs a kernel; what it wrote is read by ``get``."""
         function = c_void_p()
-        self._call(
-            "cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode()
-        )
+        self._call("cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode())
         if shared > 48 * 1024:
             self._call("cuFuncSetAttribute", function, 8, shared)
         pointers = (c_void_p * 1)(ctypes.addressof(arguments))

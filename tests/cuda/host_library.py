@@ -12,6 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "cpp/cuda/host").glob("*.cc"))
 FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Icpp")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+# A model that the host device is quick with.
+SMALL = {
+    "n_layers": 2,
+    "model_dim": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 16,
+    "ffn_dim": 96,
+}
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 

@@ -1,4 +1,4 @@
-"""Weights in the layout of the device, as cpp/cuda/kernels/arguments.h describes it, from values."""
+"""Weights in the layout that cpp/cuda/kernels/arguments.h describes, from values."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ namespace {
 std::string fault;
 bool has(const char* name) { return fault == name; }
 
-// Sums every block of 16 integers of x [n][128] that other threads copied: out [n][4] of each block's first 4.
+// Sums every block of 16 integers of x [n][128] that other threads copied: out [n][4] of each block's
+// first 4.
 struct Arguments {
   const int32_t* x;
   int32_t* out;

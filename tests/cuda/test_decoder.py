@@ -10,15 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeh2o import LLM, SamplingParams, UsageError
-from edgeh2o.engine.opening import open_model
-from edgeh2o.cuda.devices import open_device
 from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.cuda.devices import open_device
+from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState, SessionShape
+from tests.cuda.host_library import SMALL
 from tests.model.model_pair import random_tokens, relative_error
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import TENSOR_TYPES
 
-SMALL = {"n_layers": 2, "model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 MODELS = {
     "llama": {},
     "llama-biases": {"biases": True, "tied": False},
@@ -44,9 +44,7 @@ MODELS = {
         "ffn_dim": (96, 64, 128),
     },
 }  # fmt: skip
-SHAPE = SessionShape(
-    max_context=320, batch_size=64, chunk_size=32, cache_type="f16", all_rows=True
-)
+SHAPE = SessionShape(max_context=320, batch_size=64, chunk_size=32, cache_type="f16", all_rows=True)
 pytestmark = pytest.mark.usefixtures("host_device")
 
 
@@ -84,8 +82,8 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
     expected, tokens = greedy(path, prompt, 3, device=False)
     logits, same = greedy(path, prompt, 3, device=True)
     assert same == tokens
-    # Where an activation rounds to the next of 255 steps, sums in another order show; a wrong weight
-    # does more. The kernels themselves are held to 1e-6.
+    # Sums in another order show where an activation rounds to the next of 255 steps; a wrong
+    # weight does more. The kernels themselves are held to 1e-6.
     assert relative_error(logits, expected) < 0.03
 
 
@@ -139,7 +137,7 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
                 "the cat was on the", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
             )
             answers.append(result.text)
-            assert result.stats.device.startswith("cpu" if device == "cpu" else "cuda:0 (host")
+            assert result.stats.device.startswith("cpu" if device == "cpu" else "cuda:0 (")
     assert answers[0] == answers[1]
 
 
@@ -149,10 +147,10 @@ def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) 
         with pytest.raises(UsageError, match=f"{attention} does not run on a GPU.*--device cpu"):
             LLM(path, device="cuda", attention=attention)
     experts = tiny_model(**SMALL, architecture="qwen3moe")
-    with pytest.raises(UsageError, match="mixtures of experts.*--device cpu"):
+    with pytest.raises(UsageError, match=r"mixtures of experts.*--device cpu"):
         LLM(experts, device="cuda", attention="dense")
     with (
-        pytest.raises(UsageError, match="q8_0.*--cache-type f16"),
+        pytest.raises(UsageError, match=r"q8_0.*--cache-type f16"),
         LLM(path, device="cuda", attention="dense", cache_type="q8_0") as llm,
     ):
         llm.generate("a", SamplingParams(max_tokens=1))

@@ -1,4 +1,4 @@
-"""The host device finds what is wrong with a kernel, and finds the kernels well under sanitizers."""
+"""The host device finds what is wrong with a kernel; the kernels pass under sanitizers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from tools.build_cuda_images import (
 )
 
 # Registers that leave room for the blocks that the plan of a kernel wants, of 65,536 a processor.
-MOST_REGISTERS = {name: 168 for name in ARGUMENTS if name.startswith("gemm_")}  # three blocks of 128
+# Matrix products: three blocks of 128 threads.
+MOST_REGISTERS = dict.fromkeys((name for name in ARGUMENTS if name.startswith("gemm_")), 168)
 DEFAULT_REGISTERS = 64
 # What must show in the code of a kernel: products of four bytes, 16-byte loads.
 INSTRUCTIONS = {
@@ -49,8 +50,13 @@ def libraries() -> dict[int, Nvrtc]:
 
 
 @pytest.fixture(scope="session")
-def images(libraries: dict[int, Nvrtc], tmp_path_factory: pytest.TempPathFactory) -> list[Image]:
-    return write_images(tmp_path_factory.mktemp("images"), libraries)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture(scope="session")
+def images(libraries: dict[int, Nvrtc], folder: Path) -> list[Image]:
+    return write_images(folder, libraries)
 
 
 def cubins(images: list[Image]) -> list[Image]:
@@ -116,10 +122,10 @@ def test_the_machine_code_has_the_instructions_of_the_plan(
         assert local == [], "kernels that use local memory"
 
 
-def test_images_are_those_of_the_sources(tmp_path: Path, libraries: dict[int, Nvrtc]) -> None:
-    write_images(tmp_path, libraries)
-    assert build_cuda_images.are_current(tmp_path)
-    report = json.loads((tmp_path / LIST_NAME).read_text())
+def test_images_are_those_of_the_sources(tmp_path: Path, images: list[Image], folder: Path) -> None:
+    assert images
+    assert build_cuda_images.are_current(folder)
+    report = json.loads((folder / LIST_NAME).read_text())
     (tmp_path / LIST_NAME).write_text(json.dumps(report | {"sources": "others"}))
     assert not build_cuda_images.are_current(tmp_path)
 

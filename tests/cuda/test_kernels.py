@@ -63,6 +63,8 @@ def check_quantised(device: Device, got: Structure, expected: NDArray[np.float64
 
 @pytest.mark.parametrize("kernel", ARGUMENTS)
 def test_the_structures_of_the_tests_are_those_of_the_kernels(device: Device, kernel: str) -> None:
+    if not device.is_emulated:
+        pytest.skip("a real driver does not tell")
     assert device.argument_bytes(kernel) == ctypes.sizeof(ARGUMENTS[kernel])
 
 

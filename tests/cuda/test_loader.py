@@ -13,9 +13,9 @@ from edgeh2o import UsageError
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.cuda import images
 from edgeh2o.cuda.devices import VARIABLE, choose_device
+from tests.cuda.host_library import SMALL
 from tests.tiny_models import TinyModelFactory
 
-SMALL = {"n_layers": 2, "model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 RUN = ("-p", "the", "-n", "3", "--temp", "0", "--quiet", "-c", "64", "--ignore-eos")
 
 
@@ -106,7 +106,7 @@ def test_without_images(
         ("cuMemAlloc_v2@5=2", "no memory left"),
         ("cuMemHostAlloc=2", "no memory left"),
         ("cuStreamSynchronize@4=719", "CUDA_ERROR_LAUNCH_FAILED (719)"),
-        ("cuLaunchKernel@30=700", "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+        ("cuLaunchKernel@8=700", "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
         ("cuModuleGetFunction=500", "finding a kernel"),
     ],
 )

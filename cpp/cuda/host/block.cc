@@ -86,7 +86,8 @@ void Block::run_block(unsigned n_threads, size_t shared_bytes) {
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[shared_bytes + 16]);
   shared_ = memory.get() + (-reinterpret_cast<uintptr_t>(memory.get()) & 15);
   std::memset(memory.get(), static_cast<int>(0x71 + random_() % 8), shared_bytes + 16);
-  poison(shared_ + shared_bytes, static_cast<size_t>(memory.get() + shared_bytes + 16 - (shared_ + shared_bytes)));
+  poison(shared_ + shared_bytes,
+         static_cast<size_t>(memory.get() + shared_bytes + 16 - (shared_ + shared_bytes)));
   for (unsigned i = 0; i < n_threads; ++i) {
     lanes_[i].state = Lane::State::kReady;
     lanes_[i].copies.assign(1, {});

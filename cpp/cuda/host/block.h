@@ -1,7 +1,7 @@
 // Runs kernels on the CPU as a GPU would: the threads of a block are fibers, those of a warp meet where they
 // exchange values, and what a GPU leaves open is taken at random: the order of blocks, of warps and of the
-// lanes of a warp, the contents of shared memory, and when a copy of cp.async arrives (at its wait, the latest
-// moment that a GPU could take).
+// lanes of a warp, the contents of shared memory, and when a copy of cp.async arrives (at its wait, the
+// latest moment that a GPU could take).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,14 @@
 namespace edgeh2o::cuda::host {
 
 // What the 32 lanes of a warp do together.
-enum class Collective : uint8_t { kShuffleXor, kSyncWarp, kLoadMatrix, kLoadMatrixTransposed, kMmaS8, kMmaF16 };
+enum class Collective : uint8_t {
+  kShuffleXor,
+  kSyncWarp,
+  kLoadMatrix,
+  kLoadMatrixTransposed,
+  kMmaS8,
+  kMmaF16
+};
 
 struct Lane {
   enum class State : uint8_t { kReady, kAtBarrier, kAtCollective, kDone };
@@ -30,9 +37,9 @@ struct Lane {
   Fiber fiber;
   State state = State::kReady;
   Collective collective = Collective::kSyncWarp;
-  uint32_t in[10];   // operands of a collective
-  const void* row;   // of a matrix that is loaded
-  uint32_t out[4];   // its results
+  uint32_t in[10];                        // operands of a collective
+  const void* row;                        // of a matrix that is loaded
+  uint32_t out[4];                        // its results
   std::vector<std::vector<Copy>> copies;  // of cp.async, by group; the last is open
 };
 

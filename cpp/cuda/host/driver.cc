@@ -64,7 +64,8 @@ struct Driver {
 
   Driver() {
     if (const char* text = std::getenv("EDGEH2O_HOST_DEVICE_SEED")) seed = std::strtoull(text, nullptr, 10);
-    if (const char* text = std::getenv("EDGEH2O_HOST_DEVICE_MEMORY")) most_bytes = std::strtoull(text, nullptr, 10);
+    if (const char* text = std::getenv("EDGEH2O_HOST_DEVICE_MEMORY"))
+      most_bytes = std::strtoull(text, nullptr, 10);
   }
 };
 
@@ -130,8 +131,8 @@ CUresult lose(const std::string& message) {
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default"))) CUresult
-#define BEGIN(...)                                                   \
-  const std::lock_guard<std::mutex> lock(driver().mutex);            \
+#define BEGIN(...)                                        \
+  const std::lock_guard<std::mutex> lock(driver().mutex); \
   if (const CUresult error = begin(__func__, std::string{__VA_ARGS__})) return error
 
 EXPORT cuInit(unsigned) {
@@ -160,8 +161,10 @@ EXPORT cuDeviceGetName(char* name, int n_bytes, CUdevice) {
 }
 EXPORT cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   BEGIN();
-  const std::map<int, int> values = {{kAttributeProcessors, 8},        {kAttributeIntegrated, 1},
-                                     {kAttributeComputeMajor, 8},      {kAttributeComputeMinor, 7},
+  const std::map<int, int> values = {{kAttributeProcessors, 8},
+                                     {kAttributeIntegrated, 0},
+                                     {kAttributeComputeMajor, 8},
+                                     {kAttributeComputeMinor, 7},
                                      {kAttributeSharedMemoryOptIn, 163 * 1024}};
   *value = values.at(attribute);
   return kCudaSuccess;
@@ -265,7 +268,10 @@ EXPORT cuStreamSynchronize(CUstream stream) {
   return drain(*stream);
 }
 EXPORT cuModuleLoadData(CUmodule* module, const void* image) {
-  const bool is_elf = std::memcmp(image, "\x7f" "ELF", 4) == 0;
+  const bool is_elf = std::memcmp(image,
+                                  "\x7f"
+                                  "ELF",
+                                  4) == 0;
   BEGIN(is_elf ? "cubin" : "ptx");
   *module = &driver().module;
   return kCudaSuccess;
@@ -287,9 +293,9 @@ EXPORT cuFuncSetAttribute(CUfunction function, int attribute, int value) {
   function->most_shared_bytes = value;
   return kCudaSuccess;
 }
-EXPORT cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
-                      void** arguments, void**) {
+EXPORT cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                      CUstream stream, void** arguments, void**) {
   const host::Grid grid{grid_x, grid_y, grid_z};
   Driver& d = driver();
   std::string name = "?";
@@ -298,7 +304,8 @@ EXPORT cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, uns
   }
   BEGIN(name + " " + std::to_string(grid_x) + " " + std::to_string(grid_y) + " " + std::to_string(grid_z));
   if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_y > 65535 || grid_z > 65535) return 1;
-  if (block_y != 1 || block_z != 1 || shared_bytes > static_cast<unsigned>(function->most_shared_bytes)) return 1;
+  if (block_y != 1 || block_z != 1 || shared_bytes > static_cast<unsigned>(function->most_shared_bytes))
+    return 1;
   stream->work.push_back([&d, name, grid, block_x, shared_bytes, kernel = function->bind(arguments[0])] {
     const std::string error = d.block.run(kernel, grid, block_x, shared_bytes, ++d.seed);
     return error.empty() ? kCudaSuccess : lose(name + ": " + error);

@@ -41,11 +41,12 @@ edgeh2o_enter_fiber:
 
 void Fiber::prepare(void (*entry)(void*), void* argument) {
   if (!stack_) stack_.reset(new uint8_t[kStackBytes]);
-  auto* top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack_.get()) + kStackBytes) & ~uintptr_t{15});
+  auto* top =
+      reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack_.get()) + kStackBytes) & ~uintptr_t{15});
   *--top = reinterpret_cast<void*>(&edgeh2o_enter_fiber);
-  *--top = nullptr;                            // rbp
-  *--top = reinterpret_cast<void*>(entry);     // rbx
-  *--top = argument;                           // r12
+  *--top = nullptr;                              // rbp
+  *--top = reinterpret_cast<void*>(entry);       // rbx
+  *--top = argument;                             // r12
   for (int i = 0; i < 3; ++i) *--top = nullptr;  // r13 to r15
   top_ = top;
 }

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/host/block.h"
 #include "cuda/half.h"
+#include "cuda/host/block.h"
 
 #define EH2O_DEVICE inline
 #define EH2O_KERNEL(name, Arguments, n_threads) inline void name(const Arguments a)
@@ -88,8 +88,8 @@ inline uint32_t load_constant4(const void* p) { return host::load_aligned<uint32
 inline void copy_async16(void* shared, const void* global) {
   host::check_aligned(shared, 16, "the target of cp.async");
   host::check_aligned(global, 16, "the source of cp.async");
-  host::load_aligned<Words4>(global);       // it must be readable now
-  std::memset(shared, 0x7f, 16);            // garbage until its group was waited for
+  host::load_aligned<Words4>(global);  // it must be readable now
+  std::memset(shared, 0x7f, 16);       // garbage until its group was waited for
   host::poison(shared, 16);
   host::current_block->lane().copies.back().push_back(
       {static_cast<uint8_t*>(shared), static_cast<const uint8_t*>(global)});

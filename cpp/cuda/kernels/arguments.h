@@ -15,7 +15,18 @@ namespace edgeh2o::cuda {
 // Scales: f16 [panel][tile][16 outputs][parts], parts: one per block (of 32, or 16) of the tile, then the
 // minima alike. A weight is factor of its row (a power of two) * (scale * q + min); without minima q of
 // 4 bits has 8 subtracted, that of 8 bits is signed.
-enum class WeightFormat : uint32_t { kF32, kF16, kBF16, kQ4, kQ4Min, kQ4Small, kQ4SmallMin, kQ8, kQ8Min, kQ8Small };
+enum class WeightFormat : uint32_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4,
+  kQ4Min,
+  kQ4Small,
+  kQ4SmallMin,
+  kQ8,
+  kQ8Min,
+  kQ8Small
+};
 
 inline constexpr int kPanelRows = 16, kTileDepth = 64;
 // A block of a matrix product: rows and outputs, and tiles on their way.
@@ -26,14 +37,14 @@ struct WeightTraits {
   static constexpr int kBits = 0, kBlock = 0;
   static constexpr bool kHasMin = false;
 };
-#define EH2O_WEIGHT_TRAITS(format, bits, block, has_min) \
-  template <>                                            \
-  struct WeightTraits<WeightFormat::format> {            \
-    static constexpr int kBits = bits, kBlock = block;   \
-    static constexpr bool kHasMin = has_min;             \
-    static constexpr int kBlocks = kTileDepth / block;   \
+#define EH2O_WEIGHT_TRAITS(format, bits, block, has_min)   \
+  template <>                                              \
+  struct WeightTraits<WeightFormat::format> {              \
+    static constexpr int kBits = bits, kBlock = block;     \
+    static constexpr bool kHasMin = has_min;               \
+    static constexpr int kBlocks = kTileDepth / block;     \
     static constexpr int kParts = kBlocks * (1 + has_min); \
-    static constexpr int kTileBytes = 128 * bits;        \
+    static constexpr int kTileBytes = 128 * bits;          \
   };
 EH2O_WEIGHT_TRAITS(kQ4, 4, 32, false)
 EH2O_WEIGHT_TRAITS(kQ4Min, 4, 32, true)
@@ -45,11 +56,11 @@ EH2O_WEIGHT_TRAITS(kQ8Small, 8, 16, false)
 #undef EH2O_WEIGHT_TRAITS
 
 struct DeviceMatrix {
-  const void* values;         // rows, or tiles
-  const uint16_t* scales;     // of tiles
-  const float* row_factors;   // [n_panels * 16], of tiles
-  uint32_t n_out, depth;      // depth: of a row, without padding
-  uint32_t n_tiles;           // of a panel
+  const void* values;        // rows, or tiles
+  const uint16_t* scales;    // of tiles
+  const float* row_factors;  // [n_panels * 16], of tiles
+  uint32_t n_out, depth;     // depth: of a row, without padding
+  uint32_t n_tiles;          // of a panel
   WeightFormat format;
 };
 

@@ -46,7 +46,8 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   const uint32_t begin = a.window > 0 && end > a.window ? end - a.window : 0;
   const uint32_t first_key = begin + split * kSplitKeys;
   const uint32_t n_keys = first_key >= end ? 0 : end - first_key < kSplitKeys ? end - first_key : kSplitKeys;
-  const size_t first_part = (static_cast<size_t>(row) * a.heads.n_heads + kv_head * group) * a.n_splits + split;
+  const size_t first_part =
+      (static_cast<size_t>(row) * a.heads.n_heads + kv_head * group) * a.n_splits + split;
   if (n_keys == 0) {
     for (uint32_t g = t; g < group; g += kAttendThreads) {
       a.states[2 * (first_part + g * a.n_splits)] = -3.0e38f;

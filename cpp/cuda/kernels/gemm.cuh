@@ -19,11 +19,14 @@ EH2O_DEVICE constexpr int gemm_stage_bytes() {
   return kGemmRows * kTileDepth + kGemmPanels * WeightTraits<kFormat>::kTileBytes;
 }
 
-// Where piece `piece` (16 bytes) of a row of activations lies in a stage: rows of ldmatrix in different banks.
+// Where piece `piece` (16 bytes) of a row of activations lies in a stage: rows of ldmatrix in different
+// banks.
 EH2O_DEVICE int swizzled(int row, int piece) { return row * kTileDepth + ((piece ^ (row >> 1 & 3)) << 4); }
 
 // Four codes 0 to 15, less 8.
-EH2O_DEVICE uint32_t less_eight(uint32_t codes) { return ((codes | 0x80808080u) - 0x08080808u) ^ 0x80808080u; }
+EH2O_DEVICE uint32_t less_eight(uint32_t codes) {
+  return ((codes | 0x80808080u) - 0x08080808u) ^ 0x80808080u;
+}
 
 // What a warp adds up: 32 rows by 32 outputs as 2 x 4 fragments.
 struct GemmSums {
@@ -33,15 +36,16 @@ struct GemmSums {
 // Adds the products of one block of a row's scale d: low and high halves of 32 of depth, or one of them.
 template <WeightFormat kFormat>
 EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const float (&d)[2][2],
-                           const uint32_t (&low)[4], const uint32_t (&high)[4], const uint16_t* const (&scales)[4],
-                           int part) {
+                           const uint32_t (&low)[4], const uint32_t (&high)[4],
+                           const uint16_t* const (&scales)[4], int part) {
   using Traits = WeightTraits<kFormat>;
   float totals[2][2] = {};
   if constexpr (Traits::kHasMin) {  // sums of the activations: products with ones, of those halves that count
     EH2O_UNROLL
     for (int i = 0; i < 2; ++i) {
       int32_t ones[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
-      const bool has_low = Traits::kBlock == 32 || part % 2 == 0, has_high = Traits::kBlock == 32 || part % 2 == 1;
+      const bool has_low = Traits::kBlock == 32 || part % 2 == 0,
+                 has_high = Traits::kBlock == 32 || part % 2 == 1;
       mma_s8(ones, rows[i], has_low ? 0x01010101u : 0u, has_high ? 0x01010101u : 0u);
       EH2O_UNROLL
       for (int h = 0; h < 2; ++h) {
@@ -56,7 +60,8 @@ EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const fl
     for (int e = 0; e < 2; ++e) {
       scale[e] = f32_of_f16(scales[j][e * Traits::kParts + part]);
       offset[e] = -kMagic * scale[e];
-      if constexpr (Traits::kHasMin) min[e] = f32_of_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
+      if constexpr (Traits::kHasMin)
+        min[e] = f32_of_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
     }
     EH2O_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -83,7 +88,9 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
   const int n_rows = static_cast<int>(a.n_rows), n_tiles = static_cast<int>(a.w.n_tiles);
   const int n_panels = static_cast<int>((a.w.n_out + kPanelRows - 1) / kPanelRows);
   const int first_panel = block_x() * kGemmPanels, first_row = block_y() * kGemmRows;
-  const auto row_of = [&](int row) { return row < n_rows ? row : n_rows - 1; };  // what is beyond is not stored
+  const auto row_of = [&](int row) {
+    return row < n_rows ? row : n_rows - 1;
+  };  // what is beyond is not stored
   const auto panel_of = [&](int panel) { return panel < n_panels ? panel : n_panels - 1; };
 
   const auto load = [&](int tile) {
@@ -92,12 +99,14 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
       for (int i = t; i < kGemmRows * 4; i += kGemmThreads) {
         const int row = i / 4, piece = i % 4;
         copy_async16(stage + swizzled(row, piece),
-                     a.xq.q + static_cast<size_t>(row_of(first_row + row)) * a.xq.padded + tile * kTileDepth + piece * 16);
+                     a.xq.q + static_cast<size_t>(row_of(first_row + row)) * a.xq.padded + tile * kTileDepth +
+                         piece * 16);
       }
       for (int i = t; i < kGemmPanels * kTilePieces; i += kGemmThreads) {
         const size_t from = static_cast<size_t>(panel_of(first_panel + i / kTilePieces)) * a.w.n_tiles + tile;
-        copy_async16(stage + kGemmRows * kTileDepth + i * 16,
-                     static_cast<const uint8_t*>(a.w.values) + from * Traits::kTileBytes + i % kTilePieces * 16);
+        copy_async16(
+            stage + kGemmRows * kTileDepth + i * 16,
+            static_cast<const uint8_t*>(a.w.values) + from * Traits::kTileBytes + i % kTilePieces * 16);
       }
     }
     copy_async_commit();
@@ -125,7 +134,8 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
     const uint16_t* scales[4];
     EH2O_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const size_t from = static_cast<size_t>(panel_of(first_panel + warp_panel + j / 2)) * a.w.n_tiles + tile;
+      const size_t from =
+          static_cast<size_t>(panel_of(first_panel + warp_panel + j / 2)) * a.w.n_tiles + tile;
       scales[j] = a.w.scales + (from * kPanelRows + j % 2 * 8 + lane % 4 * 2) * Traits::kParts;
     }
     EH2O_NO_UNROLL
@@ -167,8 +177,8 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
       EH2O_UNROLL
       for (int e = 0; e < 4; ++e) {
         const int row = first_row + warp_row + i * 16 + e / 2 * 8 + lane / 4;
-        const uint32_t output = static_cast<uint32_t>((first_panel + warp_panel + j / 2) * kPanelRows + j % 2 * 8 +
-                                                      lane % 4 * 2 + e % 2);
+        const uint32_t output = static_cast<uint32_t>((first_panel + warp_panel + j / 2) * kPanelRows +
+                                                      j % 2 * 8 + lane % 4 * 2 + e % 2);
         if (row >= n_rows || output >= a.w.n_out) continue;
         float sum = acc.sums[i][j][e] * a.w.row_factors[output];
         if (a.bias) sum += a.bias[output];

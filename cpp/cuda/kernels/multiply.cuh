@@ -59,7 +59,8 @@ EH2O_DEVICE void multiply_tiles(const MultiplyArguments& a) {
     }
     const uint8_t* words = tiles + static_cast<size_t>(tile) * Traits::kTileBytes + 16 * lane;
     for (int half = 0; half < 2; ++half) {
-      const uint16_t* part = scales + (static_cast<size_t>(tile) * kPanelRows + 8 * half + output) * Traits::kParts;
+      const uint16_t* part =
+          scales + (static_cast<size_t>(tile) * kPanelRows + 8 * half + output) * Traits::kParts;
       uint32_t low[2], high[2];
       if constexpr (Traits::kBits == 4) {
         const Words4 w = load_constant16(words);
@@ -73,7 +74,8 @@ EH2O_DEVICE void multiply_tiles(const MultiplyArguments& a) {
         low[0] = w.x, high[0] = w.y, low[1] = w.z, high[1] = w.w;
       }
       for (int b = 0; b < 2; ++b) {
-        acc[half] = block_product<kFormat>(low[b], high[b], x_low[b], x_high[b], d[2 * tile + b], part, b, acc[half]);
+        acc[half] =
+            block_product<kFormat>(low[b], high[b], x_low[b], x_high[b], d[2 * tile + b], part, b, acc[half]);
       }
     }
   }

@@ -51,7 +51,9 @@ EH2O_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t acc) {
   return sum;
 }
 
-EH2O_DEVICE uint32_t shuffle_xor(uint32_t value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+EH2O_DEVICE uint32_t shuffle_xor(uint32_t value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
 
 // From memory that no thread of the kernel writes; aligned to its size.
 EH2O_DEVICE Words4 load_constant16(const void* p) {
@@ -107,7 +109,8 @@ EH2O_DEVICE void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, ui
 // d += a b of 16 x 16 and 16 x 8 halves, sums in single precision.
 EH2O_DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
