@@ -2,11 +2,12 @@
 
     python -m tools.build_cuda_images [--fetch] [--output FOLDER]
 
-Writes kernels_sm_87.cubin (Jetson Orin), kernels_sm_110.cubin (Jetson Thor), kernels_compute_80.ptx
-(every later device, compiled by its driver) and images.json into the package, where setup.py finds
-them. --fetch gets NVRTC and nvdisasm from PyPI into build/nvrtc; else NVRTC is looked for there, in
-EDGEH2O_NVRTC (paths, separated by colons), beside this Python's packages, and in /usr/local/cuda*.
-The code of a CUDA 13 has an ELF ABI that drivers of JetPack 6 refuse: only a CUDA 12 serves Orin.
+Writes kernels_sm_87.z (a cubin for Jetson Orin), kernels_sm_110.z (Jetson Thor),
+kernels_compute_80.z (PTX for every later device, compiled by its driver) and images.json into the
+package, where setup.py finds them. --fetch gets NVRTC and nvdisasm from PyPI into build/nvrtc; else
+NVRTC is looked for in EDGEH2O_NVRTC (paths, separated by colons), there, beside this Python's
+packages, and in /usr/local/cuda*. The code of a CUDA 13 has an ELF
+ABI that drivers of JetPack 6 refuse: only a CUDA 12 serves Orin.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +57,7 @@ class Image:
 
     @property
     def file_name(self) -> str:
-        return f"kernels_{self.target}.{'cubin' if self.target.startswith('sm_') else 'ptx'}"
+        return f"kernels_{self.target}.z"
 
     def resources(self) -> dict[str, tuple[int, int]]:
         """(registers, bytes that are spilled) of every kernel; empty for PTX."""
@@ -165,7 +167,8 @@ def write_images(output: Path, libraries: Mapping[int, Nvrtc]) -> list[Image]:
     for old in output.iterdir():
         old.unlink()
     for image in images:
-        (output / image.file_name).write_bytes(image.code)
+        # Compressed: a cubin is an ELF file, which tools for wheels would take for a library.
+        (output / image.file_name).write_bytes(zlib.compress(image.code, 9))
     made_by = {
         image.target: "NVRTC {}.{}".format(*libraries[TARGETS[image.target]].version)
         for image in images
@@ -222,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for image in write_images(options.output, libraries):
         registers = [n for n, _ in image.resources().values()]
         most = f", at most {max(registers)} registers" if registers else ""
-        print(f"{image.file_name}: {len(image.code)} bytes{most}")
+        size = (options.output / image.file_name).stat().st_size
+        print(f"{image.file_name}: {len(image.code)} bytes, {size} compressed{most}")
     for target in TARGETS:
         if TARGETS[target] not in libraries:
             print(f"{target}: left out, it needs an NVRTC of CUDA {TARGETS[target]}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class Image:
 
     def read(self) -> bytes:
         """The bytes of a cubin or of PTX."""
-        return self.path.read_bytes()
+        return zlib.decompress(self.path.read_bytes())
 
 
 def find_images() -> list[Image]:
@@ -36,8 +37,7 @@ def find_images() -> list[Image]:
         return []
     images = []
     for target, compiler in made_by.items():
-        suffix = "cubin" if target.startswith("sm_") else "ptx"
-        path = folder / f"kernels_{target}.{suffix}"
+        path = folder / f"kernels_{target}.z"
         if path.is_file():
             images.append(Image(target, path, compiler))
     return images

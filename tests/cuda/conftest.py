@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def device(host_driver: Path) -> Device:
 def host_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images that only the host device takes."""
     folder = tmp_path_factory.mktemp("images")
-    (folder / "kernels_sm_87.cubin").write_bytes(b"\x7fELF")
+    (folder / "kernels_sm_87.z").write_bytes(zlib.compress(b"\x7fELF"))
     report = {"sources": "none", "images": {"sm_87": "nobody"}}
     (folder / "images.json").write_text(json.dumps(report), encoding="ascii")
     return folder
