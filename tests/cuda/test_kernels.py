@@ -14,11 +14,14 @@ from tests.cuda.device import (
     Add,
     Attend,
     Cache,
+    Columns,
     Combine,
     Device,
     Embed,
     Gate,
     Heads,
+    Join,
+    KeyList,
     Multiply,
     Norm,
     Quantised,
@@ -307,8 +310,8 @@ def test_attention(
         out = device.empty(expected.size * 4)
         arguments = Attend(
             qkv=device.put(qkv), cache=cache, heads=HEADS, parts=parts, states=states,
-            stride=STRIDE, first=first, window=window, n_splits=n_splits, scale=scale,
-            soft_cap=soft_cap,
+            keys=KeyList(window=window), stride=STRIDE, first=first, n_splits=n_splits,
+            scale=scale, soft_cap=soft_cap,
         )  # fmt: skip
         shared = 3 * (KEY_DIM + SPLIT_KEYS) * 4
         device.launch("attend_split", arguments, (n_splits, N_KV, n_rows), shared=shared)
@@ -321,3 +324,73 @@ def test_attention(
     np.testing.assert_allclose(results[0], expected, rtol=2e-5, atol=2e-6)
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize(("weight", "n_last"), [(0, 0), (1, 0), (2, 3)])
+def test_sparse_attention_of_a_chunk(
+    device: Device, soft_cap: float, weight: int, n_last: int
+) -> None:
+    """Own chunk and listed positions in one softmax; column sums of each part by its own."""
+    random = np.random.default_rng(7)
+    first, n_rows, scale = 200, 9, 0.3
+    qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
+    keys = random.normal(size=(N_KV, CONTEXT, KEY_DIM)).astype(np.float16)
+    values = random.normal(size=(N_KV, CONTEXT, VALUE_DIM)).astype(np.float16)
+    counts = np.array([140, 5], np.uint32)
+    positions = np.full((N_KV, 150), -1, np.int32)
+    for head, count in enumerate(counts):
+        positions[head, :count] = np.sort(random.choice(first, count, replace=False))
+    expected = np.zeros((n_rows, N_HEADS, VALUE_DIM))
+    sums = [np.zeros((N_KV, n_rows)), np.zeros((N_KV, 150))]
+    for row in range(n_rows):
+        for head in range(N_HEADS):
+            kv_head = head // 3
+            q = qkv[row, head * KEY_DIM : (head + 1) * KEY_DIM].astype(np.float64)
+            own = np.arange(first, first + row + 1)
+            listed = positions[kv_head, : counts[kv_head]]
+            parts = []
+            for part, at in enumerate((own, listed)):
+                logits = keys[kv_head, at].astype(np.float64) @ q * scale
+                parts.append(soft_cap * np.tanh(logits / soft_cap) if soft_cap else logits)
+                share = np.exp(parts[-1]) / np.exp(parts[-1]).sum()
+                counted = (1, len(at), float(row + n_last >= n_rows))[weight]
+                sums[part][kv_head, : len(at)] += share * counted
+            share = np.exp(np.concatenate(parts))
+            rows = values[kv_head, np.concatenate((own, listed))].astype(np.float64)
+            expected[row, head] = share / share.sum() @ rows
+    shared = {"qkv": device.put(qkv), "heads": HEADS, "stride": STRIDE, "first": first}
+    shared |= {"scale": scale, "soft_cap": soft_cap}
+    shared["cache"] = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT)
+    own_keys = KeyList(lowest=first)
+    memory = KeyList(positions=device.put(positions), counts=device.put(counts), stride=150)
+    n_parts = n_rows * N_HEADS * 3
+    parts_at, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
+    split = {"parts": parts_at, "states": states, "n_splits": 3}
+    n_bytes = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+    for key_list, begin, n_ranges in ((own_keys, 0, 1), (memory, 1, 2)):
+        arguments = Attend(**shared, **split, keys=key_list, first_split=begin)
+        device.launch("attend_split", arguments, (n_ranges, N_KV, n_rows), shared=n_bytes)
+    out = device.empty(expected.size * 4)
+    joined = Combine(
+        parts=parts_at, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=3
+    )
+    device.launch("combine_splits", joined, (N_HEADS, n_rows))
+    got = device.get(out, expected.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    for part, (key_list, begin, n_ranges) in enumerate(((own_keys, 0, 1), (memory, 1, 2))):
+        state = device.empty(n_rows * N_HEADS * 8)
+        join = Join(
+            states=states, out=state, n_rows=n_rows * N_HEADS, first_split=begin,
+            n_joined=n_ranges, n_splits=3,
+        )  # fmt: skip
+        device.launch("join_states", join, (1,))
+        width = sums[part].shape[1]
+        at = device.put(np.zeros((N_KV, width), np.float32))
+        columns = Columns(
+            **shared, states=state, sums=at, keys=key_list, n_rows=n_rows, sums_stride=width,
+            n_last=n_last, weight=weight,
+        )  # fmt: skip
+        device.launch("column_sums", columns, (-(-width // 4), N_KV))
+        got = device.get(at, sums[part].shape, np.float32)
+        np.testing.assert_allclose(got, sums[part], rtol=3e-5, atol=1e-6)

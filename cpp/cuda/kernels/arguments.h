@@ -145,8 +145,16 @@ struct RopeArguments {
   uint32_t stride, n_pairs, first;
 };
 
-// Attention of every row's query at position first + r to what the cache holds up to there, in ranges of
-// kSplitKeys positions. Grid: (splits, n_kv_heads, rows).
+// The positions that queries read: all from `lowest` on up to their own (and within the window), or, where
+// `positions` is set, the first counts[kv_head] of positions[kv_head][stride], which lie before all queries.
+struct KeyList {
+  const int32_t* positions;
+  const uint32_t* counts;
+  uint32_t stride, lowest, window;
+};
+
+// Attention of every row's query at position first + r, in ranges of kSplitKeys keys: ranges first_split and
+// on of n_splits. Grid: (ranges, n_kv_heads, rows).
 inline constexpr int kSplitKeys = 128, kMaxGroup = 16;
 struct AttendArguments {
   const float* qkv;  // [rows][stride], rotated
@@ -154,7 +162,8 @@ struct AttendArguments {
   DeviceHeads heads;
   float* parts;   // [rows][n_heads][n_splits][value_dim] not yet divided by the sum
   float* states;  // [rows][n_heads][n_splits][2] maximum of the logits times log2(e), sum
-  uint32_t stride, first, window, n_splits;
+  KeyList keys;
+  uint32_t stride, first, first_split, n_splits;
   float scale, soft_cap;
 };
 
@@ -164,6 +173,32 @@ struct CombineArguments {
   const float* states;
   float* out;
   uint32_t n_heads, value_dim, n_splits;
+};
+
+// The state of the softmax over some ranges, first_split and on: out [rows * n_heads][2], maximum and sum.
+// Grid: (rows * n_heads / 128).
+struct JoinArguments {
+  const float* states;
+  float* out;
+  uint32_t n_rows, first_split, n_joined, n_splits;  // n_rows: of all heads
+};
+
+// What a query counts in column sums: 1; the keys of its softmax; 1 for the last n_last rows.
+enum class RowWeight : uint32_t { kOne, kVisibleKeys, kLastRows };
+
+// Column sums: what every key receives from n_rows queries from position first on, of the softmax over the
+// keys of the list, summed over the query heads of the KV head: sums [n_kv_heads][sums_stride].
+// Grid: (keys / 4, n_kv_heads).
+struct ColumnArguments {
+  const float* qkv;  // as in AttendArguments
+  DeviceCache cache;
+  DeviceHeads heads;
+  const float* states;  // [n_rows][n_heads][2]
+  float* sums;
+  KeyList keys;
+  uint32_t stride, first, n_rows, sums_stride, n_last;
+  RowWeight weight;
+  float scale, soft_cap;
 };
 
 }  // namespace edgeh2o::cuda

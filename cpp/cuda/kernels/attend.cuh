@@ -33,19 +33,37 @@ EH2O_DEVICE float soft_capped(float x, float cap) {
   return cap - divide(2.0f * cap, exponential(divide(2.0f * x, cap)) + 1.0f);
 }
 
+// The keys of a list that a query reads.
+struct ListedKeys {
+  EH2O_DEVICE ListedKeys(const KeyList& list, uint32_t kv_head, uint32_t query) {
+    positions = list.positions ? list.positions + static_cast<size_t>(kv_head) * list.stride : nullptr;
+    begin = list.window > 0 && query + 1 > list.window ? query + 1 - list.window : 0;
+    begin = begin < list.lowest ? list.lowest : begin;
+    count = positions ? list.counts[kv_head] : query + 1 - begin;
+  }
+  EH2O_DEVICE uint32_t position(uint32_t key) const {
+    return positions ? static_cast<uint32_t>(positions[key]) : begin + key;
+  }
+
+  const int32_t* positions;
+  uint32_t begin, count;
+};
+
 // Shared memory: queries [group][key_dim], logits [group][kSplitKeys].
 EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   EH2O_SHARED_MEMORY;
-  const uint32_t split = static_cast<uint32_t>(block_x()), kv_head = static_cast<uint32_t>(block_y());
+  const uint32_t range = static_cast<uint32_t>(block_x()), kv_head = static_cast<uint32_t>(block_y());
   const uint32_t row = static_cast<uint32_t>(block_z()), t = static_cast<uint32_t>(thread_index());
   const uint32_t key_dim = a.heads.key_dim, value_dim = a.heads.value_dim;
   const uint32_t group = a.heads.n_heads / a.heads.n_kv_heads;
   float* const queries = reinterpret_cast<float*>(shared_memory);
   float* const logits = queries + group * key_dim;
-  const uint32_t end = a.first + row + 1;
-  const uint32_t begin = a.window > 0 && end > a.window ? end - a.window : 0;
-  const uint32_t first_key = begin + split * kSplitKeys;
-  const uint32_t n_keys = first_key >= end ? 0 : end - first_key < kSplitKeys ? end - first_key : kSplitKeys;
+  const ListedKeys keys(a.keys, kv_head, a.first + row);
+  const uint32_t first_key = range * kSplitKeys;
+  const uint32_t n_keys = first_key >= keys.count          ? 0
+                          : keys.count - first_key < kSplitKeys ? keys.count - first_key
+                                                                : kSplitKeys;
+  const uint32_t split = a.first_split + range;
   const size_t first_part =
       (static_cast<size_t>(row) * a.heads.n_heads + kv_head * group) * a.n_splits + split;
   if (n_keys == 0) {
@@ -60,16 +78,17 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   sync_block();
 
   // Eight lanes per key, four queries at a time.
-  const size_t first_row = static_cast<size_t>(kv_head) * a.cache.max_context + first_key;
+  const size_t head_row = static_cast<size_t>(kv_head) * a.cache.max_context;
   const uint32_t part = t % kKeyLanes;
   for (uint32_t g0 = 0; g0 < group; g0 += 4) {
     for (uint32_t base = 0; base < n_keys; base += kAttendThreads / kKeyLanes) {
       const uint32_t key = base + t / kKeyLanes;
       float sums[4] = {};
       if (key < n_keys) {
+        const size_t at = (head_row + keys.position(first_key + key)) * key_dim;
         for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
           float k[4];
-          load_cached4(k, a.cache.k, a.cache.type, (first_row + key) * key_dim + i);
+          load_cached4(k, a.cache.k, a.cache.type, at + i);
           for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
             for (uint32_t e = 0; e < 4; ++e) {
               sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
@@ -110,7 +129,7 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
     float sum = 0.0f;
     for (uint32_t key = 0; key < n_keys; ++key) {
       sum = multiply_add(logits[g * kSplitKeys + key],
-                         cached(a.cache.v, a.cache.type, (first_row + key) * value_dim + d), sum);
+                         cached(a.cache.v, a.cache.type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
     }
     a.parts[(first_part + g * a.n_splits) * value_dim + d] = sum;
   }
@@ -132,6 +151,54 @@ EH2O_KERNEL(combine_splits, CombineArguments, kAttendThreads) {
     }
     a.out[(static_cast<size_t>(row) * a.n_heads + head) * a.value_dim + d] = divide(value, sum);
   }
+}
+
+EH2O_KERNEL(join_states, JoinArguments, kAttendThreads) {
+  const uint32_t row = static_cast<uint32_t>(block_x() * kAttendThreads + thread_index());
+  if (row >= a.n_rows) return;
+  const float* states = a.states + 2 * (static_cast<size_t>(row) * a.n_splits + a.first_split);
+  float most = -3.0e38f, sum = 0.0f;
+  for (uint32_t s = 0; s < a.n_joined; ++s) most = larger(most, states[2 * s]);
+  for (uint32_t s = 0; s < a.n_joined; ++s) {
+    sum = multiply_add(exp2_fast(states[2 * s] - most), states[2 * s + 1], sum);
+  }
+  a.out[2 * static_cast<size_t>(row)] = most;
+  a.out[2 * static_cast<size_t>(row) + 1] = sum;
+}
+
+// A warp per key, a lane per query.
+EH2O_KERNEL(column_sums, ColumnArguments, kAttendThreads) {
+  const uint32_t t = static_cast<uint32_t>(thread_index()), lane = t % kWarpSize;
+  const uint32_t key = static_cast<uint32_t>(block_x()) * (kAttendThreads / kWarpSize) + t / kWarpSize;
+  const uint32_t kv_head = static_cast<uint32_t>(block_y()), key_dim = a.heads.key_dim;
+  const uint32_t group = a.heads.n_heads / a.heads.n_kv_heads;
+  const ListedKeys keys(a.keys, kv_head, a.first + a.n_rows - 1);
+  if (key >= keys.count) return;
+  const uint32_t position = keys.position(key);
+  const size_t at = (static_cast<size_t>(kv_head) * a.cache.max_context + position) * key_dim;
+  // A listed key is seen by all queries, others by those from their own position on.
+  const uint32_t first_row = keys.positions ? 0 : position - a.first;
+  float sum = 0.0f;
+  for (uint32_t row = first_row + lane; row < a.n_rows; row += kWarpSize) {
+    float weight = 1.0f;
+    if (a.weight == RowWeight::kVisibleKeys) weight = static_cast<float>(keys.positions ? keys.count : row + 1);
+    if (a.weight == RowWeight::kLastRows && row + a.n_last < a.n_rows) weight = 0.0f;
+    for (uint32_t g = 0; g < group; ++g) {
+      const uint32_t head = kv_head * group + g;
+      const float* q = a.qkv + static_cast<size_t>(row) * a.stride + head * key_dim;
+      float logit = 0.0f;
+      for (uint32_t i = 0; i < key_dim; i += 4) {
+        float k[4];
+        load_cached4(k, a.cache.k, a.cache.type, at + i);
+        for (uint32_t e = 0; e < 4; ++e) logit = multiply_add(q[i + e] * a.scale, k[e], logit);
+      }
+      if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
+      const float* state = a.states + 2 * (static_cast<size_t>(row) * a.heads.n_heads + head);
+      sum += weight * divide(exp2_fast(logit * 1.44269504f - state[0]), state[1]);
+    }
+  }
+  sum = reduce_add<kWarpSize>(sum);
+  if (lane == 0) a.sums[static_cast<size_t>(kv_head) * a.sums_stride + key] = sum;
 }
 
 }  // namespace edgeh2o::cuda

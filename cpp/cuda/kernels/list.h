@@ -11,6 +11,8 @@
   X(embed_rows, EmbedArguments)               \
   X(attend_split, AttendArguments)            \
   X(combine_splits, CombineArguments)         \
+  X(join_states, JoinArguments)               \
+  X(column_sums, ColumnArguments)             \
   X(multiply_f32, MultiplyArguments)          \
   X(multiply_f16, MultiplyArguments)          \
   X(multiply_bf16, MultiplyArguments)         \
