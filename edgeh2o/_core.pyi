@@ -409,6 +409,8 @@ class Device:
     def properties(self) -> dict[str, Any]: ...
     def load_image(self, image: bytes) -> None:
         """Takes the kernels of a cubin or of PTX; ResourceError if the driver does not."""
+    def self_test(self) -> str:
+        """Computes what the CPU has computed: what differs, or nothing."""
 
 def check_device_supports(config: DecoderConfig) -> None:
     """ValueError that names the first thing that GPUs have no kernels for."""

@@ -322,7 +322,7 @@ class RuntimeConfig:
         "auto",
         "--device",
         metavar="DEVICE",
-        help="what computes: cpu, cuda or cuda:N (a GPU, dense attention only); auto: what "
+        help="what computes: cpu, cuda or cuda:N (a GPU; attention h2o or dense); auto: what "
         "EDGEH2O_DEVICE says, else cpu",
     )
 

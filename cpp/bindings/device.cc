@@ -11,6 +11,7 @@
 #include "bindings/register.h"
 #include "bindings/sequence_methods.h"
 #include "cuda/device_decoder.h"
+#include "cuda/self_test.h"
 #include "isa/select.h"
 
 namespace py = pybind11;
@@ -47,12 +48,15 @@ struct DeviceSequence {
       : decoder(std::move(model)),
         policy(rule),
         sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
-        state(decoder->device(), decoder->config(), shape) {}
+        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
+    cuda::check_supported(sequence.plan(0).needs);
+  }
 
   void forget_prompt() { prompt_logits = py::none(); }
 
-  py::array_t<float> run(Span<const int32_t> tokens, bool is_decode, bool has_logits,
+  py::array_t<float> run(Span<const int32_t> tokens, bool is_decode, PromptEnd end,
                          const cuda::OnLayer& on_layer) {
+    const bool has_logits = end != PromptEnd::kLater;
     py::array_t<float> logits(has_logits ? static_cast<py::ssize_t>(decoder->config().vocab_size) : 0);
     float* const out = has_logits ? logits.mutable_data() : nullptr;
     const py::gil_scoped_release release;
@@ -60,7 +64,8 @@ struct DeviceSequence {
       state.upload_rows(sequence);
       rows_are_on_host = false;
     }
-    decoder->forward(sequence, state, tokens, is_decode, out, on_layer);
+    n_left = 0;
+    decoder->forward(sequence, state, tokens, is_decode, end, out, on_layer);
     if (!is_decode) n_left = tokens.size;
     return logits;
   }
@@ -69,9 +74,10 @@ struct DeviceSequence {
                            const SequenceShape& shape) {
     const SequenceBytes host =
         Sequence::estimate_bytes(active_kernel_table(), config.heads(), policy, shape, 1);
+    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.heads(), shape));
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);
-    result["activations"] = DeviceState::buffer_bytes(config, shape);
+    result["activations"] = DeviceState::buffer_bytes(config, shape, needs);
     result["scores"] = host.policy;
     return result;
   }
@@ -97,7 +103,7 @@ py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last,
   };
   self.forget_prompt();
   const Span<const int32_t> view{tokens.data(), static_cast<size_t>(tokens.size())};
-  const py::array_t<float> logits = self.run(view, false, is_last, report);
+  const py::array_t<float> logits = self.run(view, false, prompt_end(is_last, stays_open), report);
   if (!is_last) return py::none();
   if (stays_open) self.prompt_logits = logits;
   return logits;
@@ -156,6 +162,7 @@ void bind_device(py::module_& module) {
   module.def("device_count", &Device::count);
   py::class_<Device, std::shared_ptr<Device>>(module, "Device")
       .def(py::init<int>(), py::arg("ordinal"))
+      .def("self_test", [](Device& device) { return cuda::run_self_test(device); })
       .def("properties", [](const Device& device) { return to_dict(device.properties()); })
       .def(
           "load_image", [](Device& device, const py::bytes& image) { device.load_image(std::string(image)); },
@@ -190,7 +197,10 @@ void bind_device(py::module_& module) {
            py::arg("on_attention") = py::none())
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def(
-          "decode", [](DeviceSequence& self, int32_t token) { return self.run({&token, 1}, true, true, {}); },
+          "decode",
+          [](DeviceSequence& self, int32_t token) {
+            return self.run({&token, 1}, true, PromptEnd::kFinal, {});
+          },
           py::arg("token"))
       .def("load_state", &load_state, py::arg("state"), py::arg("token_ids") = py::none())
       .def("cached_rows", &cached_rows)  // the first of its name is the one that is called

@@ -47,11 +47,11 @@ DeviceDecoder::DeviceDecoder(const DecoderConfig& config, const KernelTable& tab
       weights_(config_, table, *device_) {}
 
 void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens,
-                            bool is_decode, float* logits, const OnLayer& on_layer) {
+                            bool is_decode, PromptEnd end, float* logits, const OnLayer& on_layer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const SequenceShape& shape = sequence.shape();
   sequence.check_whole();
-  const size_t position = sequence.position();
+  const size_t position = sequence.position(), n_layers = config_.n_layers(), dim = config_.model_dim;
   EH2O_CHECK(tokens.size > 0 && tokens.size <= shape.batch_size, "a call takes 1 to ", shape.batch_size,
              " tokens, got ", tokens.size);
   EH2O_CHECK(tokens.size <= shape.max_context - position, "position ", position, " plus ", tokens.size,
@@ -62,36 +62,19 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   }
   sequence.begin_call();
   stage(sequence, state, tokens, position);
-  const size_t dim = config_.model_dim, n_layers = config_.n_layers();
-  for (size_t first = 0; first < tokens.size; first += kRowsAtOnce) {
-    const Rows rows{sequence, state, first, std::min(kRowsAtOnce, tokens.size - first), position + first};
-    device_->launch(
-        "embed_rows",
-        EmbedArguments{weights_.matrix(weights_.host().token_embd()), state.tokens_.as<int32_t>() + first,
-                       state.x_.as<float>(), config_.embedding_scale},
-        rows.n, 1, 1, kThreads, 0);
-    for (size_t layer = 0; layer < n_layers; ++layer) run_layer(rows, layer);
-    if (shape.all_rows && !is_decode) {
-      device_->launch("norm_rows",
-                      NormArguments{state.x_.as<float>(), nullptr, state.left_.as<float>() + first * dim,
-                                    QuantisedRows{}, u32(dim), 1, u32(dim), u32(dim), 0.0f},
-                      rows.n, 1, 1, kThreads, kSmallShared);
-    }
-    if (on_layer) {
-      device_->wait();
-      on_layer(n_layers * (first + rows.n) / tokens.size, n_layers);
-    }
-  }
+  const Rows rows{sequence, state, 0, tokens.size, position};
+  device_->launch("embed_rows",
+                  EmbedArguments{weights_.matrix(weights_.host().token_embd()), state.tokens_.as<int32_t>(),
+                                 rows.x(dim), config_.embedding_scale},
+                  rows.n, 1, 1, kThreads, 0);
   for (size_t layer = 0; layer < n_layers; ++layer) {
+    run_layer(rows, layer, is_decode, end);
     sequence.layer(layer).advance(tokens.size);
-    if (is_decode) continue;
-    const uint64_t n_pairs = causal_pairs(position, tokens.size, config_.layers[layer].window);
-    sequence.count_pairs(n_pairs * config_.layers[layer].heads.n_kv_heads, n_pairs);
+    if (!on_layer) continue;
+    device_->wait();
+    on_layer(layer + 1, n_layers);
   }
-  if (logits) {
-    const size_t last = (tokens.size - 1) % kRowsAtOnce;
-    compute_logits(state, state.x_.as<float>() + last * dim, 1, logits);
-  }
+  if (logits) compute_logits(state, rows.x(dim) + (tokens.size - 1) * dim, 1, logits);
   device_->wait();
   sequence.append_tokens(tokens);
   sequence.end_call();
@@ -121,20 +104,37 @@ void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<con
   }
 }
 
-void DeviceDecoder::run_layer(const Rows& rows, size_t layer) {
-  attend(rows, layer);
-  feed_forward(rows, layer);
+void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end) {
+  const LayerSpec& spec = config_.layers[layer];
+  const auto for_groups = [&](const auto& f) {
+    for (size_t begin = 0; begin < rows.n; begin += kRowsAtOnce) {
+      f(rows.part(begin, std::min(kRowsAtOnce, rows.n - begin)));
+    }
+  };
+  for_groups([&](const Rows& group) { project_qkv(group, layer); });
+  if (is_decode || spec.window > 0 || rows.sequence.plan(layer).needs.reads_all) {
+    attend_to_all(rows, layer);
+    const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
+    if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
+  } else {
+    attend_by_policy(rows, layer, end);
+  }
+  for_groups([&](const Rows& group) {
+    add_attended(group, layer);
+    feed_forward(group, layer);
+  });
 }
 
-void DeviceDecoder::attend(const Rows& rows, size_t layer) {
+// Queries, keys and values: normed, rotated, and written to the cache.
+void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
   const LayerWeights& w = weights_.host().layer(layer);
   const AttentionHeads& heads = spec.heads;
   const size_t stride = spec.qkv_dim(), n_pairs = config_.rope(layer).n_pairs();
   DeviceState& state = rows.state;
-  float* const qkv = state.qkv_.as<float>();
+  float* const qkv = rows.qkv(stride);
   begin_branch(rows, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v});
-  const float* input = (w.attn_norm.empty() ? state.x_ : state.norm_).as<float>();
+  const float* input = w.attn_norm.empty() ? rows.x(config_.model_dim) : state.norm_.as<float>();
   size_t offset = 0;
   for (const Linear* linear : {&w.attn_q, &w.attn_k, &w.attn_v}) {
     const DeviceMatrix& matrix = weights_.matrix(linear->weight);
@@ -142,42 +142,23 @@ void DeviceDecoder::attend(const Rows& rows, size_t layer) {
     offset += matrix.n_out;
   }
   if (spec.qk_norm != QkNorm::kNone) {
-    norm_groups(rows, 0, heads.q_dim(), stride, w.attn_q_norm);
-    norm_groups(rows, heads.q_dim(), heads.k_dim(), stride, w.attn_k_norm);
+    norm_groups(rows, qkv, heads.q_dim(), stride, w.attn_q_norm);
+    norm_groups(rows, qkv + heads.q_dim(), heads.k_dim(), stride, w.attn_k_norm);
   }
   const float* const cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
   const float* const sin = cos + rows.sequence.shape().batch_size * n_pairs;
-  const DeviceCache cache = state.cache(layer);
-  device_->launch(
-      "rope_rows",
-      RopeArguments{qkv, cos, sin, cache, heads_of(heads), u32(stride), u32(n_pairs), u32(rows.position)},
-      heads.n_heads + 2 * heads.n_kv_heads, rows.n, 1, kWarpSize, 0);
-  attend_to_cache(rows, layer);
-  const float* const attended = state.attended_.as<float>();
-  quantise(rows, attended, heads.out_dim(), weights_.matrix(w.attn_output.weight));
-  end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
+  device_->launch("rope_rows",
+                  RopeArguments{qkv, cos, sin, state.cache(layer), heads_of(heads), u32(stride), u32(n_pairs),
+                                u32(rows.position)},
+                  heads.n_heads + 2 * heads.n_kv_heads, rows.n, 1, kWarpSize, 0);
 }
 
-void DeviceDecoder::attend_to_cache(const Rows& rows, size_t layer) {
+void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
-  const AttentionHeads& heads = spec.heads;
-  const DeviceState& state = rows.state;
-  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
-  float *const parts = state.parts_.as<float>(), *const states = state.states_.as<float>();
-  for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
-    const size_t n = std::min(kAttendRows, rows.n - begin), first = rows.position + begin, n_keys = first + n;
-    const size_t n_splits =
-        ceil_div(spec.window ? std::min(spec.window, n_keys) : n_keys, size_t{kSplitKeys});
-    device_->launch("attend_split",
-                    AttendArguments{state.qkv_.as<float>() + begin * spec.qkv_dim(), state.cache(layer),
-                                    heads_of(heads), parts, states, u32(spec.qkv_dim()), u32(first),
-                                    u32(spec.window), u32(n_splits), heads.scale, heads.soft_cap},
-                    n_splits, heads.n_kv_heads, n, kThreads, shared);
-    device_->launch("combine_splits",
-                    CombineArguments{parts, states, state.attended_.as<float>() + begin * heads.out_dim(),
-                                     u32(heads.n_heads), u32(heads.value_dim), u32(n_splits)},
-                    heads.n_heads, n, 1, kThreads, 0);
-  }
+  const LayerWeights& w = weights_.host().layer(layer);
+  const float* const attended = rows.attended(spec.heads.out_dim());
+  quantise(rows, attended, spec.heads.out_dim(), weights_.matrix(w.attn_output.weight));
+  end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
 }
 
 void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
@@ -187,7 +168,7 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
   DeviceState& state = rows.state;
   float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
   begin_branch(rows, w.ffn_norm, {&ffn.gate, &ffn.up});
-  const float* input = (w.ffn_norm.empty() ? state.x_ : state.norm_).as<float>();
+  const float* input = w.ffn_norm.empty() ? rows.x(config_.model_dim) : state.norm_.as<float>();
   multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, spec.ffn_dim,
            false);
   multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, spec.ffn_dim,
@@ -215,7 +196,7 @@ void DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& wei
   if (!any_quantised) q8.q = nullptr;
   float* const out = any_float && !weight.empty() ? state.norm_.as<float>() : nullptr;
   device_->launch("norm_rows",
-                  NormArguments{state.x_.as<float>(), weights_.vector(weight), out, q8, u32(dim), 1, u32(dim),
+                  NormArguments{rows.x(dim), weights_.vector(weight), out, q8, u32(dim), 1, u32(dim),
                                 u32(dim), config_.norm_eps},
                   rows.n, 1, 1, kThreads, kSmallShared);
 }
@@ -225,7 +206,7 @@ void DeviceDecoder::end_branch(const Rows& rows, const float* input, const Linea
   const bool is_plain = post_norm.empty() && scale == 1.0f;
   const size_t dim = config_.model_dim;
   DeviceState& state = rows.state;
-  float *const x = state.x_.as<float>(), *const branch = state.norm_.as<float>();
+  float *const x = rows.x(dim), *const branch = state.norm_.as<float>();
   multiply(rows, weights_.matrix(linear.weight), input, weights_.vector(linear.bias), is_plain ? x : branch,
            dim, is_plain);
   if (is_plain) return;
@@ -242,9 +223,8 @@ void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, c
                   rows.n, 1, 1, kThreads, kSmallShared);
 }
 
-void DeviceDecoder::norm_groups(const Rows& rows, size_t offset, size_t dim, size_t stride,
+void DeviceDecoder::norm_groups(const Rows& rows, float* x, size_t dim, size_t stride,
                                 const std::vector<float>& weight) {
-  float* const x = rows.state.qkv_.as<float>() + offset;
   const size_t n_groups = dim / weight.size();
   device_->launch("norm_rows",
                   NormArguments{x, weights_.vector(weight), x, QuantisedRows{}, u32(weight.size()),
@@ -296,7 +276,7 @@ void DeviceDecoder::row_logits(DeviceState& state, size_t first, size_t n_rows, 
   const std::lock_guard<std::mutex> lock(mutex_);
   EH2O_CHECK(state.shape_.all_rows, "logits of single rows need a session made with all_rows");
   for (size_t begin = 0; begin < n_rows; begin += kLogitRows) {
-    compute_logits(state, state.left_.as<float>() + (first + begin) * config_.model_dim,
+    compute_logits(state, state.x_.as<float>() + (first + begin) * config_.model_dim,
                    std::min(kLogitRows, n_rows - begin), out + begin * config_.vocab_size);
   }
 }

@@ -114,8 +114,9 @@ def _examine(ordinal: int) -> dict[str, Any]:
     properties["driver_version"] = f"CUDA {version // 1000}.{version % 1000 // 10}"
     properties["compute_capability"] = "{}.{}".format(*properties["compute_capability"])
     try:
-        open_device(ordinal)
-        properties["usable"] = True
+        difference = open_device(ordinal).self_test()
+        properties["usable"] = not difference
+        properties["self_test"] = difference or "passed"
     except ResourceError as error:
         properties["usable"] = False
         properties["why_not"] = str(error)

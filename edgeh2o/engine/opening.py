@@ -144,9 +144,9 @@ def _open_device(
     ordinal = choose_device(name)
     if ordinal is None:
         return None, "cpu", False
-    from ..runners.cuda import require_dense
+    from ..runners.cuda import require_supported
 
-    require_dense(attention)
+    require_supported(attention)
     device = open_device(ordinal)
     properties = device.properties()
     return device, describe_device(ordinal, properties), not properties["is_integrated"]

@@ -46,6 +46,7 @@ def examine_machine(root: Path = Path("/")) -> dict[str, Any]:
         "heat": {
             "degrees_celsius": _temperatures(root),
             "throttled_times": _throttle_count(root),
+            "power_mode": _read(root / "var/lib/nvpmodel/status"),  # of a Jetson
             "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         },
         "versions": {

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # What only the CPU's decoder uses.
 _CPU_SIZES = ("precision", "threads")
+# Rules that go by column sums alone, or by nothing.
+SUPPORTED_ATTENTION = ("dense", "h2o")
 
 
 class CudaModelFile:
@@ -128,7 +130,7 @@ class CudaModel:
     def start_session(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> _core.DeviceSequence:
-        require_dense(attention)
+        require_supported(attention)
         needed = sum(self.estimate_session_bytes(attention, shape).values())
         require_memory(self._device, needed, f"a context of {shape.max_context} positions")
         policy = attention.make_policy(self.config)
@@ -138,12 +140,17 @@ class CudaModel:
             raise UsageError(str(error)) from None
 
 
-def require_dense(attention: SparseAttentionConfig) -> None:
+def require_supported(attention: SparseAttentionConfig) -> None:
     """Raises UsageError for a rule that the GPU's kernels have no part for."""
-    if attention.algorithm != "dense":
+    if attention.algorithm not in SUPPORTED_ATTENTION:
         raise UsageError(
             f"the attention {attention.algorithm} does not run on a GPU yet; use "
-            "--attention dense, or --device cpu"
+            "--attention h2o or dense, or --device cpu"
+        )
+    if getattr(attention, "by_values", False):
+        raise UsageError(
+            "h2o by values (--h2o-by-values) does not run on a GPU yet; leave it out, or use "
+            "--device cpu"
         )
 
 

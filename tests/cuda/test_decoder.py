@@ -9,13 +9,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeh2o import LLM, SamplingParams, UsageError
+from edgeh2o import LLM, SamplingParams, UsageError, _core
 from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState, SessionShape
 from tests.cuda.host_library import SMALL
-from tests.model.model_pair import random_tokens, relative_error
+from tests.model.model_pair import (
+    CHUNK_SIZE,
+    HEAVY,
+    LOCAL,
+    MAX_CONTEXT,
+    decisive_prompt,
+    load_pair,
+    prefill,
+    random_tokens,
+    relative_error,
+    split,
+)
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import TENSOR_TYPES
 
@@ -143,9 +155,10 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
 
 def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(**SMALL)
-    for attention in ("h2o", "headwise"):
-        with pytest.raises(UsageError, match=f"{attention} does not run on a GPU.*--device cpu"):
-            LLM(path, device="cuda", attention=attention)
+    with pytest.raises(UsageError, match=r"headwise does not run on a GPU.*--device cpu"):
+        LLM(path, device="cuda", attention="headwise")
+    with pytest.raises(UsageError, match=r"h2o-by-values.*--device cpu"):
+        LLM(path, device="cuda", attention=H2OConfig(by_values=True))
     experts = tiny_model(**SMALL, architecture="qwen3moe")
     with pytest.raises(UsageError, match=r"mixtures of experts.*--device cpu"):
         LLM(experts, device="cuda", attention="dense")
@@ -154,3 +167,56 @@ def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) 
         LLM(path, device="cuda", attention="dense", cache_type="q8_0") as llm,
     ):
         llm.generate("a", SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "mean", "sinks": 2},
+        {"score": "lift"},
+        {"score": "window", "window": 8},
+        {"decay": 0.5},
+        {"tail": 20},
+    ],
+    ids=str,
+)
+def test_h2o_chooses_and_answers_as_the_cpu_does(
+    tiny_model: TinyModelFactory, options: dict[str, object]
+) -> None:
+    pair = load_pair(tiny_model, **SMALL)
+    tokens = decisive_prompt(pair, 2 * CHUNK_SIZE + 40)
+    sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
+    with open_model(tiny_model(**SMALL), open_device(0)) as file:
+        on_device = file.load()._core_model
+    for lengths in ([len(tokens)], [CHUNK_SIZE, len(tokens) - CHUNK_SIZE], [100, 1, 67]):
+        results = []
+        for make, model in ((_core.Sequence, pair.core), (_core.DeviceSequence, on_device)):
+            policy = _core.h2o_policy(LOCAL, HEAVY, **options)
+            session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
+            rows = prefill(session, *split(tokens, lengths))
+            decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
+            chosen = [policy.memory_set(layer, head) for layer in range(2) for head in range(2)]
+            results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
+        for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert relative_error(results[1][0], results[0][0]) < 2e-4
+        assert results[1][2].pairs_computed == results[0][2].pairs_computed
+        assert results[1][2].pairs_dense == results[0][2].pairs_dense
+
+
+def test_h2o_goes_on_from_a_saved_session(tiny_model: TinyModelFactory) -> None:
+    with open_model(tiny_model(**SMALL), open_device(0)) as file:
+        model = file.load()
+    tokens = random_tokens(180)
+    shape = replace(SHAPE, batch_size=64)
+    config = H2OConfig(local=12, heavy=4)
+    sessions = [model.start_session(config, shape) for _ in range(2)]
+    first, second = sessions
+    for begin in (0, 64):
+        first.prefill(tokens[begin : begin + 64], is_last=False)
+    RunnerState.of(first).restore(second)
+    for rows, copy in zip(first.cached_rows(), second.cached_rows(), strict=True):
+        copy[:] = rows
+    answers = [np.array(each.prefill(tokens[128:], is_last=True)) for each in sessions]
+    np.testing.assert_array_equal(answers[1], answers[0])

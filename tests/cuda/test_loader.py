@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +203,14 @@ def test_doctor_shows_devices(host_environment: dict[str, str]) -> None:
     result = edgeh2o("doctor", environment=host_environment)
     assert result.returncode == 0, result.stderr
     assert "host device (emulated)" in result.stdout
+    assert re.search(r"usable +yes\n +self_test +passed\n", result.stdout)
+
+
+@pytest.mark.parametrize("kernel", ["norm_rows", "multiply_q8", "gemm_q4_min"])
+def test_doctor_finds_a_device_that_computes_wrongly(
+    host_environment: dict[str, str], kernel: str
+) -> None:
+    environment = host_environment | {"EDGEH2O_HOST_DEVICE_SKIP": kernel}
+    result = edgeh2o("doctor", environment=environment)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"usable +no\n +self_test +(rows are rounded|\w+ gives wrong)", result.stdout)

@@ -60,7 +60,7 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   float* const logits = queries + group * key_dim;
   const ListedKeys keys(a.keys, kv_head, a.first + row);
   const uint32_t first_key = range * kSplitKeys;
-  const uint32_t n_keys = first_key >= keys.count          ? 0
+  const uint32_t n_keys = first_key >= keys.count               ? 0
                           : keys.count - first_key < kSplitKeys ? keys.count - first_key
                                                                 : kSplitKeys;
   const uint32_t split = a.first_split + range;
@@ -128,8 +128,9 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
     const uint32_t g = i / value_dim, d = i % value_dim;
     float sum = 0.0f;
     for (uint32_t key = 0; key < n_keys; ++key) {
-      sum = multiply_add(logits[g * kSplitKeys + key],
-                         cached(a.cache.v, a.cache.type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
+      sum = multiply_add(
+          logits[g * kSplitKeys + key],
+          cached(a.cache.v, a.cache.type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
     }
     a.parts[(first_part + g * a.n_splits) * value_dim + d] = sum;
   }
@@ -181,7 +182,8 @@ EH2O_KERNEL(column_sums, ColumnArguments, kAttendThreads) {
   float sum = 0.0f;
   for (uint32_t row = first_row + lane; row < a.n_rows; row += kWarpSize) {
     float weight = 1.0f;
-    if (a.weight == RowWeight::kVisibleKeys) weight = static_cast<float>(keys.positions ? keys.count : row + 1);
+    if (a.weight == RowWeight::kVisibleKeys)
+      weight = static_cast<float>(keys.positions ? keys.count : row + 1);
     if (a.weight == RowWeight::kLastRows && row + a.n_last < a.n_rows) weight = 0.0f;
     for (uint32_t g = 0; g < group; ++g) {
       const uint32_t head = kv_head * group + g;
