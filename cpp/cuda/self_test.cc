@@ -87,8 +87,6 @@ std::string test_format(Device& device, const char* type_name, Numbers& numbers)
   device.launch("norm_rows",
                 NormArguments{scratch.put(x), nullptr, nullptr, xq, kDepth, 1, kDepth, kDepth, 0.0f}, kRows,
                 1, 1, kThreads, kSmallShared);
-  float* const out = scratch.put(std::vector<float>(kRows * kOutputs));
-  const MultiplyArguments arguments{matrix, nullptr, xq, nullptr, out, 0, kOutputs, 0, kRows};
 
   const std::vector<int8_t> q = scratch.get(xq.q, kRows * padded);
   const std::vector<float> d = scratch.get(xq.d, kRows * padded / 32);
@@ -99,6 +97,8 @@ std::string test_format(Device& device, const char* type_name, Numbers& numbers)
   const PackedMatrix weights(info, 1, false, blocks.data(), blocks.size(), kOutputs, kDepth, nullptr);
   std::vector<float> row(kDepth);
   for (const bool is_matrix : {false, true}) {
+    float* const out = scratch.put(std::vector<float>(kRows * kOutputs));
+    const MultiplyArguments arguments{matrix, nullptr, xq, nullptr, out, 0, kOutputs, 0, kRows};
     if (is_matrix) {
       device.launch(gemm_kernel(format), arguments, ceil_div(kOutputs, size_t{kGemmTile}), 1, 1, kThreads,
                     gemm_shared_bytes(format));

@@ -20,6 +20,12 @@ from tests.cuda.host_library import (
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the host device needs g++")
 BLOCK = [path for path in SOURCES if path.name != "driver.cc"]
+DECODER = "tests/cuda/test_decoder.py"
+MODELS = (
+    "test_architectures[unequal]",
+    "test_tensor_types[Q4_1]",
+    "test_a_prompt_moves_to_another_session",
+)
 PLANTED = ROOT / "tests/cuda/planted.cc"
 # What the program says, without and with sanitizers.
 FOUND = {
@@ -56,15 +62,15 @@ def test_planted_faults_are_found(fault: str, sanitized: bool) -> None:
     assert FOUND[fault][sanitized] in result.stdout + result.stderr
 
 
-def test_kernels_under_sanitizers() -> None:
-    """The tests of the kernels again, in a Python of their own."""
+def test_kernels_and_models_under_sanitizers() -> None:
+    """The tests of the kernels again, and buffers of a few models, in a Python of their own."""
     if "EDGEH2O_TEST_CUDA_DRIVER" in os.environ:
         pytest.skip("this is that Python")
     driver = build_driver(sanitized=True)
     environment = os.environ | sanitizer_environment() | {"EDGEH2O_TEST_CUDA_DRIVER": str(driver)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     result = subprocess.run(
-        [*command, "tests/cuda/test_kernels.py"],
+        [*command, "tests/cuda/test_kernels.py", *(f"{DECODER}::{name}" for name in MODELS)],
         cwd=ROOT,
         capture_output=True,
         text=True,

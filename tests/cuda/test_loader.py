@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -86,6 +87,17 @@ def test_with_a_library_that_is_no_driver(tiny_model: TinyModelFactory) -> None:
     environment = {"EDGEH2O_LIBCUDA": "libm.so.6"}
     message = refusal(run_on_device(tiny_model(**SMALL), environment))
     assert "libm.so.6 has no cuInit" in message
+
+
+def test_with_a_real_driver_and_no_device(tiny_model: TinyModelFactory) -> None:
+    try:
+        has_no_device = ctypes.CDLL("libcuda.so.1").cuInit(0) == 100
+    except OSError:
+        has_no_device = False
+    if not has_no_device:
+        pytest.skip("there is no driver here, or a GPU")
+    message = refusal(run_on_device(tiny_model(**SMALL), {}))
+    assert "finds no GPU" in message
 
 
 def test_without_images(

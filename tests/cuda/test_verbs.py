@@ -34,9 +34,7 @@ def test_perplexity(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     text.write_text("the cat was on the mat and the dog is in the house that he has built " * 9)
     sizes = ["--ctx", "64", "--windows", "2", "--skip", "16", "-o", "json"]
     command = ["perplexity", model, "-f", str(text), *sizes, *H2O, "--attention-precision", "f32"]
-    on_cpu, on_device = (
-        report(capsys, *command, "--device", device) for device in ("cpu", "cuda")
-    )
+    on_cpu, on_device = (report(capsys, *command, "--device", device) for device in ("cpu", "cuda"))
     for ours, theirs in zip(on_device["ranges"], on_cpu["ranges"], strict=True):
         assert ours["range"] == theirs["range"]
         assert ours["loss_percent"] == pytest.approx(theirs["loss_percent"], abs=0.05)
