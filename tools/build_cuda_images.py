@@ -217,7 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=IMAGES, help="folder of the images")
     options = parser.parse_args(arguments)
     if options.fetch:
-        fetch()
+        try:
+            fetch()
+        except subprocess.CalledProcessError:
+            print("NVRTC cannot be fetched; the error of pip is above", file=sys.stderr)
+            return 1
     libraries = find_nvrtc()
     if not libraries:
         print("no NVRTC was found; --fetch gets it from PyPI", file=sys.stderr)

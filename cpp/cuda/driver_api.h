@@ -36,7 +36,6 @@ inline constexpr unsigned kStreamNonBlocking = 1;
   X(cuDeviceGet, (CUdevice * device, int ordinal))                                                \
   X(cuDeviceGetName, (char* name, int n_bytes, CUdevice device))                                  \
   X(cuDeviceGetAttribute, (int* value, int attribute, CUdevice device))                           \
-  X(cuDeviceTotalMem_v2, (size_t* n_bytes, CUdevice device))                                      \
   X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                             \
   X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                              \
   X(cuCtxSetCurrent, (CUcontext context))                                                         \

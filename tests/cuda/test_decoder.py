@@ -101,8 +101,8 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
 
 def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(**SMALL)
-    prompt = random_tokens(290)
-    for cache_type in ("f16", "f32"):
+    for cache_type, n_tokens in (("f16", 270), ("f32", 20)):
+        prompt = random_tokens(n_tokens)
         expected, tokens = greedy(path, prompt, 4, device=False, cache_type=cache_type)
         logits, same = greedy(path, prompt, 4, device=True, cache_type=cache_type)
         assert same == tokens
@@ -185,11 +185,11 @@ def test_h2o_chooses_and_answers_as_the_cpu_does(
     tiny_model: TinyModelFactory, options: dict[str, object]
 ) -> None:
     pair = load_pair(tiny_model, **SMALL)
-    tokens = decisive_prompt(pair, 2 * CHUNK_SIZE + 40)
+    tokens = decisive_prompt(pair, (1 if options else 2) * CHUNK_SIZE + 40)
     sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
     with open_model(tiny_model(**SMALL), open_device(0)) as file:
         on_device = file.load()._core_model
-    calls = [[100, 1, 67]] if options else [[168], [CHUNK_SIZE, 104], [100, 1, 67]]
+    calls = [[64, 1, 39]] if options else [[168], [CHUNK_SIZE, 104], [100, 1, 67]]
     for lengths in calls:
         results = []
         for make, model in ((_core.Sequence, pair.core), (_core.DeviceSequence, on_device)):

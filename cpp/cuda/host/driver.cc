@@ -169,11 +169,6 @@ EXPORT cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   *value = values.at(attribute);
   return kCudaSuccess;
 }
-EXPORT cuDeviceTotalMem_v2(size_t* n_bytes, CUdevice) {
-  BEGIN();
-  *n_bytes = driver().most_bytes;
-  return kCudaSuccess;
-}
 EXPORT cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
   BEGIN();
   *context = &driver().context;
