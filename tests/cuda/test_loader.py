@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
-from edgeh2o import UsageError
+from edgeh2o import ResourceError, UsageError
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.cuda import images
-from edgeh2o.cuda.devices import VARIABLE, choose_device
+from edgeh2o.cuda.devices import VARIABLE, choose_device, choose_image
 from tests.cuda.host_library import SMALL
 from tests.tiny_models import TinyModelFactory
 
@@ -71,6 +73,26 @@ def test_bad_names_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> No
         monkeypatch.setenv(VARIABLE, str(name))
         with pytest.raises(UsageError, match=VARIABLE):
             choose_device("auto")
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [((8, 7), "sm_87"), ((11, 0), "sm_110"), ((8, 0), "compute_80"), ((9, 0), "compute_80")],
+)
+def test_the_image_is_that_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: tuple[int, int], target: str
+) -> None:
+    made_by = {name: "NVRTC" for name in ("compute_80", "sm_87", "sm_110")}
+    (tmp_path / "images.json").write_text(json.dumps({"images": made_by}), encoding="ascii")
+    for name in made_by:
+        (tmp_path / f"kernels_{name}.z").write_bytes(zlib.compress(name.encode()))
+    monkeypatch.setenv(images.VARIABLE, str(tmp_path))
+    assert choose_image(capability).read() == target.encode()
+    with pytest.raises(ResourceError, match=r"7\.2 and the kernels need 8\.0"):
+        choose_image((7, 2))
+    (tmp_path / "kernels_compute_80.z").unlink()
+    with pytest.raises(ResourceError, match=r"without code for a GPU of compute capability 9\.1"):
+        choose_image((9, 1))
 
 
 def test_without_a_driver(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
