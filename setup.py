@@ -2,14 +2,20 @@
 
 import os
 import platform
+import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from pathlib import Path
 
 import pybind11
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # a build backend does not
+from tools.build_cuda_images import provide_images
 
 # The target machine, which differs from this one when cross-compiling.
 target = os.environ.get("_PYTHON_HOST_PLATFORM", sysconfig.get_platform()).rpartition("-")[2]
@@ -72,7 +78,7 @@ core_sources = [
     path
     for folder in ("base", "quant", "ops", "sequence", "model")
     for path in sorted(glob(f"cpp/{folder}/**/*.cc", recursive=True))
-] + ["cpp/isa/select.cc"]
+] + ["cpp/isa/select.cc", *sorted(glob("cpp/cuda/*.cc"))]
 
 
 def static_library(name: str, sources: list[str], flags: list[str]) -> tuple[str, dict]:
@@ -94,7 +100,7 @@ link = {
     "libraries": [name for name, _ in libraries],
     "include_dirs": ["cpp", pybind11.get_include()],
     "extra_compile_args": base_flags + sanitizer_flags,
-    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", *sanitizer_flags],
+    "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", "-ldl", *sanitizer_flags],
     "language": "c++",
     # The archives are relinked when any of their sources is newer.
     "depends": headers + [source for _, info in libraries for source in info["sources"]],
@@ -124,6 +130,15 @@ class BuildLibraries(build_clib):
             list(pool.map(lambda library: build([library]), libraries))
 
 
+class BuildPackage(build_py):
+    """Adds the images of the CUDA kernels, where there is a compiler for them."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:  # else the sources are the package, with what is in them
+            print(provide_images(Path(self.build_lib) / "edgeh2o/cuda/images"))
+
+
 build_base = "build/debug_base" if debug else "build"
 if sanitizers:
     build_base = "build/sanitize_base"
@@ -131,7 +146,7 @@ if sanitizers:
 setup(
     # Objects of one kind of build must not be taken for those of another.
     options={"build": {"build_base": build_base}, "build_ext": {"parallel": n_jobs}},
-    cmdclass={"build_clib": BuildLibraries},
+    cmdclass={"build_clib": BuildLibraries, "build_py": BuildPackage},
     libraries=libraries,
     ext_modules=extensions + cythonize(cython_extensions, language_level=3),
 )

@@ -80,7 +80,7 @@ class WeightReader:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | DeviceModel,
         descriptor: int,
         tensors: abc.Sequence[tuple[str, str, int, int, int, int, Buffer | None]],
     ) -> None: ...
@@ -391,6 +391,81 @@ class Sequence(_SequenceMethods):
         With copies of the residual stream before the layer [n, model_dim], q [n, q_dim], k and v
         [n, kv_dim] with the rotary embedding applied, and what attention gave [n, q_dim].
         """
+    def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
+    def decode(self, token: int) -> NDArray[np.float32]: ...
+    def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...
+    @staticmethod
+    def estimate_bytes(
+        config: DecoderConfig, policy: SparsePolicy, **sizes: Any
+    ) -> dict[str, int]: ...
+
+def device_count() -> int:
+    """GPUs of the driver. ResourceError, with the reason, where there is none."""
+
+class Device:
+    """A GPU, opened: ResourceError, with the reason, if it cannot be."""
+
+    def __init__(self, ordinal: int) -> None: ...
+    def properties(self) -> dict[str, Any]: ...
+    def load_image(self, image: bytes) -> None:
+        """Takes the kernels of a cubin or of PTX; ResourceError if the driver does not."""
+    def self_test(self) -> str:
+        """Computes what the CPU has computed: what differs, or nothing."""
+
+def check_device_supports(config: DecoderConfig) -> None:
+    """ValueError that names the first thing that GPUs have no kernels for."""
+
+class DeviceModel:
+    """The weights of a model on a GPU; filled by a ``WeightReader``, then finished."""
+
+    def __init__(self, config: DecoderConfig, device: Device) -> None: ...
+    @staticmethod
+    def estimate_bytes(type: str, rows: int, cols: int) -> int:
+        """What a tensor takes on the device."""
+    def expect_bytes(self, n_bytes: int) -> None:
+        """Says how much is to come, so that it is allocated in few blocks."""
+    def finish(self) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+class DeviceSequence(_SequenceMethods):
+    """One prompt on a GPU: a ``Runner`` (edgeh2o/runners/base.py), which see."""
+
+    prompt_logits: NDArray[np.float32] | None
+    def __init__(
+        self,
+        model: DeviceModel,
+        policy: SparsePolicy,
+        *,
+        max_context: int,
+        batch_size: int,
+        chunk_size: int,
+        cache_type: str = "f16",
+        all_rows: bool = False,
+    ) -> None: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def chunk_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def memory_bytes(self) -> dict[str, int]: ...
+    def prefill(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        is_last: bool,
+        stays_open: bool = False,
+        on_layer: Callable[[int, int], None] | None = None,
+        on_attention: None = None,
+    ) -> NDArray[np.float32] | None: ...
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...
     def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...

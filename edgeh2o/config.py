@@ -8,6 +8,7 @@ metadata (``flags`` and ``help``), so an option is described once.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -19,6 +20,7 @@ MAX_CONTEXT = 2**31 - 1
 MAX_BATCH = 2**20
 MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32", "q8_0")
+DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
 
 
@@ -316,6 +318,13 @@ class RuntimeConfig:
     check_tensors: bool = option(
         False, "--check-tensors", help="refuse a model that has NaN or infinite weights"
     )
+    device: str = option(
+        "auto",
+        "--device",
+        metavar="DEVICE",
+        help="what computes: cpu, cuda or cuda:N (a GPU; attention h2o or dense); auto: what "
+        "EDGEH2O_DEVICE says, else cpu",
+    )
 
     def __post_init__(self) -> None:
         if self.context_size is not None:
@@ -325,6 +334,10 @@ class RuntimeConfig:
         if self.isa is not None and not self.isa:
             raise UsageError("isa (--isa) is empty; leave it out to take the best one")
         self._check_choice("cache_type", "--cache-type", CACHE_TYPES)
+        if not isinstance(self.device, str) or not DEVICE_NAME.fullmatch(self.device):
+            raise UsageError(
+                f"device (--device) must be auto, cpu, cuda or cuda:N, got {self.device!r:.80}"
+            )
         self._check_choice("attention_precision", "--attention-precision", ATTENTION_PRECISIONS)
 
     def _check_choice(self, name: str, flag: str, choices: tuple[str, ...]) -> None:

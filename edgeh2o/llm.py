@@ -32,7 +32,8 @@ class LLM:
     model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
     ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
     such as ``{"algorithm": "h2o", "local": 256}``. ``context_size``, ``threads``, ``isa``,
-    ``cache_type``, ``attention_precision`` and ``check_tensors`` are those of ``RuntimeConfig``;
+    ``cache_type``, ``attention_precision``, ``check_tensors`` and ``device`` are those of
+    ``RuntimeConfig``;
     ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
     place of the model's own, and ``chat_template_kwargs`` are variables of it such as
     ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
@@ -55,6 +56,7 @@ class LLM:
         cache_type: str = "f16",
         attention_precision: str = "auto",
         check_tensors: bool = False,
+        device: str = "auto",
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -67,6 +69,7 @@ class LLM:
             cache_type=cache_type,
             attention_precision=attention_precision,
             check_tensors=check_tensors,
+            device=device,
         )
         self._session = session = load_session(
             model,
@@ -82,7 +85,7 @@ class LLM:
         self.model_path, self.load_s = session.path, session.load_s
         self.weight_bytes, plan = session.model.weight_bytes, session.plan
         self.prefill, self.chunk_size, self.threads = plan.prefill, plan.chunk_size, plan.threads
-        self.isa, self.cache_type = plan.isa, plan.cache_type
+        self.isa, self.cache_type, self.device = plan.isa, plan.cache_type, plan.device
         self.attention_precision = plan.precision
 
     def __enter__(self) -> LLM:

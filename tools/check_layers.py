@@ -32,7 +32,7 @@ PYTHON_LAYERS = (
     ("engine", "export"),
     ("onnx",),
     ("runners", "host"),
-    ("models", "tokenizer", "attention", "isa"),
+    ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
     ("config", "_core", "_kernels", "_version"),
     ("errors",),
@@ -54,7 +54,7 @@ CPP_FOLDERS = (
 ALLOWED_FOLDERS = {
     folder: frozenset(CPP_FOLDERS[: rank + 1]) for rank, folder in enumerate(CPP_FOLDERS)
 } | {"sparse": frozenset({"base", "sparse"})}
-# CUDA sources live beside the op they implement and need the device buffers.
+# Kernels of GPUs: cpp/cuda/kernels.
 CUDA_SUFFIXES = (".cu", ".cuh")
 # Types and constants only: no function that the linker could take from the wrong ISA.
 KERNEL_INTERFACES = frozenset({"quant/packed_format.h"})

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "bindings/buffers.h"
 #include "bindings/register.h"
+#include "cuda/device_decoder.h"
 #include "isa/select.h"
 #include "model/decoder.h"
 #include "model/weight_reader.h"
@@ -144,8 +145,10 @@ class BoundWeightReader {
   using Tensor =
       std::tuple<std::string, std::string, uint64_t, size_t, size_t, size_t, std::optional<py::buffer>>;
 
-  BoundWeightReader(std::shared_ptr<Decoder> decoder, int descriptor, const std::vector<Tensor>& tensors)
-      : decoder_(std::move(decoder)), reader_(make_reader(descriptor, tensors)) {}
+  // owner: of what the sink writes to.
+  BoundWeightReader(std::shared_ptr<const void> owner, TensorSink sink, int descriptor,
+                    const std::vector<Tensor>& tensors)
+      : owner_(std::move(owner)), reader_(make_reader(std::move(sink), descriptor, tensors)) {}
 
   void run() {
     ReadStatus status;
@@ -168,19 +171,31 @@ class BoundWeightReader {
   size_t n_bytes_done() const { return reader_.n_bytes_done(); }
 
  private:
-  WeightReader make_reader(int descriptor, const std::vector<Tensor>& tensors) {
+  WeightReader make_reader(TensorSink sink, int descriptor, const std::vector<Tensor>& tensors) {
     std::vector<TensorSource> sources;
     for (const auto& [name, type, offset, n_bytes, rows, cols, row_order] : tensors) {
       orders_.emplace_back(row_order, name, rows, cols);
       sources.push_back({name, type, offset, n_bytes, rows, cols, orders_.back().data()});
     }
-    return WeightReader(decoder_->weights(), descriptor, std::move(sources));
+    return WeightReader(std::move(sink), descriptor, std::move(sources));
   }
 
-  std::shared_ptr<Decoder> decoder_;
+  std::shared_ptr<const void> owner_;
   std::vector<RowOrder> orders_;
   WeightReader reader_;
 };
+
+// Reads into the weights of a decoder, of the CPU or of a device.
+template <typename T>
+std::unique_ptr<BoundWeightReader> make_reader(const std::shared_ptr<T>& decoder, int descriptor,
+                                               const std::vector<BoundWeightReader::Tensor>& tensors) {
+  auto& weights = decoder->weights();
+  const auto sink = [&weights](const TensorSource& source, const uint8_t* data) {
+    weights.set_tensor(source.name, source.type_name, data, source.n_bytes, source.rows, source.cols,
+                       source.row_order);
+  };
+  return std::make_unique<BoundWeightReader>(decoder, sink, descriptor, tensors);
+}
 
 py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
   size_t rows = 0, cols = 0;
@@ -216,8 +231,9 @@ void bind_model(py::module_& module) {
       .def_property_readonly("isa", [](Decoder& decoder) { return decoder.weights().table().name; })
       .def_property_readonly("weight_bytes", [](Decoder& decoder) { return decoder.weights().n_bytes(); });
   py::class_<BoundWeightReader>(module, "WeightReader")
-      .def(py::init<std::shared_ptr<Decoder>, int, std::vector<BoundWeightReader::Tensor>>(),
-           py::arg("model"), py::arg("descriptor"), py::arg("tensors"))
+      .def(py::init(&make_reader<Decoder>), py::arg("model"), py::arg("descriptor"), py::arg("tensors"))
+      .def(py::init(&make_reader<cuda::DeviceDecoder>), py::arg("model"), py::arg("descriptor"),
+           py::arg("tensors"))
       .def("run", &BoundWeightReader::run)
       .def("take_all_threads", &BoundWeightReader::take_all_threads)
       .def("cancel", &BoundWeightReader::cancel)

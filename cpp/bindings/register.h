@@ -14,6 +14,7 @@ inline PromptEnd prompt_end(bool is_last, bool stays_open) {
 
 void bind_attention(pybind11::module_& module);
 void bind_chunked_attention(pybind11::module_& module);
+void bind_device(pybind11::module_& module);
 void bind_matmul(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
 void bind_sequence(pybind11::module_& module);

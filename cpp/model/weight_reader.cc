@@ -40,8 +40,7 @@ ReadStatus WeightReader::run() {
     const ThreadScope scope(std::max(1, num_threads() - spares_thread));
     const ReadStatus status = read(buffer.data(), source.offset, source.n_bytes);
     if (status != ReadStatus::kDone) return status;
-    weights_.set_tensor(source.name, source.type_name, buffer.data(), source.n_bytes, source.rows,
-                        source.cols, source.row_order);
+    sink_(source, buffer.data());
     n_bytes_done_.fetch_add(source.n_bytes, std::memory_order_relaxed);
   }
   return ReadStatus::kDone;

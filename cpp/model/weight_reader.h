@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,15 +20,25 @@ struct TensorSource {
   const int32_t* row_order;
 };
 
+// Takes the bytes of a tensor, which are gone afterwards.
+using TensorSink = std::function<void(const TensorSource&, const uint8_t* data)>;
+
 enum class ReadStatus { kDone, kCancelled, kFileTooShort, kReadError };
 
 class WeightReader {
  public:
   WeightReader(Weights& weights, int descriptor, std::vector<TensorSource> sources)
-      : weights_(weights), descriptor_(descriptor), sources_(std::move(sources)) {}
+      : WeightReader(
+            [&weights](const TensorSource& source, const uint8_t* data) {
+              weights.set_tensor(source.name, source.type_name, data, source.n_bytes, source.rows,
+                                 source.cols, source.row_order);
+            },
+            descriptor, std::move(sources)) {}
+  WeightReader(TensorSink sink, int descriptor, std::vector<TensorSource> sources)
+      : sink_(std::move(sink)), descriptor_(descriptor), sources_(std::move(sources)) {}
 
-  // Reads and packs everything, one tensor at a time. For kReadError `error_number` says why. Throws
-  // std::invalid_argument for what Weights::set_tensor refuses, std::bad_alloc.
+  // Reads and packs everything, one tensor at a time. For kReadError `error_number` says why. Throws what
+  // the sink does: std::invalid_argument for what Weights::set_tensor refuses, std::bad_alloc.
   // One thread less than there are is used, so that another thread can work beside it undisturbed, until
   // that calls take_all_threads.
   ReadStatus run();
@@ -41,7 +52,7 @@ class WeightReader {
  private:
   ReadStatus read(uint8_t* out, uint64_t offset, size_t n_bytes);
 
-  Weights& weights_;
+  TensorSink sink_;
   int descriptor_;
   std::vector<TensorSource> sources_;
   std::atomic<bool> is_cancelled_{false}, spares_thread_{true};

@@ -64,13 +64,18 @@ void Weights::for_each_tensor(const F& f) {
   }
 }
 
-void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data,
-                         size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
+const Weights::Slot& Weights::find_slot(const std::string& name, size_t rows, size_t cols) const {
   const auto found = slots_.find(name);
   EH2O_CHECK(found != slots_.end(), "tensor '", name, "' is not part of this model");
   const Slot& slot = found->second;
   EH2O_CHECK(rows == slot.rows && cols == slot.cols, "tensor '", name, "' is ", rows, " x ", cols,
              ", expected ", slot.rows, " x ", slot.cols);
+  return slot;
+}
+
+void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data,
+                         size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
+  const Slot& slot = find_slot(name, rows, cols);
   const FormatInfo& info = find_format(type_name);
   if (slot.matrix) {
     n_bytes_ -= slot.matrix->n_bytes();

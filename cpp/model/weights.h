@@ -32,6 +32,14 @@ struct LayerWeights {
 
 class Weights {
  public:
+  // Where a tensor goes: a matrix or a vector.
+  struct Slot {
+    PackedMatrix* matrix = nullptr;
+    std::vector<float>* vector = nullptr;
+    size_t rows = 0, cols = 0;
+    bool is_required = true;
+  };
+
   Weights(const DecoderConfig& config, const KernelTable& table);
 
   // Packs or converts one tensor of a GGUF file; `name` is the file's. Vectors have rows = 1. row_order: see
@@ -51,21 +59,20 @@ class Weights {
   template <typename F>
   void for_each_tensor(const F& f);
 
+  // The tensor's place, by its name and shape. Throws std::invalid_argument for an unknown name or another
+  // shape.
+  const Slot& find_slot(const std::string& name, size_t rows, size_t cols) const;
+  const std::unordered_map<std::string, Slot>& slots() const { return slots_; }
+
   const PackedMatrix& output() const { return output_.weight ? output_.weight : token_embd_.weight; }
   const PackedMatrix& token_embd() const { return token_embd_.weight; }
+  const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
   const std::vector<float>& output_norm() const { return output_norm_; }
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
   const KernelTable& table() const { return *table_; }
   size_t n_bytes() const { return n_bytes_; }
 
  private:
-  struct Slot {
-    PackedMatrix* matrix = nullptr;
-    std::vector<float>* vector = nullptr;
-    size_t rows = 0, cols = 0;
-    bool is_required = true;
-  };
-
   DecoderConfig config_;
   const KernelTable* table_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused

@@ -7,16 +7,6 @@
 namespace edgeh2o {
 namespace {
 
-PolicyShape policy_shape(const std::vector<AttentionHeads>& layers, const SequenceShape& shape) {
-  PolicyShape result;
-  result.max_context = shape.max_context;
-  result.chunk_size = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
-  for (const AttentionHeads& heads : layers) {
-    result.add_layer(heads.n_kv_heads, {0, 0, heads.group_size(), heads.key_dim, heads.value_dim});
-  }
-  return result;
-}
-
 AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
   const AttentionShape result{heads, shape.max_context, shape.batch_size, shape.chunk_size, shape.precision};
   result.check();
@@ -34,7 +24,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                                       std::vector<size_t>* plan_of_layer = nullptr) {
   EH2O_CHECK(!layers.empty(), "n_layers must be at least 1");
   for (const AttentionHeads& heads : layers) attention_shape(heads, shape);
-  const PolicyNeeds needs = policy.needs(policy_shape(layers, shape));
+  const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape));
   std::vector<AttentionPlan> plans;
   for (const AttentionHeads& heads : layers) {
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
@@ -53,6 +43,16 @@ size_t most_scratch(const std::vector<AttentionPlan>& plans, size_t n_threads) {
 }
 
 }  // namespace
+
+PolicyShape Sequence::policy_shape(const std::vector<AttentionHeads>& layers, const SequenceShape& shape) {
+  PolicyShape result;
+  result.max_context = shape.max_context;
+  result.chunk_size = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
+  for (const AttentionHeads& heads : layers) {
+    result.add_layer(heads.n_kv_heads, {0, 0, heads.group_size(), heads.key_dim, heads.value_dim});
+  }
+  return result;
+}
 
 Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& layers,
                    std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape)

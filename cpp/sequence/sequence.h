@@ -41,6 +41,8 @@ class Sequence {
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
+  // What a policy is told of sequences of this shape.
+  static PolicyShape policy_shape(const std::vector<AttentionHeads>& layers, const SequenceShape& shape);
   static SequenceBytes estimate_bytes(const KernelTable& table, const std::vector<AttentionHeads>& layers,
                                       const SparsePolicy& policy, const SequenceShape& shape,
                                       size_t n_threads);
@@ -48,6 +50,7 @@ class Sequence {
   const SequenceShape& shape() const { return shape_; }
   size_t n_layers() const { return layers_.size(); }
   const SparsePolicy& policy() const { return *policy_; }
+  SparsePolicy& policy_of_call() { return *policy_; }  // for attention that runs elsewhere, on a device
 
   // One layer's attention on so much scratch, and its cache.
   size_t scratch_bytes(size_t n_threads) const;

@@ -77,6 +77,7 @@ def execute(args: argparse.Namespace) -> int:
 def _report_gguf(
     path: Path, gguf: GgufFile, options: ModelOptions, *, lists_tensors: bool
 ) -> dict[str, Any]:
+    from ..cuda.devices import choose_device
     from ..formats.metadata import TEMPLATE_KEY
     from ..models.spec import read_model
     from ..runners.native import check_tensors, estimate_session_bytes
@@ -84,6 +85,8 @@ def _report_gguf(
     from ..tokenizer import build_tokenizer
 
     def estimate_memory() -> dict[str, Any]:
+        if choose_device(options.runtime.device) is not None:
+            raise UsageError("inspect counts the memory of the CPU; leave out --device")
         config, bindings = read_model(gguf)
         sizes = [binding.n_bytes for binding in bindings]
         estimate = partial(estimate_session_bytes, config)

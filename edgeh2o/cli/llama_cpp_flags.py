@@ -31,7 +31,7 @@ _FLAGS = {
     for names, flag in (
         (
             "-ngl --gpu-layers --n-gpu-layers",
-            _Flag("edgeh2o runs on the CPU; leave it out", "value", idle=("0",)),
+            _Flag("a GPU takes all layers (--device cuda)", "value", idle=("0",)),
         ),
         ("-hf -hfr --hf-repo -hff --hf-file -mu --model-url", _Flag(_BY_PATH, "value")),
         (

@@ -123,6 +123,7 @@ def open_model(
             cache_type=runtime.cache_type,
             attention_precision=runtime.attention_precision,
             check_tensors=runtime.check_tensors,
+            device=runtime.device,
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,
@@ -145,6 +146,7 @@ def _describe(llm: LLM) -> str:
         f"{config.n_heads} query heads, {config.n_kv_heads} KV heads of {config.head_dim}, "
         f"vocabulary {config.vocab_size}, trained on {config.context_length} positions\n"
         f"kernels: {llm.isa}, attention in {llm.attention_precision}, threads: {llm.threads}"
+        + ("" if llm.device == "cpu" else f"\ndevice: {llm.device}")
     )
 
 

@@ -6,6 +6,7 @@ what is only needed for an answer is imported while other threads read them.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .. import isa as instruction_sets
 from ..config import PrefillConfig, RuntimeConfig
-from ..errors import ResourceError
+from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
 from ..host import memory
 from ..onnx.folder import is_onnx
@@ -50,19 +51,26 @@ def import_answering() -> None:
         ) from None
 
 
-def open_model(path: Path) -> ModelFile:
-    """Opens a GGUF file, or the folder or ``.onnx`` file of an ONNX model.
+def open_model(path: Path, device: _core.Device | None = None) -> ModelFile:
+    """Opens a GGUF file, or the folder or ``.onnx`` file of an ONNX model, for a GPU if given.
 
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
-    UsageError if packages for it are missing.
+    UsageError if packages for it are missing, or it does not run on a GPU.
     """
     if is_onnx(path):
+        if device is not None:
+            raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
         from ..onnx.model import OnnxModelFile
 
         return OnnxModelFile(path)
     from ..runners.native import NativeModelFile
 
-    return NativeModelFile(path)
+    file = NativeModelFile(path)
+    if device is None:
+        return file
+    from ..runners.cuda import CudaModelFile
+
+    return CudaModelFile(file, device)
 
 
 def load_session(
@@ -94,8 +102,9 @@ def load_session(
         compile_template(template)
     path = resolve_model(model)
     opened: list[Session] = []
-    with open_model(path) as file:
-        plan = RunPlan.of(file.config, attention, prefill, runtime)
+    device, place, has_memory = _open_device(runtime.device, attention)
+    with open_model(path, device) as file:
+        plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
         import_answering()
         plan.check_load(file)
         _core.set_num_threads(plan.threads)  # of the packing; sessions have theirs
@@ -118,3 +127,26 @@ def load_session(
     session = opened[0]
     session.take_weights(weights, time.perf_counter() - started_at)
     return session
+
+
+def _open_device(
+    name: str, attention: SparseAttentionConfig
+) -> tuple[_core.Device | None, str, bool]:
+    """The GPU that is asked for, what statistics call it, and whether its memory is its own.
+
+    None and "cpu" for the CPU. Raises as ``open_device``, and UsageError for attention that it has
+    no kernels for.
+    """
+    if name == "cpu" or (name == "auto" and not os.environ.get("EDGEH2O_DEVICE")):
+        return None, "cpu", False
+    from ..cuda.devices import choose_device, describe_device, open_device
+
+    ordinal = choose_device(name)
+    if ordinal is None:
+        return None, "cpu", False
+    from ..runners.cuda import require_supported
+
+    require_supported(attention)
+    device = open_device(ordinal)
+    properties = device.properties()
+    return device, describe_device(ordinal, properties), not properties["is_integrated"]

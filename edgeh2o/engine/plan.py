@@ -52,7 +52,8 @@ class RunPlan:
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
     open. ``context_size`` is what ``RuntimeConfig`` says, ``precision`` that of the products of
-    prefill attention.
+    prefill attention; ``device`` says where the model computes, and ``has_device_memory`` that this
+    takes no memory of the host: models on it check their own.
     """
 
     config: ModelConfig
@@ -65,6 +66,8 @@ class RunPlan:
     precision: str
     threads: int
     isa: str
+    device: str = "cpu"
+    has_device_memory: bool = False
 
     @classmethod
     def of(
@@ -73,6 +76,8 @@ class RunPlan:
         attention: SparseAttentionConfig,
         prefill: PrefillConfig,
         runtime: RuntimeConfig,
+        device: str = "cpu",
+        has_device_memory: bool = False,
     ) -> RunPlan:
         """Chooses what the settings leave open, for this machine.
 
@@ -93,12 +98,15 @@ class RunPlan:
             ),
             threads=runtime.threads or default_thread_count(),
             isa=instruction_sets.active(),
+            device=device,
+            has_device_memory=has_device_memory,
         )
 
     def report(self) -> dict[str, Any]:
         """What statistics say of it, by field of ``GenerationStats``."""
         return {
             "isa": self.isa,
+            "device": self.device,
             "threads": self.threads,
             "attention": self.attention.report(self.config),
             "chunk_size": self.chunk_size,
@@ -221,7 +229,7 @@ class RunPlan:
         available and the largest context that fits.
         """
         parts = dict(estimate(self.attention, shape))
-        if sum(parts.values()) <= room:
+        if self.has_device_memory or sum(parts.values()) <= room:
             return
         if weight_bytes:
             parts["weights"] = weight_bytes

@@ -43,6 +43,7 @@ class GenerationStats:
     pairs_computed: int
     pairs_dense: int
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    device: str = "cpu"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, fit for JSON."""
@@ -66,6 +67,7 @@ class GenerationStats:
             f"{name.replace('_', ' ')} {format_bytes(size)}"
             for name, size in self.memory_bytes.items()
         )
+        place = self.isa if self.device == "cpu" else f"{self.device}, {self.isa}"
         rows = [
             ("load", f"{self.load_s:.2f} s"),
             ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),
@@ -73,7 +75,7 @@ class GenerationStats:
             ("decode", _format_rate(self.generated_tokens, self.decode_tps)),
             ("pairs", pairs),
             ("memory", f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"),
-            ("run", f"{self.isa}, threads {self.threads}, {attention}, seed {self.seed}"),
+            ("run", f"{place}, threads {self.threads}, {attention}, seed {self.seed}"),
         ]
         return "\n".join(f"{name:<12} {value}" for name, value in rows)
 

@@ -191,7 +191,7 @@ def benchmark_throughput(
         results += [
             Throughput(
                 model=llm.model_path.name,
-                isa=llm.isa,
+                isa=llm.isa if llm.device == "cpu" else llm.device,
                 threads=llm.threads,
                 mode=mode,
                 attention=attentions[mode].describe(),

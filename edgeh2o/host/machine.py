@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import isa
 from .._version import __version__
+from ..cuda.devices import examine_devices
 from ..errors import UsageError
 from . import cgroup, memory
 from .threads import choose_threads
@@ -40,10 +41,12 @@ def examine_machine(root: Path = Path("/")) -> dict[str, Any]:
             "in_fastest_cluster": threads.n_fastest,
             "quota_of_control_group": threads.quota,
         },
+        "gpu": examine_devices(),
         "memory_bytes": _examine_memory(root),
         "heat": {
             "degrees_celsius": _temperatures(root),
             "throttled_times": _throttle_count(root),
+            "power_mode": _read(root / "var/lib/nvpmodel/status"),  # of a Jetson
             "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         },
         "versions": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..attention.base import SparseAttentionConfig
     from ..formats.gguf import GgufFile
+    from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
 
 
@@ -70,6 +71,25 @@ class NativeModelFile:
         tensors = {binding.info.name: binding.info for binding in self._bindings}
         return fingerprint_file(self._gguf, tensors.values())
 
+    @property
+    def gguf(self) -> GgufFile:
+        """The open file."""
+        return self._gguf
+
+    @property
+    def bindings(self) -> Sequence[TensorBinding]:
+        """Which tensor, or part of one, every weight is read from."""
+        return self._bindings
+
+    def check_tensors(self) -> None:
+        """Raises FormatError that names the first tensor with a weight that is NaN or infinite."""
+        tensors = {binding.info.name: binding.info for binding in self._bindings}
+        try:
+            for info in tensors.values():
+                _check_tensor(info, self._gguf.tensor_bytes(info))
+        except ValueError as error:
+            raise FormatError(f"{self.path}: {error}") from None
+
     def __enter__(self) -> NativeModelFile:
         return self
 
@@ -96,14 +116,14 @@ class NativeModelFile:
         the data. ``on_bytes(done, total)`` counts bytes of the file. ``meanwhile()`` is called
         once the packing has begun.
         """
-        core_model = _core.Model(_decoder_config(self.config))
+        core_model = _core.Model(core_config(self.config))
         loading = WeightLoading(core_model, self._gguf, self._bindings)
         tensors = {binding.info.name: binding.info for binding in self._bindings}.values()
         if on_bytes is not None:
             on_bytes(0, self.n_weight_bytes)
         try:
-            for info in tensors if check_tensors else ():
-                _check_tensor(info, self._gguf.tensor_bytes(info))
+            if check_tensors:
+                self.check_tensors()
             with loading:
                 if meanwhile is not None:
                     meanwhile()
@@ -209,7 +229,7 @@ def estimate_session_bytes(
     Raises UsageError for a shape that this model cannot have.
     """
     policy = attention.make_policy(config)
-    decoder_config = _decoder_config(config)
+    decoder_config = core_config(config)
     try:
         return _core.Sequence.estimate_bytes(decoder_config, policy, **asdict(shape))
     except ValueError as error:
@@ -243,7 +263,8 @@ def _check_tensor(info: TensorInfo, data: memoryview) -> None:
     )
 
 
-def _decoder_config(config: DecoderConfig) -> _core.DecoderConfig:
+def core_config(config: DecoderConfig) -> _core.DecoderConfig:
+    """The configuration as the core has it. Raises FormatError for one that it refuses."""
     rope = {
         "inv_freq": config.rope_inv_freq,
         "attention_factor": config.rope_attention_factor,

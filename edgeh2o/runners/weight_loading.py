@@ -24,7 +24,10 @@ class WeightLoading:
     """
 
     def __init__(
-        self, core_model: _core.Model, file: GgufFile, bindings: Iterable[TensorBinding]
+        self,
+        core_model: _core.Model | _core.DeviceModel,
+        file: GgufFile,
+        bindings: Iterable[TensorBinding],
     ) -> None:
         by_file: dict[GgufFile, list[TensorBinding]] = {}
         for binding in bindings:

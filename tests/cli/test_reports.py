@@ -166,6 +166,7 @@ def test_what_a_board_tells(tmp_path: Path) -> None:
         "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
         "sys/class/thermal/thermal_zone1/temp": "none\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+        "var/lib/nvpmodel/status": "pmode:0002\n",
         "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "2\n",
         "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "3\n",
     }.items():
@@ -177,6 +178,7 @@ def test_what_a_board_tells(tmp_path: Path) -> None:
     assert report["heat"] == {
         "degrees_celsius": {"cpu-thermal": 61.5},
         "throttled_times": 5,
+        "power_mode": "pmode:0002",
         "governor": "powersave",
     }
     bare = examine_machine(tmp_path / "nothing")

@@ -32,7 +32,7 @@ def _loading_threads() -> list[threading.Thread]:
 def test_weights_are_those_of_tensors_set_one_by_one(path: Path) -> None:
     with NativeModelFile(path) as file:
         model = file.load()
-        expected = _core.Model(native._decoder_config(file.config))
+        expected = _core.Model(native.core_config(file.config))
         for item in file._bindings:
             data = file._gguf.tensor_bytes(item.info)[item.first_byte :][: item.n_bytes]
             kind, shape = item.info.type_name, (item.n_rows, item.info.cols)
@@ -119,7 +119,7 @@ def test_an_order_of_rows_that_cannot_be_one(
     path: Path, order: NDArray[np.generic], problem: str
 ) -> None:
     with NativeModelFile(path) as file:
-        model = _core.Model(native._decoder_config(file.config))
+        model = _core.Model(native.core_config(file.config))
         item = next(item for item in file._bindings if item.row_order is not None)
         data = file._gguf.tensor_bytes(item.info)
         shape = (item.n_rows, item.info.cols)
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read(path: Path, tmp_path: Path) -> None:
     with NativeModelFile(path) as file:
         closed_for_reading = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
         reader = _core.WeightReader(
-            _core.Model(native._decoder_config(file.config)),
+            _core.Model(native.core_config(file.config)),
             closed_for_reading,
             [("output_norm.weight", "F32", 0, 4, 1, 1, None)],
         )
@@ -172,7 +172,7 @@ def test_a_read_error_names_the_file(path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_cancelled_reader_reads_no_more(path: Path) -> None:
     with NativeModelFile(path) as file:
-        model = _core.Model(native._decoder_config(file.config))
+        model = _core.Model(native.core_config(file.config))
         item = file._bindings[0]
         source = (item.name, item.info.type_name, item.info.offset, item.n_bytes)
         shape = (item.n_rows, item.info.cols, item.row_order)

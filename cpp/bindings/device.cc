@@ -1,0 +1,246 @@
+// GPUs, and prompts in decoders that live there: what Python's runner protocol asks for.
+#include "cuda/device.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/check.h"
+#include "bindings/buffers.h"
+#include "bindings/register.h"
+#include "bindings/sequence_methods.h"
+#include "cuda/device_decoder.h"
+#include "cuda/self_test.h"
+#include "isa/select.h"
+
+namespace py = pybind11;
+
+namespace edgeh2o {
+namespace {
+
+using cuda::Device;
+using cuda::DeviceDecoder;
+using cuda::DeviceState;
+using TokenArray = py::array_t<int32_t, py::array::c_style>;
+
+py::dict to_dict(const cuda::DeviceProperties& p) {
+  py::dict result;
+  result["name"] = p.name;
+  result["driver_version"] = p.driver_version;
+  result["compute_capability"] = py::make_tuple(p.major, p.minor);
+  result["n_processors"] = p.n_processors;
+  result["is_integrated"] = p.is_integrated;
+  result["total_bytes"] = p.total_bytes;
+  result["free_bytes"] = p.free_bytes;
+  return result;
+}
+
+SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
+                         const std::string& cache_type, bool all_rows) {
+  return {max_context, batch_size, chunk_size, parse_cache_type(cache_type), AttentionPrecision::kF32,
+          all_rows};
+}
+
+struct DeviceSequence {
+  DeviceSequence(std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> rule,
+                 const SequenceShape& shape)
+      : decoder(std::move(model)),
+        policy(rule),
+        sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
+        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
+    cuda::check_supported(sequence.plan(0).needs);
+  }
+
+  void forget_prompt() { prompt_logits = py::none(); }
+
+  py::array_t<float> run(Span<const int32_t> tokens, bool is_decode, PromptEnd end,
+                         const cuda::OnLayer& on_layer) {
+    const bool has_logits = end != PromptEnd::kLater;
+    py::array_t<float> logits(has_logits ? static_cast<py::ssize_t>(decoder->config().vocab_size) : 0);
+    float* const out = has_logits ? logits.mutable_data() : nullptr;
+    const py::gil_scoped_release release;
+    if (rows_are_on_host) {
+      state.upload_rows(sequence);
+      rows_are_on_host = false;
+    }
+    n_left = 0;
+    decoder->forward(sequence, state, tokens, is_decode, end, out, on_layer);
+    if (!is_decode) n_left = tokens.size;
+    return logits;
+  }
+
+  static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy,
+                           const SequenceShape& shape) {
+    const SequenceBytes host =
+        Sequence::estimate_bytes(active_kernel_table(), config.heads(), policy, shape, 1);
+    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.heads(), shape));
+    py::dict result;
+    result["kv_cache"] = DeviceState::cache_bytes(config, shape);
+    result["activations"] = DeviceState::buffer_bytes(config, shape, needs);
+    result["scores"] = host.policy;
+    return result;
+  }
+
+  std::shared_ptr<DeviceDecoder> decoder;
+  std::shared_ptr<SparsePolicy> policy;
+  Sequence sequence;  // its books; the rows of its cache are a copy of the device's, when one was asked for
+  DeviceState state;
+  py::object prompt_logits = py::none();
+  bool rows_are_on_host = false;  // a saved prompt was taken up: they go to the device before the next call
+  size_t n_left = 0;
+};
+
+py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last, bool stays_open,
+                   const py::object& on_layer, const py::object& on_attention) {
+  EH2O_CHECK(on_attention.is_none(),
+             "the attention of a model on a GPU cannot be looked at; use --device cpu");
+  EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
+  const auto report = [&on_layer](size_t done, size_t total) {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!on_layer.is_none()) on_layer(done, total);
+  };
+  self.forget_prompt();
+  const Span<const int32_t> view{tokens.data(), static_cast<size_t>(tokens.size())};
+  const py::array_t<float> logits = self.run(view, false, prompt_end(is_last, stays_open), report);
+  if (!is_last) return py::none();
+  if (stays_open) self.prompt_logits = logits;
+  return logits;
+}
+
+py::array_t<float> row_logits(DeviceSequence& self, size_t first, size_t n_rows) {
+  EH2O_CHECK(n_rows > 0 && first <= self.n_left && n_rows <= self.n_left - first, "rows ", first, " to ",
+             first, " + ", n_rows, " are not among the ", self.n_left, " of the latest prefill call");
+  py::array_t<float> logits({n_rows, self.decoder->config().vocab_size});
+  float* const data = logits.mutable_data();
+  const py::gil_scoped_release release;
+  self.decoder->row_logits(self.state, first, n_rows, data);
+  return logits;
+}
+
+void load_state(DeviceSequence& self, const py::buffer& state,
+                const std::optional<std::vector<int32_t>>& tokens) {
+  const py::buffer_info info = state.request();
+  self.forget_prompt();
+  self.sequence.load_state(contiguous_bytes(info, "the state"));
+  if (tokens) {
+    if (tokens->size() != self.sequence.position()) {
+      const size_t position = self.sequence.position();
+      self.sequence.reset();
+      throw_invalid("it is of ", position, " tokens, not ", tokens->size());
+    }
+    self.sequence.append_tokens({tokens->data(), tokens->size()});
+  }
+  self.rows_are_on_host = true;
+}
+
+py::list cached_rows(const std::shared_ptr<DeviceSequence>& self) {
+  if (!self->rows_are_on_host) {
+    const py::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(self->decoder->mutex());
+    self->state.download_rows(self->sequence);
+  }
+  py::list views;
+  for (size_t i = 0; i < self->sequence.n_layers(); ++i) {
+    append_rows(views, self->sequence.layer(i), py::cast(self));
+  }
+  return views;
+}
+
+}  // namespace
+
+void bind_device(py::module_& module) {
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const cuda::DeviceError& device_error) {
+      const py::object type = py::module_::import("edgeh2o.errors").attr("ResourceError");
+      PyErr_SetString(type.ptr(), device_error.what());
+    }
+  });
+  module.def("device_count", &Device::count);
+  py::class_<Device, std::shared_ptr<Device>>(module, "Device")
+      .def(py::init<int>(), py::arg("ordinal"))
+      .def("self_test", [](Device& device) { return cuda::run_self_test(device); })
+      .def("properties", [](const Device& device) { return to_dict(device.properties()); })
+      .def(
+          "load_image", [](Device& device, const py::bytes& image) { device.load_image(std::string(image)); },
+          py::arg("image"));
+  py::class_<DeviceDecoder, std::shared_ptr<DeviceDecoder>>(module, "DeviceModel")
+      .def(py::init([](const DecoderConfig& config, std::shared_ptr<Device> device) {
+             return std::make_shared<DeviceDecoder>(config, active_kernel_table(), std::move(device));
+           }),
+           py::arg("config"), py::arg("device"))
+      .def_static("estimate_bytes", &cuda::DeviceWeights::estimate_bytes, py::arg("type"), py::arg("rows"),
+                  py::arg("cols"))
+      .def(
+          "expect_bytes", [](DeviceDecoder& self, size_t n_bytes) { self.weights().expect(n_bytes); },
+          py::arg("n_bytes"))
+      .def("finish", [](DeviceDecoder& self) { self.weights().finish(); })
+      .def_property_readonly("weight_bytes", [](DeviceDecoder& self) { return self.weights().n_bytes(); });
+  module.def(
+      "check_device_supports", [](const DecoderConfig& config) { cuda::check_supported(config); },
+      py::arg("config"));
+
+  py::class_<DeviceSequence, std::shared_ptr<DeviceSequence>> c(module, "DeviceSequence");
+  c.def(py::init([](std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> policy,
+                    size_t max_context, size_t batch_size, size_t chunk_size, const std::string& cache_type,
+                    bool all_rows) {
+          const SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, all_rows);
+          return std::make_shared<DeviceSequence>(std::move(model), std::move(policy), shape);
+        }),
+        py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
+        py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false)
+      .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
+           py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
+           py::arg("on_attention") = py::none())
+      .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
+      .def(
+          "decode",
+          [](DeviceSequence& self, int32_t token) {
+            return self.run({&token, 1}, true, PromptEnd::kFinal, {});
+          },
+          py::arg("token"))
+      .def("load_state", &load_state, py::arg("state"), py::arg("token_ids") = py::none())
+      .def("cached_rows", &cached_rows)  // the first of its name is the one that is called
+      .def_readwrite("prompt_logits", &DeviceSequence::prompt_logits)
+      .def_property_readonly("token_ids",
+                             [](const DeviceSequence& self) {
+                               py::list ids;
+                               for (const int32_t token : self.sequence.tokens()) ids.append(token);
+                               return ids;
+                             })
+      .def_property_readonly("position", [](const DeviceSequence& self) { return self.sequence.position(); })
+      .def_property_readonly("max_context",
+                             [](const DeviceSequence& self) { return self.sequence.shape().max_context; })
+      .def_property_readonly("batch_size",
+                             [](const DeviceSequence& self) { return self.sequence.shape().batch_size; })
+      .def_property_readonly("chunk_size",
+                             [](const DeviceSequence& self) { return self.sequence.shape().chunk_size; })
+      .def_property_readonly("vocab_size",
+                             [](const DeviceSequence& self) { return self.decoder->config().vocab_size; })
+      .def_property_readonly(
+          "pairs_computed",
+          [](const DeviceSequence& self) { return self.sequence.pairs_computed(self.sequence.n_layers()); })
+      .def_property_readonly(
+          "pairs_dense",
+          [](const DeviceSequence& self) { return self.sequence.pairs_dense(self.sequence.n_layers()); })
+      .def_property_readonly("memory_bytes",
+                             [](const DeviceSequence& self) {
+                               return DeviceSequence::estimate(self.decoder->config(), *self.policy,
+                                                               self.sequence.shape());
+                             })
+      .def_static(
+          "estimate_bytes",
+          [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
+             size_t batch_size, size_t chunk_size, const std::string& cache_type, bool all_rows) {
+            return DeviceSequence::estimate(
+                config, *policy, make_shape(max_context, batch_size, chunk_size, cache_type, all_rows));
+          },
+          py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
+          py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false);
+  bind_sequence_methods<DeviceSequence>(c);
+}
+
+}  // namespace edgeh2o

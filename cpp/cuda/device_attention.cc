@@ -1,0 +1,215 @@
+// Attention of the layer loop on a device: to everything, or as a sparse rule chooses (see
+// ops/chunked_attention.h, whose order of calls to the rule this keeps).
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cuda/device_decoder.h"
+#include "ops/chunk_plan.h"
+
+namespace edgeh2o::cuda {
+namespace {
+
+constexpr size_t kThreads = 128;
+
+uint32_t u32(size_t n) { return static_cast<uint32_t>(n); }
+size_t ranges_of(size_t n_keys) { return ceil_div(n_keys, size_t{kSplitKeys}); }
+
+RowWeight row_weight(QueryWeights weights) {
+  switch (weights) {
+    case QueryWeights::kOne:
+      return RowWeight::kOne;
+    case QueryWeights::kVisibleKeys:
+      return RowWeight::kVisibleKeys;
+    case QueryWeights::kLastQueries:
+      return RowWeight::kLastRows;
+  }
+  return RowWeight::kOne;
+}
+
+}  // namespace
+
+void check_supported(const PolicyNeeds& needs) {
+  const char* cure = " on a GPU yet; use --attention h2o or dense, or --device cpu";
+  EH2O_CHECK(needs.column_sums != ColumnSums::kJoint, "sums over chunk and memory together do not run", cure);
+  EH2O_CHECK(needs.max_synthetic == 0, "rows that stand for several do not run", cure);
+  EH2O_CHECK(needs.max_scored_pages == 0, "scores of pages do not run", cure);
+}
+
+AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) const {
+  const LayerSpec& spec = config_.layers[layer];
+  const AttentionHeads& heads = spec.heads;
+  AttendArguments a{};
+  a.qkv = rows.qkv(spec.qkv_dim());
+  a.cache = rows.state.cache(layer);
+  a.heads = {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
+  a.parts = rows.state.parts_.as<float>();
+  a.states = rows.state.states_.as<float>();
+  a.stride = u32(spec.qkv_dim());
+  a.first = u32(rows.position);
+  a.scale = heads.scale;
+  a.soft_cap = heads.soft_cap;
+  return a;
+}
+
+void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  const AttentionHeads& heads = spec.heads;
+  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
+  for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
+    const Rows some = rows.part(begin, std::min(kAttendRows, rows.n - begin));
+    const size_t n_keys = some.position + some.n;
+    const size_t n_ranges = ranges_of(spec.window ? std::min(spec.window, n_keys) : n_keys);
+    AttendArguments a = attend_arguments(some, layer);
+    a.keys.window = u32(spec.window);
+    a.n_splits = u32(n_ranges);
+    device_->launch("attend_split", a, n_ranges, heads.n_kv_heads, some.n, kThreads, shared);
+    device_->launch("combine_splits",
+                    CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
+                                     u32(heads.value_dim), u32(n_ranges)},
+                    heads.n_heads, some.n, 1, kThreads, 0);
+  }
+}
+
+// Rows of one layer, chunk after chunk; those of a dense tail read everything and are not scored.
+void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd end) {
+  Sequence& sequence = rows.sequence;
+  const AttentionPlan& plan = sequence.plan(layer);
+  const AttentionHeads& heads = config_.layers[layer].heads;
+  const size_t n_tail = end == PromptEnd::kLater ? 0 : std::min(plan.needs.n_dense_tail, rows.n);
+  const Rows head = rows.part(0, rows.n - n_tail);
+  const ChunkPlan chunks{head.position, head.n, plan.shape.longest_chunk()};
+  std::vector<MemorySet> sets(heads.n_kv_heads);
+  uint64_t n_pairs = 0;
+  for (size_t i = 0; i < chunks.n_chunks(); ++i) {
+    const PositionRange range = chunks.chunk(i);
+    const Rows chunk = head.part(range.begin - head.position, range.size());
+    Memory memory;
+    if (range.begin > 0) memory = select_memory(chunk, layer, sets);
+    n_pairs += heads.n_kv_heads * causal_pairs(0, range.size(), 0);
+    for (const MemorySet& set : sets) n_pairs += range.begin > 0 ? range.size() * set.n_positions() : 0;
+    const bool is_end = i + 1 == chunks.n_chunks() && end == PromptEnd::kFinal;
+    const bool has_sums = plan.needs.column_sums != ColumnSums::kNone && !is_end;
+    attend_chunk(chunk, layer, memory, has_sums);
+    if (has_sums) observe(chunk, layer, sets);
+  }
+  if (n_tail > 0) {
+    const Rows tail = rows.part(head.n, n_tail);
+    attend_to_all(tail, layer);
+    n_pairs += heads.n_kv_heads * causal_pairs(tail.position, n_tail, 0);
+  }
+  sequence.policy_of_call().end_layer();
+  sequence.count_pairs(n_pairs, causal_pairs(rows.position, rows.n, 0));
+}
+
+// Asks the rule for every KV head, and brings the positions to the device.
+DeviceDecoder::Memory DeviceDecoder::select_memory(const Rows& chunk, size_t layer,
+                                                   std::vector<MemorySet>& sets) {
+  DeviceState& state = chunk.state;
+  SparsePolicy& policy = chunk.sequence.policy_of_call();
+  auto* const positions = state.staged_memory_.as<int32_t>();
+  auto* const counts = reinterpret_cast<uint32_t*>(positions + sets.size() * state.max_memory_);
+  Memory memory;
+  device_->wait();  // the memory that is staged from may still be read
+  for (size_t kv_head = 0; kv_head < sets.size(); ++kv_head) {
+    SelectionInput input;
+    input.chunk = {chunk.position, chunk.position + chunk.n};
+    sets[kv_head] = policy.select(Phase::kPrefill, policy.shape().slot(layer, kv_head), input);
+    const MemorySet& set = sets[kv_head];
+    const size_t n = set.n_positions();
+    EH2O_CHECK(set.synthetic.count == 0 && n <= state.max_memory_, "a rule chose ", n,
+               " rows, more than the ", state.max_memory_, " that it asked for");
+    int32_t* const own = positions + kv_head * state.max_memory_;
+    for (size_t i = 0; i < n; ++i) {
+      own[i] = set.positions ? set.positions[i] : static_cast<int32_t>(set.range.begin + i);
+    }
+    check_positions({own, n}, chunk.position);
+    counts[kv_head] = u32(n);
+    memory.most = std::max(memory.most, n);
+  }
+  const size_t n_bytes = sets.size() * (state.max_memory_ + 1) * sizeof(int32_t);
+  device_->upload(state.memory_.as<void>(), positions, n_bytes);
+  auto* const on_device = state.memory_.as<int32_t>();
+  memory.keys.positions = on_device;
+  memory.keys.counts = reinterpret_cast<const uint32_t*>(on_device + sets.size() * state.max_memory_);
+  memory.keys.stride = u32(state.max_memory_);
+  return memory;
+}
+
+void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums) {
+  const AttentionHeads& heads = config_.layers[layer].heads;
+  const PolicyNeeds& needs = chunk.sequence.plan(layer).needs;
+  DeviceState& state = chunk.state;
+  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
+  KeyList own{};
+  own.lowest = u32(chunk.position);
+  float* const joined = state.joined_.as<float>();
+  const size_t part_floats = chunk.sequence.plan(layer).shape.longest_chunk() * heads.n_heads * 2;
+  for (size_t begin = 0; begin < chunk.n; begin += kAttendRows) {
+    const Rows some = chunk.part(begin, std::min(kAttendRows, chunk.n - begin));
+    const size_t n_own = ranges_of(begin + some.n), n_memory = ranges_of(memory.most);
+    AttendArguments a = attend_arguments(some, layer);
+    a.n_splits = u32(n_own + n_memory);
+    a.keys = own;
+    device_->launch("attend_split", a, n_own, heads.n_kv_heads, some.n, kThreads, shared);
+    if (n_memory > 0) {
+      a.keys = memory.keys;
+      a.first_split = u32(n_own);
+      device_->launch("attend_split", a, n_memory, heads.n_kv_heads, some.n, kThreads, shared);
+    }
+    device_->launch("combine_splits",
+                    CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
+                                     u32(heads.value_dim), a.n_splits},
+                    heads.n_heads, some.n, 1, kThreads, 0);
+    for (const bool is_memory : {false, true}) {
+      if (!has_sums || (is_memory && n_memory == 0)) continue;
+      const size_t n_states = some.n * heads.n_heads;
+      float* const out = joined + (is_memory ? part_floats : 0) + begin * heads.n_heads * 2;
+      device_->launch("join_states",
+                      JoinArguments{a.states, out, u32(n_states), u32(is_memory ? n_own : 0),
+                                    u32(is_memory ? n_memory : n_own), a.n_splits},
+                      ceil_div(n_states, kThreads), 1, 1, kThreads, 0);
+    }
+  }
+  for (const bool is_memory : {false, true}) {
+    if (!has_sums || (is_memory && memory.most == 0)) continue;
+    const AttendArguments a = attend_arguments(chunk, layer);
+    const size_t n_keys = is_memory ? memory.most : chunk.n;
+    ColumnArguments c{};
+    c.qkv = a.qkv, c.cache = a.cache, c.heads = a.heads, c.stride = a.stride, c.first = a.first;
+    c.scale = a.scale, c.soft_cap = a.soft_cap;
+    c.states = joined + (is_memory ? part_floats : 0);
+    c.sums = state.sums_.as<float>() + (is_memory ? heads.n_kv_heads * chunk.n : 0);
+    c.keys = is_memory ? memory.keys : own;
+    c.n_rows = u32(chunk.n);
+    c.sums_stride = u32(n_keys);
+    c.weight = row_weight(needs.query_weights);
+    c.n_last = u32(needs.n_last_queries);
+    device_->launch("column_sums", c, ceil_div(n_keys, kThreads / kWarpSize), heads.n_kv_heads, 1, kThreads,
+                    0);
+  }
+}
+
+// Hands the column sums of a chunk to the rule.
+void DeviceDecoder::observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets) {
+  DeviceState& state = chunk.state;
+  SparsePolicy& policy = chunk.sequence.policy_of_call();
+  const bool has_memory = chunk.position > 0;
+  size_t most = 0;
+  for (const MemorySet& set : sets) most = std::max(most, has_memory ? set.n_positions() : 0);
+  float* const own = state.staged_sums_.as<float>();
+  const float* const of_memory = own + sets.size() * chunk.n;
+  device_->download(own, state.sums_.as<float>(), sets.size() * (chunk.n + most) * sizeof(float));
+  device_->wait();
+  const PositionRange range{chunk.position, chunk.position + chunk.n};
+  for (size_t kv_head = 0; kv_head < sets.size(); ++kv_head) {
+    const size_t slot = policy.shape().slot(layer, kv_head);
+    if (!policy.is_scored(slot)) continue;
+    policy.observe_intra(slot, range, {own + kv_head * chunk.n, chunk.n});
+    if (!has_memory) continue;
+    policy.observe_memory(slot, range, sets[kv_head],
+                          {of_memory + kv_head * most, sets[kv_head].n_positions()});
+  }
+}
+
+}  // namespace edgeh2o::cuda

@@ -1,0 +1,127 @@
+// The layer loop on a device (cpp/model/decoder.h is that of the CPU): layer by layer for all rows of a call,
+// as there, because a sparse rule chooses between the chunks of a layer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda/device_weights.h"
+#include "model/decoder_config.h"
+#include "sequence/sequence.h"
+
+namespace edgeh2o::cuda {
+
+// Throw std::invalid_argument that names the first thing which kernels for the device are missing of.
+void check_supported(const DecoderConfig& config);
+void check_supported(const PolicyNeeds& needs);
+
+// Rows that pass linear layers together, those of them that attend together, and of logits: memory grows with
+// the context for the second and with the vocabulary for the third.
+inline constexpr size_t kRowsAtOnce = 128, kAttendRows = 8, kLogitRows = 8;
+
+// The state of a prompt on the device: the caches of all layers, and what calls write to. The host's Sequence
+// keeps the books; the rows of its own cache are only filled when asked for (download_rows).
+class DeviceState {
+ public:
+  DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
+              const PolicyNeeds& needs);
+  static size_t cache_bytes(const DecoderConfig& config, const SequenceShape& shape);
+  static size_t buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
+                             const PolicyNeeds& needs);
+
+  DeviceCache cache(size_t layer) const;
+  // The rows of all tokens from the device to the sequence, or back.
+  void download_rows(Sequence& sequence);
+  void upload_rows(Sequence& sequence);
+
+ private:
+  friend class DeviceDecoder;
+  template <typename F>
+  void for_each_row_range(Sequence& sequence, const F& f);
+
+  Device& device_;
+  const DecoderConfig& config_;
+  SequenceShape shape_;
+  std::vector<DeviceBuffer> caches_;
+  // Of all rows of a call: x_, qkv_, attended_; of kRowsAtOnce: norm_ to d8_; the widest layer counts.
+  DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_;
+  // Of a sparse rule, of one layer: positions [n_kv_heads][max_memory], then counts; states of both parts of
+  // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory.
+  DeviceBuffer memory_, joined_, sums_, staged_memory_, staged_sums_;
+  size_t max_memory_ = 0;
+  std::vector<DeviceBuffer> ropes_;      // cos, then sin, of all rows of a call
+  DeviceBuffer staged_, staged_logits_;  // pinned
+};
+
+// Called after every layer: layers done, of all.
+using OnLayer = std::function<void(size_t done, size_t total)>;
+
+class DeviceDecoder {
+ public:
+  DeviceDecoder(const DecoderConfig& config, const KernelTable& table, std::shared_ptr<Device> device);
+
+  const DecoderConfig& config() const { return config_; }
+  DeviceWeights& weights() { return weights_; }
+  Device& device() const { return *device_; }
+  std::mutex& mutex() { return mutex_; }
+
+  // Appends tokens to the sequence; logits [vocab_size] of the last one, unless null. As Decoder::forward.
+  // Throws DeviceError too.
+  void forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, bool is_decode,
+               PromptEnd end, float* logits, const OnLayer& on_layer);
+  // Logits of rows [first, first + n_rows) of the latest prefill; for a sequence with all_rows.
+  void row_logits(DeviceState& state, size_t first, size_t n_rows, float* out);
+
+ private:
+  struct Rows {  // some of a call, one after the other
+    Sequence& sequence;
+    DeviceState& state;
+    size_t first;  // in the call
+    size_t n;
+    size_t position;  // of the first
+
+    Rows part(size_t begin, size_t count) const {
+      return {sequence, state, first + begin, count, position + begin};
+    }
+    float* x(size_t dim) const { return state.x_.as<float>() + first * dim; }
+    float* qkv(size_t stride) const { return state.qkv_.as<float>() + first * stride; }
+    float* attended(size_t out_dim) const { return state.attended_.as<float>() + first * out_dim; }
+  };
+  struct Memory {  // of a chunk: what its KV heads read besides itself
+    KeyList keys;
+    size_t most = 0;  // of a KV head
+  };
+
+  void stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position);
+  void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
+  void project_qkv(const Rows& rows, size_t layer);
+  void add_attended(const Rows& rows, size_t layer);
+  void feed_forward(const Rows& rows, size_t layer);
+  // Queries read every position up to their own, or their window.
+  void attend_to_all(const Rows& rows, size_t layer);
+  void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
+  Memory select_memory(const Rows& chunk, size_t layer, std::vector<MemorySet>& sets);
+  void attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
+  void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
+  AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
+  void begin_branch(const Rows& rows, const std::vector<float>& weight,
+                    std::initializer_list<const Linear*> matrices);
+  // x += scale * norm(linear(input)), no norm if post_norm is empty.
+  void end_branch(const Rows& rows, const float* input, const Linear& linear,
+                  const std::vector<float>& post_norm, float scale);
+  void quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer);
+  void norm_groups(const Rows& rows, float* x, size_t dim, size_t stride, const std::vector<float>& weight);
+  void multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias, float* out,
+                size_t stride, bool accumulates);
+  void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);
+
+  DecoderConfig config_;
+  const KernelTable& table_;
+  std::shared_ptr<Device> device_;
+  DeviceWeights weights_;
+  std::mutex mutex_;
+};
+
+}  // namespace edgeh2o::cuda

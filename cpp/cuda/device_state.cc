@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cuda/device_decoder.h"
+
+namespace edgeh2o::cuda {
+namespace {
+
+size_t splits_of(size_t max_context) { return ceil_div(max_context, static_cast<size_t>(kSplitKeys)); }
+
+// Bytes of the buffers, in the order of the constructor.
+struct Sizes {
+  Sizes(const DecoderConfig& config, const SequenceShape& shape, const PolicyNeeds& needs) {
+    const auto widest = [&](const auto& f) { return config.widest(f); };
+    const size_t out_dim = widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
+    const size_t n_heads = widest([](const LayerSpec& layer) { return layer.heads.n_heads; });
+    const size_t ffn_dim = widest([](const LayerSpec& layer) { return layer.ffn_dim; });
+    const size_t deepest = round_up(std::max({config.model_dim, out_dim, ffn_dim}), kTileDepth);
+    const size_t row = kRowsAtOnce * sizeof(float), n_splits = splits_of(shape.max_context);
+    const size_t all_rows = shape.batch_size * sizeof(float);
+    x = all_rows * config.model_dim;
+    norm = row * config.model_dim;
+    qkv = all_rows * widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
+    attended = all_rows * out_dim;
+    gate = row * ffn_dim;
+    q8 = kRowsAtOnce * deepest;
+    d8 = q8 / 32 * sizeof(float);
+    parts = kAttendRows * sizeof(float) * n_splits * out_dim;
+    states = kAttendRows * sizeof(float) * n_splits * n_heads * 2;
+    tokens = shape.batch_size * sizeof(int32_t);
+    logits = kLogitRows * sizeof(float) * config.vocab_size;
+    if (needs.column_sums != ColumnSums::kNone) {
+      const size_t n_kv_heads = widest([](const LayerSpec& layer) { return layer.heads.n_kv_heads; });
+      const size_t chunk = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
+      max_memory = needs.max_scored_memory;
+      memory = n_kv_heads * (max_memory + 1) * sizeof(int32_t);
+      joined = 2 * chunk * n_heads * 2 * sizeof(float);
+      sums = n_kv_heads * (chunk + max_memory) * sizeof(float);
+      // Own keys and memory have ranges of their own.
+      parts += kAttendRows * sizeof(float) * 2 * out_dim;
+      states += kAttendRows * sizeof(float) * 2 * n_heads * 2;
+    }
+    for (const RopeConfig& rope : config.ropes) {
+      ropes.push_back(shape.batch_size * rope.n_pairs() * 2 * sizeof(float));
+      staged = std::max(staged, ropes.back());
+    }
+    staged += tokens;
+    for (const size_t size : ropes) staged_total += size;
+    staged_total += tokens;
+  }
+
+  size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
+  size_t memory = 0, joined = 0, sums = 0, max_memory = 0;
+  size_t staged = 0, staged_total = 0;
+  std::vector<size_t> ropes;
+
+  size_t device_total() const {
+    size_t total = x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states + tokens + logits +
+                   memory + joined + sums;
+    for (const size_t size : ropes) total += size;
+    return total;
+  }
+};
+
+size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
+  const AttentionHeads& heads = layer.heads;
+  return shape.max_context * heads.n_kv_heads *
+         (kv_row_bytes(shape.cache_type, heads.key_dim) + kv_row_bytes(shape.cache_type, heads.value_dim));
+}
+
+}  // namespace
+
+DeviceState::DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
+                         const PolicyNeeds& needs)
+    : device_(device), config_(config), shape_(shape) {
+  EH2O_CHECK(shape.cache_type != CacheType::kQ8_0,
+             "the cache type q8_0 is not supported on a GPU yet; use --cache-type f16, or --device cpu");
+  for (const LayerSpec& layer : config.layers) caches_.emplace_back(device, layer_bytes(layer, shape));
+  const Sizes sizes(config, shape, needs);
+  x_ = DeviceBuffer(device, sizes.x);
+  norm_ = DeviceBuffer(device, sizes.norm);
+  qkv_ = DeviceBuffer(device, sizes.qkv);
+  attended_ = DeviceBuffer(device, sizes.attended);
+  gate_ = DeviceBuffer(device, sizes.gate);
+  up_ = DeviceBuffer(device, sizes.gate);
+  q8_ = DeviceBuffer(device, sizes.q8);
+  d8_ = DeviceBuffer(device, sizes.d8);
+  parts_ = DeviceBuffer(device, sizes.parts);
+  states_ = DeviceBuffer(device, sizes.states);
+  tokens_ = DeviceBuffer(device, sizes.tokens);
+  logits_ = DeviceBuffer(device, sizes.logits);
+  memory_ = DeviceBuffer(device, sizes.memory);
+  joined_ = DeviceBuffer(device, sizes.joined);
+  sums_ = DeviceBuffer(device, sizes.sums);
+  staged_memory_ = DeviceBuffer(device, sizes.memory, true);
+  staged_sums_ = DeviceBuffer(device, sizes.sums, true);
+  max_memory_ = sizes.max_memory;
+  for (const size_t size : sizes.ropes) ropes_.emplace_back(device, size);
+  staged_ = DeviceBuffer(device, sizes.staged_total, true);
+  staged_logits_ = DeviceBuffer(device, sizes.logits, true);
+}
+
+size_t DeviceState::cache_bytes(const DecoderConfig& config, const SequenceShape& shape) {
+  size_t total = 0;
+  for (const LayerSpec& layer : config.layers) total += layer_bytes(layer, shape);
+  return total;
+}
+
+size_t DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
+                                 const PolicyNeeds& needs) {
+  const Sizes sizes(config, shape, needs);
+  return sizes.device_total() + sizes.staged_total + sizes.logits + sizes.memory + sizes.sums;
+}
+
+DeviceCache DeviceState::cache(size_t layer) const {
+  const AttentionHeads& heads = config_.layers[layer].heads;
+  uint8_t* const k = caches_[layer].as<uint8_t>();
+  uint8_t* const v =
+      k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_type, heads.key_dim);
+  const auto type = shape_.cache_type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
+  return {k, v, static_cast<uint32_t>(shape_.max_context), type};
+}
+
+// f(rows of the host, where they lie on the device) for the tokens of every KV head.
+template <typename F>
+void DeviceState::for_each_row_range(Sequence& sequence, const F& f) {
+  for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
+    const AttentionState& state = sequence.layer(layer);
+    const DeviceCache on_device = cache(layer);
+    for (size_t head = 0; head < state.n_kv_heads(); ++head) {
+      for (const bool is_key : {true, false}) {
+        const KvRows rows = is_key ? state.rows().k(head) : state.rows().v(head);
+        const size_t stride = shape_.max_context * kv_row_bytes(rows.type, rows.head_dim);
+        auto* const base = static_cast<uint8_t*>(is_key ? on_device.k : on_device.v);
+        const Span<uint8_t> bytes = state.written(rows);
+        if (bytes.size > 0) f(bytes, base + head * stride);
+      }
+    }
+  }
+}
+
+void DeviceState::download_rows(Sequence& sequence) {
+  for_each_row_range(sequence, [&](Span<uint8_t> host, uint8_t* on_device) {
+    device_.download(host.data, on_device, host.size);
+  });
+  device_.wait();
+}
+
+void DeviceState::upload_rows(Sequence& sequence) {
+  for_each_row_range(sequence, [&](Span<uint8_t> host, uint8_t* on_device) {
+    device_.upload(on_device, host.data, host.size);
+  });
+  device_.wait();
+}
+
+}  // namespace edgeh2o::cuda

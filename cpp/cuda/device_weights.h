@@ -1,0 +1,50 @@
+// The weights of a decoder on a device: read and named as Weights are, packed as tiles.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/tiles.h"
+#include "model/weights.h"
+
+namespace edgeh2o::cuda {
+
+class DeviceWeights {
+ public:
+  DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device);
+
+  // As Weights::set_tensor; the bytes go to the device in pieces. Throws DeviceError too.
+  void set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
+                  size_t rows, size_t cols, const int32_t* row_order);
+  // Bytes that set_tensor will take of the device.
+  static size_t estimate_bytes(const std::string& type_name, size_t rows, size_t cols);
+  void expect(size_t n_bytes) { pool_.expect(n_bytes); }
+
+  // Throws std::invalid_argument that lists the required tensors that are missing. Ends the loading.
+  void finish();
+
+  // The host's: vectors are filled, matrices are names for those of the device.
+  const Weights& host() const { return host_; }
+  const DeviceMatrix& matrix(const PackedMatrix& name) const { return matrices_.at(&name); }
+  bool has(const PackedMatrix& name) const { return matrices_.count(&name) > 0; }
+  // On the device, null for an empty one.
+  const float* vector(const std::vector<float>& values) const;
+  const DeviceMatrix& output() const {
+    return matrix(has(host_.own_output()) ? host_.own_output() : host_.token_embd());
+  }
+  size_t n_bytes() const { return pool_.n_bytes(); }
+
+ private:
+  void upload(void* to, const void* from, size_t n_bytes);
+
+  Device& device_;
+  Weights host_;
+  DevicePool pool_;
+  DeviceBuffer staging_;  // pinned
+  std::unordered_map<const PackedMatrix*, DeviceMatrix> matrices_;
+  std::unordered_map<const std::vector<float>*, const float*> vectors_;
+};
+
+}  // namespace edgeh2o::cuda

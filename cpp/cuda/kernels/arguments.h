@@ -1,0 +1,204 @@
+// What kernels take: one structure each, which the host fills and the driver copies. Sizes are in elements,
+// "stride" is what lies between the starts of two rows. All pointers are of the device.
+#pragma once
+
+#include "cuda/kernels/warp.h"
+
+namespace edgeh2o::cuda {
+
+// How weights lie on the device. Float matrices are rows [n_out][depth]. Quantised ones are tiles of 16
+// outputs x 64 of depth, [panel][tile], padded with zeros, in the order of the fragments of mma m16n8k32:
+// lane l has outputs l / 4 and l / 4 + 8 and, of every 32 of depth, the bytes from 4 (l % 4) and from
+// 16 + 4 (l % 4) on, called low and high.
+//   4 bits: 512 bytes, lane [32], output half [2], block of 32 [2]: word with low in its low nibbles
+//   8 bits: 1,024 bytes, output half [2], lane [32], block of 32 [2]: low word, high word
+// Scales: f16 [panel][tile][16 outputs][parts], parts: one per block (of 32, or 16) of the tile, then the
+// minima alike. A weight is factor of its row (a power of two) * (scale * q + min); without minima q of
+// 4 bits has 8 subtracted, that of 8 bits is signed.
+enum class WeightFormat : uint32_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4,
+  kQ4Min,
+  kQ4Small,
+  kQ4SmallMin,
+  kQ8,
+  kQ8Min,
+  kQ8Small
+};
+
+inline constexpr int kPanelRows = 16, kTileDepth = 64;
+// A block of a matrix product: rows and outputs, and tiles on their way.
+inline constexpr int kGemmTile = 64, kGemmStages = 3;
+
+template <WeightFormat>
+struct WeightTraits {
+  static constexpr int kBits = 0, kBlock = 0;
+  static constexpr bool kHasMin = false;
+};
+#define EH2O_WEIGHT_TRAITS(format, bits, block, has_min)   \
+  template <>                                              \
+  struct WeightTraits<WeightFormat::format> {              \
+    static constexpr int kBits = bits, kBlock = block;     \
+    static constexpr bool kHasMin = has_min;               \
+    static constexpr int kBlocks = kTileDepth / block;     \
+    static constexpr int kParts = kBlocks * (1 + has_min); \
+    static constexpr int kTileBytes = 128 * bits;          \
+  };
+EH2O_WEIGHT_TRAITS(kQ4, 4, 32, false)
+EH2O_WEIGHT_TRAITS(kQ4Min, 4, 32, true)
+EH2O_WEIGHT_TRAITS(kQ4Small, 4, 16, false)
+EH2O_WEIGHT_TRAITS(kQ4SmallMin, 4, 16, true)
+EH2O_WEIGHT_TRAITS(kQ8, 8, 32, false)
+EH2O_WEIGHT_TRAITS(kQ8Min, 8, 32, true)
+EH2O_WEIGHT_TRAITS(kQ8Small, 8, 16, false)
+#undef EH2O_WEIGHT_TRAITS
+
+struct DeviceMatrix {
+  const void* values;        // rows, or tiles
+  const uint16_t* scales;    // of tiles
+  const float* row_factors;  // [n_panels * 16], of tiles
+  uint32_t n_out, depth;     // depth: of a row, without padding
+  uint32_t n_tiles;          // of a panel
+  WeightFormat format;
+};
+
+// Rows of activations in 8 bits: q [row][padded] and d [row][padded / 32]; a value is d q.
+struct QuantisedRows {
+  int8_t* q;
+  float* d;
+  uint32_t padded;  // depth rounded up to kTileDepth
+};
+
+// out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats; of matrix
+// products: (n_out / 64, rows / 64).
+struct MultiplyArguments {
+  DeviceMatrix w;
+  const float* x;     // [rows][x_stride], for float matrices
+  QuantisedRows xq;   // for others
+  const float* bias;  // [n_out] or null
+  float* out;         // [rows][out_stride]
+  uint32_t x_stride, out_stride;
+  uint32_t accumulates;
+  uint32_t n_rows;  // for matrix products
+};
+
+// Row r of x is group r % n_groups of row r / n_groups. Grid: (rows).
+struct NormArguments {
+  const float* x;
+  const float* weight;  // [dim], or null for no norm
+  float* out;           // as x, may be x; or null
+  QuantisedRows xq;     // [rows]; q may be null
+  uint32_t dim, n_groups, x_stride, out_stride;
+  float eps;
+};
+
+// x[row] += scale * norm(y[row]), no norm where weight is null. Grid: (rows).
+struct AddArguments {
+  float* x;
+  const float* y;
+  const float* weight;
+  uint32_t dim;
+  float eps, scale;
+};
+
+// act(gate) * up, gate and up [rows][dim]. Grid: (rows).
+struct GateArguments {
+  const float* gate;
+  const float* up;
+  float* out;        // [rows][dim] or null
+  QuantisedRows xq;  // q may be null
+  uint32_t dim, is_gelu;
+};
+
+// out[row] = scale * row tokens[row] of the embedding. Grid: (rows).
+struct EmbedArguments {
+  DeviceMatrix w;
+  const int32_t* tokens;
+  float* out;  // [rows][depth]
+  float scale;
+};
+
+enum class DeviceCacheType : uint32_t { kF16, kF32 };
+
+// The cache of a layer: rows [kv_head][max_context][dim].
+struct DeviceCache {
+  void* k;
+  void* v;
+  uint32_t max_context;
+  DeviceCacheType type;
+};
+
+struct DeviceHeads {
+  uint32_t n_heads, n_kv_heads, key_dim, value_dim;
+};
+
+// Rotates q and k of qkv [rows][stride] in place, and writes k and v of row r to position first + r.
+// Grid: (n_heads + 2 n_kv_heads, rows).
+struct RopeArguments {
+  float* qkv;
+  const float* cos;  // [rows][n_pairs]
+  const float* sin;
+  DeviceCache cache;
+  DeviceHeads heads;
+  uint32_t stride, n_pairs, first;
+};
+
+// The positions that queries read: all from `lowest` on up to their own (and within the window), or, where
+// `positions` is set, the first counts[kv_head] of positions[kv_head][stride], which lie before all queries.
+struct KeyList {
+  const int32_t* positions;
+  const uint32_t* counts;
+  uint32_t stride, lowest, window;
+};
+
+// Attention of every row's query at position first + r, in ranges of kSplitKeys keys: ranges first_split and
+// on of n_splits. Grid: (ranges, n_kv_heads, rows).
+inline constexpr int kSplitKeys = 128, kMaxGroup = 16;
+struct AttendArguments {
+  const float* qkv;  // [rows][stride], rotated
+  DeviceCache cache;
+  DeviceHeads heads;
+  float* parts;   // [rows][n_heads][n_splits][value_dim] not yet divided by the sum
+  float* states;  // [rows][n_heads][n_splits][2] maximum of the logits times log2(e), sum
+  KeyList keys;
+  uint32_t stride, first, first_split, n_splits;
+  float scale, soft_cap;
+};
+
+// Puts the splits together in their order: out [rows][n_heads * value_dim]. Grid: (n_heads, rows).
+struct CombineArguments {
+  const float* parts;
+  const float* states;
+  float* out;
+  uint32_t n_heads, value_dim, n_splits;
+};
+
+// The state of the softmax over some ranges, first_split and on: out [rows * n_heads][2], maximum and sum.
+// Grid: (rows * n_heads / 128).
+struct JoinArguments {
+  const float* states;
+  float* out;
+  uint32_t n_rows, first_split, n_joined, n_splits;  // n_rows: of all heads
+};
+
+// What a query counts in column sums: 1; the keys of its softmax; 1 for the last n_last rows.
+enum class RowWeight : uint32_t { kOne, kVisibleKeys, kLastRows };
+
+// Column sums: what every key receives from n_rows queries from position first on, of the softmax over the
+// keys of the list, summed over the query heads of the KV head: sums [n_kv_heads][sums_stride].
+// Grid: (keys / 4, n_kv_heads).
+struct ColumnArguments {
+  const float* qkv;  // as in AttendArguments
+  DeviceCache cache;
+  DeviceHeads heads;
+  const float* states;  // [n_rows][n_heads][2]
+  float* sums;
+  KeyList keys;
+  uint32_t stride, first, n_rows, sums_stride, n_last;
+  RowWeight weight;
+  float scale, soft_cap;
+};
+
+}  // namespace edgeh2o::cuda

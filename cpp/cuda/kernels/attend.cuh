@@ -1,0 +1,206 @@
+// Attention of single queries to the cache (Flash-Decoding: ranges of keys in parallel, put together after).
+// Ranges are fixed and put together in order: the result does not depend on what runs when.
+#pragma once
+
+#include "cuda/kernels/arguments.h"
+
+namespace edgeh2o::cuda {
+
+inline constexpr int kAttendThreads = 128, kKeyLanes = 8;
+
+EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kF16) return f32_of_f16(static_cast<const uint16_t*>(rows)[i]);
+  return static_cast<const float*>(rows)[i];
+}
+
+// Four values of a row from i on, a multiple of 4.
+EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kF16) {
+    const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
+    out[0] = f32_of_f16(static_cast<uint16_t>(w.x & 0xffffu));
+    out[1] = f32_of_f16(static_cast<uint16_t>(w.x >> 16));
+    out[2] = f32_of_f16(static_cast<uint16_t>(w.y & 0xffffu));
+    out[3] = f32_of_f16(static_cast<uint16_t>(w.y >> 16));
+  } else {
+    const Words4 w = load_constant16(static_cast<const float*>(rows) + i);
+    out[0] = float_of_bits(w.x), out[1] = float_of_bits(w.y);
+    out[2] = float_of_bits(w.z), out[3] = float_of_bits(w.w);
+  }
+}
+
+// tanh as 1 - 2 / (exp(2 x) + 1).
+EH2O_DEVICE float soft_capped(float x, float cap) {
+  return cap - divide(2.0f * cap, exponential(divide(2.0f * x, cap)) + 1.0f);
+}
+
+// The keys of a list that a query reads.
+struct ListedKeys {
+  EH2O_DEVICE ListedKeys(const KeyList& list, uint32_t kv_head, uint32_t query) {
+    positions = list.positions ? list.positions + static_cast<size_t>(kv_head) * list.stride : nullptr;
+    begin = list.window > 0 && query + 1 > list.window ? query + 1 - list.window : 0;
+    begin = begin < list.lowest ? list.lowest : begin;
+    count = positions ? list.counts[kv_head] : query + 1 - begin;
+  }
+  EH2O_DEVICE uint32_t position(uint32_t key) const {
+    return positions ? static_cast<uint32_t>(positions[key]) : begin + key;
+  }
+
+  const int32_t* positions;
+  uint32_t begin, count;
+};
+
+// Shared memory: queries [group][key_dim], logits [group][kSplitKeys].
+EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
+  EH2O_SHARED_MEMORY;
+  const uint32_t range = static_cast<uint32_t>(block_x()), kv_head = static_cast<uint32_t>(block_y());
+  const uint32_t row = static_cast<uint32_t>(block_z()), t = static_cast<uint32_t>(thread_index());
+  const uint32_t key_dim = a.heads.key_dim, value_dim = a.heads.value_dim;
+  const uint32_t group = a.heads.n_heads / a.heads.n_kv_heads;
+  float* const queries = reinterpret_cast<float*>(shared_memory);
+  float* const logits = queries + group * key_dim;
+  const ListedKeys keys(a.keys, kv_head, a.first + row);
+  const uint32_t first_key = range * kSplitKeys;
+  const uint32_t n_keys = first_key >= keys.count               ? 0
+                          : keys.count - first_key < kSplitKeys ? keys.count - first_key
+                                                                : kSplitKeys;
+  const uint32_t split = a.first_split + range;
+  const size_t first_part =
+      (static_cast<size_t>(row) * a.heads.n_heads + kv_head * group) * a.n_splits + split;
+  if (n_keys == 0) {
+    for (uint32_t g = t; g < group; g += kAttendThreads) {
+      a.states[2 * (first_part + g * a.n_splits)] = -3.0e38f;
+      a.states[2 * (first_part + g * a.n_splits) + 1] = 0.0f;
+    }
+    return;
+  }
+  const float* q = a.qkv + static_cast<size_t>(row) * a.stride + kv_head * group * key_dim;
+  for (uint32_t i = t; i < group * key_dim; i += kAttendThreads) queries[i] = q[i] * a.scale;
+  sync_block();
+
+  // Eight lanes per key, four queries at a time.
+  const size_t head_row = static_cast<size_t>(kv_head) * a.cache.max_context;
+  const uint32_t part = t % kKeyLanes;
+  for (uint32_t g0 = 0; g0 < group; g0 += 4) {
+    for (uint32_t base = 0; base < n_keys; base += kAttendThreads / kKeyLanes) {
+      const uint32_t key = base + t / kKeyLanes;
+      float sums[4] = {};
+      if (key < n_keys) {
+        const size_t at = (head_row + keys.position(first_key + key)) * key_dim;
+        for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
+          float k[4];
+          load_cached4(k, a.cache.k, a.cache.type, at + i);
+          for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
+            for (uint32_t e = 0; e < 4; ++e) {
+              sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
+            }
+          }
+        }
+      }
+      for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
+        float logit = reduce_add<kKeyLanes>(sums[g]);
+        if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
+        if (part == 0 && key < n_keys) logits[(g0 + g) * kSplitKeys + key] = logit * 1.44269504f;
+      }
+    }
+  }
+  sync_block();
+
+  // A warp per query: the range's maximum, weights and their sum.
+  const uint32_t lane = t % kWarpSize;
+  for (uint32_t g = t / kWarpSize; g < group; g += kAttendThreads / kWarpSize) {
+    float* own = logits + g * kSplitKeys;
+    float most = -3.0e38f, sum = 0.0f;
+    for (uint32_t key = lane; key < n_keys; key += kWarpSize) most = larger(most, own[key]);
+    most = reduce_max<kWarpSize>(most);
+    for (uint32_t key = lane; key < n_keys; key += kWarpSize) {
+      own[key] = exp2_fast(own[key] - most);
+      sum += own[key];
+    }
+    sum = reduce_add<kWarpSize>(sum);
+    if (lane == 0) {
+      a.states[2 * (first_part + g * a.n_splits)] = most;
+      a.states[2 * (first_part + g * a.n_splits) + 1] = sum;
+    }
+  }
+  sync_block();
+
+  for (uint32_t i = t; i < group * value_dim; i += kAttendThreads) {
+    const uint32_t g = i / value_dim, d = i % value_dim;
+    float sum = 0.0f;
+    for (uint32_t key = 0; key < n_keys; ++key) {
+      sum = multiply_add(
+          logits[g * kSplitKeys + key],
+          cached(a.cache.v, a.cache.type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
+    }
+    a.parts[(first_part + g * a.n_splits) * value_dim + d] = sum;
+  }
+}
+
+EH2O_KERNEL(combine_splits, CombineArguments, kAttendThreads) {
+  const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
+  const size_t first = (static_cast<size_t>(row) * a.n_heads + head) * a.n_splits;
+  float most = -3.0e38f;
+  for (uint32_t s = 0; s < a.n_splits; ++s) most = larger(most, a.states[2 * (first + s)]);
+  for (uint32_t d = static_cast<uint32_t>(thread_index()); d < a.value_dim; d += kAttendThreads) {
+    float sum = 0.0f, value = 0.0f;
+    for (uint32_t s = 0; s < a.n_splits; ++s) {
+      const float l = a.states[2 * (first + s) + 1];
+      if (l == 0.0f) continue;  // no keys: its part was not written
+      const float factor = exp2_fast(a.states[2 * (first + s)] - most);
+      sum = multiply_add(factor, l, sum);
+      value = multiply_add(factor, a.parts[(first + s) * a.value_dim + d], value);
+    }
+    a.out[(static_cast<size_t>(row) * a.n_heads + head) * a.value_dim + d] = divide(value, sum);
+  }
+}
+
+EH2O_KERNEL(join_states, JoinArguments, kAttendThreads) {
+  const uint32_t row = static_cast<uint32_t>(block_x() * kAttendThreads + thread_index());
+  if (row >= a.n_rows) return;
+  const float* states = a.states + 2 * (static_cast<size_t>(row) * a.n_splits + a.first_split);
+  float most = -3.0e38f, sum = 0.0f;
+  for (uint32_t s = 0; s < a.n_joined; ++s) most = larger(most, states[2 * s]);
+  for (uint32_t s = 0; s < a.n_joined; ++s) {
+    sum = multiply_add(exp2_fast(states[2 * s] - most), states[2 * s + 1], sum);
+  }
+  a.out[2 * static_cast<size_t>(row)] = most;
+  a.out[2 * static_cast<size_t>(row) + 1] = sum;
+}
+
+// A warp per key, a lane per query.
+EH2O_KERNEL(column_sums, ColumnArguments, kAttendThreads) {
+  const uint32_t t = static_cast<uint32_t>(thread_index()), lane = t % kWarpSize;
+  const uint32_t key = static_cast<uint32_t>(block_x()) * (kAttendThreads / kWarpSize) + t / kWarpSize;
+  const uint32_t kv_head = static_cast<uint32_t>(block_y()), key_dim = a.heads.key_dim;
+  const uint32_t group = a.heads.n_heads / a.heads.n_kv_heads;
+  const ListedKeys keys(a.keys, kv_head, a.first + a.n_rows - 1);
+  if (key >= keys.count) return;
+  const uint32_t position = keys.position(key);
+  const size_t at = (static_cast<size_t>(kv_head) * a.cache.max_context + position) * key_dim;
+  // A listed key is seen by all queries, others by those from their own position on.
+  const uint32_t first_row = keys.positions ? 0 : position - a.first;
+  float sum = 0.0f;
+  for (uint32_t row = first_row + lane; row < a.n_rows; row += kWarpSize) {
+    float weight = 1.0f;
+    if (a.weight == RowWeight::kVisibleKeys)
+      weight = static_cast<float>(keys.positions ? keys.count : row + 1);
+    if (a.weight == RowWeight::kLastRows && row + a.n_last < a.n_rows) weight = 0.0f;
+    for (uint32_t g = 0; g < group; ++g) {
+      const uint32_t head = kv_head * group + g;
+      const float* q = a.qkv + static_cast<size_t>(row) * a.stride + head * key_dim;
+      float logit = 0.0f;
+      for (uint32_t i = 0; i < key_dim; i += 4) {
+        float k[4];
+        load_cached4(k, a.cache.k, a.cache.type, at + i);
+        for (uint32_t e = 0; e < 4; ++e) logit = multiply_add(q[i + e] * a.scale, k[e], logit);
+      }
+      if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
+      const float* state = a.states + 2 * (static_cast<size_t>(row) * a.heads.n_heads + head);
+      sum += weight * divide(exp2_fast(logit * 1.44269504f - state[0]), state[1]);
+    }
+  }
+  sum = reduce_add<kWarpSize>(sum);
+  if (lane == 0) a.sums[static_cast<size_t>(kv_head) * a.sums_stride + key] = sum;
+}
+
+}  // namespace edgeh2o::cuda

@@ -1,0 +1,5 @@
+// All kernels: what tools/build_cuda_images.py compiles.
+#include "cuda/kernels/attend.cuh"
+#include "cuda/kernels/gemm.cuh"
+#include "cuda/kernels/multiply.cuh"
+#include "cuda/kernels/rows.cuh"

@@ -1,0 +1,32 @@
+// The kernels by name, with what they take; one list for whoever launches them and for the host device.
+#pragma once
+
+#include "cuda/kernels/arguments.h"
+
+#define EH2O_CUDA_KERNELS(X)                  \
+  X(norm_rows, NormArguments)                 \
+  X(add_rows, AddArguments)                   \
+  X(gate_rows, GateArguments)                 \
+  X(rope_rows, RopeArguments)                 \
+  X(embed_rows, EmbedArguments)               \
+  X(attend_split, AttendArguments)            \
+  X(combine_splits, CombineArguments)         \
+  X(join_states, JoinArguments)               \
+  X(column_sums, ColumnArguments)             \
+  X(multiply_f32, MultiplyArguments)          \
+  X(multiply_f16, MultiplyArguments)          \
+  X(multiply_bf16, MultiplyArguments)         \
+  X(multiply_q4, MultiplyArguments)           \
+  X(multiply_q4_min, MultiplyArguments)       \
+  X(multiply_q4_small, MultiplyArguments)     \
+  X(multiply_q4_small_min, MultiplyArguments) \
+  X(multiply_q8, MultiplyArguments)           \
+  X(multiply_q8_min, MultiplyArguments)       \
+  X(multiply_q8_small, MultiplyArguments)     \
+  X(gemm_q4, MultiplyArguments)               \
+  X(gemm_q4_min, MultiplyArguments)           \
+  X(gemm_q4_small, MultiplyArguments)         \
+  X(gemm_q4_small_min, MultiplyArguments)     \
+  X(gemm_q8, MultiplyArguments)               \
+  X(gemm_q8_min, MultiplyArguments)           \
+  X(gemm_q8_small, MultiplyArguments)

@@ -1,0 +1,132 @@
+// Row-wise kernels: a block per row. Formulas: cpp/kernels/rows-inl.h.
+#pragma once
+
+#include "cuda/kernels/arguments.h"
+
+namespace edgeh2o::cuda {
+
+inline constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
+
+// The sum over all threads of the block, in one order.
+EH2O_DEVICE float block_sum(float value) {
+  EH2O_SHARED_MEMORY;
+  float* const sums = reinterpret_cast<float*>(shared_memory);
+  const int t = thread_index();
+  value = reduce_add<kWarpSize>(value);
+  if (t % kWarpSize == 0) sums[t / kWarpSize] = value;
+  sync_block();
+  float total = 0.0f;
+  for (int i = 0; i < kRowWarps; ++i) total += sums[i];
+  return total;
+}
+
+// Rounds a row to 8 bits, 32 values at a time: d = max|x| / 127, q = rint(x / d). 8 lanes share a block.
+template <typename Value>
+EH2O_DEVICE void quantise_row(const QuantisedRows& xq, uint32_t row, uint32_t dim, const Value& value) {
+  const uint32_t t = static_cast<uint32_t>(thread_index()), lane = t % kWarpSize;
+  for (uint32_t base = t / kWarpSize * 128; base < xq.padded; base += kRowWarps * 128) {
+    const uint32_t i = base + lane * 4;
+    float x[4], largest = 0.0f;
+    for (uint32_t e = 0; e < 4; ++e) {
+      x[e] = i + e < dim ? value(i + e) : 0.0f;
+      largest = larger(largest, magnitude(x[e]));
+    }
+    largest = reduce_max<8>(largest);
+    const float inverse = divide(127.0f, largest);
+    const bool is_zero = !(inverse <= 3.40282347e38f);  // zeros, or too small to matter
+    uint32_t word = 0;
+    for (uint32_t e = 0; e < 4; ++e) {
+      const int32_t q = is_zero ? 0 : round_to_int(x[e] * inverse);
+      word |= (static_cast<uint32_t>(q) & 0xffu) << (8 * e);
+    }
+    if (i >= xq.padded) continue;  // after the warp's exchanges
+    reinterpret_cast<uint32_t*>(xq.q)[(static_cast<size_t>(row) * xq.padded + i) / 4] = word;
+    if (lane % 8 == 0) {
+      xq.d[(static_cast<size_t>(row) * xq.padded + i) / 32] = is_zero ? 0.0f : divide(largest, 127.0f);
+    }
+  }
+}
+
+// 1 / sqrt(mean(x^2) + eps) of a row.
+EH2O_DEVICE float norm_factor(const float* x, uint32_t dim, float eps) {
+  float squares = 0.0f;
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < dim; i += kRowThreads) {
+    squares = multiply_add(x[i], x[i], squares);
+  }
+  return divide(1.0f, square_root(divide(block_sum(squares), static_cast<float>(dim)) + eps));
+}
+
+EH2O_KERNEL(norm_rows, NormArguments, kRowThreads) {
+  const uint32_t row = static_cast<uint32_t>(block_x()), t = static_cast<uint32_t>(thread_index());
+  const uint32_t group = row % a.n_groups;
+  const float* x = a.x + static_cast<size_t>(row / a.n_groups) * a.x_stride + group * a.dim;
+  const float factor = a.weight ? norm_factor(x, a.dim, a.eps) : 1.0f;
+  const auto value = [&](uint32_t i) { return a.weight ? x[i] * factor * a.weight[i] : x[i]; };
+  // Before out is written, which may be x.
+  if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
+  if (!a.out) return;
+  sync_block();
+  float* out = a.out + static_cast<size_t>(row / a.n_groups) * a.out_stride + group * a.dim;
+  for (uint32_t i = t; i < a.dim; i += kRowThreads) out[i] = value(i);
+}
+
+EH2O_KERNEL(add_rows, AddArguments, kRowThreads) {
+  const size_t first = static_cast<size_t>(block_x()) * a.dim;
+  const float* y = a.y + first;
+  float* x = a.x + first;
+  const float factor = a.weight ? norm_factor(y, a.dim, a.eps) : 1.0f;
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kRowThreads) {
+    x[i] += a.scale * (a.weight ? y[i] * factor * a.weight[i] : y[i]);
+  }
+}
+
+EH2O_DEVICE float silu(float x) { return divide(x, 1.0f + exponential(-x)); }
+EH2O_DEVICE float gelu(float x) {
+  const float cubic = multiply_add(x * x * 0.044715f, x, x);
+  return divide(x, 1.0f + exponential(cubic * -1.5957691216f));
+}
+
+EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
+  const uint32_t row = static_cast<uint32_t>(block_x());
+  const float* gate = a.gate + static_cast<size_t>(row) * a.dim;
+  const float* up = a.up + static_cast<size_t>(row) * a.dim;
+  const auto value = [&](uint32_t i) { return (a.is_gelu ? gelu(gate[i]) : silu(gate[i])) * up[i]; };
+  if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
+  if (!a.out) return;
+  float* out = a.out + static_cast<size_t>(row) * a.dim;
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kRowThreads) out[i] = value(i);
+}
+
+// A warp per head: those of q, of k, of v.
+EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
+  const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
+  const uint32_t lane = static_cast<uint32_t>(thread_index());
+  const uint32_t n_heads = a.heads.n_heads, n_kv = a.heads.n_kv_heads, key_dim = a.heads.key_dim;
+  const bool is_value = head >= n_heads + n_kv;
+  const uint32_t kv_head = head - n_heads - (is_value ? n_kv : 0);
+  float* x = a.qkv + static_cast<size_t>(row) * a.stride +
+             (is_value ? (n_heads + n_kv) * key_dim + kv_head * a.heads.value_dim : head * key_dim);
+  if (!is_value) {
+    const float* cos = a.cos + static_cast<size_t>(row) * a.n_pairs;
+    const float* sin = a.sin + static_cast<size_t>(row) * a.n_pairs;
+    for (uint32_t i = lane; i < a.n_pairs; i += kWarpSize) {
+      const float first = x[i], second = x[a.n_pairs + i], c = cos[i], s = sin[i];
+      x[i] = first * c - second * s;
+      x[a.n_pairs + i] = multiply_add(first, s, second * c);
+    }
+  }
+  if (head < n_heads) return;
+  sync_warp();
+  const uint32_t dim = is_value ? a.heads.value_dim : key_dim;
+  void* rows = is_value ? a.cache.v : a.cache.k;
+  const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
+  for (uint32_t i = lane; i < dim; i += kWarpSize) {
+    if (a.cache.type == DeviceCacheType::kF16) {
+      static_cast<uint16_t*>(rows)[start + i] = f16_of_f32(x[i]);
+    } else {
+      static_cast<float*>(rows)[start + i] = x[i];
+    }
+  }
+}
+
+}  // namespace edgeh2o::cuda

@@ -1,0 +1,147 @@
+"""The driver API as tests use it, and the structures of cpp/cuda/kernels/arguments.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeh2o.cuda.devices import choose_image
+
+FORMATS = ["f32", "f16", "bf16", "q4", "q4_min", "q4_small", "q4_small_min"]
+FORMATS += ["q8", "q8_min", "q8_small"]
+
+
+class Structure(ctypes.Structure):
+    """One that is made of keyword arguments; what is left out is 0."""
+
+
+def _structure(name: str, **fields: Any) -> type[Structure]:
+    return type(name, (Structure,), {"_fields_": list(fields.items())})
+
+
+_P, _U, _F = c_void_p, c_uint32, c_float
+Matrix = _structure(
+    "Matrix", values=_P, scales=_P, row_factors=_P, n_out=_U, depth=_U, n_tiles=_U, format=_U
+)
+Quantised = _structure("Quantised", q=_P, d=_P, padded=_U)
+Cache = _structure("Cache", k=_P, v=_P, max_context=_U, type=_U)
+Heads = _structure("Heads", n_heads=_U, n_kv_heads=_U, key_dim=_U, value_dim=_U)
+Multiply = _structure(
+    "Multiply", w=Matrix, x=_P, xq=Quantised, bias=_P, out=_P, x_stride=_U, out_stride=_U,
+    accumulates=_U, n_rows=_U,
+)  # fmt: skip
+Norm = _structure(
+    "Norm", x=_P, weight=_P, out=_P, xq=Quantised, dim=_U, n_groups=_U, x_stride=_U,
+    out_stride=_U, eps=_F,
+)  # fmt: skip
+Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
+Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, is_gelu=_U)
+Embed = _structure("Embed", w=Matrix, tokens=_P, out=_P, scale=_F)
+Rope = _structure(
+    "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U
+)
+KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, window=_U)
+Attend = _structure(
+    "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, keys=KeyList, stride=_U,
+    first=_U, first_split=_U, n_splits=_U, scale=_F, soft_cap=_F,
+)  # fmt: skip
+Join = _structure("Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U)
+Columns = _structure(
+    "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, keys=KeyList, stride=_U,
+    first=_U, n_rows=_U, sums_stride=_U, n_last=_U, weight=_U, scale=_F, soft_cap=_F,
+)  # fmt: skip
+Combine = _structure("Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U)
+ARGUMENTS = {
+    "norm_rows": Norm, "add_rows": Add, "gate_rows": Gate, "rope_rows": Rope,
+    "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
+    "join_states": Join, "column_sums": Columns,
+    **{f"multiply_{name}": Multiply for name in FORMATS},
+    **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
+}  # fmt: skip
+
+
+class DeviceError(Exception):
+    """What a call of the driver answered."""
+
+
+class Device:
+    """A device of a driver library: memory, and kernels that run one after the other."""
+
+    def __init__(self, library: Path) -> None:
+        self.driver = ctypes.CDLL(str(library))
+        self._call("cuInit", c_uint(0))
+        context, capability = c_void_p(), (ctypes.c_int(), ctypes.c_int())
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(0))
+        self._call("cuCtxSetCurrent", context)
+        for value, attribute in zip(capability, (75, 76), strict=True):
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, ctypes.c_int(0))
+        self.is_emulated = hasattr(self.driver, "edgeh2o_argument_bytes")
+        self._stream = c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(self._stream), c_uint(1))
+        self._module = c_void_p()
+        image = b"\x7fELF"
+        if not self.is_emulated:
+            image = choose_image((capability[0].value, capability[1].value)).read()
+        self._call("cuModuleLoadData", ctypes.byref(self._module), image)
+        self._memory: dict[int, tuple[int, ...]] = {}
+
+    def _call(self, name: str, *arguments: object) -> None:
+        error = getattr(self.driver, name)(*arguments)
+        if error:
+            raise DeviceError(f"{name}: error {error}")
+
+    def argument_bytes(self, kernel: str) -> int:
+        function = self.driver.edgeh2o_argument_bytes
+        function.restype = c_size_t
+        return int(function(kernel.encode()))
+
+    def empty(self, n_bytes: int) -> int:
+        """An address of n_bytes that hold NaN."""
+        pointer = c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(pointer), c_size_t(n_bytes))
+        return pointer.value
+
+    def put(self, array: NDArray[Any]) -> int:
+        """The address of a copy."""
+        array = np.ascontiguousarray(array)
+        address = self.empty(max(1, array.nbytes))
+        data = array.ctypes.data_as(c_void_p)
+        size = c_size_t(array.nbytes)
+        self._call("cuMemcpyHtoDAsync_v2", c_uint64(address), data, size, self._stream)
+        return address
+
+    def get(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A copy of what lies there."""
+        array = np.zeros(shape, dtype)
+        data, size = array.ctypes.data_as(c_void_p), c_size_t(array.nbytes)
+        self._call("cuMemcpyDtoHAsync_v2", data, c_uint64(address), size, self._stream)
+        self._call("cuStreamSynchronize", self._stream)
+        return array
+
+    def launch(
+        self,
+        kernel: str,
+        arguments: Structure,
+        grid: tuple[int, ...],
+        threads: int = 128,
+        shared: int = 0,
+    ) -> None:
+        """Runs a kernel; what it wrote is read by ``get``."""
+        function = c_void_p()
+        self._call("cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode())
+        if shared > 48 * 1024:
+            self._call("cuFuncSetAttribute", function, 8, shared)
+        pointers = (c_void_p * 1)(ctypes.addressof(arguments))
+        sizes = [c_uint(n) for n in (*grid, *(1,) * (3 - len(grid)), threads, 1, 1, shared)]
+        function_type = ctypes.CFUNCTYPE(
+            ctypes.c_int, c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), c_void_p
+        )
+        launch = function_type(("cuLaunchKernel", self.driver))
+        error = launch(function, *sizes, self._stream, pointers, None)
+        if error:
+            raise DeviceError(f"{kernel}: error {error}")

@@ -1,0 +1,223 @@
+"""Whole tiny models on the host device: the tokens and logits of the CPU's decoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgeh2o import LLM, SamplingParams, UsageError, _core
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.attention.h2o import H2OConfig
+from edgeh2o.cuda.devices import open_device
+from edgeh2o.engine.opening import open_model
+from edgeh2o.runners.base import RunnerState, SessionShape
+from tests.cuda.host_library import SMALL
+from tests.model.model_pair import (
+    CHUNK_SIZE,
+    HEAVY,
+    LOCAL,
+    MAX_CONTEXT,
+    decisive_prompt,
+    load_pair,
+    prefill,
+    random_tokens,
+    relative_error,
+    split,
+)
+from tests.tiny_models import TinyModelFactory
+from tools.make_tiny_model import TENSOR_TYPES
+
+MODELS = {
+    "llama": {},
+    "llama-biases": {"biases": True, "tied": False},
+    "llama-yarn": {"rope_scaling": "yarn"},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "phi3": {"architecture": "phi3", "rotary_dim": 12},
+    "granite": {"architecture": "granite"},
+    "olmo2": {"architecture": "olmo2", "tied": False},
+    "mistral": {"sliding_window": 20},
+    "gemma2": {"architecture": "gemma2", "sliding_window": 20},
+    "gemma3": {
+        "architecture": "gemma3",
+        "n_layers": 3,
+        "sliding_window": 20,
+        "sliding_window_pattern": 3,
+        "rope_base": 1e6,
+    },
+    "unequal": {
+        "n_layers": 3,
+        "n_heads": (4, 2, 4),
+        "n_kv_heads": (2, 1, 4),
+        "ffn_dim": (96, 64, 128),
+    },
+}  # fmt: skip
+SHAPE = SessionShape(max_context=320, batch_size=64, chunk_size=32, cache_type="f16", all_rows=True)
+pytestmark = pytest.mark.usefixtures("host_device")
+
+
+def greedy(path: Path, prompt: NDArray[np.int32], n: int, *, device: bool, **shape: object) -> list:
+    """Logits of the last prompt token and of n greedy tokens after it, and these."""
+    opened = open_model(path, open_device(0) if device else None)
+    with opened as file:
+        model = file.load()
+    runner = model.start_session(DenseConfig(), replace(SHAPE, **shape))
+    for begin in range(0, len(prompt), SHAPE.batch_size):
+        end = min(begin + SHAPE.batch_size, len(prompt))
+        logits = runner.prefill(prompt[begin:end], is_last=end == len(prompt))
+    all_logits, tokens = [np.array(logits)], []
+    for _ in range(n):
+        tokens.append(int(np.argmax(all_logits[-1])))
+        all_logits.append(np.array(runner.decode(tokens[-1])))
+    return [np.stack(all_logits), tokens]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_architectures(tiny_model: TinyModelFactory, name: str) -> None:
+    path = tiny_model(**{**SMALL, **MODELS[name]})
+    prompt = random_tokens(35)
+    expected, tokens = greedy(path, prompt, 6, device=False)
+    logits, same = greedy(path, prompt, 6, device=True)
+    assert same == tokens
+    assert relative_error(logits, expected) < 2e-4
+
+
+@pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
+def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
+    sizes = {**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64}
+    path = tiny_model(**sizes, tensor_type=tensor_type)
+    prompt = random_tokens(9)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
+    # Sums in another order show where an activation rounds to the next of 255 steps; a wrong
+    # weight does more. The kernels themselves are held to 1e-6.
+    assert relative_error(logits, expected) < 0.03
+
+
+def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL)
+    for cache_type, n_tokens in (("f16", 270), ("f32", 20)):
+        prompt = random_tokens(n_tokens)
+        expected, tokens = greedy(path, prompt, 4, device=False, cache_type=cache_type)
+        logits, same = greedy(path, prompt, 4, device=True, cache_type=cache_type)
+        assert same == tokens
+        assert relative_error(logits, expected) < 2e-4
+
+
+def test_logits_of_every_row(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL)
+    tokens = random_tokens(40)
+    rows = []
+    for device in (None, open_device(0)):
+        with open_model(path, device) as file:
+            runner = file.load().start_session(DenseConfig(), SHAPE)
+        runner.prefill(tokens, is_last=True)
+        rows.append(np.array(runner.row_logits(3, 37)))
+        assert runner.pairs_computed == 40 * 41 // 2
+    assert relative_error(rows[1], rows[0]) < 2e-4
+
+
+def test_a_prompt_moves_to_another_session(tiny_model: TinyModelFactory) -> None:
+    """Rows go to the host and back, as saved sessions and longer contexts need it."""
+    path = tiny_model(**SMALL)
+    tokens = random_tokens(40)
+    with open_model(path, open_device(0)) as file:
+        model = file.load()
+    first, second = (model.start_session(DenseConfig(), SHAPE) for _ in range(2))
+    first.prefill(tokens, is_last=True, stays_open=True)
+    expected = np.array(first.decode(7))
+    first.rewind(40)
+    RunnerState.of(first).restore(second)
+    for rows, copy in zip(first.cached_rows(), second.cached_rows(), strict=True):
+        copy[:] = rows
+    np.testing.assert_array_equal(second.decode(7), expected)
+    first.rewind(first.find_mark(40))
+    np.testing.assert_array_equal(first.decode(7), expected)
+
+
+def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL, tensor_type="Q8_0")
+    answers = []
+    for device in ("cpu", "cuda"):
+        with LLM(path, device=device, attention="dense", context_size=128) as llm:
+            result = llm.generate(
+                "the cat was on the", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            )
+            answers.append(result.text)
+            assert result.stats.device.startswith("cpu" if device == "cpu" else "cuda:0 (")
+    assert answers[0] == answers[1]
+
+
+def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**SMALL)
+    with pytest.raises(UsageError, match=r"headwise does not run on a GPU.*--device cpu"):
+        LLM(path, device="cuda", attention="headwise")
+    with pytest.raises(UsageError, match=r"h2o-by-values.*--device cpu"):
+        LLM(path, device="cuda", attention=H2OConfig(by_values=True))
+    experts = tiny_model(**SMALL, architecture="qwen3moe")
+    with pytest.raises(UsageError, match=r"mixtures of experts.*--device cpu"):
+        LLM(experts, device="cuda", attention="dense")
+    with (
+        pytest.raises(UsageError, match=r"q8_0.*--cache-type f16"),
+        LLM(path, device="cuda", attention="dense", cache_type="q8_0") as llm,
+    ):
+        llm.generate("a", SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "mean", "sinks": 2},
+        {"score": "lift"},
+        {"score": "window", "window": 8},
+        {"decay": 0.5},
+        {"tail": 20},
+    ],
+    ids=str,
+)
+def test_h2o_chooses_and_answers_as_the_cpu_does(
+    tiny_model: TinyModelFactory, options: dict[str, object]
+) -> None:
+    pair = load_pair(tiny_model, **SMALL)
+    tokens = decisive_prompt(pair, (1 if options else 2) * CHUNK_SIZE + 40)
+    sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
+    with open_model(tiny_model(**SMALL), open_device(0)) as file:
+        on_device = file.load()._core_model
+    calls = [[64, 1, 39]] if options else [[168], [CHUNK_SIZE, 104], [100, 1, 67]]
+    for lengths in calls:
+        results = []
+        for make, model in ((_core.Sequence, pair.core), (_core.DeviceSequence, on_device)):
+            policy = _core.h2o_policy(LOCAL, HEAVY, **options)
+            session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
+            rows = prefill(session, *split(tokens, lengths))
+            decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
+            chosen = [policy.memory_set(layer, head) for layer in range(2) for head in range(2)]
+            results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
+        for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert relative_error(results[1][0], results[0][0]) < 2e-4
+        assert results[1][2].pairs_computed == results[0][2].pairs_computed
+        assert results[1][2].pairs_dense == results[0][2].pairs_dense
+
+
+def test_h2o_goes_on_from_a_saved_session(tiny_model: TinyModelFactory) -> None:
+    with open_model(tiny_model(**SMALL), open_device(0)) as file:
+        model = file.load()
+    tokens = random_tokens(180)
+    shape = replace(SHAPE, batch_size=64)
+    config = H2OConfig(local=12, heavy=4)
+    sessions = [model.start_session(config, shape) for _ in range(2)]
+    first, second = sessions
+    for begin in (0, 64):
+        first.prefill(tokens[begin : begin + 64], is_last=False)
+    RunnerState.of(first).restore(second)
+    for rows, copy in zip(first.cached_rows(), second.cached_rows(), strict=True):
+        copy[:] = rows
+    answers = [np.array(each.prefill(tokens[128:], is_last=True)) for each in sessions]
+    np.testing.assert_array_equal(answers[1], answers[0])

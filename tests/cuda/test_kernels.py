@@ -1,0 +1,396 @@
+"""Every kernel on the host device against float64, in several orders of warps."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.cuda.device import (
+    ARGUMENTS,
+    FORMATS,
+    Add,
+    Attend,
+    Cache,
+    Columns,
+    Combine,
+    Device,
+    Embed,
+    Gate,
+    Heads,
+    Join,
+    KeyList,
+    Multiply,
+    Norm,
+    Quantised,
+    Rope,
+    Structure,
+)
+from tests.cuda.packing import put_floats, put_tiles, random_tiles
+from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
+
+ORDERS = 3  # times that a kernel runs, with warps and lanes in another order each time
+EPS = 1e-5
+SPLIT_KEYS = 128
+Floats = NDArray[np.float32]
+
+
+def put_quantised(device: Device, x: Floats) -> tuple[Structure, NDArray[np.float64]]:
+    """Rows of 8 bits, padded to 64, and what they stand for."""
+    depth = x.shape[1]
+    padded = np.pad(x, ((0, 0), (0, -depth % 64)))
+    q, d = quantise_q8_rows(padded)
+    rows = Quantised(q=device.put(q), d=device.put(d), padded=padded.shape[1])
+    return rows, dequantise_q8_rows(q, d)[:, :depth]
+
+
+def empty_quantised(device: Device, n_rows: int, dim: int) -> Structure:
+    padded = dim + -dim % 64
+    q, d = device.empty(n_rows * padded), device.empty(n_rows * padded // 32 * 4)
+    return Quantised(q=q, d=d, padded=padded)
+
+
+def check_quantised(device: Device, got: Structure, expected: NDArray[np.float64]) -> None:
+    """Within half a step of 8 bits of the values, and a little for their own rounding."""
+    n_rows, dim = expected.shape
+    q = device.get(got.q, (n_rows, got.padded), np.int8)
+    d = device.get(got.d, (n_rows, got.padded // 32), np.float32)
+    padded = np.pad(expected, ((0, 0), (0, -dim % 64)))
+    steps = np.abs(padded).reshape(n_rows, -1, 32).max(-1) / 127
+    np.testing.assert_allclose(d, steps, rtol=2e-5)
+    error = np.abs(dequantise_q8_rows(q, d) - padded)
+    assert (error <= np.repeat(steps, 32, axis=1) * 0.501 + 1e-12).all()
+
+
+@pytest.mark.parametrize("kernel", ARGUMENTS)
+def test_the_structures_of_the_tests_are_those_of_the_kernels(device: Device, kernel: str) -> None:
+    if not device.is_emulated:
+        pytest.skip("a real driver does not tell")
+    assert device.argument_bytes(kernel) == ctypes.sizeof(ARGUMENTS[kernel])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("rows", "depth"), [(16, 64), (37, 96), (5, 352)])
+def test_multiply(device: Device, name: str, rows: int, depth: int) -> None:
+    random = np.random.default_rng(rows)
+    x = random.normal(size=(2, depth)).astype(np.float32)
+    bias = random.normal(size=rows).astype(np.float32)
+    before = random.normal(size=(2, rows + 3)).astype(np.float32)
+    is_quantised = name.startswith("q")
+    if is_quantised:
+        tiles = random_tiles(name, rows, depth, seed=depth)
+        matrix, weights, span = put_tiles(device, tiles), tiles.weights(), tiles.span()
+        rounded, values = put_quantised(device, x)
+        grid = (-(-rows // 16), 2)
+    else:
+        matrix, weights = put_floats(device, name, random.normal(size=(rows, depth)))
+        rounded, values, span = Quantised(), x.astype(np.float64), np.abs(weights)
+        grid = (-(-rows // 4), 2)
+    for accumulates in (0, 1):
+        expected = values @ weights.T + bias
+        if accumulates:
+            expected += before[:, :rows]
+        results = []
+        for _ in range(ORDERS):
+            out = device.put(before)
+            arguments = Multiply(
+                w=matrix, x=device.put(x), xq=rounded, bias=device.put(bias), out=out,
+                x_stride=depth, out_stride=rows + 3, accumulates=accumulates,
+            )  # fmt: skip
+            device.launch(f"multiply_{name}", arguments, grid, shared=256)
+            results.append(device.get(out, (2, rows + 3), np.float32))
+        size = np.abs(values) @ span.T + np.abs(expected)
+        assert (np.abs(results[0][:, :rows] - expected) <= 1e-6 * size).all()
+        np.testing.assert_array_equal(results[0][:, rows:], before[:, rows:])
+        for other in results[1:]:
+            np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
+@pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (70, 72, 192)])
+def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) -> None:
+    random = np.random.default_rng(n_rows)
+    x = random.normal(size=(n_rows, depth)).astype(np.float32)
+    bias = random.normal(size=n_out).astype(np.float32)
+    before = random.normal(size=(n_rows, n_out + 3)).astype(np.float32)
+    tiles = random_tiles(name, n_out, depth, seed=depth)
+    matrix = put_tiles(device, tiles)
+    rounded, values = put_quantised(device, x)
+    expected = values @ tiles.weights().T + bias + before[:, :n_out]
+    results = []
+    for _ in range(ORDERS if n_rows == 5 else 1):
+        out = device.put(before)
+        arguments = Multiply(
+            w=matrix, xq=rounded, bias=device.put(bias), out=out, out_stride=n_out + 3,
+            accumulates=1, n_rows=n_rows,
+        )  # fmt: skip
+        grid = (-(-n_out // 64), -(-n_rows // 64))
+        shared = 3 * (64 * 64 + 4 * 128 * tiles.bits)
+        device.launch(f"gemm_{name}", arguments, grid, shared=shared)
+        results.append(device.get(out, before.shape, np.float32))
+    size = np.abs(values) @ tiles.span().T + np.abs(expected)
+    assert (np.abs(results[0][:, :n_out] - expected) <= 1e-6 * size).all()
+    np.testing.assert_array_equal(results[0][:, n_out:], before[:, n_out:])
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_embed(device: Device, name: str) -> None:
+    rows, depth = 21, 96
+    if name.startswith("q"):
+        tiles = random_tiles(name, rows, depth)
+        matrix, weights = put_tiles(device, tiles), tiles.weights()
+    else:
+        matrix, weights = put_floats(
+            device, name, np.random.default_rng(1).normal(size=(rows, depth))
+        )
+    tokens = np.array([20, 0, 7, 15, 16], np.int32)
+    out = device.empty(5 * depth * 4)
+    device.launch(
+        "embed_rows", Embed(w=matrix, tokens=device.put(tokens), out=out, scale=0.5), (5,)
+    )
+    got = device.get(out, (5, depth), np.float32)
+    np.testing.assert_allclose(got, weights[tokens] * 0.5, rtol=1e-6, atol=1e-5)
+
+
+def normed(x: NDArray[np.floating], weight: Floats) -> NDArray[np.float64]:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight
+
+
+@pytest.mark.parametrize("dim", [16, 100, 576])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_norm_rows(device: Device, dim: int, has_norm: bool) -> None:
+    random = np.random.default_rng(dim)
+    x = random.normal(size=(3, dim)).astype(np.float32)
+    x[1] = 0  # a row of zeros
+    weight = random.normal(size=dim).astype(np.float32)
+    expected = normed(x, weight) if has_norm else x.astype(np.float64)
+    for _ in range(ORDERS):
+        out, rounded = device.empty(x.nbytes), empty_quantised(device, 3, dim)
+        arguments = Norm(
+            x=device.put(x), weight=device.put(weight) if has_norm else None, out=out, xq=rounded,
+            dim=dim, n_groups=1, x_stride=dim, out_stride=dim, eps=EPS,
+        )  # fmt: skip
+        device.launch("norm_rows", arguments, (3,), shared=16)
+        np.testing.assert_allclose(
+            device.get(out, x.shape, np.float32), expected, rtol=3e-6, atol=1e-7
+        )
+        check_quantised(device, rounded, expected)
+
+
+def test_norm_of_groups_in_place(device: Device) -> None:
+    random = np.random.default_rng(5)
+    x = random.normal(size=(2, 5 * 16)).astype(np.float32)  # 3 heads of 16, and what follows them
+    weight = random.normal(size=16).astype(np.float32)
+    address = device.put(x)
+    arguments = Norm(
+        x=address, weight=device.put(weight), out=address, dim=16, n_groups=3, x_stride=80,
+        out_stride=80, eps=EPS,
+    )  # fmt: skip
+    device.launch("norm_rows", arguments, (6,), shared=16)
+    got = device.get(address, x.shape, np.float32)
+    expected = normed(x.reshape(2, 5, 16)[:, :3], weight).reshape(2, 48)
+    np.testing.assert_allclose(got[:, :48], expected, rtol=3e-6)
+    np.testing.assert_array_equal(got[:, 48:], x[:, 48:])
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_add_rows(device: Device, has_norm: bool) -> None:
+    random = np.random.default_rng(2)
+    x, y = random.normal(size=(2, 3, 200)).astype(np.float32)
+    weight = random.normal(size=200).astype(np.float32)
+    address = device.put(x)
+    arguments = Add(
+        x=address, y=device.put(y), weight=device.put(weight) if has_norm else None, dim=200,
+        eps=EPS, scale=0.4,
+    )  # fmt: skip
+    device.launch("add_rows", arguments, (3,), shared=16)
+    expected = x + 0.4 * (normed(y, weight) if has_norm else y.astype(np.float64))
+    np.testing.assert_allclose(
+        device.get(address, x.shape, np.float32), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("is_gelu", [0, 1])
+def test_gate_rows(device: Device, is_gelu: int) -> None:
+    random = np.random.default_rng(3)
+    gate = random.normal(scale=4, size=(2, 160)).astype(np.float32)
+    gate[0, :4] = [0, -100, 100, -1e4]
+    up = random.normal(size=(2, 160)).astype(np.float32)
+    g = gate.astype(np.float64)
+    with np.errstate(over="ignore"):
+        slope = np.sqrt(2 / np.pi) * 2 * (g + 0.044715 * g**3) if is_gelu else g
+        expected = g / (1 + np.exp(-slope)) * up
+    out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 160)
+    arguments = Gate(
+        gate=device.put(gate), up=device.put(up), out=out, xq=rounded, dim=160, is_gelu=is_gelu
+    )
+    device.launch("gate_rows", arguments, (2,))
+    got = device.get(out, gate.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
+    check_quantised(device, rounded, expected)
+
+
+N_HEADS, N_KV, KEY_DIM, VALUE_DIM, CONTEXT = 6, 2, 24, 40, 320
+HEADS = Heads(n_heads=N_HEADS, n_kv_heads=N_KV, key_dim=KEY_DIM, value_dim=VALUE_DIM)
+STRIDE = (N_HEADS + N_KV) * KEY_DIM + N_KV * VALUE_DIM
+
+
+@pytest.mark.parametrize("cache_type", [0, 1])
+def test_rope_rows(device: Device, cache_type: int) -> None:
+    random = np.random.default_rng(4)
+    dtype, first, n_pairs = (np.float16, np.float32)[cache_type], 17, 8
+    qkv = random.normal(size=(3, STRIDE)).astype(np.float32)
+    angles = random.uniform(0, 6, size=(3, n_pairs))
+    keys = np.zeros((N_KV, CONTEXT, KEY_DIM), dtype)
+    values = np.zeros((N_KV, CONTEXT, VALUE_DIM), dtype)
+    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, type=cache_type)
+    address = device.put(qkv)
+    arguments = Rope(
+        qkv=address, cos=device.put(np.cos(angles).astype(np.float32)),
+        sin=device.put(np.sin(angles).astype(np.float32)), cache=cache, heads=HEADS,
+        stride=STRIDE, n_pairs=n_pairs, first=first,
+    )  # fmt: skip
+    device.launch("rope_rows", arguments, (N_HEADS + 2 * N_KV, 3), threads=32)
+    n_rotated = (N_HEADS + N_KV) * KEY_DIM
+    expected = qkv.astype(np.float64)
+    heads = expected[:, :n_rotated].reshape(3, -1, KEY_DIM)
+    a, b = heads[:, :, :n_pairs].copy(), heads[:, :, n_pairs : 2 * n_pairs].copy()
+    c, s = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    heads[:, :, :n_pairs], heads[:, :, n_pairs : 2 * n_pairs] = a * c - b * s, a * s + b * c
+    np.testing.assert_allclose(
+        device.get(address, qkv.shape, np.float32), expected, rtol=1e-5, atol=1e-6
+    )
+    keys[:, first : first + 3] = heads[:, N_HEADS:].transpose(1, 0, 2)
+    values[:, first : first + 3] = expected[:, n_rotated:].reshape(3, N_KV, -1).transpose(1, 0, 2)
+    tolerance = 1e-3 if cache_type == 0 else 1e-6
+    for stored, at in ((keys, cache.k), (values, cache.v)):
+        got = device.get(at, stored.shape, dtype).astype(np.float64)
+        np.testing.assert_allclose(got, stored.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("cache_type", [0, 1])
+@pytest.mark.parametrize(
+    ("first", "window", "soft_cap"),
+    [(0, 0, 0.0), (126, 0, 0.0), (290, 0, 2.0), (290, 140, 0.0), (100, 1, 0.0)],
+)
+def test_attention(
+    device: Device, cache_type: int, first: int, window: int, soft_cap: float
+) -> None:
+    random = np.random.default_rng(first)
+    dtype, n_rows, scale = (np.float16, np.float32)[cache_type], 3, 0.3
+    qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
+    # What was not written yet must not be read.
+    keys = np.full((N_KV, CONTEXT, KEY_DIM), np.nan, dtype)
+    values = np.full((N_KV, CONTEXT, VALUE_DIM), np.nan, dtype)
+    n_known = first + n_rows
+    keys[:, :n_known] = random.normal(size=(N_KV, n_known, KEY_DIM))
+    values[:, :n_known] = random.normal(size=(N_KV, n_known, VALUE_DIM))
+    expected = np.zeros((n_rows, N_HEADS, VALUE_DIM))
+    for row in range(n_rows):
+        end = first + row + 1
+        begin = max(0, end - window) if window else 0
+        for head in range(N_HEADS):
+            q = qkv[row, head * KEY_DIM : (head + 1) * KEY_DIM].astype(np.float64)
+            logits = keys[head // 3, begin:end].astype(np.float64) @ q * scale
+            if soft_cap:
+                logits = soft_cap * np.tanh(logits / soft_cap)
+            weights = np.exp(logits - logits.max())
+            expected[row, head] = weights / weights.sum() @ values[head // 3, begin:end]
+    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, type=cache_type)
+    n_splits = -(-(window or first + n_rows) // SPLIT_KEYS)
+    results = []
+    for _ in range(ORDERS):
+        n_parts = n_rows * N_HEADS * n_splits
+        parts, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
+        out = device.empty(expected.size * 4)
+        arguments = Attend(
+            qkv=device.put(qkv), cache=cache, heads=HEADS, parts=parts, states=states,
+            keys=KeyList(window=window), stride=STRIDE, first=first, n_splits=n_splits,
+            scale=scale, soft_cap=soft_cap,
+        )  # fmt: skip
+        shared = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+        device.launch("attend_split", arguments, (n_splits, N_KV, n_rows), shared=shared)
+        joined = Combine(
+            parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM,
+            n_splits=n_splits,
+        )  # fmt: skip
+        device.launch("combine_splits", joined, (N_HEADS, n_rows))
+        results.append(device.get(out, expected.shape, np.float32))
+    np.testing.assert_allclose(results[0], expected, rtol=2e-5, atol=2e-6)
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize(("weight", "n_last"), [(0, 0), (1, 0), (2, 3)])
+def test_sparse_attention_of_a_chunk(
+    device: Device, soft_cap: float, weight: int, n_last: int
+) -> None:
+    """Own chunk and listed positions in one softmax; column sums of each part by its own."""
+    random = np.random.default_rng(7)
+    first, n_rows, scale = 200, 9, 0.3
+    qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
+    keys = random.normal(size=(N_KV, CONTEXT, KEY_DIM)).astype(np.float16)
+    values = random.normal(size=(N_KV, CONTEXT, VALUE_DIM)).astype(np.float16)
+    counts = np.array([140, 5], np.uint32)
+    positions = np.full((N_KV, 150), -1, np.int32)
+    for head, count in enumerate(counts):
+        positions[head, :count] = np.sort(random.choice(first, count, replace=False))
+    expected = np.zeros((n_rows, N_HEADS, VALUE_DIM))
+    sums = [np.zeros((N_KV, n_rows)), np.zeros((N_KV, 150))]
+    for row in range(n_rows):
+        for head in range(N_HEADS):
+            kv_head = head // 3
+            q = qkv[row, head * KEY_DIM : (head + 1) * KEY_DIM].astype(np.float64)
+            own = np.arange(first, first + row + 1)
+            listed = positions[kv_head, : counts[kv_head]]
+            parts = []
+            for part, at in enumerate((own, listed)):
+                logits = keys[kv_head, at].astype(np.float64) @ q * scale
+                parts.append(soft_cap * np.tanh(logits / soft_cap) if soft_cap else logits)
+                share = np.exp(parts[-1]) / np.exp(parts[-1]).sum()
+                counted = (1, len(at), float(row + n_last >= n_rows))[weight]
+                sums[part][kv_head, : len(at)] += share * counted
+            share = np.exp(np.concatenate(parts))
+            rows = values[kv_head, np.concatenate((own, listed))].astype(np.float64)
+            expected[row, head] = share / share.sum() @ rows
+    shared = {"qkv": device.put(qkv), "heads": HEADS, "stride": STRIDE, "first": first}
+    shared |= {"scale": scale, "soft_cap": soft_cap}
+    shared["cache"] = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT)
+    own_keys = KeyList(lowest=first)
+    memory = KeyList(positions=device.put(positions), counts=device.put(counts), stride=150)
+    n_parts = n_rows * N_HEADS * 3
+    parts_at, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
+    split = {"parts": parts_at, "states": states, "n_splits": 3}
+    n_bytes = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+    for key_list, begin, n_ranges in ((own_keys, 0, 1), (memory, 1, 2)):
+        arguments = Attend(**shared, **split, keys=key_list, first_split=begin)
+        device.launch("attend_split", arguments, (n_ranges, N_KV, n_rows), shared=n_bytes)
+    out = device.empty(expected.size * 4)
+    joined = Combine(
+        parts=parts_at, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=3
+    )
+    device.launch("combine_splits", joined, (N_HEADS, n_rows))
+    got = device.get(out, expected.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    for part, (key_list, begin, n_ranges) in enumerate(((own_keys, 0, 1), (memory, 1, 2))):
+        state = device.empty(n_rows * N_HEADS * 8)
+        join = Join(
+            states=states, out=state, n_rows=n_rows * N_HEADS, first_split=begin,
+            n_joined=n_ranges, n_splits=3,
+        )  # fmt: skip
+        device.launch("join_states", join, (1,))
+        width = sums[part].shape[1]
+        at = device.put(np.zeros((N_KV, width), np.float32))
+        columns = Columns(
+            **shared, states=state, sums=at, keys=key_list, n_rows=n_rows, sums_stride=width,
+            n_last=n_last, weight=weight,
+        )  # fmt: skip
+        device.launch("column_sums", columns, (-(-width // 4), N_KV))
+        got = device.get(at, sums[part].shape, np.float32)
+        np.testing.assert_allclose(got, sums[part], rtol=3e-5, atol=1e-6)
