@@ -52,13 +52,12 @@ _FLAGS = {
 }
 
 
-def translate_flag(
-    word: str, after: list[str], known: Container[str]
-) -> list[str] | None:
+def translate_flag(word: str, after: list[str], known: Container[str]) -> list[str] | None:
     """What stands for a flag of llama.cpp among ours, or None if ``word`` is no such flag.
 
-    Its value is taken from ``after``, the words that follow; ``known`` are our flags. A flag without effect gives nothing but a warning. Raises
-    UsageError for one that asks for what is not here, with the cure.
+    Its value is taken from ``after``, the words that follow; ``known`` are our flags. A flag
+    without effect gives nothing but a warning. Raises UsageError for one that asks for what is not
+    here, with the cure.
     """
     name, equals, value = word.partition("=")
     flag = _FLAGS.get(name)
