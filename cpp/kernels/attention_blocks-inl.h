@@ -4,7 +4,8 @@
 // Bounds, besides the rounding of float sums, with u = 1 / (2 * kLargestX):
 // - logits: a query is off by at most u max|q|, so a logit by u max|q| sum|k|;
 // - outputs before they are divided by the sum of weights: of every kIntegerKeys keys, a weight times its
-//   block's scale d is off by at most u max d, so an output by kIntegerKeys u 127 max d.
+//   block's scale d is off by at most u max d, so an output by kIntegerKeys u 127 max d; if the errors are
+//   random, by at most sqrt(kIntegerKeys) 127 / kLargestX = 1/16 of what the values themselves were rounded.
 
 namespace edgeh2o::EH2O_ISA {
 
