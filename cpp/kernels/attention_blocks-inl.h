@@ -46,7 +46,7 @@ EH2O_INLINE void dot_blocks(float* out, size_t out_stride, const uint8_t* x, con
                             const uint8_t* k, size_t head_dim) {
   using namespace simd;
   const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
-  F32 sum[kRows];
+  F32 sum[kRows], poison = zero();  // a scale that is not finite makes no logit of any sign
   unroll<kRows>([&](auto r) { sum[r] = zero(); });
   for (size_t dim = 0; dim < head_dim; dim += kKvBlock, k += kKvBlockBytes) {
     I8 columns[8];
@@ -61,9 +61,10 @@ EH2O_INLINE void dot_blocks(float* out, size_t out_stride, const uint8_t* x, con
           [&](auto r) { acc[r] = BlockDot::add(acc[r], bytes, x + 2 * (r * head_dim + dim + 4 * word)); });
     });
     const F32 scale = load_f16(scales);
+    poison = mul_add(scale, zero(), poison);
     unroll<kRows>([&](auto r) { sum[r] = mul_add(BlockDot::finish(acc[r]), scale, sum[r]); });
   }
-  unroll<kRows>([&](auto r) { store(out + r * out_stride, mul(sum[r], set1(units[r]))); });
+  unroll<kRows>([&](auto r) { store(out + r * out_stride, mul_add(sum[r], set1(units[r]), poison)); });
 }
 
 // n_keys >= kLanes.
