@@ -77,7 +77,8 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
     const auto* row_k = reinterpret_cast<const uint8_t*>(rows.k);
     const auto* row_v = reinterpret_cast<const uint8_t*>(rows.v);
     AttentionPiece& piece = work.pieces[work.n_pieces++];
-    piece = add_job(work, kv_head, {CacheType::kF32, CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
+    piece = add_job(work, kv_head,
+                    {CacheType::kF32, CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
     piece.biases = rows.biases;
   }
   work.is_last_round = true;
