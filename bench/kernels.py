@@ -3,7 +3,8 @@
 The peaks are measured: chains of independent products in registers, float and 8-bit. Matrix
 products have the shapes of a model; attention is one layer's prefill with everything that belongs
 to it (packing of the keys, softmax, scores, selection). Figures are the best of all rounds, because
-a limit is compared with a limit. `bench.memory_bound` has the products of one and of a few rows.
+a limit is compared with a limit. `bench.memory_bound` has what memory bounds: the products of one
+and of a few rows, and the attention of decode.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from edgeh2o import isa as isa_module
 from edgeh2o.evaluation.reporting import markdown_table
 from edgeh2o.host.threads import default_thread_count
 
-from .memory_bound import format_memory_bound, measure_memory_bound
+from .memory_bound import (
+    format_decode_attention,
+    format_memory_bound,
+    measure_decode_attention,
+    measure_memory_bound,
+)
 from .reporting import run_script, write_report
 
 # SmolLM2-135M: q, k and v in one; gate and up in one; down.
@@ -63,6 +69,11 @@ def main() -> int:
         for isa in isas
         for record in measure_memory_bound(isa, memory_types, default_thread_count(), few_rounds)
     ]
+    decode = [
+        record
+        for isa in (isas if memory_types else [])
+        for record in measure_decode_attention(isa, default_thread_count(), few_rounds)
+    ]
     _core.set_num_threads(1)
     _kernels.set_num_threads(1)
     peaks = {isa: measure_peaks(isa, args.r) for isa in isas}
@@ -75,9 +86,11 @@ def main() -> int:
     layers = [record for isa in isas for record in measure_attention(isa, args.tokens, peaks[isa])]
     tables = [_format_peaks(peaks), _format_products(products), _format_attention(layers)]
     if memory_bound:
-        tables.append(format_memory_bound(memory_bound))
-    results = {"peaks": peaks, "products": products, "attention": layers}
-    write_report(args.output, tables, results | {"memory_bound": memory_bound})
+        tables += [format_memory_bound(memory_bound), format_decode_attention(decode)]
+    results: dict[str, Any] = {"peaks": peaks, "products": products, "attention": layers}
+    write_report(
+        args.output, tables, results | {"memory_bound": memory_bound, "decode_attention": decode}
+    )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Matrix products of one and of a few rows, which memory bounds: against its measured bandwidth.
+"""What memory bounds, against its measured bandwidth: matrix products of one and of a few rows, and
+the attention of decode.
 
 Every figure is taken on several matrices in turn that do not fit into the caches, as the matrices
 of a model do not, and is the best of all rounds.
@@ -6,12 +7,15 @@ of a model do not, and is the best of all rounds.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from edgeh2o import _kernels
+from edgeh2o import _core, _kernels
+from edgeh2o import isa as isa_module
 from edgeh2o.evaluation.reporting import markdown_table
 
 MIB = 2**20
@@ -19,6 +23,10 @@ MIB = 2**20
 BUFFER_BYTES = 256 * MIB
 SHAPE = (2048, 8192)  # outputs and depth: ffn_down of Llama-3.2-1B
 FEW_ROWS = (2, 3, 4, 8, 16)
+# Query heads, KV heads and dimensions of SmolLM2-135M and Llama-3.1-8B.
+ATTENTION_HEADS = ((9, 3, 64), (32, 8, 128))
+CACHE_TYPES = ("f16", "q8_0", "q8_0/f16")
+CHUNK_SIZE = 4096
 FEW_ROWS_TYPES = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16")
 
 
@@ -87,6 +95,86 @@ def measure_memory_bound(
                     for n in (FEW_ROWS if type_name in FEW_ROWS_TYPES else ())
                 },
             }
+
+
+class Caches:
+    """The caches of layers of long prompts, BUFFER_BYTES and more in all."""
+
+    N_TOKENS = 32_000  # long, so that a call of Python costs nothing beside a layer
+
+    def __init__(self, heads: tuple[int, int, int], cache_type: str, n_threads: int) -> None:
+        n_heads, n_kv_heads, head_dim = heads
+        random = np.random.default_rng(0)
+        self._q = random.standard_normal((CHUNK_SIZE, n_heads, head_dim), np.float32)
+        self._kv = random.standard_normal((2, CHUNK_SIZE, n_kv_heads, head_dim), np.float32)
+        layer_bytes = 4 * self.N_TOKENS * n_kv_heads * head_dim  # of f16
+        self._n_layers = -(-BUFFER_BYTES // layer_bytes)
+        self._attention = _core.ChunkedAttention(
+            _core.dense_policy(),
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            n_layers=self._n_layers,
+            chunk_size=CHUNK_SIZE,
+            batch_size=CHUNK_SIZE,
+            max_context=self.N_TOKENS + 64,
+            cache_type=cache_type,
+            threads=n_threads,
+        )
+        for layer, begin in product(range(self._n_layers), range(0, self.N_TOKENS, CHUNK_SIZE)):
+            n = min(CHUNK_SIZE, self.N_TOKENS - begin)
+            k, v = self._kv[:, :n]
+            # A window of one: only the rows are wanted.
+            is_last = begin + n == self.N_TOKENS
+            self._attention.run(layer, self._q[:n], k, v, window=1, is_last=is_last)
+        self.n_bytes = self._attention.cache.n_bytes * self.N_TOKENS // (self.N_TOKENS + 64)
+
+    def seconds(self, n_rounds: int) -> float:
+        """What one token takes in all layers; at most 64 rounds."""
+        k, v = self._kv[:, :1]
+        best_s = np.inf
+        for _ in range(n_rounds):
+            started_at = time.perf_counter()
+            for layer in range(self._n_layers):
+                self._attention.decode(layer, self._q[:1], k, v)
+            best_s = min(best_s, time.perf_counter() - started_at)
+        return best_s
+
+
+def measure_decode_attention(isa: str, n_cores: int, n_rounds: int) -> Iterator[dict[str, Any]]:
+    """A record per shape of heads, type of cache and number of threads: the share of the bandwidth
+    at which a generated token reads the cache."""
+    isa_module.use(isa)
+    bandwidths = {n: measure_bandwidth(isa, n, n_rounds) for n in thread_counts(n_cores)}
+    for heads, cache_type, n_threads in product(ATTENTION_HEADS, CACHE_TYPES, bandwidths):
+        caches = Caches(heads, cache_type, n_threads)
+        rate = caches.n_bytes / caches.seconds(n_rounds)
+        yield {
+            "isa": isa,
+            "heads": "{}/{} x {}".format(*heads),
+            "cache_type": cache_type,
+            "threads": n_threads,
+            "bandwidth": bandwidths[n_threads],
+            "bytes_per_s": rate,
+            "share_of_bandwidth": rate / bandwidths[n_threads],
+        }
+
+
+def format_decode_attention(records: Sequence[dict[str, Any]]) -> str:
+    """A table of the records of ``measure_decode_attention``."""
+    header = ["ISA", "heads x dim", "cache", "threads", "GB/s", "memory gives GB/s", "of it"]
+    rows = [
+        [
+            *(record[key] for key in ("isa", "heads", "cache_type", "threads")),
+            f"{record['bytes_per_s'] / 1e9:.1f}",
+            f"{record['bandwidth'] / 1e9:.1f}",
+            f"{record['share_of_bandwidth']:.0%}",
+        ]
+        for record in records
+    ]
+    return (
+        f"Attention of a generated token to {Caches.N_TOKENS:,}:\n\n{markdown_table(header, rows)}"
+    )
 
 
 def format_memory_bound(records: Sequence[dict[str, Any]]) -> str:

@@ -290,6 +290,8 @@ class RuntimeConfig:
 
     ``context_size=None`` is what the prompt and ``max_tokens`` need, at least 4,096 and at most
     the model's trained length; ``0`` is the trained length. ``threads=None`` counts usable cores.
+    Keys and values of the cache have the number type ``cache_type`` unless ``cache_type_k`` or
+    ``cache_type_v`` says another.
     """
 
     context_size: int | None = option(
@@ -307,6 +309,20 @@ class RuntimeConfig:
     )
     cache_type: str = option(
         "f16", "--cache-type", help="number type of the key-value cache", choices=CACHE_TYPES
+    )
+    cache_type_k: str | None = option(
+        None,
+        "-ctk",
+        "--cache-type-k",
+        help="number type of its keys (default: that of --cache-type)",
+        choices=CACHE_TYPES,
+    )
+    cache_type_v: str | None = option(
+        None,
+        "-ctv",
+        "--cache-type-v",
+        help="number type of its values (default: that of --cache-type)",
+        choices=CACHE_TYPES,
     )
     attention_precision: str = option(
         "auto",
@@ -338,7 +354,16 @@ class RuntimeConfig:
             raise UsageError(
                 f"device (--device) must be auto, cpu, cuda or cuda:N, got {self.device!r:.80}"
             )
+        for name, flag in (("cache_type_k", "--cache-type-k"), ("cache_type_v", "--cache-type-v")):
+            if getattr(self, name) is not None:
+                self._check_choice(name, flag, CACHE_TYPES)
         self._check_choice("attention_precision", "--attention-precision", ATTENTION_PRECISIONS)
+
+    @property
+    def cache_types(self) -> str:
+        """The types of keys and values: one name, or two as in ``"q8_0/f16"``."""
+        k, v = self.cache_type_k or self.cache_type, self.cache_type_v or self.cache_type
+        return k if k == v else f"{k}/{v}"
 
     def _check_choice(self, name: str, flag: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

@@ -32,8 +32,8 @@ class LLM:
     model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
     ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
     such as ``{"algorithm": "h2o", "local": 256}``. ``context_size``, ``threads``, ``isa``,
-    ``cache_type``, ``attention_precision``, ``check_tensors`` and ``device`` are those of
-    ``RuntimeConfig``;
+    ``cache_type``, ``cache_type_k``, ``cache_type_v``, ``attention_precision``, ``check_tensors``
+    and ``device`` are those of ``RuntimeConfig``;
     ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
     place of the model's own, and ``chat_template_kwargs`` are variables of it such as
     ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
@@ -54,6 +54,8 @@ class LLM:
         prefill: PrefillConfig | None = None,
         attention: SparseAttentionConfig | Mapping[str, Any] | str | None = None,
         cache_type: str = "f16",
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
         attention_precision: str = "auto",
         check_tensors: bool = False,
         device: str = "auto",
@@ -67,6 +69,8 @@ class LLM:
             threads=threads,
             isa=isa,
             cache_type=cache_type,
+            cache_type_k=cache_type_k,
+            cache_type_v=cache_type_v,
             attention_precision=attention_precision,
             check_tensors=check_tensors,
             device=device,

@@ -55,6 +55,7 @@ from edgeh2o.errors import UsageError
         (RuntimeConfig, {"context_size": 2**31}, r"--ctx-size"),
         (RuntimeConfig, {"isa": ""}, r"--isa.*empty"),
         (RuntimeConfig, {"cache_type": "q3"}, r"--cache-type.*one of f16, .*got 'q3'"),
+        (RuntimeConfig, {"cache_type_v": "q3"}, r"--cache-type-v.*one of f16, .*got 'q3'"),
         (
             RuntimeConfig,
             {"attention_precision": "f8"},

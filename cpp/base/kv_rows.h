@@ -8,6 +8,11 @@ namespace edgeh2o {
 
 enum class CacheType : uint8_t { kF16, kF32, kQ8_0 };
 
+// Of keys and of values.
+struct CacheTypes {
+  CacheType k, v;
+};
+
 // Rows of kQ8_0 are blocks as in GGUF files: a scale d (f16), then 32 quants q (int8); a value is d * q.
 inline constexpr size_t kKvBlock = 32, kKvBlockBytes = 2 + kKvBlock;
 

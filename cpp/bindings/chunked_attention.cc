@@ -271,7 +271,7 @@ auto with_shape(const F& make) {
     const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     const AttentionHeads heads{
         n_heads, n_kv_heads, head_dim, value_dim.value_or(head_dim), scale.value_or(default_scale), soft_cap};
-    const SequenceShape shape{max_context, batch_size, chunk_size, parse_cache_type(cache_type),
+    const SequenceShape shape{max_context, batch_size, chunk_size, parse_cache_types(cache_type),
                               parse_attention_precision(precision)};
     return make(policy, heads, n_layers, shape, threads);
   };

@@ -38,7 +38,7 @@ py::dict to_dict(const cuda::DeviceProperties& p) {
 
 SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
                          const std::string& cache_type, bool all_rows) {
-  return {max_context, batch_size, chunk_size, parse_cache_type(cache_type), AttentionPrecision::kF32,
+  return {max_context, batch_size, chunk_size, parse_cache_types(cache_type), AttentionPrecision::kF32,
           all_rows};
 }
 

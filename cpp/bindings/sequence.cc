@@ -40,9 +40,12 @@ SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_siz
              " is not between 1 and batch_size = ", batch_size);
   EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size,
              " is not a multiple of chunk_size = ", chunk_size);
-  return {
-      max_context, batch_size, chunk_size, parse_cache_type(cache_type), parse_attention_precision(precision),
-      all_rows};
+  return {max_context,
+          batch_size,
+          chunk_size,
+          parse_cache_types(cache_type),
+          parse_attention_precision(precision),
+          all_rows};
 }
 
 // A sequence in a decoder.

@@ -66,7 +66,8 @@ struct Sizes {
 size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
   const AttentionHeads& heads = layer.heads;
   return shape.max_context * heads.n_kv_heads *
-         (kv_row_bytes(shape.cache_type, heads.key_dim) + kv_row_bytes(shape.cache_type, heads.value_dim));
+         (kv_row_bytes(shape.cache_types.k, heads.key_dim) +
+          kv_row_bytes(shape.cache_types.v, heads.value_dim));
 }
 
 }  // namespace
@@ -74,7 +75,7 @@ size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
 DeviceState::DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
                          const PolicyNeeds& needs)
     : device_(device), config_(config), shape_(shape) {
-  EH2O_CHECK(shape.cache_type != CacheType::kQ8_0,
+  EH2O_CHECK(shape.cache_types.k != CacheType::kQ8_0 && shape.cache_types.v != CacheType::kQ8_0,
              "the cache type q8_0 is not supported on a GPU yet; use --cache-type f16, or --device cpu");
   for (const LayerSpec& layer : config.layers) caches_.emplace_back(device, layer_bytes(layer, shape));
   const Sizes sizes(config, shape, needs);
@@ -117,9 +118,12 @@ DeviceCache DeviceState::cache(size_t layer) const {
   const AttentionHeads& heads = config_.layers[layer].heads;
   uint8_t* const k = caches_[layer].as<uint8_t>();
   uint8_t* const v =
-      k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_type, heads.key_dim);
-  const auto type = shape_.cache_type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
-  return {k, v, static_cast<uint32_t>(shape_.max_context), type};
+      k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_types.k, heads.key_dim);
+  const auto of = [](CacheType type) {
+    return type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
+  };
+  return {k, v, static_cast<uint32_t>(shape_.max_context), of(shape_.cache_types.k),
+          of(shape_.cache_types.v)};
 }
 
 // f(rows of the host, where they lie on the device) for the tokens of every KV head.

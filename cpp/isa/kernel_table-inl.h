@@ -21,6 +21,8 @@
 //
 #include "kernels/kv_panels-inl.h"
 //
+#include "kernels/attention_blocks-inl.h"
+//
 #include "kernels/attention_rows-inl.h"
 #include "kernels/peak-inl.h"
 

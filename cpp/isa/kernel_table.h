@@ -68,7 +68,8 @@ struct KernelTable {
                           size_t head_dim);
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
-  void (*attention_rows_f32)(CacheType, const AttentionTile&, const void* k, const void* v, size_t n_keys);
+  void (*attention_rows_f32)(CacheType k_type, CacheType v_type, const AttentionTile&, const void* k,
+                             const void* v, size_t n_keys, size_t n_next);
 
   // As AttentionKernels::peak.
   uint64_t (*peak_q4)(float* out, size_t n_rounds);

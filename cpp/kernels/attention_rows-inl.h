@@ -1,10 +1,15 @@
 // Attention of a few query rows to cached rows as they lie in the cache, each read once for all rows: decode.
+// Rows of q8_0 are multiplied as integers (attention_blocks-inl.h), the others as floats.
 
 namespace edgeh2o::EH2O_ISA {
 
 // Register block of rows x keys (logits) and rows x vectors (values).
 inline constexpr size_t kAttentionRows = 4;
-inline constexpr size_t kAttentionKeys = simd::kGemmF32Rows * simd::kGemmF32Vectors >= 16 ? 4 : 2;
+inline constexpr bool kHasManyRegisters = simd::kGemmF32Rows * simd::kGemmF32Vectors >= 16;
+template <size_t kRows>
+inline constexpr size_t kAttentionKeys = kRows < 4 || kHasManyRegisters ? 4 : 2;
+template <size_t kRows>
+inline constexpr size_t kAttentionVectors = kRows < 3 || kHasManyRegisters ? 4 : 2;
 
 template <CacheType kType, size_t kRows, size_t kKeys>
 EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t q_stride, const uint8_t* k,
@@ -21,18 +26,31 @@ EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t 
       unroll<kKeys>([&](auto i) { sum[r][i] = mul_add(query, keys[i], sum[r][i]); });
     });
   });
-  unroll<kRows>(
-      [&](auto r) { unroll<kKeys>([&](auto i) { out[r * out_stride + i] = reduce_add(sum[r][i]); }); });
+  if constexpr (kKeys == 1) {
+    unroll<kRows>([&](auto r) { out[r * out_stride] = reduce_add(sum[r][0]); });
+  } else {
+    constexpr size_t kRowsAtOnce = 4 / kKeys;
+    unroll<kRows / kRowsAtOnce>([&](auto i) {
+      constexpr size_t kRow = i * kRowsAtOnce, kLast = kRow + kRowsAtOnce - 1;
+      float four[4];
+      store_sums(four, sum[kRow][0], sum[kRow][1], sum[kLast][kKeys - 2], sum[kLast][kKeys - 1]);
+      unroll<kRowsAtOnce>([&](auto r) {
+        __builtin_memcpy(out + (kRow + r) * out_stride, four + r * kKeys, kKeys * sizeof(float));
+      });
+    });
+  }
 }
 
 // The kVectors vectors of the output from `dim` on.
 template <CacheType kType, size_t kRows, size_t kVectors, typename Count>
 EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, size_t weight_stride,
-                            const uint8_t* v, size_t n_keys, size_t head_dim, size_t dim, Count count) {
+                            const uint8_t* v, size_t n_keys, size_t head_dim, size_t dim, Count count,
+                            const RowsAhead& ahead) {
   using namespace simd;
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto i) { sum[r][i] = zero(); }); });
   for (size_t key = 0; key < n_keys; ++key, v += kv_row_bytes(kType, head_dim)) {
+    if (dim == 0) ahead.fetch(key, 1);
     F32 values[kVectors];
     unroll<kVectors>([&](auto i) { values[i] = load_cached<kType>(v, dim + i * kLanes, count); });
     unroll<kRows>([&](auto r) {
@@ -46,62 +64,75 @@ EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, siz
 }
 
 template <CacheType kType, size_t kRows>
-void attention_row_block(const AttentionTile& tile, size_t row, const uint8_t* k, const uint8_t* v,
-                         size_t n_keys) {
-  constexpr size_t kVectors = 4;
-  const size_t key_dim = tile.key_dim, value_dim = tile.value_dim, row_bytes = kv_row_bytes(kType, key_dim);
-  float* weights = tile.weights + row * tile.weight_stride;
-  const float* q = tile.q + row * key_dim;
+void score_rows(float* out, size_t out_stride, const float* q, const uint8_t* k, size_t n_keys,
+                size_t head_dim, const RowsAhead& ahead) {
+  if constexpr (kType == CacheType::kQ8_0) {
+    if (n_keys >= simd::kLanes) return score_blocks<kRows>(out, out_stride, q, k, n_keys, head_dim, ahead);
+  }
+  const size_t row_bytes = kv_row_bytes(kType, head_dim);
   size_t key = 0;
-  for (; key + kAttentionKeys <= n_keys; key += kAttentionKeys) {
-    dot_rows<kType, kRows, kAttentionKeys>(weights + key, tile.weight_stride, q, key_dim, k + key * row_bytes,
-                                           key_dim);
+  constexpr size_t kKeys = kAttentionKeys<kRows>;
+  for (; key + kKeys <= n_keys; key += kKeys) {
+    ahead.fetch(key, kKeys);
+    dot_rows<kType, kRows, kKeys>(out + key, out_stride, q, head_dim, k + key * row_bytes, head_dim);
   }
   for (; key < n_keys; ++key) {
-    dot_rows<kType, kRows, 1>(weights + key, tile.weight_stride, q, key_dim, k + key * row_bytes, key_dim);
+    dot_rows<kType, kRows, 1>(out + key, out_stride, q, head_dim, k + key * row_bytes, head_dim);
   }
+}
+
+template <CacheType kType, size_t kRows>
+void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_stride, const uint8_t* v,
+              size_t n_keys, size_t head_dim, const RowsAhead& ahead) {
+  if constexpr (kType == CacheType::kQ8_0) {
+    sum_blocks<kRows>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, ahead);
+  } else {
+    constexpr size_t kVectors = kAttentionVectors<kRows>;
+    size_t dim = 0;
+    for (; dim + kVectors * simd::kLanes <= head_dim; dim += kVectors * simd::kLanes) {
+      sum_values<kType, kRows, kVectors>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, dim,
+                                         simd::Index<simd::kLanes>{}, ahead);
+    }
+    for_each_vector(head_dim - dim, [&](size_t i, auto count) {
+      sum_values<kType, kRows, 1>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, dim + i, count,
+                                  ahead);
+    });
+  }
+}
+
+template <size_t kRows>
+void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile& tile, size_t row,
+                         const uint8_t* k, const uint8_t* v, size_t n_keys, size_t n_next) {
+  const size_t k_bytes = kv_row_bytes(k_type, tile.key_dim), v_bytes = kv_row_bytes(v_type, tile.value_dim);
+  // Keys and values take turns at the memory; the first block of rows fetches for all.
+  const RowsAhead values{v, v_bytes, row == 0 ? n_keys : 0};
+  const RowsAhead next_keys{k + n_keys * k_bytes, k_bytes, row == 0 ? n_next : 0};
+  float* weights = tile.weights + row * tile.weight_stride;
+  with_cache_type(k_type, [&](auto type) {
+    score_rows<type, kRows>(weights, tile.weight_stride, tile.q + row * tile.key_dim, k, n_keys, tile.key_dim,
+                            values);
+  });
   for (size_t r = 0; r < kRows; ++r) {
     if (tile.soft_cap > 0.0f) soft_cap_f32(weights + r * tile.weight_stride, tile.soft_cap, n_keys);
     softmax_row(weights + r * tile.weight_stride, n_keys, tile.m + row + r, tile.l + row + r);
   }
-  float* o = tile.o + row * tile.o_stride;
-  size_t dim = 0;
-  for (; dim + kVectors * simd::kLanes <= value_dim; dim += kVectors * simd::kLanes) {
-    sum_values<kType, kRows, kVectors>(o, tile.o_stride, weights, tile.weight_stride, v, n_keys, value_dim,
-                                       dim, simd::Index<simd::kLanes>{});
-  }
-  for_each_vector(value_dim - dim, [&](size_t i, auto count) {
-    sum_values<kType, kRows, 1>(o, tile.o_stride, weights, tile.weight_stride, v, n_keys, value_dim, dim + i,
-                                count);
+  with_cache_type(v_type, [&](auto type) {
+    sum_rows<type, kRows>(tile.o + row * tile.o_stride, tile.o_stride, weights, tile.weight_stride, v, n_keys,
+                          tile.value_dim, next_keys);
   });
-}
-
-template <CacheType kType>
-void attention_all_rows(const AttentionTile& tile, const uint8_t* k, const uint8_t* v, size_t n_keys) {
-  size_t row = 0;
-  for (; row + kAttentionRows <= tile.n_rows; row += kAttentionRows) {
-    attention_row_block<kType, kAttentionRows>(tile, row, k, v, n_keys);
-  }
-  switch (tile.n_rows - row) {
-    case 3:
-      return attention_row_block<kType, 3>(tile, row, k, v, n_keys);
-    case 2:
-      return attention_row_block<kType, 2>(tile, row, k, v, n_keys);
-    case 1:
-      return attention_row_block<kType, 1>(tile, row, k, v, n_keys);
-    default:
-      return;
-  }
 }
 
 // Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1
-// rows of k and v.
-inline void attention_rows_f32(CacheType type, const AttentionTile& tile, const void* k, const void* v,
-                               size_t n_keys) {
-  with_cache_type(type, [&](auto constant) {
-    attention_all_rows<constant>(tile, static_cast<const uint8_t*>(k), static_cast<const uint8_t*>(v),
-                                 n_keys);
-  });
+// rows of k and v. The n_next keys that follow them in memory are those of the thread's next call.
+inline void attention_rows_f32(CacheType k_type, CacheType v_type, const AttentionTile& tile, const void* k,
+                               const void* v, size_t n_keys, size_t n_next) {
+  for (size_t row = 0; row < tile.n_rows; row += kAttentionRows) {
+    const size_t n_rows = tile.n_rows - row < kAttentionRows ? tile.n_rows - row : kAttentionRows;
+    simd::with_constant<kAttentionRows>(n_rows, [&](auto rows) {
+      attention_row_block<rows>(k_type, v_type, tile, row, static_cast<const uint8_t*>(k),
+                                static_cast<const uint8_t*>(v), n_keys, n_next);
+    });
+  }
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -98,4 +98,16 @@ inline void add_kv_rows_f32(CacheType type, float* out, const void* rows, const 
   with_cache_type(type, [&](auto constant) { add_rows<constant>(out, rows, positions, n_rows, head_dim); });
 }
 
+// Rows that are multiplied next: while others are, they come from memory to the level-2 cache. Hardware does
+// not see that keys and values take turns.
+struct RowsAhead {
+  const uint8_t* rows = nullptr;
+  size_t row_bytes = 0, n_rows = 0;
+  EH2O_INLINE void fetch(size_t row, size_t count) const {
+    if (row >= n_rows) return;
+    const uint8_t* begin = rows + row * row_bytes;
+    for (size_t i = 0; i < count * row_bytes; i += 64) __builtin_prefetch(begin + i, 0, 2);
+  }
+};
+
 }  // namespace edgeh2o::EH2O_ISA

@@ -9,7 +9,7 @@ namespace edgeh2o {
 
 // Rows that become panels of the gather buffer, from dest_key on.
 struct GatherJob {
-  CacheType type = CacheType::kF16;
+  CacheType k_type = CacheType::kF16, v_type = CacheType::kF16;
   const uint8_t *k = nullptr, *v = nullptr;  // row 0 of the source
   const int32_t* positions = nullptr;        // null: rows 0, 1, 2, ...
   size_t n_keys = 0;

@@ -10,11 +10,14 @@ namespace edgeh2o {
 namespace {
 
 constexpr size_t kRangeKeys = 256;
+// A thread takes so many ranges that lie one after another, so that it can fetch the next one beforehand, but
+// leaves tasks for the others: 8 ranges give 1.2 times the rate of one each.
+constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
 
 }  // namespace
 
 DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads)
-    : plan_(plan) {
+    : plan_(plan), n_threads_(n_threads) {
   const AttentionHeads& heads = plan.shape.heads;
   const size_t n_ranges = ceil_div(plan.shape.max_context, kRangeKeys);
   Arena arena(scratch);
@@ -77,17 +80,25 @@ void DecodeAttention::run(const float* q, const LayerKv& kv, float* out) const {
   size_t n_ranges = 0;  // of the head with the most
   for (size_t i = 0; i < heads.n_kv_heads; ++i) n_ranges = std::max(n_ranges, heads_[i].n_ranges());
   table.scale_f32(q_, q, heads.scale * kLog2E, heads.q_dim());
-  parallel_for(heads.n_kv_heads * n_ranges, [&](size_t task, size_t thread) {
-    const size_t kv_head = task / n_ranges, range_idx = task % n_ranges, first = range_idx * kRangeKeys;
+  const size_t n_together =
+      std::clamp(heads.n_kv_heads * n_ranges / (kTasksPerThread * n_threads_), size_t{1}, kMaxTaskRanges);
+  const size_t n_tasks = ceil_div(n_ranges, n_together);  // of a head
+  parallel_for(heads.n_kv_heads * n_tasks, [&](size_t task, size_t thread) {
+    const size_t kv_head = task / n_tasks, first_range = task % n_tasks * n_together;
     const HeadKeys& keys = heads_[kv_head];
-    if (first >= keys.n_keys) return;
-    const size_t n_keys = std::min(kRangeKeys, keys.n_keys - first);
-    AttentionTile tile = range_result(kv_head, range_idx);
-    tile.weights = weights_ + thread * n_rows * kRangeKeys;
-    uint8_t* gathered = gathered_ + thread * 2 * gathered_bytes_;
     const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-    table.attention_rows_f32(k.type, tile, gather(keys, k, first, n_keys, gathered),
-                             gather(keys, v, first, n_keys, gathered + gathered_bytes_), n_keys);
+    uint8_t* gathered = gathered_ + thread * 2 * gathered_bytes_;
+    const size_t end = std::min(first_range + n_together, keys.n_ranges());
+    for (size_t range_idx = first_range; range_idx < end; ++range_idx) {
+      const size_t first = range_idx * kRangeKeys, n_left = keys.n_keys - first;
+      const size_t n_keys = std::min(kRangeKeys, n_left);
+      const bool is_next_adjacent = keys.positions == nullptr && range_idx + 1 < end;
+      AttentionTile tile = range_result(kv_head, range_idx);
+      tile.weights = weights_ + thread * n_rows * kRangeKeys;
+      table.attention_rows_f32(k.type, v.type, tile, gather(keys, k, first, n_keys, gathered),
+                               gather(keys, v, first, n_keys, gathered + gathered_bytes_), n_keys,
+                               is_next_adjacent ? std::min(kRangeKeys, n_left - n_keys) : 0);
+    }
   });
   parallel_for(heads.n_kv_heads, [&](size_t kv_head, size_t) {
     float* m = merged_ + kv_head * 4 * n_rows;

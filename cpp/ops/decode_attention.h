@@ -35,6 +35,7 @@ class DecodeAttention {
   const uint8_t* gather(const HeadKeys& keys, const KvRows& rows, size_t first, size_t n, uint8_t* out) const;
 
   const AttentionPlan& plan_;
+  size_t n_threads_;
   HeadKeys* heads_;        // [n_kv_heads]
   float* q_;               // [n_heads * key_dim] scaled
   float* weights_;         // [n_threads][group_size][range length]

@@ -55,7 +55,7 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
     const PositionRange range{first + work.next, first + end};
     if (memory.positions != nullptr || !find_in_batch(kv_head, plan, range, &piece)) {
       if (n_gathered + n_keys > position_keys) break;
-      GatherJob job{k.type, k.data, v.data, memory.positions, n_keys, n_gathered};
+      GatherJob job{k.type, v.type, k.data, v.data, memory.positions, n_keys, n_gathered};
       if (memory.positions) {
         job.positions += work.next;
       } else {
@@ -77,7 +77,8 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
     const auto* row_k = reinterpret_cast<const uint8_t*>(rows.k);
     const auto* row_v = reinterpret_cast<const uint8_t*>(rows.v);
     AttentionPiece& piece = work.pieces[work.n_pieces++];
-    piece = add_job(work, kv_head, {CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
+    piece = add_job(work, kv_head,
+                    {CacheType::kF32, CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
     piece.biases = rows.biases;
   }
   work.is_last_round = true;
@@ -97,11 +98,11 @@ void MemoryRounds::gather() const {
       const size_t key_dim = shape_.heads.key_dim, value_dim = shape_.heads.value_dim;
       const size_t first_row = job.positions ? 0 : first;
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
-      kernels_.pack_keys(job.type, gather_k(kv_head) + begin * sizes_.key_words,
-                         job.k + first_row * kv_row_bytes(job.type, key_dim), positions, n_keys, key_dim);
-      kernels_.pack_values(job.type, gather_v(kv_head) + begin * sizes_.panel_cols / sizes_.values_per_word,
+      kernels_.pack_keys(job.k_type, gather_k(kv_head) + begin * sizes_.key_words,
+                         job.k + first_row * kv_row_bytes(job.k_type, key_dim), positions, n_keys, key_dim);
+      kernels_.pack_values(job.v_type, gather_v(kv_head) + begin * sizes_.panel_cols / sizes_.values_per_word,
                            sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word,
-                           job.v + first_row * kv_row_bytes(job.type, value_dim), positions, n_keys,
+                           job.v + first_row * kv_row_bytes(job.v_type, value_dim), positions, n_keys,
                            value_dim);
     }
   });

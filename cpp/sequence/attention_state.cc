@@ -25,12 +25,18 @@ CacheType parse_cache_type(const std::string& name) {
   return CacheType::kQ8_0;
 }
 
-AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheType type,
+CacheTypes parse_cache_types(const std::string& name) {
+  const size_t slash = name.find('/');
+  const std::string k = name.substr(0, slash), v = slash == std::string::npos ? k : name.substr(slash + 1);
+  return {parse_cache_type(k), parse_cache_type(v)};
+}
+
+AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheTypes types,
                                size_t max_context, Arena& arena)
     : table_(&table), n_kv_heads_(heads.n_kv_heads) {
   const size_t n_rows = heads.n_kv_heads * max_context;
-  kv_.k_head0 = take_rows(type, n_rows, heads.key_dim, arena);
-  kv_.v_head0 = take_rows(type, n_rows, heads.value_dim, arena);
+  kv_.k_head0 = take_rows(types.k, n_rows, heads.key_dim, arena);
+  kv_.v_head0 = take_rows(types.v, n_rows, heads.value_dim, arena);
   kv_.n_positions = max_context;
 }
 
@@ -41,14 +47,14 @@ void AttentionState::append(MatView<const float> k, MatView<const float> v) {
              n_kv_heads_ * value_dim, " columns");
   EH2O_CHECK(k.rows <= kv_.n_positions - n_tokens_, "positions ", n_tokens_, " to ", n_tokens_ + k.rows,
              " exceed the context of ", kv_.n_positions);
-  const CacheType type = kv_.k_head0.type;
   parallel_for(ceil_div(k.rows, kWriteTokens), [&](size_t task, size_t) {
     const size_t begin = task * kWriteTokens, end = std::min(begin + kWriteTokens, k.rows);
     for (size_t head = 0; head < n_kv_heads_; ++head) {
       const KvRows keys = kv_.k(head), values = kv_.v(head);
       for (size_t i = begin; i < end; ++i) {
-        table_->store_kv_row_f32(type, keys.row(n_tokens_ + i), k.row(i) + head * key_dim, key_dim);
-        table_->store_kv_row_f32(type, values.row(n_tokens_ + i), v.row(i) + head * value_dim, value_dim);
+        table_->store_kv_row_f32(keys.type, keys.row(n_tokens_ + i), k.row(i) + head * key_dim, key_dim);
+        table_->store_kv_row_f32(values.type, values.row(n_tokens_ + i), v.row(i) + head * value_dim,
+                                 value_dim);
       }
     }
   });

@@ -14,12 +14,14 @@ namespace edgeh2o {
 
 // "f16", "f32" or "q8_0"; anything else throws std::invalid_argument.
 CacheType parse_cache_type(const std::string& name);
+// One of them for keys and values, or two as "q8_0/f16": keys, values.
+CacheTypes parse_cache_types(const std::string& name);
 
 class AttentionState final : public LayerState {
  public:
   // Takes the rows from the arena, which may still be counting. Throws std::invalid_argument for heads that
   // the type cannot store.
-  AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheType type, size_t max_context,
+  AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheTypes types, size_t max_context,
                  Arena& arena);
 
   const LayerKv& rows() const { return kv_; }

@@ -63,7 +63,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
     layers_.clear();
     for (size_t i = 0; i < layers.size(); ++i) {
       layers_.push_back(
-          {std::make_unique<AttentionState>(table, layers[i], shape.cache_type, shape.max_context, arena_),
+          {std::make_unique<AttentionState>(table, layers[i], shape.cache_types, shape.max_context, arena_),
            plan_of_layer[i]});
     }
   };
@@ -80,7 +80,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
   Arena counter;
   for (const AttentionHeads& heads : layers) {
-    AttentionState(table, heads, shape.cache_type, shape.max_context, counter);
+    AttentionState(table, heads, shape.cache_types, shape.max_context, counter);
   }
   return {counter.used(), most_scratch(plans, n_threads), policy.state_bytes(policy_shape(layers, shape))};
 }

@@ -21,7 +21,7 @@ struct SequenceShape {
   size_t max_context;  // positions that the caches hold
   size_t batch_size;   // most tokens of one prefill call
   size_t chunk_size;
-  CacheType cache_type;
+  CacheTypes cache_types;
   AttentionPrecision precision;
   bool all_rows = true;  // the last layer is computed, scored and kept for all tokens of a prompt
 };

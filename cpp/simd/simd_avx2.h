@@ -231,4 +231,83 @@ struct Dot4<8> {
 
 #endif
 
+// Four sums, of the lanes of a, b, c and d.
+EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
+  const F32 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)),
+            cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const F32 sums = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
+
+// Blocks of 32 signed bytes times numbers of 16 bits.
+// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
+EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+  __m256i t[8];
+  unroll<2>([&](auto group) {
+    __m256i row[4];
+    unroll<4>([&](auto i) {
+      row[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + (4 * group + i) * stride));
+    });
+    const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpackhi_epi32(row[0], row[1]),
+                  c = _mm256_unpacklo_epi32(row[2], row[3]), d = _mm256_unpackhi_epi32(row[2], row[3]);
+    t[4 * group] = _mm256_unpacklo_epi64(a, c);
+    t[4 * group + 1] = _mm256_unpackhi_epi64(a, c);
+    t[4 * group + 2] = _mm256_unpacklo_epi64(b, d);
+    t[4 * group + 3] = _mm256_unpackhi_epi64(b, d);
+  });
+  unroll<4>([&](auto i) {
+    out[i] = _mm256_permute2x128_si256(t[i], t[4 + i], 0x20);
+    out[4 + i] = _mm256_permute2x128_si256(t[i], t[4 + i], 0x31);
+  });
+}
+// Every lane of out: a column of 4 rows, in the order that store_block undoes.
+EH2O_INLINE void load_interleaved(I8 (&out)[4], const uint8_t* const (&rows)[4]) {
+  __m256i r[4];
+  unroll<4>([&](auto i) { r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i])); });
+  const __m256i low[2] = {_mm256_unpacklo_epi8(r[0], r[1]), _mm256_unpacklo_epi8(r[2], r[3])};
+  const __m256i high[2] = {_mm256_unpackhi_epi8(r[0], r[1]), _mm256_unpackhi_epi8(r[2], r[3])};
+  out[0] = _mm256_unpacklo_epi16(low[0], low[1]);
+  out[1] = _mm256_unpackhi_epi16(low[0], low[1]);
+  out[2] = _mm256_unpacklo_epi16(high[0], high[1]);
+  out[3] = _mm256_unpackhi_epi16(high[0], high[1]);
+}
+EH2O_INLINE void store_block(float* p, const F32 (&v)[4]) {
+  unroll<4>([&](auto i) {
+    _mm_storeu_ps(p + 4 * i, _mm256_castps256_ps128(v[i]));
+    _mm_storeu_ps(p + 16 + 4 * i, _mm256_extractf128_ps(v[i], 1));
+  });
+}
+// Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written.
+struct BlockDot {
+  struct Bytes {
+    __m256i even, odd;
+  };
+  using Acc = __m256i;
+  static EH2O_INLINE Acc start() { return _mm256_setzero_si256(); }
+  static EH2O_INLINE Bytes widen(I8 v) {
+    return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
+  }
+  static EH2O_INLINE __m256i broadcast(const uint8_t* x) {
+    int32_t two;
+    __builtin_memcpy(&two, x, 4);
+    return _mm256_set1_epi32(two);
+  }
+  static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
+#ifdef __AVXVNNI__
+    return _mm256_dpwssd_avx_epi32(_mm256_dpwssd_avx_epi32(acc, v.even, broadcast(x)), v.odd,
+                                   broadcast(x + 4));
+#else
+    const __m256i even = _mm256_madd_epi16(v.even, broadcast(x)),
+                  odd = _mm256_madd_epi16(v.odd, broadcast(x + 4));
+    return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+#endif
+  }
+  static EH2O_INLINE F32 finish(Acc acc) { return _mm256_cvtepi32_ps(acc); }
+  static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
+    const __m256i pairs = _mm256_shuffle_epi32(_mm256_cvtps_epi32(v), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm_packs_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+  }
+};
+
 }  // namespace edgeh2o::EH2O_ISA::simd

@@ -180,4 +180,87 @@ struct Dot4 {
   static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
 };
 
+// Four sums, of the lanes of a, b, c and d.
+EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
+  const F32 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)),
+            cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd)),
+                high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+  const F32 sums = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+// Blocks of 32 signed bytes times numbers of 16 bits.
+// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
+EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+  __m512i t[8];
+  unroll<2>([&](auto group) {  // rows i and i + 4 in the halves of a register
+    __m512i row[4];
+    unroll<4>([&](auto i) {
+      const uint8_t* p = rows + (8 * group + i) * stride;
+      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                    high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 4 * stride));
+      row[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    });
+    const __m512i a = _mm512_unpacklo_epi32(row[0], row[1]), b = _mm512_unpackhi_epi32(row[0], row[1]),
+                  c = _mm512_unpacklo_epi32(row[2], row[3]), d = _mm512_unpackhi_epi32(row[2], row[3]);
+    t[4 * group] = _mm512_unpacklo_epi64(a, c);
+    t[4 * group + 1] = _mm512_unpackhi_epi64(a, c);
+    t[4 * group + 2] = _mm512_unpacklo_epi64(b, d);
+    t[4 * group + 3] = _mm512_unpackhi_epi64(b, d);
+  });
+  unroll<4>([&](auto i) {
+    out[i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0x88);
+    out[4 + i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xdd);
+  });
+}
+// Every lane of out: a column of 4 rows, in the order that store_block undoes.
+EH2O_INLINE void load_interleaved(I8 (&out)[2], const uint8_t* const (&rows)[4]) {
+  __m256i r[4];
+  unroll<4>([&](auto i) { r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i])); });
+  __m512i pair[2];
+  unroll<2>([&](auto i) {
+    pair[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi8(r[2 * i], r[2 * i + 1])),
+                                 _mm256_unpackhi_epi8(r[2 * i], r[2 * i + 1]), 1);
+  });
+  out[0] = _mm512_unpacklo_epi16(pair[0], pair[1]);
+  out[1] = _mm512_unpackhi_epi16(pair[0], pair[1]);
+}
+EH2O_INLINE void store_block(float* p, const F32 (&v)[2]) {
+  unroll<2>([&](auto i) {
+    _mm_storeu_ps(p + 4 * i, _mm512_castps512_ps128(v[i]));
+    _mm_storeu_ps(p + 16 + 4 * i, _mm512_extractf32x4_ps(v[i], 1));
+    _mm_storeu_ps(p + 8 + 4 * i, _mm512_extractf32x4_ps(v[i], 2));
+    _mm_storeu_ps(p + 24 + 4 * i, _mm512_extractf32x4_ps(v[i], 3));
+  });
+}
+// Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written.
+struct BlockDot {
+  struct Bytes {
+    __m512i even, odd;
+  };
+  struct Acc {
+    __m512i even, odd;
+  };
+  static EH2O_INLINE Acc start() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+  static EH2O_INLINE Bytes widen(I8 v) {
+    return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
+  }
+  static EH2O_INLINE __m512i broadcast(const uint8_t* x) {
+    int32_t two;
+    __builtin_memcpy(&two, x, 4);
+    return _mm512_set1_epi32(two);
+  }
+  static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
+    return {_mm512_dpwssd_epi32(acc.even, v.even, broadcast(x)),
+            _mm512_dpwssd_epi32(acc.odd, v.odd, broadcast(x + 4))};
+  }
+  static EH2O_INLINE F32 finish(Acc acc) { return _mm512_cvtepi32_ps(_mm512_add_epi32(acc.even, acc.odd)); }
+  static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
+    const __m512i pairs = _mm512_shuffle_epi32(_mm512_cvtps_epi32(v), _MM_PERM_DBCA);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtsepi32_epi16(pairs));
+  }
+};
+
 }  // namespace edgeh2o::EH2O_ISA::simd

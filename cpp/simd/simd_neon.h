@@ -308,4 +308,73 @@ struct Dot4<8> {
 
 #endif
 
+// Four sums, of the lanes of a, b, c and d.
+EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
+  store(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+}
+
+// Blocks of 32 signed bytes times numbers of 16 bits.
+// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
+EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+  unroll<2>([&](auto half) {
+    F32 words[4];
+    unroll<4>([&](auto i) { words[i] = vreinterpretq_f32_s8(load_i8(rows + i * stride + 16 * half)); });
+    transpose(words);
+    unroll<4>([&](auto i) { out[4 * half + i] = vreinterpretq_s8_f32(words[i]); });
+  });
+}
+// Every lane of out: a column of 4 rows, in the order that store_block undoes.
+EH2O_INLINE void load_interleaved(I8 (&out)[8], const uint8_t* const (&rows)[4]) {
+  unroll<2>([&](auto half) {
+    I8 r[4];
+    unroll<4>([&](auto i) { r[i] = load_i8(rows[i] + 16 * half); });
+    const int16x8_t low[2] = {vreinterpretq_s16_s8(vzip1q_s8(r[0], r[1])),
+                              vreinterpretq_s16_s8(vzip1q_s8(r[2], r[3]))};
+    const int16x8_t high[2] = {vreinterpretq_s16_s8(vzip2q_s8(r[0], r[1])),
+                               vreinterpretq_s16_s8(vzip2q_s8(r[2], r[3]))};
+    out[4 * half] = vreinterpretq_s8_s16(vzip1q_s16(low[0], low[1]));
+    out[4 * half + 1] = vreinterpretq_s8_s16(vzip2q_s16(low[0], low[1]));
+    out[4 * half + 2] = vreinterpretq_s8_s16(vzip1q_s16(high[0], high[1]));
+    out[4 * half + 3] = vreinterpretq_s8_s16(vzip2q_s16(high[0], high[1]));
+  });
+}
+EH2O_INLINE void store_block(float* p, const F32 (&v)[8]) {
+  unroll<8>([&](auto i) { store(p + i * kLanes, v[i]); });
+}
+// Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written: their high
+// bytes, rounded, and their low bytes, signed.
+struct BlockDot {
+  using Bytes = I8;
+  struct Acc {
+    I32 high, low;
+  };
+  static EH2O_INLINE Acc start() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+  static EH2O_INLINE Bytes widen(I8 v) { return v; }
+#ifdef __ARM_FEATURE_DOTPROD
+  static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
+    const int8x8_t halves = vld1_s8(reinterpret_cast<const int8_t*>(x));
+    return {vdotq_lane_s32(acc.high, v, halves, 0), vdotq_lane_s32(acc.low, v, halves, 1)};
+  }
+#else
+  static EH2O_INLINE I32 add_half(I32 acc, Bytes v, I8 x) {
+    const int16x8_t low = vmull_s8(vget_low_s8(v), vget_low_s8(x)), high = vmull_high_s8(v, x);
+    return vpadalq_s16(acc, vpaddq_s16(low, high));
+  }
+  static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
+    const int32x2_t halves = vreinterpret_s32_u8(vld1_u8(x));
+    return {add_half(acc.high, v, vreinterpretq_s8_s32(vdupq_lane_s32(halves, 0))),
+            add_half(acc.low, v, vreinterpretq_s8_s32(vdupq_lane_s32(halves, 1)))};
+  }
+#endif
+  static EH2O_INLINE F32 finish(Acc acc) {
+    return vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc.high, 8), acc.low));
+  }
+  static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
+    const int16x4_t numbers = vqmovn_s32(vcvtnq_s32_f32(v));
+    const int16x8_t both = vcombine_s16(numbers, numbers);
+    const int8x8_t high = vrshrn_n_s16(both, 8), low = vmovn_s16(both);
+    vst1_u8(out, vreinterpret_u8_s32(vzip1_s32(vreinterpret_s32_s8(high), vreinterpret_s32_s8(low))));
+  }
+};
+
 }  // namespace edgeh2o::EH2O_ISA::simd

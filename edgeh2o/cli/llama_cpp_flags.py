@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import NamedTuple
 
 from ..errors import UsageError
 
 _BY_PATH = "no model is fetched from there; fetch the file and give its path"
-_CACHE_TYPE = "--cache-type"
 
 
 class _Flag(NamedTuple):
@@ -44,7 +43,6 @@ _FLAGS = {
         ("--mmap --no-mmap", _Flag("weights are packed into memory, not mapped", idle=None)),
         ("--warmup --no-warmup", _Flag("nothing is run to warm up", idle=None)),
         ("--no-display-prompt", _Flag("prompts are never printed", idle=None)),
-        ("-ctk --cache-type-k -ctv --cache-type-v", _Flag("", "value", _CACHE_TYPE)),
         ("-no-cnv --no-conversation", _Flag("'edgeh2o run' answers a prompt", "", "--no-chat")),
         ("--chat-template-file", _Flag("", "value", "--chat-template")),
         ("--prompt-cache", _Flag("", "value", "--session")),
@@ -54,14 +52,12 @@ _FLAGS = {
 }
 
 
-def translate_flag(
-    word: str, after: list[str], before: Sequence[str], known: Container[str]
-) -> list[str] | None:
+def translate_flag(word: str, after: list[str], known: Container[str]) -> list[str] | None:
     """What stands for a flag of llama.cpp among ours, or None if ``word`` is no such flag.
 
-    Its value is taken from ``after``, the words that follow; ``before`` are those translated
-    already, ``known`` our flags. A flag without effect gives nothing but a warning. Raises
-    UsageError for one that asks for what is not here, with the cure.
+    Its value is taken from ``after``, the words that follow; ``known`` are our flags. A flag
+    without effect gives nothing but a warning. Raises UsageError for one that asks for what is not
+    here, with the cure.
     """
     name, equals, value = word.partition("=")
     flag = _FLAGS.get(name)
@@ -71,20 +67,8 @@ def translate_flag(
         value = after.pop(0)
     typed = f"{name} {value}".rstrip()
     if flag.becomes in known:
-        if flag.becomes == _CACHE_TYPE and value:
-            _check_cache_type(typed, value, after, before)
         return [f"{flag.becomes}={value}" if flag.takes and value else flag.becomes]
     if flag.note and (flag.idle is None or value in flag.idle):
         warnings.warn(f"{typed} has no effect: {flag.note}", stacklevel=2)
         return []
     raise UsageError(f"{typed}: {flag.note or 'this command has nothing like it; leave it out'}")
-
-
-def _check_cache_type(typed: str, value: str, after: list[str], before: Sequence[str]) -> None:
-    """Keys and values have one type here: refuses two, warns where only one was meant."""
-    other = next((word for word in before if word.startswith(f"{_CACHE_TYPE}=")), None)
-    if other is None:
-        if not any(word.startswith(("-ctk", "-ctv", f"{_CACHE_TYPE}-")) for word in after):
-            warnings.warn(f"{typed} sets the type of keys and values", stacklevel=3)
-    elif other != f"{_CACHE_TYPE}={value}":
-        raise UsageError(f"{typed}: keys and values have one type; use {_CACHE_TYPE} TYPE")

@@ -121,6 +121,8 @@ def open_model(
             threads=runtime.threads,
             isa=runtime.isa,
             cache_type=runtime.cache_type,
+            cache_type_k=runtime.cache_type_k,
+            cache_type_v=runtime.cache_type_v,
             attention_precision=runtime.attention_precision,
             check_tensors=runtime.check_tensors,
             device=runtime.device,

@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
             elif word.startswith("-") and word not in known:
                 from .llama_cpp_flags import translate_flag
 
-                if (ours := translate_flag(word, left, attached, known)) is not None:
+                if (ours := translate_flag(word, left, known)) is not None:
                     attached += ours
                     continue
                 if word.startswith("-h"):

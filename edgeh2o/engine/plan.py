@@ -51,9 +51,10 @@ class RunPlan:
 
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
-    open. ``context_size`` is what ``RuntimeConfig`` says, ``precision`` that of the products of
-    prefill attention; ``device`` says where the model computes, and ``has_device_memory`` that this
-    takes no memory of the host: models on it check their own.
+    open. ``context_size`` is what ``RuntimeConfig`` says, ``cache_type`` its ``cache_types``,
+    ``precision`` that of the products of prefill attention; ``device`` says where the model
+    computes, and ``has_device_memory`` that this takes no memory of the host: models on it check
+    their own.
     """
 
     config: ModelConfig
@@ -92,7 +93,7 @@ class RunPlan:
             prefill=prefill,
             chunk_size=chunk_size,
             context_size=runtime.context_size,
-            cache_type=runtime.cache_type,
+            cache_type=runtime.cache_types,
             precision=instruction_sets.attention_precision(
                 runtime.attention_precision, has_key_bias=config.has_key_bias
             ),

@@ -21,6 +21,7 @@ OnLayer = Callable[[int, int], None]
 class SessionShape:
     """The sizes that fix what a session allocates, in tokens, and its number types.
 
+    ``cache_type`` is that of keys and values, or both as in "q8_0/f16".
     ``precision`` is that of the products of prefill attention, "f32", "bf16" or "f16"; ``threads``
     of the CPU share its work.
     ``all_rows`` is for evaluation: the last layer is computed for all tokens of a prompt, for

@@ -47,6 +47,8 @@ def test_the_report_has_every_product_and_attention(
     # Two matrices of a small shape instead of those that only memory holds.
     monkeypatch.setattr(memory_bound, "BUFFER_BYTES", 2**20)
     monkeypatch.setattr(memory_bound, "SHAPE", (512, 1024))
+    monkeypatch.setattr(memory_bound, "CHUNK_SIZE", 128)
+    monkeypatch.setattr(memory_bound.Caches, "N_TOKENS", 300)
     memory = ["--memory-types", "Q4_0,Q4_1,F16"]
     arguments = ["--types", "Q4_0,Q6_K", "--rows", "8", "--tokens", "512", "-r", "1", "-o", "json"]
     monkeypatch.setattr(sys, "argv", ["bench.kernels", "--isa", isa.active(), *memory, *arguments])
@@ -68,6 +70,14 @@ def test_the_report_has_every_product_and_attention(
         few_rows = [] if record["type"] == "Q4_1" else list(memory_bound.FEW_ROWS)
         assert list(map(int, record["times_of_one_row"])) == few_rows
         assert all(times > 0 for times in record["times_of_one_row"].values())
+    decode = report["decode_attention"]
+    assert len(decode) == len(n_threads) * 2 * len(memory_bound.CACHE_TYPES)
+    for record in decode:
+        assert record["bytes_per_s"] > 0 and record["share_of_bandwidth"] == pytest.approx(
+            record["bytes_per_s"] / record["bandwidth"]
+        )
+    table = memory_bound.format_decode_attention(decode)
+    assert table.count(" q8_0/f16 |") == 2 * len(n_threads)
     tables = memory_bound.format_memory_bound(records)
     assert tables.count(" Q4_1 |") == len(n_threads)
     assert tables.count(" F16 |") == 2 * len(n_threads)

@@ -14,7 +14,7 @@ from edgeh2o.cli.main import build_parser
 from edgeh2o.cli.options import read_config
 from edgeh2o.cli.parser import Parser
 from edgeh2o.cli.prompt import MAX_PROMPT_BYTES, add_prompt_options, read_prompt
-from edgeh2o.config import SamplingParams
+from edgeh2o.config import RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
 
 
@@ -111,16 +111,25 @@ def _parse(*words: str, verb: str = "run") -> tuple[argparse.Namespace, list[str
 
 
 def test_flags_of_llama_cpp_become_ours() -> None:
-    args, warned = _parse("-ctk", "q8_0", "--cache-type-v", "q8_0", "-no-cnv", "--seed", "-1")
-    assert (args.cache_type, args.chat, read_config(args, SamplingParams).seed) == (
-        "q8_0",
-        False,
-        None,
-    )
+    args, warned = _parse("--prompt-cache=s", "--prompt-cache-ro", "-no-cnv", "--seed", "-1")
+    assert (args.session, args.session_read_only, args.chat) == ("s", True, False)
+    assert read_config(args, SamplingParams).seed is None
     assert warned == []
-    args, warned = _parse("--cache-type-k=q8_0", "--prompt-cache", "s", "--prompt-cache-ro")
-    assert (args.cache_type, args.session, args.session_read_only) == ("q8_0", "s", True)
-    assert warned == ["--cache-type-k q8_0 sets the type of keys and values"]
+
+
+@pytest.mark.parametrize(
+    ("words", "types"),
+    [
+        ("-ctk q8_0 --cache-type-v f32", "q8_0/f32"),
+        ("-ctk q8_0 -ctv q8_0", "q8_0"),
+        ("--cache-type-k=q8_0", "q8_0/f16"),
+        ("--cache-type q8_0 -ctv f16", "q8_0/f16"),
+    ],
+)
+def test_keys_and_values_may_have_different_types(words: str, types: str) -> None:
+    args, warned = _parse(*words.split())
+    assert read_config(args, RuntimeConfig).cache_types == types
+    assert warned == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ Matrix = _structure(
     "Matrix", values=_P, scales=_P, row_factors=_P, n_out=_U, depth=_U, n_tiles=_U, format=_U
 )
 Quantised = _structure("Quantised", q=_P, d=_P, padded=_U)
-Cache = _structure("Cache", k=_P, v=_P, max_context=_U, type=_U)
+Cache = _structure("Cache", k=_P, v=_P, max_context=_U, k_type=_U, v_type=_U)
 Heads = _structure("Heads", n_heads=_U, n_kv_heads=_U, key_dim=_U, value_dim=_U)
 Multiply = _structure(
     "Multiply", w=Matrix, x=_P, xq=Quantised, bias=_P, out=_P, x_stride=_U, out_stride=_U,

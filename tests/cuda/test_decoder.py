@@ -101,7 +101,7 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
 
 def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(**SMALL)
-    for cache_type, n_tokens in (("f16", 270), ("f32", 20)):
+    for cache_type, n_tokens in (("f16", 270), ("f32", 20), ("f32/f16", 20)):
         prompt = random_tokens(n_tokens)
         expected, tokens = greedy(path, prompt, 4, device=False, cache_type=cache_type)
         logits, same = greedy(path, prompt, 4, device=True, cache_type=cache_type)

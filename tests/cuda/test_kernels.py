@@ -248,7 +248,8 @@ def test_rope_rows(device: Device, cache_type: int) -> None:
     angles = random.uniform(0, 6, size=(3, n_pairs))
     keys = np.zeros((N_KV, CONTEXT, KEY_DIM), dtype)
     values = np.zeros((N_KV, CONTEXT, VALUE_DIM), dtype)
-    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, type=cache_type)
+    types = {"k_type": cache_type, "v_type": cache_type}
+    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, **types)
     address = device.put(qkv)
     arguments = Rope(
         qkv=address, cos=device.put(np.cos(angles).astype(np.float32)),
@@ -301,7 +302,8 @@ def test_attention(
                 logits = soft_cap * np.tanh(logits / soft_cap)
             weights = np.exp(logits - logits.max())
             expected[row, head] = weights / weights.sum() @ values[head // 3, begin:end]
-    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, type=cache_type)
+    types = {"k_type": cache_type, "v_type": cache_type}
+    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, **types)
     n_splits = -(-(window or first + n_rows) // SPLIT_KEYS)
     results = []
     for _ in range(ORDERS):

@@ -69,7 +69,7 @@ POLICIES: dict[str, MakePolicy] = {
 }
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0", "q8_0/f16"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_loaded_session_goes_on_bit_for_bit(
     pair: ModelPair, policy: str, cache_type: str

@@ -37,6 +37,8 @@ def rows(n_tokens: int, *, n_heads: int = 4, head_dim: int = 8) -> tuple[np.ndar
         ({"max_context": 2**31}, "max_context = 2147483648"),
         ({"scale": 0.0}, "scale = 0 must be positive"),
         ({"cache_type": "q4_0"}, "cache type 'q4_0' is not supported; supported: f16, f32, q8_0"),
+        ({"cache_type": "f16/q4_0"}, "cache type 'q4_0' is not supported"),
+        ({"cache_type": "f16/f16/f16"}, "cache type 'f16/f16' is not supported"),
         ({"cache_type": "q8_0"}, "q8_0 needs heads of a multiple of 32 dimensions, not of 8; use"),
     ],
 )

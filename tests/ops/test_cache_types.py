@@ -49,28 +49,62 @@ POLICIES: dict[str, MakePolicy] = {
 
 def rounded(qkv: Qkv, cache_type: str) -> Qkv:
     q, k, v = qkv
-    return q, stored(k.astype(np.float32), cache_type), stored(v.astype(np.float32), cache_type)
+    k_type, v_type = cache_type.split("/")[0], cache_type.split("/")[-1]
+    return q, stored(k.astype(np.float32), k_type), stored(v.astype(np.float32), v_type)
+
+
+def compute(qkv: Qkv, cache_type: str, policy: str = "dense") -> tuple[np.ndarray, np.ndarray]:
+    """Outputs of a prompt, and of the token decoded after it."""
+    attention = make_attention(
+        POLICIES[policy](),
+        SHAPE,
+        chunk_size=S,
+        batch_size=3 * S,
+        max_context=N_TOKENS,
+        cache_type=cache_type,
+    )
+    output = prefill(attention, qkv, ends=(3 * S, N_TOKENS - 1))
+    return output, decode(attention, qkv, N_TOKENS - 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "f16/q8_0", "q8_0/f16"])
 def test_equals_a_float_cache_of_the_stored_values_exactly(cache_type: str, policy: str) -> None:
-    """Stored values are exact in float32, so that a float cache of them computes the same."""
+    """Stored values are exact in float32, so that a float cache of them computes the same, but for
+    what decode rounds when it multiplies q8_0 as integers."""
     qkv = random_qkv(1, n_tokens=N_TOKENS, **SHAPE.heads)
-    results = []
-    for type_of_cache, inputs in ((cache_type, qkv), ("f32", rounded(qkv, cache_type))):
-        attention = make_attention(
-            POLICIES[policy](),
-            SHAPE,
-            chunk_size=S,
-            batch_size=3 * S,
-            max_context=N_TOKENS,
-            cache_type=type_of_cache,
-        )
-        output = prefill(attention, inputs, ends=(3 * S, N_TOKENS - 1))
-        results.append((output, decode(attention, inputs, N_TOKENS - 1)))
-    np.testing.assert_array_equal(results[0][0], results[1][0])
-    np.testing.assert_array_equal(results[0][1], results[1][1])
+    prompt, last = compute(qkv, cache_type, policy)
+    expected_prompt, expected_last = compute(rounded(qkv, cache_type), "f32", policy)
+    np.testing.assert_array_equal(prompt, expected_prompt)
+    if "q8_0" not in cache_type:
+        np.testing.assert_array_equal(last, expected_last)
+
+
+# Integers of 16 bits: half a unit of the largest, of which there are 32,639.
+HALF_UNIT = 0.5 / 32639
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cache_type", ["q8_0", "f16/q8_0", "q8_0/f16"])
+def test_what_decode_rounds(cache_type: str, seed: int) -> None:
+    """The bound that kernels/attention_blocks-inl.h states, and what is left of it in truth: a
+    twelfth of what the cache itself rounds away."""
+    qkv = random_qkv(seed, n_tokens=N_TOKENS, **SHAPE.heads)
+    inputs = rounded(qkv, cache_type)
+    q, k, v = (array[:, -1:] if i == 0 else array for i, array in enumerate(inputs))
+    _, last = compute(qkv, cache_type)
+    expected, of_exact_rows = causal_attention(q, k, v), causal_attention(q, *qkv[1:])
+    logit_error = weight_error = 0.0
+    if cache_type.startswith("q8_0"):
+        # |q| <= max|q| of a head, |k| summed over a head's dimensions; scale 1 / 8.
+        logit_error = HALF_UNIT * np.abs(q).max() * np.abs(k).sum(axis=-1).max() / 8.0
+    if cache_type.endswith("q8_0"):
+        weight_error = HALF_UNIT * np.abs(v).max() * N_TOKENS
+    bound = (np.expm1(2 * logit_error) * np.abs(v).max() + weight_error) * 1.01 + 1e-5
+    errors = np.abs(last - expected)
+    assert errors.max() <= bound
+    rounded_away = np.sqrt(np.mean((expected - of_exact_rows) ** 2))
+    assert np.sqrt(np.mean(errors**2)) < rounded_away / 12
 
 
 # Largest error of outputs whose values are of size 1, where logits have standard deviation 2:

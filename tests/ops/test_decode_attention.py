@@ -9,7 +9,7 @@ import pytest
 
 from edgeh2o import _core
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
-from tests.reference.cached_rows import stored
+from tests.reference.cached_rows import DECODE_ATOL, stored
 from tests.reference.dense import causal_attention
 from tests.reference.qkv import random_qkv
 from tests.sparse.policies import POLICIES, PolicyCase
@@ -31,7 +31,8 @@ def test_equals_full_attention(n_prompt: int, cache_type: str) -> None:
     for position in range(n_prompt, n_prompt + 3):
         end = position + 1
         expected = causal_attention(q[:, position:end], cached_k[:, :end], cached_v[:, :end])
-        np.testing.assert_allclose(decode(attention, (q, k, v), position), expected, atol=1e-5)
+        output = decode(attention, (q, k, v), position)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=DECODE_ATOL[cache_type])
     assert attention.position(0) == n_prompt + 3
 
 
@@ -54,7 +55,8 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
     )
     prefill(attention, (q, k, v), ends=(69,))
     expected = causal_attention(q[:, 69:], stored(k, cache_type), stored(v, cache_type))
-    np.testing.assert_allclose(decode(attention, (q, k, v), 69), expected, atol=1e-5)
+    output = decode(attention, (q, k, v), 69)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=DECODE_ATOL[cache_type])
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=str)

@@ -62,7 +62,7 @@ def test_model_is_ready_once_the_file_is_closed(model: NativeModel) -> None:
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize("cache_type", [*CACHE_TYPES, "q8_0/f32"])
 def test_estimate_is_what_a_session_allocates(model: NativeModel, cache_type: str) -> None:
     shape = replace(SHAPE, cache_type=cache_type)
     for attention in (DenseConfig(), H2OConfig(local=4, heavy=4)):

@@ -48,7 +48,8 @@ struct Attention {
       : sequence(
             active_kernel_table(),
             {{kHeads, kKvHeads, kHeadDim, kHeadDim, 1.0f / std::sqrt(static_cast<float>(kHeadDim)), 0.0f}},
-            std::make_shared<DensePolicy>(), {n_tokens, n_tokens, kPromptTokens, CacheType::kF16, precision}),
+            std::make_shared<DensePolicy>(),
+            {n_tokens, n_tokens, kPromptTokens, {CacheType::kF16, CacheType::kF16}, precision}),
         scratch(sequence.scratch_bytes(1)),
         q(random_floats(n_tokens * kHeads * kHeadDim)),
         k(random_floats(n_tokens * kKvHeads * kHeadDim)),

@@ -127,7 +127,7 @@ struct DeviceCache {
   void* k;
   void* v;
   uint32_t max_context;
-  DeviceCacheType type;
+  DeviceCacheType k_type, v_type;
 };
 
 struct DeviceHeads {

@@ -88,7 +88,7 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
         const size_t at = (head_row + keys.position(first_key + key)) * key_dim;
         for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
           float k[4];
-          load_cached4(k, a.cache.k, a.cache.type, at + i);
+          load_cached4(k, a.cache.k, a.cache.k_type, at + i);
           for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
             for (uint32_t e = 0; e < 4; ++e) {
               sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
@@ -130,7 +130,7 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
     for (uint32_t key = 0; key < n_keys; ++key) {
       sum = multiply_add(
           logits[g * kSplitKeys + key],
-          cached(a.cache.v, a.cache.type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
+          cached(a.cache.v, a.cache.v_type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
     }
     a.parts[(first_part + g * a.n_splits) * value_dim + d] = sum;
   }
@@ -191,7 +191,7 @@ EH2O_KERNEL(column_sums, ColumnArguments, kAttendThreads) {
       float logit = 0.0f;
       for (uint32_t i = 0; i < key_dim; i += 4) {
         float k[4];
-        load_cached4(k, a.cache.k, a.cache.type, at + i);
+        load_cached4(k, a.cache.k, a.cache.k_type, at + i);
         for (uint32_t e = 0; e < 4; ++e) logit = multiply_add(q[i + e] * a.scale, k[e], logit);
       }
       if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);

@@ -119,9 +119,10 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   sync_warp();
   const uint32_t dim = is_value ? a.heads.value_dim : key_dim;
   void* rows = is_value ? a.cache.v : a.cache.k;
+  const DeviceCacheType type = is_value ? a.cache.v_type : a.cache.k_type;
   const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
   for (uint32_t i = lane; i < dim; i += kWarpSize) {
-    if (a.cache.type == DeviceCacheType::kF16) {
+    if (type == DeviceCacheType::kF16) {
       static_cast<uint16_t*>(rows)[start + i] = f16_of_f32(x[i]);
     } else {
       static_cast<float*>(rows)[start + i] = x[i];

@@ -319,19 +319,56 @@ void check_merge_softmax(const KernelTable& table, Check& check) {
   }
 }
 
+// attention_blocks-inl.h rounds queries and weights to units of the largest.
+constexpr double kIntegerUnit = 0.5 / 32639 * (1 + 0x1p-7);
+
+// Calls f(k_type, v_type, head_dim) for all that can be stored.
+template <typename F>
+void for_each_cache(const F& f) {
+  for (const CacheType k_type : kCacheTypes) {
+    for (const CacheType v_type : kCacheTypes) {
+      for (const size_t head_dim : {5, 20, 64, 96}) {
+        if (can_store(k_type, head_dim) && can_store(v_type, head_dim)) f(k_type, v_type, head_dim);
+      }
+    }
+  }
+}
+
 void check_attention_rows(const KernelTable& table, Check& check) {
   Random random(24);
-  for (const CacheType type : kCacheTypes) {
-    for (const size_t n_rows : {1, 2, 3, 9}) {
-      for (const size_t n_keys : {1, 2, 3, 7, 33}) {
-        for (const size_t head_dim : {5, 20, 64, 96}) {
-          if (!can_store(type, head_dim)) continue;
-          const CachedRows k(type, n_keys, head_dim, random), v(type, n_keys, head_dim, random);
-          TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
-          table.attention_rows_f32(type, test.tile, k.bytes.data(), v.bytes.data(), n_keys);
-          for (size_t row = 0; row < n_rows; ++row)
-            test.check_row(check, row, n_keys, k.values, v.values, nullptr);
-        }
+  for_each_cache([&](CacheType k_type, CacheType v_type, size_t head_dim) {
+    for (const size_t n_rows : {1, 2, 3, 4, 9}) {
+      for (const size_t n_keys : {1, 2, 3, 7, 33, 270}) {
+        if (n_keys == 270 && n_rows != 3) continue;
+        const CachedRows k(k_type, n_keys, head_dim, random), v(v_type, n_keys, head_dim, random);
+        TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
+        if (k_type == CacheType::kQ8_0) test.query_error = kIntegerUnit;  // queries are within +-1
+        if (v_type == CacheType::kQ8_0) test.key_error = kIntegerUnit * 128 * v.largest_scale;
+        table.attention_rows_f32(k_type, v_type, test.tile, k.bytes.data(), v.bytes.data(), n_keys, 0);
+        for (size_t row = 0; row < n_rows; ++row)
+          test.check_row(check, row, n_keys, k.values, v.values, nullptr);
+      }
+    }
+  });
+}
+
+// What is not finite in a cached row reaches the output.
+void check_attention_rows_not_finite(const KernelTable& table, Check& check) {
+  Random random(28);
+  constexpr size_t kKeys = 40, kDim = 64;
+  for (const uint16_t scale : {uint16_t{0x7c00}, uint16_t{0x7e00}}) {
+    for (const bool is_key : {false, true}) {
+      CachedRows k(CacheType::kQ8_0, kKeys, kDim, random), v(CacheType::kQ8_0, kKeys, kDim, random);
+      uint8_t* block = (is_key ? k : v).bytes.data() + 21 * 68 + 34;  // the second one of row 21
+      std::memcpy(block, &scale, sizeof(scale));
+      block[2] = 0;
+      TestTile<AttentionPrecision::kF32> test(table, 2, 2, kDim, kKeys, 1, random);
+      table.attention_rows_f32(CacheType::kQ8_0, CacheType::kQ8_0, test.tile, k.bytes.data(), v.bytes.data(),
+                               kKeys, 0);
+      for (size_t row = 0; row < 2; ++row) {
+        // Of a key, at least the sum of weights, by which outputs are divided.
+        const float value = is_key ? test.l[row] : test.o[row * test.tile.o_stride + 40];
+        check.equal(std::isfinite(value), false);
       }
     }
   }
@@ -360,6 +397,7 @@ const std::vector<KernelCheck>& attention_checks() {
       {"softmax_factors_f32", check_softmax_factors},
       {"merge_softmax_f32", check_merge_softmax},
       {"attention_rows_f32", check_attention_rows},
+      {"attention_rows_f32.not_finite", check_attention_rows_not_finite},
   };
   return checks;
 }

@@ -23,6 +23,7 @@ inline size_t round_up(size_t value, size_t multiple) { return (value + multiple
 struct CachedRows {
   std::vector<uint8_t> bytes;
   std::vector<float> values;  // [n_rows][head_dim]
+  double largest_scale = 0;   // of q8_0
 
   CachedRows(CacheType type, size_t n_rows, size_t head_dim, Random& random) {
     double d = 0;
@@ -31,6 +32,7 @@ struct CachedRows {
         if (i % 32 == 0) {
           const auto scale = static_cast<uint16_t>(random.integer(0, 0x2500));  // below 2.5 / 127
           d = f64_from_f16(scale);
+          largest_scale = std::fmax(largest_scale, d);
           append(bytes, scale);
         }
         const int q = random.integer(-128, 127);
@@ -122,6 +124,9 @@ struct TestTile {
   AttentionTile tile;
   std::vector<float> q, packed_q, weights, o, m, l;
   std::vector<double> logits;  // of one row
+  // Of products with integers: most that a query value is off, and that each key adds to the error of an
+  // output.
+  double query_error = 0, key_error = 0;
 
   TestTile(const KernelTable& table, size_t n_rows, size_t group_size, size_t head_dim, size_t n_keys,
            float q_range, Random& random) {
@@ -159,17 +164,18 @@ struct TestTile {
     logits.assign(n_keys, 0);
     double largest_norm = 0, largest_short = 0, maximum = -kInfinity;
     for (size_t key = 0; key < n_keys; ++key) {
-      double norm = 0;
+      double norm = 0, rounding = 0;
       ShortSumError<kPrecision> short_error;
       for (size_t dim = 0; dim < head_dim; ++dim) {
         const double term = double{q[row * head_dim + dim]} * k[key * head_dim + dim];
         logits[key] += term;
         norm += std::fabs(term);
         short_error.add(term);
+        rounding += query_error * std::fabs(k[key * head_dim + dim]);
       }
       if (biases) logits[key] += double{biases[key]} * kLog2E;
       largest_norm = std::fmax(largest_norm, norm + std::fabs(logits[key]));
-      largest_short = std::fmax(largest_short, short_error.bound());
+      largest_short = std::fmax(largest_short, short_error.bound() + rounding);
       maximum = std::fmax(maximum, logits[key]);
     }
     const double logit_error = static_cast<double>(head_dim + 2) * kEps * largest_norm + largest_short;
@@ -193,7 +199,7 @@ struct TestTile {
     for (size_t dim = 0; dim < head_dim; ++dim) {
       check.near(o[row * tile.o_stride + dim], out[dim],
                  norm[dim] * (sum_error + Ops::kRounding) + short_errors[dim].bound() * (1 + weight_error) +
-                     3 * Ops::kFloor * static_cast<double>(n_keys));
+                     key_error * static_cast<double>(n_keys) + 3 * Ops::kFloor * static_cast<double>(n_keys));
     }
   }
 };

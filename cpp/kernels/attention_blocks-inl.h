@@ -1,0 +1,156 @@
+// Attention of a few query rows to cached rows of blocks of 8 bits, multiplied as integers: queries and
+// weights are rounded to 16 bits, far finer than the cache.
+//
+// Bounds, besides the rounding of float sums, with u = 1 / (2 * kLargestX):
+// - logits: a query is off by at most u max|q|, so a logit by u max|q| sum|k|;
+// - outputs before they are divided by the sum of weights: of every kIntegerKeys keys, a weight times its
+//   block's scale d is off by at most u max d, so an output by kIntegerKeys u 127 max d; if the errors are
+//   random, by at most sqrt(kIntegerKeys) 127 / kLargestX = 1/16 of what the values themselves were rounded.
+
+namespace edgeh2o::EH2O_ISA {
+
+// NEON adds up high and low bytes of x, both signed.
+inline constexpr float kLargestX = 127 * 256 + 127;
+// Sums of so many products of kLargestX and 127 stay below 2^31.
+inline constexpr size_t kIntegerKeys = 256;
+inline constexpr size_t kMaxHeadDim = 1024;
+
+// x[n] * factor as what BlockDot multiplies, zeros up to whole vectors behind; 2 bytes each.
+EH2O_INLINE void store_integers(uint8_t* out, const float* x, size_t n, simd::F32 factor) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    F32 v = mul(load_n(x + i, count), factor);
+    v = min(max(v, set1(-kLargestX)), set1(kLargestX));  // and what is not a number becomes one
+    BlockDot::store_x(out + 2 * i, v);
+  });
+}
+
+// The factor that makes integers of x[n], and the unit that they then count; the unit is not finite if a
+// value is not.
+EH2O_INLINE float integer_factor(const float* x, size_t n, float* unit) {
+  using namespace simd;
+  F32 largest = zero(), poison = zero();
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 v = load_n(x + i, count);
+    largest = max(largest, abs(v));
+    poison = mul_add(v, zero(), poison);
+  });
+  const float top = reduce_max(largest);
+  *unit = top / kLargestX + reduce_add(poison);
+  return top > 0.0f && top <= __FLT_MAX__ ? kLargestX / top : 0.0f;
+}
+
+// Logits of kLanes keys. x: [kRows][head_dim] integers of the queries, in the given units.
+template <size_t kRows>
+EH2O_INLINE void dot_blocks(float* out, size_t out_stride, const uint8_t* x, const float* units,
+                            const uint8_t* k, size_t head_dim) {
+  using namespace simd;
+  const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
+  F32 sum[kRows], poison = zero();  // a scale that is not finite makes no logit of any sign
+  unroll<kRows>([&](auto r) { sum[r] = zero(); });
+  for (size_t dim = 0; dim < head_dim; dim += kKvBlock, k += kKvBlockBytes) {
+    I8 columns[8];
+    load_columns(columns, k + 2, row_bytes);
+    uint16_t scales[kLanes];
+    unroll<kLanes>([&](auto i) { __builtin_memcpy(scales + i, k + i * row_bytes, 2); });
+    BlockDot::Acc acc[kRows];
+    unroll<kRows>([&](auto r) { acc[r] = BlockDot::start(); });
+    unroll<8>([&](auto word) {
+      const BlockDot::Bytes bytes = BlockDot::widen(columns[word]);
+      unroll<kRows>(
+          [&](auto r) { acc[r] = BlockDot::add(acc[r], bytes, x + 2 * (r * head_dim + dim + 4 * word)); });
+    });
+    const F32 scale = load_f16(scales);
+    poison = mul_add(scale, zero(), poison);
+    unroll<kRows>([&](auto r) { sum[r] = mul_add(BlockDot::finish(acc[r]), scale, sum[r]); });
+  }
+  unroll<kRows>([&](auto r) { store(out + r * out_stride, mul_add(sum[r], set1(units[r]), poison)); });
+}
+
+// n_keys >= kLanes.
+template <size_t kRows>
+void score_blocks(float* out, size_t out_stride, const float* q, const uint8_t* k, size_t n_keys,
+                  size_t head_dim, const RowsAhead& ahead) {
+  using namespace simd;
+  alignas(64) uint8_t x[kRows * kMaxHeadDim * 2];
+  float units[kRows];
+  for (size_t r = 0; r < kRows; ++r) {
+    const float factor = integer_factor(q + r * head_dim, head_dim, units + r);
+    store_integers(x + 2 * r * head_dim, q + r * head_dim, head_dim, set1(factor));
+  }
+  const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
+  for (size_t key = 0; key < n_keys; key += kLanes) {
+    const size_t first = key + kLanes <= n_keys ? key : n_keys - kLanes;  // some twice
+    ahead.fetch(key, kLanes);
+    dot_blocks<kRows>(out + first, out_stride, x, units, k + first * row_bytes, head_dim);
+  }
+}
+
+// The 32 columns of a block: o (+)= weights times values of n_keys <= kIntegerKeys rows.
+template <size_t kRows>
+EH2O_INLINE void sum_block(float* o, size_t o_stride, const float* weights, size_t weight_stride,
+                           const uint8_t* v, size_t row_bytes, size_t n_keys, bool accumulate,
+                           const RowsAhead& ahead) {
+  using namespace simd;
+  constexpr size_t kVectors = kKvBlock / kLanes;
+  uint16_t halves[kIntegerKeys];
+  alignas(64) float scales[kIntegerKeys];
+  alignas(64) uint8_t x[kRows][2 * kIntegerKeys];
+  for (size_t key = 0; key < n_keys; ++key) __builtin_memcpy(halves + key, v + key * row_bytes, 2);
+  load_f32_f16(scales, halves, n_keys);
+  float unit;
+  const float factor = integer_factor(scales, n_keys, &unit);
+  for_each_vector(n_keys, [&](size_t key, auto count) {
+    const F32 scale = mul(load_n(scales + key, count), set1(factor));
+    unroll<kRows>([&](auto r) {
+      const F32 product = mul(load_n(weights + r * weight_stride + key, count), scale);
+      BlockDot::store_x(x[r] + 2 * key, min(max(product, zero()), set1(kLargestX)));
+    });
+  });
+  BlockDot::Acc acc[kRows][kVectors];
+  unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto i) { acc[r][i] = BlockDot::start(); }); });
+  const auto add_keys = [&](size_t key, const uint8_t* const(&rows)[4]) {
+    I8 columns[kVectors];
+    load_interleaved(columns, rows);
+    unroll<kVectors>([&](auto i) {
+      const BlockDot::Bytes bytes = BlockDot::widen(columns[i]);
+      unroll<kRows>([&](auto r) { acc[r][i] = BlockDot::add(acc[r][i], bytes, x[r] + 2 * key); });
+    });
+  };
+  const uint8_t* quants = v + 2;
+  size_t key = 0;
+  for (; key + 4 <= n_keys; key += 4, quants += 4 * row_bytes) {
+    ahead.fetch(key, 4);
+    add_keys(key, {quants, quants + row_bytes, quants + 2 * row_bytes, quants + 3 * row_bytes});
+  }
+  if (key < n_keys) {  // x has zeros for what is read twice
+    const size_t n = n_keys - key;
+    add_keys(key, {quants, quants + (n > 1) * row_bytes, quants + (n > 2) * 2 * row_bytes, quants});
+  }
+  unroll<kRows>([&](auto r) {
+    F32 sum[kVectors];
+    unroll<kVectors>([&](auto i) { sum[i] = mul(BlockDot::finish(acc[r][i]), set1(unit)); });
+    float block[kKvBlock], *out = o + r * o_stride;
+    store_block(block, sum);
+    unroll<kVectors>([&](auto i) {
+      const F32 part = load(block + i * kLanes);
+      store(out + i * kLanes, accumulate ? add(load(out + i * kLanes), part) : part);
+    });
+  });
+}
+
+template <size_t kRows>
+void sum_blocks(float* o, size_t o_stride, const float* weights, size_t weight_stride, const uint8_t* v,
+                size_t n_keys, size_t head_dim, const RowsAhead& ahead) {
+  const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
+  for (size_t key = 0; key < n_keys; key += kIntegerKeys) {
+    const size_t n = n_keys - key < kIntegerKeys ? n_keys - key : kIntegerKeys;
+    for (size_t dim = 0; dim < head_dim; dim += kKvBlock) {
+      sum_block<kRows>(o + dim, o_stride, weights + key, weight_stride,
+                       v + key * row_bytes + dim / kKvBlock * kKvBlockBytes, row_bytes, n, key > 0,
+                       dim == 0 ? ahead : RowsAhead{});
+    }
+  }
+}
+
+}  // namespace edgeh2o::EH2O_ISA
