@@ -388,8 +388,9 @@ class Sequence(_SequenceMethods):
     ) -> NDArray[np.float32] | None:
         """``on_attention(layer, residual, q, k, v, attended)`` is called after every attention.
 
-        With copies of the residual stream before the layer [n, model_dim], q [n, q_dim], k and v
-        [n, kv_dim] with the rotary embedding applied, and what attention gave [n, q_dim].
+        With read-only views, good until it returns, of the residual stream before the layer
+        [n, model_dim], q [n, q_dim], k and v [n, kv_dim] with the rotary embedding applied, and
+        what attention gave [n, q_dim].
         """
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...

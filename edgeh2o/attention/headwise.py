@@ -9,6 +9,7 @@ the rest of every page. The last tokens of a prompt, which ask the question, rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -23,21 +24,30 @@ from .base import (
     require_equal_kv_heads,
 )
 from .budget_table import Budget, BudgetTable, find_table, read_table
+from .kept_profiles import ENOUGH_PROMPTS, find_profile
 from .registry import register_sparse_attention
 
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
 DEFAULT_BUDGET = 864
+# With a profile, which says less than a calibration does.
+PROFILE_BUDGET = 1280
+UNKNOWN = "dense: nothing is known of this model yet"
+UNIFORM = "uniform"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadBudgets:
-    """Keys per layer and KV head, their intended mean, and where they come from."""
+    """Keys per layer and KV head, their intended mean, and where they come from.
+
+    ``prompts`` have said something of a model that may be profiled; None for others.
+    """
 
     per_head: tuple[Budget, ...]
     mean: int
     source: str
+    prompts: int | None = None
 
 
 @register_sparse_attention("headwise")
@@ -46,9 +56,10 @@ class HeadwiseConfig(SparseAttentionConfig):
     """Mean keys per query and how they are chosen; see the module.
 
     Without ``budget_table`` the one of the model is looked up: in the cache folder, where
-    `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
-    the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt; one
-    whose layers differ in KV heads always. ``max_loss`` needs a table. ``budgets`` gives the
+    `edgeh2o calibrate` writes it, then among those of the package, then the ``profile`` that
+    ``LLM`` makes while it reads long prompts. As long as nothing is known every head reads its
+    whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
+    always. ``max_loss`` needs a table. ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, and ``source`` tells where they are from.
     Raises UsageError for values out of range.
     """
@@ -60,7 +71,8 @@ class HeadwiseConfig(SparseAttentionConfig):
         None,
         "--budget",
         help="earlier keys that a query reads besides its chunk, mean over the KV heads "
-        f"(default: {DEFAULT_BUDGET})",
+        f"(default: {DEFAULT_BUDGET} with a budget table, {PROFILE_BUDGET} with a profile, else "
+        "all)",
         metavar="KEYS",
     )
     max_loss: float | None = option(
@@ -99,6 +111,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
+    prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
     profile: BudgetTable | None = field(
         default=None, metadata={"is_option": False, "is_setting": False}
     )
@@ -133,7 +146,8 @@ class HeadwiseConfig(SparseAttentionConfig):
                     f"budgets has {len(self.budgets)} entries; the {model.n_layers} layers of the "
                     f"model have {model.n_slots} KV heads"
                 )
-            return HeadBudgets(self.budgets, self.budget or DEFAULT_BUDGET, self.source)
+            mean = self.budget or DEFAULT_BUDGET
+            return HeadBudgets(self.budgets, mean, self.source, self.prompts)
         found = self._find_table(model)
         if found is None:
             if self.max_loss is not None:
@@ -141,9 +155,15 @@ class HeadwiseConfig(SparseAttentionConfig):
                     "--max-loss needs the measured losses of the model; make them once with "
                     "`edgeh2o calibrate MODEL`, or give --budget"
                 )
-            budget = self.budget or DEFAULT_BUDGET
-            return HeadBudgets((budget,) * model.n_slots, budget, "uniform")
+            prompts = 0 if has_equal_kv_heads(model) else None
+            if self.budget is None:
+                return HeadBudgets((None,) * model.n_slots, PROFILE_BUDGET, UNKNOWN, prompts)
+            return HeadBudgets((self.budget,) * model.n_slots, self.budget, UNIFORM, prompts)
         table, source = found
+        if source == "profile":
+            budget = self.budget or PROFILE_BUDGET
+            source = f"profile ({table.prompts} prompt{'s' if table.prompts > 1 else ''})"
+            return HeadBudgets(table.budgets(budget), budget, source, table.prompts)
         budget = self.budget or self._budget_of_loss(table)
         return HeadBudgets(table.budgets(budget), budget, source)
 
@@ -169,7 +189,11 @@ class HeadwiseConfig(SparseAttentionConfig):
         if not has_equal_kv_heads(model):
             return None
         if self.budget_table is None:
-            return find_table(model.fingerprint)
+            if found := find_table(model.fingerprint):
+                return found
+            profile = None if self.max_loss is not None else find_profile(model.fingerprint)
+            is_fit = profile and len(profile.errors) == model.n_slots
+            return (profile, "profile") if profile and is_fit else None
         table = read_table(Path(self.budget_table))
         if (table.n_layers, table.n_kv_heads) != (model.n_layers, model.n_kv_heads):
             raise UsageError(
@@ -182,22 +206,48 @@ class HeadwiseConfig(SparseAttentionConfig):
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
         from .. import _core
 
+        chosen = self.choose_budgets(model)
         return _core.headwise_policy(
-            self.choose_budgets(model).per_head,
+            chosen.per_head,
             local=self.local,
             sinks=self.sinks,
             decay=self.decay,
             page_size=self.landmark_size,
-            max_past=self.max_past,
+            max_past=self._max_past(chosen),
             tail=self.tail,
         )
 
+    def _max_past(self, chosen: HeadBudgets) -> int:
+        return 0 if chosen.source == UNKNOWN else self.max_past
+
     @property
-    def needs_profile(self) -> bool:
-        return self.source == "uniform"
+    def profiled_prompts(self) -> int | None:
+        is_wanted = self.prompts is not None and self.prompts < ENOUGH_PROMPTS
+        return self.prompts if is_wanted else None
 
     def with_profile(self, table: BudgetTable) -> HeadwiseConfig:
         return replace(self, profile=table)
+
+    def reading_all(self) -> HeadwiseConfig:
+        budgets = tuple(None for _ in self.budgets or ())
+        return replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
+
+    def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
+        budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
+        if self._is_chosen_by_hand or not isinstance(budgets, list) or not budgets:
+            return self
+        counts = (value for value in (*budgets, budget) if value is not None)
+        if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
+            return self
+        if self.budget is not None and budget != self.budget:
+            return self
+        return replace(
+            self, budgets=tuple(budgets), budget=budget, max_past=max_past, source="session"
+        )
+
+    @property
+    def _is_chosen_by_hand(self) -> bool:
+        return any(value is not None for value in (self.budgets, self.budget_table, self.max_loss))
 
     def resolved(self, model: AttentionModel) -> HeadwiseConfig:
         chosen = self.choose_budgets(model)
@@ -206,6 +256,8 @@ class HeadwiseConfig(SparseAttentionConfig):
             budgets=chosen.per_head,
             budget=chosen.mean,
             source=chosen.source,
+            prompts=chosen.prompts,
+            max_past=self._max_past(chosen),
             max_loss=None,
             budget_table=None,
             profile=None,
@@ -213,6 +265,8 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
+        if chosen.source == UNKNOWN:
+            return {"algorithm": self.algorithm, "table": UNKNOWN}
         return {
             "algorithm": self.algorithm,
             "budget": chosen.mean,

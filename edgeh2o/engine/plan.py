@@ -119,6 +119,19 @@ class RunPlan:
             self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
         )
 
+    def reading_all(self) -> RunPlan:
+        """The same for a prompt that is read dense."""
+        return replace(self, attention=self.attention.reading_all())
+
+    def holding(self, saved: object) -> RunPlan:
+        """The same with the budgets of a saved session, whose attention is ``saved``."""
+        if not isinstance(saved, Mapping) or saved.get("algorithm") != self.settings.algorithm:
+            return self
+        attention = self.settings.holding(saved)
+        if attention is self.settings or len(saved["budgets"]) != self.config.n_slots:
+            return self
+        return replace(self, attention=attention.resolved(self.config))
+
     @property
     def least_context(self) -> int:
         """Positions that any run needs: those asked for, else those of a short prompt."""
