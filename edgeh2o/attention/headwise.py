@@ -30,11 +30,13 @@ from .registry import register_sparse_attention
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
-DEFAULT_BUDGET = 864
+DEFAULT_BUDGET = 1024
 # With a profile, which says less than a calibration does.
 PROFILE_BUDGET = 1280
 UNKNOWN = "dense: nothing is known of this model yet"
 UNIFORM = "uniform"
+# Instead of a file: no table, whether of the cache folder or of the package.
+NO_TABLE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class HeadwiseConfig(SparseAttentionConfig):
     budget_table: str | None = option(
         None,
         "--budget-table",
-        help="table made by `edgeh2o calibrate` (default: the one of the model)",
+        help="table made by `edgeh2o calibrate` (default: the one of the model); none: only what "
+        "prompts teach",
         metavar="FILE",
     )
     local: int = option(
@@ -184,17 +187,18 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
         if self.profile is not None:
             return self.profile, "profile"
-        if self.budget_table is not None or self.max_loss is not None:
+        if self.budget_table not in (None, NO_TABLE) or self.max_loss is not None:
             require_equal_kv_heads(model, "a budget table", "give --budget, for all heads the same")
         if not has_equal_kv_heads(model):
             return None
-        if self.budget_table is None:
-            if found := find_table(model.fingerprint):
+        if self.budget_table in (None, NO_TABLE):
+            found = find_table(model.fingerprint) if self.budget_table is None else None
+            if found is not None:
                 return found
             profile = None if self.max_loss is not None else find_profile(model.fingerprint)
             is_fit = profile and len(profile.errors) == model.n_slots
             return (profile, "profile") if profile and is_fit else None
-        table = read_table(Path(self.budget_table))
+        table = read_table(Path(str(self.budget_table)))
         if (table.n_layers, table.n_kv_heads) != (model.n_layers, model.n_kv_heads):
             raise UsageError(
                 f"the budget table {self.budget_table} is for {table.n_layers} layers of "
@@ -247,7 +251,8 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     @property
     def _is_chosen_by_hand(self) -> bool:
-        return any(value is not None for value in (self.budgets, self.budget_table, self.max_loss))
+        is_table = self.budget_table not in (None, NO_TABLE)
+        return is_table or self.budgets is not None or self.max_loss is not None
 
     def resolved(self, model: AttentionModel) -> HeadwiseConfig:
         chosen = self.choose_budgets(model)

@@ -26,11 +26,16 @@ MAX_PROFILES = 64
 _LOCK_NAME = "profiles.lock"
 
 
-def profile_path(fingerprint: str) -> Path:
-    """Where the profile of the weights is kept: a file of the cache folder."""
+def profile_folder() -> Path:
+    """The cache folder. Raises ResourceError if there is none."""
     from ..formats.known_models import cache_folder
 
-    return cache_folder() / f"{fingerprint}{PROFILE_SUFFIX}"
+    return cache_folder()
+
+
+def profile_path(fingerprint: str) -> Path:
+    """Where the profile of the weights is kept."""
+    return profile_folder() / f"{fingerprint}{PROFILE_SUFFIX}"
 
 
 def find_profile(fingerprint: str) -> BudgetTable | None:

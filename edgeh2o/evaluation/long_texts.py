@@ -27,69 +27,15 @@ if TYPE_CHECKING:
 _SKIPPED_CHARACTERS = 100_000
 _MODULES = ("tarfile", "typing", "asyncio.base_events", "email.message")
 _SYLLABLES = "ba,ke,lo,mi,nu,ra,se,ti,vo,xa,zen,dor,fil,gam,hul,jor,pek,quin,sul,tam,wex,yor"
-_NAMES = [
-    "Anna",
-    "Boris",
-    "Clara",
-    "David",
-    "Elena",
-    "Farid",
-    "Greta",
-    "Hugo",
-    "Irene",
-    "Jonas",
-    "Karin",
-    "Leon",
-    "Maria",
-    "Nadia",
-    "Oscar",
-    "Paula",
-    "Quentin",
-    "Rosa",
-    "Stefan",
-    "Tessa",
-    "Ulrich",
-    "Vera",
-    "Walter",
-    "Xenia",
-    "Yusuf",
-    "Zoe",
-]
-_SURNAMES = [
-    "Adler",
-    "Brook",
-    "Castle",
-    "Dunn",
-    "Ellis",
-    "Ford",
-    "Green",
-    "Hart",
-    "Ivers",
-    "Jung",
-    "Klein",
-    "Lowe",
-    "Marsh",
-    "North",
-    "Olsen",
-    "Price",
-    "Quist",
-    "Reed",
-    "Stone",
-    "Tower",
-    "Urban",
-    "Vale",
-    "West",
-    "York",
-    "Zorn",
-]
-_ASPECTS = [
-    "locker number",
-    "office room",
-    "badge number",
-    "parking space",
-    "phone extension",
-    "desk number",
-]
+_NAMES = (
+    "Anna,Boris,Clara,David,Elena,Farid,Greta,Hugo,Irene,Jonas,Karin,Leon,Maria,Nadia,Oscar,Paula,"
+    "Quentin,Rosa,Stefan,Tessa,Ulrich,Vera,Walter,Xenia,Yusuf,Zoe"
+)
+_SURNAMES = (
+    "Adler,Brook,Castle,Dunn,Ellis,Ford,Green,Hart,Ivers,Jung,Klein,Lowe,Marsh,North,Olsen,Price,"
+    "Quist,Reed,Stone,Tower,Urban,Vale,West,York,Zorn"
+)
+_ASPECTS = "locker number,office room,badge number,parking space,phone extension,desk number"
 _LEAST_TOKENS_PER_LINE = 4
 
 Window = NDArray[np.int32]
