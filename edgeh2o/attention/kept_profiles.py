@@ -78,7 +78,8 @@ def merge_profiles(known: BudgetTable | None, measured: BudgetTable) -> BudgetTa
     """
     if known is None or not _agree(known, measured):
         factor = _factor([[1.0]], measured.errors)
-        return replace(measured, errors=tuple(_scaled(row, factor) for row in measured.errors))
+        errors = tuple(_scaled(row, factor) for row in measured.errors)
+        return replace(measured, errors=errors, prompts=1)
     pairs = [pair for pair in zip(known.errors, measured.errors, strict=True) if any(pair[1])]
     factor = _factor((old for old, _ in pairs), (new for _, new in pairs))
     weight = 1 / (2 + (known.prompts - 1) // PARTS)  # the head was measured once for every PARTS

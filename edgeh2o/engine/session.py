@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -309,12 +310,12 @@ class Session:
         from .session_file import open_session
 
         vocab_size = self.plan.config.vocab_size
-        plan = self._plan_of_file(path)
-        fingerprint = self._describe(self.model, plan)
-        with (
-            self.access.call(),
-            open_session(path, fingerprint=fingerprint, vocab_size=vocab_size) as saved,
-        ):
+        with self.access.call(), ExitStack() as stack:
+            plan = self._plan_of_file(path)
+            fingerprint = self._describe(self.model, plan)
+            saved = stack.enter_context(
+                open_session(path, fingerprint=fingerprint, vocab_size=vocab_size)
+            )
             values, extra = saved.document.get("transcript"), saved.document.get("extra")
             if not isinstance(extra, dict) or not isinstance(values, (dict, type(None))):
                 raise FormatError(f"the session file {path} lacks its document; delete it")
