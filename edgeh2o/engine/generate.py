@@ -153,14 +153,14 @@ class Generation:
             report(0, n_tokens - n_cached)
         for call in plan_calls(n_cached, n_tokens, runner, self.batch_size):
             self._mark()
-            is_observed = self._learner is not None and call.start == 0
-            logits = runner.prefill(
+            prefill: Callable[..., NDArray[np.float32] | None] = runner.prefill
+            if self._learner is not None and call.start == 0:
+                prefill = self._learner.watch(runner)
+            logits = prefill(
                 self._prompt[call],
                 is_last=call.stop == n_tokens,
                 stays_open=self._stays_open,
                 on_layer=report and partial(self._report_layer, report, call),
-                # Not every runner can show its attention, and is asked to.
-                **({"on_attention": self._learner} if is_observed else {}),
             )
             self.n_prefilled_tokens = call.stop - n_cached
             self.prefill_s = time.perf_counter() - begun_at

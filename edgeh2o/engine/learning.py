@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.budget_table import BudgetTable
 from ..attention.headwise import PROFILE_BUDGET, UNKNOWN
 from ..attention.kept_profiles import keep_profile
 
 if TYPE_CHECKING:
+    from ..runners.base import Runner
     from .models import LoadedModel
     from .plan import RunPlan
     from .profile import PromptProfiler
@@ -53,6 +55,10 @@ class Learner:
         self._known = known
         self._n_tokens = n_tokens
         self._on_learnt = on_learnt
+
+    def watch(self, runner: Runner) -> Callable[..., Any]:
+        """The ``prefill`` of a runner of a model that shows its attention, to look on."""
+        return partial(cast("Any", runner).prefill, on_attention=self)
 
     def __call__(self, *rows: Any) -> None:
         """As ``PromptProfiler``."""
