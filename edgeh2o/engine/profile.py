@@ -42,7 +42,7 @@ class PromptProfiler:
     """An ``on_attention`` of the first prefill call of a prompt, of ``PROFILE_TOKENS`` at least.
 
     ``n_known`` prompts were profiled before: the first is read dense and measured in all layers,
-    later ones are sparse and measured in every third.
+    later ones are sparse and measured in every ``PARTS``-th.
     """
 
     def __init__(self, model: LoadedModel, *, threads: int, n_known: int = 0) -> None:
@@ -73,6 +73,8 @@ class PromptProfiler:
     def table(self, n_prompt_tokens: int) -> BudgetTable | None:
         """What this prompt measured, without losses; None if its numbers are not finite."""
         errors = _interpolate(self._probe.errors)
+        if self._n_known == 0:
+            _fill_last_layer(errors, self._config.n_kv_heads)
         if not np.isfinite(errors).all():
             return None
         config = self._config
@@ -105,6 +107,17 @@ def _interpolate(measured: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(measured.any(axis=1, keepdims=True), errors, 0.0)
 
 
+def _fill_last_layer(errors: NDArray[np.float64], n_kv_heads: int) -> None:
+    """Of a prompt it attends for the last token only, and is not shown.
+
+    What evaluations, which need all its rows, then get is what the last layer before it has.
+    """
+    if not errors[-n_kv_heads:].any():
+        rows = [i for i in range(0, len(errors), n_kv_heads) if errors[i : i + n_kv_heads].any()]
+        if rows:
+            errors[-n_kv_heads:] = errors[rows[-1] : rows[-1] + n_kv_heads]
+
+
 def profile_prompt(
     model: LoadedModel, tokens: NDArray[np.int32], *, threads: int
 ) -> BudgetTable | None:
@@ -118,7 +131,6 @@ def profile_prompt(
         chunk_size=PROFILE_TOKENS,
         cache_type="f16",
         threads=threads,
-        all_rows=True,
     )
     profiler = PromptProfiler(model, threads=threads)
     runner = cast("NativeModel", model).start_session(DenseConfig(), shape)

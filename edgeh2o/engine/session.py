@@ -16,7 +16,7 @@ from ..errors import FormatError, UsageError
 from ..runners.base import Runner, RunnerState
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
-from .learning import FIRST_CALL, Learner, describe_knowledge, may_learn
+from .learning import Learner, describe_knowledge, may_learn
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ class Session:
         self.load_s = 0.0
         self.access = ExclusiveAccess()
         self.runner: Runner | None = None  # None before the first prompt
-        self._shows_all = False  # it was made for a prompt that is profiled
         self._is_open = False  # what it holds may be gone on from
         self._seed = seed
         self._on_progress = on_progress
@@ -117,7 +116,7 @@ class Session:
         else:
             runner = self.prepare(len(token_ids), sampling.max_tokens)
         batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
-        learner = None if n_cached else self._start_learner(len(token_ids), batch_size)
+        learner = None if n_cached else self._start_learner(len(token_ids))
         self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
@@ -155,9 +154,9 @@ class Session:
                 "read a stream to its end first, or load a second LLM"
             )
 
-    def _start_learner(self, n_prompt_tokens: int, batch_size: int) -> Learner | None:
-        """What looks on while a prompt is read, if the runner was made for that."""
-        if not self._shows_all or batch_size < FIRST_CALL:
+    def _start_learner(self, n_prompt_tokens: int) -> Learner | None:
+        """What looks on while a prompt is read from its beginning, if it is to be profiled."""
+        if not may_learn(self._running, self.model, n_prompt_tokens):
             return None
         return Learner(self.model, self._running, n_prompt_tokens, self._learn, known=self._profile)
 
@@ -212,17 +211,17 @@ class Session:
         dense if it is the first.
         """
         needed = self.plan.choose_context(n_prompt_tokens, max_tokens)
-        learns = plan is None and may_learn(self.plan, self.model, n_prompt_tokens)
-        plan = plan or self.plan
-        if learns and plan.attention.profiled_prompts == 0:
-            plan = plan.reading_all()
-        is_same = plan == self._running and learns == self._shows_all
+        if plan is None:
+            plan, learns = self.plan, may_learn(self.plan, self.model, n_prompt_tokens)
+            if learns and plan.attention.profiled_prompts == 0:
+                plan = plan.reading_all()
+        is_same = plan == self._running
         if self.runner is not None and is_same and self.runner.max_context >= needed:
             self.runner.reset()
         else:
             self.runner = None  # freed before the next one is allocated
-            self._running, self._shows_all = plan, learns
-            self.runner = plan.start_runner(self.model, needed, all_rows=learns)
+            self._running = plan
+            self.runner = plan.start_runner(self.model, needed)
         return self.runner
 
     def resume(self, prompt: Sequence[int], max_tokens: int) -> tuple[Runner, int]:
@@ -254,7 +253,6 @@ class Session:
         # Twice as long, lest a chat moves at every turn.
         context = max(needed, min(trained, 2 * old.max_context))
         runner = self._running.start_runner(self.model, context)
-        self._shows_all = False
         old.rewind(n_kept)
         try:
             state = RunnerState.of(old)

@@ -124,15 +124,15 @@ def check_session_file(path: Path, fingerprint: Mapping[str, Any] | None = None)
         _check_fingerprint(path, header.get("fingerprint"), fingerprint)
 
 
-def read_settings(path: Path) -> object:
-    """The attention that a file says it was made with, unchecked; None if it says nothing.
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """What a file says it was made with, unchecked: the model, and how it was run.
 
     Raises as ``check_session_file`` does.
     """
     with _open(path) as file:
         header, _ = _read_header(path, file)
     fingerprint = header.get("fingerprint")
-    return fingerprint.get("attention") if isinstance(fingerprint, dict) else None
+    return fingerprint if isinstance(fingerprint, dict) else {}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def test_formats_agree(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "1 window of 300 tokens of each kind" in lines[0]
-    assert lines[1].startswith("h2o local 8 heavy 8: ")
+    assert lines[1].startswith("h2o local 8 heavy 8 ")
     assert main([*command, "-o", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["context"], report["seeds"]) == (300, [3])
