@@ -223,8 +223,8 @@ class LLM:
         """Makes a profile of the beginning of a long prompt, if nothing is known of the model.
 
         For evaluations, which measure what later prompts get: one that is answered is profiled
-        while it is read. It is kept in the cache folder. Whether this call did it: the model has
-        no budget table and no profile, shows its attention, and [n] is 2,048 tokens or more.
+        while it is read. It serves this object and is not kept. Whether this call did it: the
+        model has no table and no profile, shows its attention, and [n] is 2,048 tokens or more.
         """
         return self._session.profile(token_ids)
 

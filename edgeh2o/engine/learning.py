@@ -78,8 +78,9 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
     attention = plan.attention.report(plan.config)
     if attention.get("table") != UNKNOWN or n_tokens < MIN_PROMPT:
         return ""
-    dense = (n_tokens + 1) / 2
-    sparse = min(dense, PROFILE_BUDGET + plan.chunk_size / 2)
+    most = min(n_tokens, PROFILE_BUDGET + plan.settings.preferred_chunk_size / 2)
+    # Keys of all queries: query i reads i of them, or as many as the budget and its chunk have.
+    dense, sparse = n_tokens * n_tokens / 2, most * (n_tokens - most / 2)
     gain = f"{dense / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
     if learns:
         return f"read dense and profiled; later prompts read sparse ({gain})"

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attention.kept_profiles import keep_profile
+from ..attention.kept_profiles import merge_profiles
 from ..config import SamplingParams
 from ..errors import FormatError, UsageError
 from ..runners.base import Runner, RunnerState
@@ -168,7 +168,7 @@ class Session:
     def profile(self, token_ids: NDArray[np.int32]) -> bool:
         """Makes a profile of ``token_ids`` [n], if nothing is known of the model and n suffices.
 
-        Whether it did. Prompts that are answered do so while they are read.
+        Whether it did. Prompts that are answered do so while they are read; this one is not kept.
         """
         with self.access.call():
             plan, n_tokens = self.plan, len(token_ids)
@@ -178,7 +178,7 @@ class Session:
 
             table = profile_prompt(self.model, token_ids, threads=plan.threads)
             if table is not None:
-                self._learn(keep_profile(table))
+                self._learn(merge_profiles(None, table))
             return table is not None
 
     @property
