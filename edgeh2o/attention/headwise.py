@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET = 1024
 # With a profile, which says less than a calibration does.
 PROFILE_BUDGET = 1280
+# What a default run may lose on the texts of its calibration, in percent.
+DEFAULT_MAX_LOSS = 0.5
 UNKNOWN = "dense: nothing is known of this model yet"
+TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 UNIFORM = "uniform"
 # Instead of a file: no table, whether of the cache folder or of the package.
 NO_TABLE = "none"
@@ -61,7 +64,8 @@ class HeadwiseConfig(SparseAttentionConfig):
     `edgeh2o calibrate` writes it, then among those of the package, then the ``profile`` that
     ``LLM`` makes while it reads long prompts. As long as nothing is known every head reads its
     whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
-    always. ``max_loss`` needs a table. ``budgets`` gives the
+    always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
+    of 0.5 % is taken, or everything is read if there is none. ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, and ``source`` tells where they are from.
     Raises UsageError for values out of range.
     """
@@ -73,14 +77,15 @@ class HeadwiseConfig(SparseAttentionConfig):
         None,
         "--budget",
         help="earlier keys that a query reads besides its chunk, mean over the KV heads "
-        f"(default: {DEFAULT_BUDGET} with a budget table, {PROFILE_BUDGET} with a profile, else "
-        "all)",
+        f"(default: what --max-loss {DEFAULT_MAX_LOSS} takes of a budget table, which is "
+        f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all)",
         metavar="KEYS",
     )
     max_loss: float | None = option(
         None,
         "--max-loss",
-        help="take the smallest calibrated budget whose perplexity loss stays below this",
+        help="take the smallest calibrated budget whose perplexity loss stays below this "
+        f"(default: {DEFAULT_MAX_LOSS}; if there is none, everything is read)",
         metavar="PERCENT",
     )
     budget_table: str | None = option(
@@ -168,11 +173,16 @@ class HeadwiseConfig(SparseAttentionConfig):
             source = f"profile ({table.prompts} prompt{'s' if table.prompts > 1 else ''})"
             return HeadBudgets(table.budgets(budget), budget, source, table.prompts)
         budget = self.budget or self._budget_of_loss(table)
+        if budget is None:
+            return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
         return HeadBudgets(table.budgets(budget), budget, source)
 
-    def _budget_of_loss(self, table: BudgetTable) -> int:
+    def _budget_of_loss(self, table: BudgetTable) -> int | None:
+        """The smallest that the table allows; None where none does and nobody asked for it."""
         if self.max_loss is None:
-            return DEFAULT_BUDGET
+            # Tables that do not say what they read were made on plain prose and code.
+            is_promised = bool(table.texts and table.losses)
+            return table.smallest_budget(DEFAULT_MAX_LOSS) if is_promised else DEFAULT_BUDGET
         budget = table.smallest_budget(self.max_loss)
         if budget is None:
             measured = ", ".join(
@@ -222,7 +232,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         )
 
     def _max_past(self, chosen: HeadBudgets) -> int:
-        return 0 if chosen.source == UNKNOWN else self.max_past
+        return 0 if chosen.source in (UNKNOWN, TOO_LOSSY) else self.max_past
 
     @property
     def profiled_prompts(self) -> int | None:
@@ -270,8 +280,8 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
-        if chosen.source == UNKNOWN:
-            return {"algorithm": self.algorithm, "table": UNKNOWN}
+        if chosen.source in (UNKNOWN, TOO_LOSSY):
+            return {"algorithm": self.algorithm, "table": chosen.source}
         return {
             "algorithm": self.algorithm,
             "budget": chosen.mean,

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from edgeh2o.attention.budget_table import find_table, write_table
-from edgeh2o.attention.headwise import PROFILE_BUDGET, UNKNOWN, HeadwiseConfig
+from edgeh2o.attention.budget_table import BudgetTable, find_table, write_table
+from edgeh2o.attention.headwise import (
+    DEFAULT_BUDGET,
+    DEFAULT_MAX_LOSS,
+    PROFILE_BUDGET,
+    TOO_LOSSY,
+    UNKNOWN,
+    HeadBudgets,
+    HeadwiseConfig,
+)
 from edgeh2o.attention.kept_profiles import find_profile, keep_profile
 from edgeh2o.attention.registry import make_sparse_attention
 from edgeh2o.errors import UsageError
@@ -100,6 +108,27 @@ def test_a_file_and_a_loss(tmp_path: Path) -> None:
         HeadwiseConfig(budget_table=str(path), max_loss=0.0).choose_budgets(Model())
     with pytest.raises(UsageError, match=r"3 layers of 1 KV heads, the model has 4 of 1"):
         HeadwiseConfig(budget_table=str(path)).choose_budgets(Model(n_layers=4))
+
+
+def test_the_default_loses_half_a_percent_or_is_dense(tmp_path: Path) -> None:
+    def choose(table: BudgetTable) -> HeadBudgets:
+        path = tmp_path / "table.json"
+        write_table(table, path)
+        return HeadwiseConfig(budget_table=str(path)).choose_budgets(Model())
+
+    # One that does not say what it read promises nothing.
+    assert choose(TABLE).mean == DEFAULT_BUDGET
+    assert TABLE.losses == {8: 2.0, 16: 0.5, 32: 0.1}
+    chosen = choose(replace(TABLE, texts=("a book: 4096 tokens",)))
+    assert (chosen.mean, chosen.source) == (16, "file")
+    chosen = choose(replace(TABLE, texts=("a book: 4096 tokens",), losses={8: 2.0, 32: 0.6}))
+    assert (chosen.per_head, chosen.source) == ((None,) * 3, TOO_LOSSY)
+    config = HeadwiseConfig(budget_table=str(tmp_path / "table.json"))
+    assert config.report(Model()) == {"algorithm": "headwise", "table": TOO_LOSSY}
+    assert config.resolved(Model()).max_past == 0
+    packaged = find_table(SMOLLM2)
+    assert packaged is not None and packaged[0].texts
+    assert packaged[0].smallest_budget(DEFAULT_MAX_LOSS) == DEFAULT_BUDGET
 
 
 def test_a_short_description_leaves_out_what_is_not_set() -> None:
