@@ -169,9 +169,9 @@ class HeadwiseConfig(SparseAttentionConfig):
             return HeadBudgets((self.budget,) * model.n_slots, self.budget, UNIFORM, prompts)
         table, source = found
         if source == "profile":
-            budget = self.budget or PROFILE_BUDGET
+            mean = self.budget or PROFILE_BUDGET
             source = f"profile ({table.prompts} prompt{'s' if table.prompts > 1 else ''})"
-            return HeadBudgets(table.budgets(budget), budget, source, table.prompts)
+            return HeadBudgets(table.budgets(mean), mean, source, table.prompts)
         budget = self.budget or self._budget_of_loss(table)
         if budget is None:
             return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
