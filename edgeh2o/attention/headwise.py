@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET = 1024
 # With a profile, which says less than a calibration does.
-PROFILE_BUDGET = 1280
+PROFILE_BUDGET = 1536
 # What a default run may lose on the texts of its calibration, in percent.
 DEFAULT_MAX_LOSS = 0.5
 UNKNOWN = "dense: nothing is known of this model yet"
