@@ -357,7 +357,7 @@ class Sequence(_SequenceMethods):
         threads: int | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        """``row_logits``, ``on_attention`` and scores of the last layer need ``all_rows``.
+        """``row_logits`` and scores of the last layer need ``all_rows``.
 
         Without a ``workspace`` of the model it makes one of its own, for ``threads``.
         """
@@ -388,8 +388,10 @@ class Sequence(_SequenceMethods):
     ) -> NDArray[np.float32] | None:
         """``on_attention(layer, residual, q, k, v, attended)`` is called after every attention.
 
-        With copies of the residual stream before the layer [n, model_dim], q [n, q_dim], k and v
-        [n, kv_dim] with the rotary embedding applied, and what attention gave [n, q_dim].
+        Not after that of a last layer which attends for the last token only (no ``all_rows``).
+        With read-only views, good until it returns, of the residual stream before the layer
+        [n, model_dim], q [n, q_dim], k and v [n, kv_dim] with the rotary embedding applied, and
+        what attention gave [n, q_dim].
         """
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...

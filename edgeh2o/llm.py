@@ -227,10 +227,11 @@ class LLM:
         return self._session.load(Path(path))
 
     def profile_budgets(self, token_ids: NDArray[np.int32]) -> bool:
-        """Fits the attention to the model by the beginning of a long prompt, if it needs that.
+        """Makes a profile of the beginning of a long prompt, if nothing is known of the model.
 
-        For models without a budget table: the first prompt of ``PROFILED_LENGTH`` tokens or more
-        decides for this object; prompts with ``keep_cache`` do not. Whether this call did it.
+        For evaluations, which measure what later prompts get: one that is answered is profiled
+        while it is read. It serves this object and is not kept. Whether this call did it: the
+        model has no table and no profile, shows its attention, and [n] is 2,048 tokens or more.
         """
         return self._session.profile(token_ids)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeh2o.attention import kept_profiles
 from edgeh2o.errors import ResourceError
 from edgeh2o.evaluation import figures
+from edgeh2o.formats.known_models import CACHE_VARIABLE, cache_folder
 from edgeh2o.formats.model_cache import resolve_model
 from tests.evaluation.pictures import checked_picture
 
@@ -38,6 +40,23 @@ def smollm2_path() -> Path:
 def _checks_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a test draws has labels and is not clipped."""
     monkeypatch.setattr(figures, "picture", checked_picture)
+
+
+@pytest.fixture(autouse=True)
+def _keeps_no_profiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What a test teaches of a model stays with it, unless it sets a cache folder of its own."""
+    made: list[Path] = []
+
+    def folder() -> Path:
+        if CACHE_VARIABLE in os.environ:
+            return cache_folder()
+        if not made:
+            made.append(tmp_path_factory.mktemp("profiles"))
+        return made[0]
+
+    monkeypatch.setattr(kept_profiles, "profile_folder", folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -79,8 +79,12 @@ struct DecoderSequence {
   uint64_t last_call_allocations = 0;
 };
 
-py::array_t<float> copy_rows(const MatView<const float>& rows) {
-  return py::array_t<float>({rows.rows, rows.cols}, {rows.stride * sizeof(float), sizeof(float)}, rows.data);
+// Rows as they lie, for as long as the call that gets them: no copy of a prompt's activations.
+py::array_t<float> view_rows(const MatView<const float>& rows) {
+  py::array_t<float> view({rows.rows, rows.cols}, {rows.stride * sizeof(float), sizeof(float)}, rows.data,
+                          py::none());
+  view.attr("flags").attr("writeable") = false;
+  return view;
 }
 
 // Runs between layers with the GIL: delivers Ctrl-C, then reports progress.
@@ -94,8 +98,8 @@ Observer make_observer(const py::object& on_layer, const py::object& on_attentio
   if (!on_attention.is_none()) {
     observer.on_attention = [&on_attention](const AttentionView& view) {
       const py::gil_scoped_acquire acquire;
-      on_attention(view.layer, copy_rows(view.residual), copy_rows(view.q), copy_rows(view.k),
-                   copy_rows(view.v), copy_rows(view.attended));
+      on_attention(view.layer, view_rows(view.residual), view_rows(view.q), view_rows(view.k),
+                   view_rows(view.v), view_rows(view.attended));
     };
   }
   return observer;

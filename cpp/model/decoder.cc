@@ -15,7 +15,7 @@ namespace edgeh2o {
 void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observer& observer) const {
   const std::lock_guard<std::mutex> lock(workspace.mutex());
   const ThreadScope threads(workspace.n_threads());
-  check_steps(steps, workspace, observer);
+  check_steps(steps, workspace);
   workspace.left = {};
   size_t n_rows = 0;
   for (const Step& step : steps) {
@@ -65,8 +65,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   }
 }
 
-void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace,
-                          const Observer& observer) const {
+void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) const {
   size_t n_rows = 0;
   for (const Step& step : steps) {
     const Sequence& sequence = *step.sequence;
@@ -82,7 +81,6 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace,
       EH2O_CHECK(token >= 0 && static_cast<size_t>(token) < config_.vocab_size, "token ", token,
                  " is outside the vocabulary of ", config_.vocab_size);
     }
-    EH2O_CHECK(shape.all_rows || !observer.on_attention, "on_attention needs a session made with all_rows");
     n_rows += n_tokens;
   }
   EH2O_CHECK(n_rows <= workspace.n_rows(), "the steps have ", n_rows, " rows, the workspace ",

@@ -23,7 +23,7 @@ class Decoder {
   // Appends every step's tokens to its sequence. The workspace fits the sequences, and the rows of all steps
   // together; no sequence stands twice. What comes out for a sequence does not depend on the others. Throws
   // std::invalid_argument, before anything is changed, for steps that cannot be made; if the observer throws,
-  // the sequences are broken. on_attention needs sequences with all_rows.
+  // the sequences are broken. on_attention is not called for a layer that attends for the last token only.
   void forward(Span<const Step> steps, Workspace& workspace, const Observer& observer) const;
 
   // Writes to out [n_rows][vocab_size] the logits of tokens [first, first + n_rows) of the sequence's latest
@@ -36,7 +36,7 @@ class Decoder {
   size_t n_attending_layers(const Sequence& sequence) const;
 
  private:
-  void check_steps(Span<const Step> steps, const Workspace& workspace, const Observer& observer) const;
+  void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;
   void run_layer(const LayerCall& call, const Observer& observer) const;
   // Logits of rows [first, first + n_rows) of the residual stream.

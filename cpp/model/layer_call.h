@@ -27,7 +27,8 @@ struct AttentionView {
   MatView<const float> attended;  // [n][out_dim]
 };
 
-// Called, where set, after every layer, and after the attention of every layer of a prefill call.
+// Called, where set, after every layer, and after the attention of every layer of a prefill call that
+// attends for all its tokens.
 struct Observer {
   std::function<void(size_t done, size_t total)> on_layer;
   std::function<void(const AttentionView&)> on_attention;

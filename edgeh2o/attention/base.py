@@ -78,12 +78,23 @@ class SparseAttentionConfig(ABC):
         return self
 
     @property
-    def needs_profile(self) -> bool:
-        """Whether what ``resolved`` filled in is a guess, worse than a profile of a prompt."""
-        return False
+    def profiled_prompts(self) -> int | None:
+        """Prompts that what ``resolved`` filled in is learnt from, if more would improve it."""
+        return None
 
     def with_profile(self, table: BudgetTable) -> Self:
-        """These settings, with what the profile says in the place of the guess."""
+        """These settings, with what the profile says in the place of what was known before."""
+        return self
+
+    def reading_all(self) -> Self:
+        """What ``resolved`` gave, but for a prompt that is read dense, for its profile."""
+        return self
+
+    def holding(self, saved: Mapping[str, Any]) -> Self:
+        """These settings with what was looked up when a session was saved, given as ``to_dict``.
+
+        Where the settings themselves say something else they stay as they are.
+        """
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -38,6 +38,9 @@ class BudgetTable:
     relative to that of the stream. ``mean_past`` is the mean number of earlier keys in the text
     of the measurement, which is what a head without a limit reads. ``losses`` gives perplexity
     losses in percent by mean budget, measured on ``length`` tokens.
+
+    Where it is from: ``texts`` says what was read, ``version`` is that of edgeh2o. A profile, which
+    was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
     """
 
     model: str
@@ -50,6 +53,9 @@ class BudgetTable:
     levels: tuple[int, ...]
     errors: tuple[tuple[float, ...], ...]
     losses: Mapping[int, float] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+    version: str = ""
+    prompts: int = 0
 
     def budgets(self, mean: float) -> tuple[Budget, ...]:
         """Budgets per head whose mean cost is at most ``mean`` keys, or all at the lowest level.
@@ -110,6 +116,9 @@ class BudgetTable:
             "mean_past": self.mean_past,
             "levels": list(self.levels),
             "losses": {str(budget): loss for budget, loss in sorted(self.losses.items())},
+            "texts": list(self.texts),
+            "version": self.version,
+            "prompts": self.prompts,
         }
         head = json.dumps(data, indent=1)[:-2]
         rows = ",\n".join(
@@ -158,6 +167,10 @@ def _read_table(data: Any) -> BudgetTable:
         levels=tuple(int(level) for level in data["levels"]),
         errors=tuple(tuple(float(error) for error in row) for row in data["errors"]),
         losses={int(budget): float(loss) for budget, loss in dict(data["losses"]).items()},
+        # Tables of the first version lack these.
+        texts=tuple(str(text) for text in data.get("texts", ())),
+        version=str(data.get("version", "")),
+        prompts=int(data.get("prompts", 0)),
     )
     levels = table.levels
     if not levels or list(levels) != sorted(set(levels)) or not 0 < levels[0] <= MAX_CONTEXT:
@@ -172,6 +185,8 @@ def _read_table(data: Any) -> BudgetTable:
         raise ValueError("errors must be finite and not negative")
     if not all(map(math.isfinite, table.losses.values())):
         raise ValueError("losses must be finite")
+    if table.prompts < 0:
+        raise ValueError("the number of prompts must not be negative")
     return table
 
 

@@ -9,6 +9,7 @@ the rest of every page. The last tokens of a prompt, which ask the question, rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -23,21 +24,35 @@ from .base import (
     require_equal_kv_heads,
 )
 from .budget_table import Budget, BudgetTable, find_table, read_table
+from .kept_profiles import ENOUGH_PROMPTS, find_profile
 from .registry import register_sparse_attention
 
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
-DEFAULT_BUDGET = 864
+DEFAULT_BUDGET = 1024
+# With a profile, which says less than a calibration does.
+PROFILE_BUDGET = 1536
+# What a default run may lose on the texts of its calibration, in percent.
+DEFAULT_MAX_LOSS = 0.5
+UNKNOWN = "dense: nothing is known of this model yet"
+TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
+UNIFORM = "uniform"
+# Instead of a file: no table, whether of the cache folder or of the package.
+NO_TABLE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadBudgets:
-    """Keys per layer and KV head, their intended mean, and where they come from."""
+    """Keys per layer and KV head, their intended mean, and where they come from.
+
+    ``prompts`` have said something of a model that may be profiled; None for others.
+    """
 
     per_head: tuple[Budget, ...]
     mean: int
     source: str
+    prompts: int | None = None
 
 
 @register_sparse_attention("headwise")
@@ -46,9 +61,11 @@ class HeadwiseConfig(SparseAttentionConfig):
     """Mean keys per query and how they are chosen; see the module.
 
     Without ``budget_table`` the one of the model is looked up: in the cache folder, where
-    `edgeh2o calibrate` writes it, then among those of the package. A model without a table gets
-    the same budget for every head, until ``LLM`` makes a ``profile`` of the first long prompt; one
-    whose layers differ in KV heads always. ``max_loss`` needs a table. ``budgets`` gives the
+    `edgeh2o calibrate` writes it, then among those of the package, then the ``profile`` that
+    ``LLM`` makes while it reads long prompts. As long as nothing is known every head reads its
+    whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
+    always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
+    of 0.5 % is taken, or everything is read if there is none. ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, and ``source`` tells where they are from.
     Raises UsageError for values out of range.
     """
@@ -60,19 +77,22 @@ class HeadwiseConfig(SparseAttentionConfig):
         None,
         "--budget",
         help="earlier keys that a query reads besides its chunk, mean over the KV heads "
-        f"(default: {DEFAULT_BUDGET})",
+        f"(default: what --max-loss {DEFAULT_MAX_LOSS} takes of a budget table, which is "
+        f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all)",
         metavar="KEYS",
     )
     max_loss: float | None = option(
         None,
         "--max-loss",
-        help="take the smallest calibrated budget whose perplexity loss stays below this",
+        help="take the smallest calibrated budget whose perplexity loss stays below this "
+        f"(default: {DEFAULT_MAX_LOSS}; if there is none, everything is read)",
         metavar="PERCENT",
     )
     budget_table: str | None = option(
         None,
         "--budget-table",
-        help="table made by `edgeh2o calibrate` (default: the one of the model)",
+        help="table made by `edgeh2o calibrate` (default: the one of the model); none: only what "
+        "prompts teach",
         metavar="FILE",
     )
     local: int = option(
@@ -99,6 +119,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
+    prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
     profile: BudgetTable | None = field(
         default=None, metadata={"is_option": False, "is_setting": False}
     )
@@ -133,7 +154,8 @@ class HeadwiseConfig(SparseAttentionConfig):
                     f"budgets has {len(self.budgets)} entries; the {model.n_layers} layers of the "
                     f"model have {model.n_slots} KV heads"
                 )
-            return HeadBudgets(self.budgets, self.budget or DEFAULT_BUDGET, self.source)
+            mean = self.budget or DEFAULT_BUDGET
+            return HeadBudgets(self.budgets, mean, self.source, self.prompts)
         found = self._find_table(model)
         if found is None:
             if self.max_loss is not None:
@@ -141,15 +163,26 @@ class HeadwiseConfig(SparseAttentionConfig):
                     "--max-loss needs the measured losses of the model; make them once with "
                     "`edgeh2o calibrate MODEL`, or give --budget"
                 )
-            budget = self.budget or DEFAULT_BUDGET
-            return HeadBudgets((budget,) * model.n_slots, budget, "uniform")
+            prompts = 0 if has_equal_kv_heads(model) else None
+            if self.budget is None:
+                return HeadBudgets((None,) * model.n_slots, PROFILE_BUDGET, UNKNOWN, prompts)
+            return HeadBudgets((self.budget,) * model.n_slots, self.budget, UNIFORM, prompts)
         table, source = found
+        if source == "profile":
+            mean = self.budget or PROFILE_BUDGET
+            source = f"profile ({table.prompts} prompt{'s' if table.prompts > 1 else ''})"
+            return HeadBudgets(table.budgets(mean), mean, source, table.prompts)
         budget = self.budget or self._budget_of_loss(table)
+        if budget is None:
+            return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
         return HeadBudgets(table.budgets(budget), budget, source)
 
-    def _budget_of_loss(self, table: BudgetTable) -> int:
+    def _budget_of_loss(self, table: BudgetTable) -> int | None:
+        """The smallest that the table allows; None where none does and nobody asked for it."""
         if self.max_loss is None:
-            return DEFAULT_BUDGET
+            # Tables that do not say what they read were made on plain prose and code.
+            is_promised = bool(table.texts and table.losses)
+            return table.smallest_budget(DEFAULT_MAX_LOSS) if is_promised else DEFAULT_BUDGET
         budget = table.smallest_budget(self.max_loss)
         if budget is None:
             measured = ", ".join(
@@ -164,13 +197,18 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
         if self.profile is not None:
             return self.profile, "profile"
-        if self.budget_table is not None or self.max_loss is not None:
+        if self.budget_table not in (None, NO_TABLE) or self.max_loss is not None:
             require_equal_kv_heads(model, "a budget table", "give --budget, for all heads the same")
         if not has_equal_kv_heads(model):
             return None
-        if self.budget_table is None:
-            return find_table(model.fingerprint)
-        table = read_table(Path(self.budget_table))
+        if self.budget_table in (None, NO_TABLE):
+            found = find_table(model.fingerprint) if self.budget_table is None else None
+            if found is not None:
+                return found
+            profile = None if self.max_loss is not None else find_profile(model.fingerprint)
+            is_fit = profile and len(profile.errors) == model.n_slots
+            return (profile, "profile") if profile and is_fit else None
+        table = read_table(Path(str(self.budget_table)))
         if (table.n_layers, table.n_kv_heads) != (model.n_layers, model.n_kv_heads):
             raise UsageError(
                 f"the budget table {self.budget_table} is for {table.n_layers} layers of "
@@ -182,22 +220,49 @@ class HeadwiseConfig(SparseAttentionConfig):
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
         from .. import _core
 
+        chosen = self.choose_budgets(model)
         return _core.headwise_policy(
-            self.choose_budgets(model).per_head,
+            chosen.per_head,
             local=self.local,
             sinks=self.sinks,
             decay=self.decay,
             page_size=self.landmark_size,
-            max_past=self.max_past,
+            max_past=self._max_past(chosen),
             tail=self.tail,
         )
 
+    def _max_past(self, chosen: HeadBudgets) -> int:
+        return 0 if chosen.source in (UNKNOWN, TOO_LOSSY) else self.max_past
+
     @property
-    def needs_profile(self) -> bool:
-        return self.source == "uniform"
+    def profiled_prompts(self) -> int | None:
+        is_wanted = self.prompts is not None and self.prompts < ENOUGH_PROMPTS
+        return self.prompts if is_wanted else None
 
     def with_profile(self, table: BudgetTable) -> HeadwiseConfig:
         return replace(self, profile=table)
+
+    def reading_all(self) -> HeadwiseConfig:
+        budgets = tuple(None for _ in self.budgets or ())
+        return replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
+
+    def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
+        budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
+        if self._is_chosen_by_hand or not isinstance(budgets, list) or not budgets:
+            return self
+        counts = (value for value in (*budgets, budget) if value is not None)
+        if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
+            return self
+        if self.budget is not None and budget != self.budget:
+            return self
+        return replace(
+            self, budgets=tuple(budgets), budget=budget, max_past=max_past, source="session"
+        )
+
+    @property
+    def _is_chosen_by_hand(self) -> bool:
+        is_table = self.budget_table not in (None, NO_TABLE)
+        return is_table or self.budgets is not None or self.max_loss is not None
 
     def resolved(self, model: AttentionModel) -> HeadwiseConfig:
         chosen = self.choose_budgets(model)
@@ -206,6 +271,8 @@ class HeadwiseConfig(SparseAttentionConfig):
             budgets=chosen.per_head,
             budget=chosen.mean,
             source=chosen.source,
+            prompts=chosen.prompts,
+            max_past=self._max_past(chosen),
             max_loss=None,
             budget_table=None,
             profile=None,
@@ -213,6 +280,8 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
+        if chosen.source in (UNKNOWN, TOO_LOSSY):
+            return {"algorithm": self.algorithm, "table": chosen.source}
         return {
             "algorithm": self.algorithm,
             "budget": chosen.mean,

@@ -15,7 +15,7 @@ Config = TypeVar("Config", bound=type[SparseAttentionConfig])
 
 _ALGORITHMS: dict[str, type[SparseAttentionConfig]] = {}
 # What every other module of this folder is: an algorithm, which its import registers.
-_NOT_ALGORITHMS = {"base", "budget_table", "registry"}
+_NOT_ALGORITHMS = {"base", "budget_table", "kept_profiles", "registry"}
 
 
 def register_sparse_attention(name: str) -> Callable[[Config], Config]:

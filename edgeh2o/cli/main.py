@@ -28,6 +28,7 @@ VERBS = (
     "bench",
     "calibrate",
     "perplexity",
+    "evaluate",
     "needle",
     "agreement",
     "ablate",

@@ -2,14 +2,14 @@
 
 The text is read dense once. On every layer's queries, keys and values the sparse rule runs with the
 same budget for all heads, once per level, and the error of a head is what its difference from
-the dense output adds to the residual stream. ``calibrate`` does that once per model; a model
-without a table is profiled on the first tokens of a prompt.
+the dense output adds to the residual stream. ``calibrate`` does that once per model; ``profile``
+does a small part of it while a prompt is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, _kernels
-from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..runners.base import SessionShape
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
 LEVELS = (64, 128, 256, 448, 704, 1024)
 # Queries whose past is shorter lose little, and would hide what later ones lose.
 FIRST_QUERY = 1024
-
-# A profile is a calibration at a quarter of the length: memory sets a quarter as large, of chunks
-# half as long, stand for those of a prompt of PROFILED_LENGTH tokens.
-PROFILE_TOKENS = 1024
-PROFILED_LENGTH = 4 * PROFILE_TOKENS
-PROFILE_CHUNK = 128
 
 Floats = NDArray[np.float32]
 
@@ -76,121 +69,125 @@ def measure_head_errors(
         threads=threads,
         all_rows=True,
     )
-    probe = _LayerProbe(
+    probe = LayerProbe(
         native,
-        shape,
+        len(tokens),
         levels,
-        first_query,
-        rule,
-        chunk_size or rule.preferred_chunk_size,
+        threads=threads,
+        first_query=first_query,
+        rule=rule,
+        chunk_size=chunk_size or rule.preferred_chunk_size,
     )
     runner = native.start_session(DenseConfig(), shape)
     runner.prefill(tokens, is_last=True, on_layer=on_layer, on_attention=probe)
     return HeadErrors(probe.errors, float(np.mean(np.arange(first_query, len(tokens)))))
 
 
-def profile_prompt(
-    model: LoadedModel,
-    tokens: NDArray[np.int32],
-    rule: HeadwiseConfig | None = None,
-    *,
-    threads: int,
-) -> BudgetTable:
-    """A table without losses from the first ``PROFILE_TOKENS`` of ``tokens`` [n], n at least that.
+class LayerProbe:
+    """Runs the sparse rule on one layer after the other and notes the heads' errors.
 
-    They are read once more for it, with several memory sizes: as much work as some thousand
-    tokens of prefill. One text says less than a calibration does.
+    It is an ``on_attention`` of a prefill call of at least ``n_tokens`` tokens, and looks at that
+    many of the first. Errors [n_layers * n_kv_heads, n_levels] are exact, or with ``n_directions``
+    estimates: |Wo d|^2 is the mean of (r Wo d)^2 over directions r of independent normal entries.
     """
-    rule = rule or HeadwiseConfig()
-    scale = PROFILED_LENGTH // PROFILE_TOKENS
-    measured = measure_head_errors(
-        model,
-        tokens[:PROFILE_TOKENS],
-        levels=[level // scale for level in LEVELS],
-        threads=threads,
-        first_query=PROFILE_TOKENS // 2,
-        rule=replace(rule, local=min(rule.local, PROFILE_CHUNK)),
-        chunk_size=PROFILE_CHUNK,
-    )
-    config = model.config
-    return BudgetTable(
-        model=f"profile of {PROFILE_TOKENS} tokens",
-        fingerprint=config.fingerprint,
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        chunk_size=PROFILE_CHUNK,
-        length=PROFILE_TOKENS,
-        mean_past=float(np.mean(np.arange(FIRST_QUERY, PROFILED_LENGTH))),
-        levels=LEVELS,
-        errors=tuple(tuple(map(float, row)) for row in measured.errors),
-    )
-
-
-class _LayerProbe:
-    """Runs the sparse rule on one layer after the other and notes the heads' errors."""
 
     def __init__(
         self,
         model: NativeModel,
-        shape: SessionShape,
+        n_tokens: int,
         levels: Sequence[int],
+        *,
+        threads: int,
         first_query: int,
         rule: HeadwiseConfig,
         chunk_size: int,
+        n_directions: int = 0,
     ) -> None:
         config = model.config
         self._model = model
         # Not NumPy's product, whose threads and ours would spin against each other.
         self._multiply = partial(_kernels.gemm_f32, _core.active_isa())
+        self._n_tokens = n_tokens
         self._first_query = first_query
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
         self._layers = config.layers
-        self._attentions = {
-            n_heads: [
-                _core.ChunkedAttention(
-                    _core.headwise_policy(
-                        [level] * config.n_kv_heads,
-                        local=rule.local,
-                        sinks=rule.sinks,
-                        decay=rule.decay,
-                        page_size=rule.landmark_size,
-                    ),
-                    n_heads,
-                    config.n_kv_heads,
-                    config.head_dim,
-                    chunk_size=chunk_size,
-                    batch_size=-(-shape.max_context // chunk_size) * chunk_size,
-                    max_context=shape.max_context,
-                    scale=config.attention_scale,
-                    threads=shape.threads,
-                )
-                for level in levels
-            ]
-            for n_heads in {layer.n_heads for layer in config.layers}
-        }
+        rng = np.random.default_rng(0)
+        size = (n_directions, config.model_dim)
+        self._directions = (rng.standard_normal(size) / max(1, n_directions) ** 0.5).astype(
+            np.float32
+        )
+
+        def make(n_heads: int, budget: int | None) -> _core.ChunkedAttention:
+            policy = _core.headwise_policy(
+                [budget] * config.n_kv_heads,
+                local=rule.local,
+                sinks=rule.sinks,
+                decay=rule.decay,
+                page_size=rule.landmark_size,
+            )
+            return _core.ChunkedAttention(
+                policy,
+                n_heads,
+                config.n_kv_heads,
+                config.head_dim,
+                chunk_size=chunk_size,
+                batch_size=-(-n_tokens // chunk_size) * chunk_size,
+                max_context=n_tokens,
+                scale=config.attention_scale,
+                soft_cap=config.attention_soft_cap,
+                threads=threads,
+            )
+
+        counts = {layer.n_heads for layer in config.layers}
+        self._attentions = {n: [make(n, level) for level in levels] for n in counts}
+        self._dense = {n: make(n, None) for n in counts}
         self.errors = np.zeros((config.n_layers * config.n_kv_heads, len(levels)))
 
     def __call__(
-        self, layer: int, residual: Floats, q: Floats, k: Floats, v: Floats, attended: Floats
+        self,
+        layer: int,
+        residual: Floats,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        attended: Floats | None,
     ) -> None:
-        measured = slice(self._first_query, None)
+        """Notes a layer's errors; without ``attended`` what it attends to densely is computed."""
         if self._layers[layer].window:
             return  # a layer with a window reads its window, whatever the policy
+        n_heads = self._layers[layer].n_heads
+        measured = slice(self._first_query, self._n_tokens)
         stream = float(np.square(residual[measured]).sum(dtype=np.float64))
-        weights = self._model.dequantize(f"blk.{layer}.attn_output.weight")
-        width = weights.shape[1] // self._n_kv_heads  # outputs of a head's group
-        # |W d|^2 = d' (W'W) d: the group's own columns suffice.
-        grams = [
-            self._multiply(np.ascontiguousarray(part.T), np.ascontiguousarray(part))
-            for part in np.split(weights, self._n_kv_heads, axis=1)
-        ]
-        heads = [array.reshape(len(array), -1, self._head_dim) for array in (q, k, v)]
-        for level, attention in enumerate(self._attentions[self._layers[layer].n_heads]):
-            attention.reset()
-            output = attention.run(0, *heads, is_last=True).reshape(attended.shape)
-            difference = (output - attended)[measured]
-            for head, gram in enumerate(grams):
+        heads = [a[: self._n_tokens].reshape(self._n_tokens, -1, self._head_dim) for a in (q, k, v)]
+        dense = self._run(self._dense[n_heads], heads) if attended is None else attended
+        parts = self._error_products(layer)
+        for level, attention in enumerate(self._attentions[n_heads]):
+            difference = self._run(attention, heads)[measured] - dense[measured]
+            for head, products in enumerate(parts):
+                width = len(products)
                 part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
-                error = float(np.sum(self._multiply(part, gram) * part, dtype=np.float64))
+                outputs = self._multiply(part, products)
+                other = part if not len(self._directions) else outputs
+                error = float(np.sum(outputs * other, dtype=np.float64))
                 self.errors[layer * self._n_kv_heads + head, level] = error / stream
+
+    @staticmethod
+    def _run(attention: _core.ChunkedAttention, heads: Sequence[Floats]) -> Floats:
+        attention.reset()
+        output = attention.run(0, *heads, is_last=True)
+        return output.reshape(len(output), -1)
+
+    def _error_products(self, layer: int) -> list[Floats]:
+        """Per KV head, with the output weights W of its group: W'W, or W' times the directions.
+
+        |W d|^2 = d' (W'W) d: the group's own columns suffice.
+        """
+        weights = self._model.dequantize(f"blk.{layer}.attn_output.weight")
+        if len(self._directions):
+            weights = self._multiply(self._directions, weights)
+        parts = [np.ascontiguousarray(w) for w in np.split(weights, self._n_kv_heads, axis=1)]
+        transposed = [np.ascontiguousarray(part.T) for part in parts]
+        if len(self._directions):
+            return transposed
+        return [self._multiply(*pair) for pair in zip(transposed, parts, strict=True)]

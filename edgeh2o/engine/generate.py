@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
+    from .learning import Learner
 
 # Short enough to survive JSON readers that keep numbers as doubles.
 SEED_BYTES = 4
@@ -59,9 +60,9 @@ class Generation:
 
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
-    batches of ``batch_size``. ``run`` are the fields of the
-    statistics that are known before. Counters and times, in seconds, are kept while it runs, so
-    that they can be read after an interrupt too.
+    batches of ``batch_size``. ``learner`` looks on while the prompt is read. ``run`` are the fields
+    of the statistics that are known before. Counters and times, in seconds, are kept while it runs,
+    so that they can be read after an interrupt too.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Generation:
         stays_open: bool = False,
         batch_size: int | None = None,
         on_prefill: OnPrefill | None = None,
+        learner: Learner | None = None,
         started_at: float | None = None,
         run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -105,6 +107,7 @@ class Generation:
         self._run = run
         self._stays_open = stays_open
         self._on_prefill = on_prefill
+        self._learner = learner
         self._started_at = time.perf_counter() if started_at is None else started_at
 
     @property
@@ -150,7 +153,10 @@ class Generation:
             report(0, n_tokens - n_cached)
         for call in plan_calls(n_cached, n_tokens, runner, self.batch_size):
             self._mark()
-            logits = runner.prefill(
+            prefill: Callable[..., NDArray[np.float32] | None] = runner.prefill
+            if self._learner is not None and call.start == 0:
+                prefill = self._learner.watch(runner)
+            logits = prefill(
                 self._prompt[call],
                 is_last=call.stop == n_tokens,
                 stays_open=self._stays_open,
@@ -163,6 +169,8 @@ class Generation:
         if logits is None:
             raise ValueError("the runner returned no logits for the last batch of the prompt")
         self._mark()
+        if self._learner is not None:
+            self._learner.finish()
         return logits
 
     def _mark(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
+from ..attention.dense import DenseConfig
 from ..config import ModelConfig, PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
@@ -127,6 +128,30 @@ class RunPlan:
         return replace(
             self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
         )
+
+    def reading_all(self) -> RunPlan:
+        """The same for a prompt that is read dense: in the chunks that suit that, if it may."""
+        chunks = self._dense_chunks
+        return replace(self, attention=self.attention.reading_all(), chunk_size=max(chunks))
+
+    @property
+    def _dense_chunks(self) -> set[int]:
+        """Tokens of a chunk that a prompt which is read dense may have."""
+        preferred = DenseConfig.preferred_chunk_size
+        is_free = self.prefill.chunk_size is None and self.prefill.batch_size % preferred == 0
+        return {self.chunk_size, preferred} if is_free else {self.chunk_size}
+
+    def holding(self, saved: Mapping[str, Any]) -> RunPlan:
+        """The same with the budgets of a session file, whose fingerprint is ``saved``."""
+        values, chunk_size = saved.get("attention"), saved.get("chunk_size")
+        if not isinstance(values, Mapping) or values.get("algorithm") != self.settings.algorithm:
+            return self
+        attention = self.settings.holding(values)
+        if attention is self.settings or len(values["budgets"]) != self.config.n_slots:
+            return self
+        if not isinstance(chunk_size, int) or chunk_size not in self._dense_chunks:
+            return self
+        return replace(self, attention=attention.resolved(self.config), chunk_size=chunk_size)
 
     @property
     def least_context(self) -> int:

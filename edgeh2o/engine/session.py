@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..attention.kept_profiles import merge_profiles
 from ..config import SamplingParams
 from ..errors import FormatError, UsageError
 from ..runners.base import Runner, RunnerState
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
+from .learning import Learner, describe_knowledge, may_learn
 from .transcript import Transcript
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..attention.budget_table import BudgetTable
     from .models import DescribedModel, LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
@@ -44,7 +48,9 @@ class Session:
         on_progress: OnProgress | None,
     ) -> None:
         self._prompts: PromptReader | None = prompts
-        self.plan = plan
+        self.plan = plan  # of prompts that begin anew
+        self._running = plan  # of what the cache holds
+        self._profile: BudgetTable | None = None  # what prompts of this process have made
         self.path = path
         self._model: LoadedModel | None = None
         self.load_s = 0.0
@@ -104,13 +110,13 @@ class Session:
         prompt = opening()
         self._transcript, self._generation = self._latest_transcript(), None
         token_ids = prompt.encode(self._transcript if keep_cache else None)
-        if not keep_cache:  # a saved session must fit the budgets of another process
-            self._profile(token_ids)
         n_cached = 0
         if keep_cache:
             runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens)
         else:
             runner = self.prepare(len(token_ids), sampling.max_tokens)
+        batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
+        learner = None if n_cached else self._start_learner(len(token_ids))
         self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
@@ -123,15 +129,19 @@ class Session:
             logprobs=logprobs,
             n_cached=n_cached,
             stays_open=keep_cache,
-            batch_size=self.plan.open_batch_size if keep_cache else None,
+            batch_size=batch_size,
             on_prefill=None if report is None else partial(report, "prefill"),
+            learner=learner,
             started_at=started_at,
             run={
-                **self.plan.report(),
+                **self._running.report(),
                 "model": str(self.path),
                 "load_s": self.load_s,
                 "context_size": runner.max_context,
                 "memory_bytes": {"weights": self.model.weight_bytes, **runner.memory_bytes},
+                "note": describe_knowledge(
+                    self._running, self.model, len(token_ids), learns=learner is not None
+                ),
             },
         )
         return self._generation
@@ -144,25 +154,32 @@ class Session:
                 "read a stream to its end first, or load a second LLM"
             )
 
-    def profile(self, token_ids: NDArray[np.int32]) -> bool:
-        """Fits the attention to the model by ``token_ids`` [n], if it needs that and n suffices.
+    def _start_learner(self, n_prompt_tokens: int) -> Learner | None:
+        """What looks on while a prompt is read from its beginning, if it is to be profiled."""
+        if not may_learn(self._running, self.model, n_prompt_tokens):
+            return None
+        return Learner(self.model, self._running, n_prompt_tokens, self._learn, known=self._profile)
 
-        Whether it did; the prompt before is forgotten then.
+    def _learn(self, table: BudgetTable) -> None:
+        """Prompts that begin anew go by the profile; the one in the cache stays as it is."""
+        self._profile = table
+        self.plan = self.plan.varied(self.plan.settings.with_profile(table))
+
+    def profile(self, token_ids: NDArray[np.int32]) -> bool:
+        """Makes a profile of ``token_ids`` [n], if nothing is known of the model and n suffices.
+
+        Whether it did. Prompts that are answered do so while they are read; this one is not kept.
         """
         with self.access.call():
-            return self._profile(token_ids)
+            plan, n_tokens = self.plan, len(token_ids)
+            if plan.attention.profiled_prompts != 0 or not may_learn(plan, self.model, n_tokens):
+                return False
+            from .profile import profile_prompt
 
-    def _profile(self, token_ids: NDArray[np.int32]) -> bool:
-        if not (self.plan.attention.needs_profile and self.model.shows_attention):
-            return False
-        from .calibration import PROFILED_LENGTH, profile_prompt
-
-        if len(token_ids) < PROFILED_LENGTH:
-            return False
-        table = profile_prompt(self.model, token_ids, threads=self.plan.threads)
-        self._generation = self._transcript = self.runner = None
-        self.plan = self.plan.varied(self.plan.settings.with_profile(table))
-        return True
+            table = profile_prompt(self.model, token_ids, threads=plan.threads)
+            if table is not None:
+                self._learn(merge_profiles(None, table))
+            return table is not None
 
     @property
     def prompts(self) -> PromptReader:
@@ -187,14 +204,24 @@ class Session:
         """Frees the weights and the cache; the prompt in progress ends with an error."""
         self._prompts = self._model = self.runner = self._generation = self._transcript = None
 
-    def prepare(self, n_prompt_tokens: int, max_tokens: int) -> Runner:
-        """A runner at position 0 with room for the prompt. Raises as ``_begin`` does."""
+    def prepare(self, n_prompt_tokens: int, max_tokens: int, plan: RunPlan | None = None) -> Runner:
+        """A runner at position 0 with room for the prompt. Raises as ``_begin`` does.
+
+        ``plan`` is that of a saved session; else a prompt from which the model is learnt is read
+        dense if it is the first.
+        """
         needed = self.plan.choose_context(n_prompt_tokens, max_tokens)
-        if self.runner is not None and self.runner.max_context >= needed:
+        if plan is None:
+            plan, learns = self.plan, may_learn(self.plan, self.model, n_prompt_tokens)
+            if learns and plan.attention.profiled_prompts == 0:
+                plan = plan.reading_all()
+        is_same = plan == self._running
+        if self.runner is not None and is_same and self.runner.max_context >= needed:
             self.runner.reset()
         else:
             self.runner = None  # freed before the next one is allocated
-            self.runner = self.plan.start_runner(self.model, needed)
+            self._running = plan
+            self.runner = plan.start_runner(self.model, needed)
         return self.runner
 
     def resume(self, prompt: Sequence[int], max_tokens: int) -> tuple[Runner, int]:
@@ -205,7 +232,7 @@ class Session:
         that departs from it earlier goes on from the last mark before. Raises as ``_begin`` does.
         """
         runner, n_kept = self.runner, 0
-        needed = self.plan.choose_context(len(prompt), max_tokens)
+        needed = self._running.choose_context(len(prompt), max_tokens)
         if runner is not None and self._is_open:
             n_kept = _count_common(runner.token_ids, prompt)
             if n_kept == len(prompt) and (
@@ -222,10 +249,10 @@ class Session:
 
     def _grow(self, old: Runner, n_kept: int, needed: int) -> Runner | None:
         """Moves so many tokens to a longer context; None if the attention's rule cannot be."""
-        trained = self.plan.config.context_length
+        trained = self._running.config.context_length
         # Twice as long, lest a chat moves at every turn.
         context = max(needed, min(trained, 2 * old.max_context))
-        runner = self.plan.start_runner(self.model, context)
+        runner = self._running.start_runner(self.model, context)
         old.rewind(n_kept)
         try:
             state = RunnerState.of(old)
@@ -270,7 +297,7 @@ class Session:
             document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
             write_session(
                 path,
-                fingerprint=self._describe(self.model),
+                fingerprint=self._describe(self.model, self._running),
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
@@ -281,18 +308,19 @@ class Session:
         from .session_file import open_session
 
         vocab_size = self.plan.config.vocab_size
-        fingerprint = self._describe(self.model)
-        with (
-            self.access.call(),
-            open_session(path, fingerprint=fingerprint, vocab_size=vocab_size) as saved,
-        ):
+        with self.access.call(), ExitStack() as stack:
+            plan = self._plan_of_file(path)
+            fingerprint = self._describe(self.model, plan)
+            saved = stack.enter_context(
+                open_session(path, fingerprint=fingerprint, vocab_size=vocab_size)
+            )
             values, extra = saved.document.get("transcript"), saved.document.get("extra")
             if not isinstance(extra, dict) or not isinstance(values, (dict, type(None))):
                 raise FormatError(f"the session file {path} lacks its document; delete it")
             transcript = (
                 None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
             )
-            runner = self.prepare(len(saved.state.token_ids), -1)
+            runner = self.prepare(len(saved.state.token_ids), -1, plan)
             saved.state.restore(runner)
             try:
                 saved.fill(runner.cached_rows())
@@ -317,15 +345,22 @@ class Session:
         """Raises UsageError if a session file is of another model or plan; needs no weights."""
         from .session_file import check_session_file
 
-        check_session_file(path, self._describe(self.prompts.model))
+        plan = self._plan_of_file(path)
+        check_session_file(path, self._describe(self.prompts.model, plan))
 
-    def _describe(self, model: DescribedModel) -> Mapping[str, Any]:
+    def _plan_of_file(self, path: Path) -> RunPlan:
+        """How a saved session goes on: with the budgets that were looked up when it was made."""
+        from .session_file import read_settings
+
+        return self.plan.holding(read_settings(path))
+
+    def _describe(self, model: DescribedModel, plan: RunPlan) -> Mapping[str, Any]:
         """What a session file must agree with: the model and, budgets included, how it is run."""
         return {
             "model": model.fingerprint,
-            "attention": self.plan.attention.to_dict(),
-            "chunk_size": self.plan.chunk_size,
-            "cache_type": self.plan.cache_type,
+            "attention": plan.attention.to_dict(),
+            "chunk_size": plan.chunk_size,
+            "cache_type": plan.cache_type,
         }
 
 

@@ -124,6 +124,17 @@ def check_session_file(path: Path, fingerprint: Mapping[str, Any] | None = None)
         _check_fingerprint(path, header.get("fingerprint"), fingerprint)
 
 
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """What a file says it was made with, unchecked: the model, and how it was run.
+
+    Raises as ``check_session_file`` does.
+    """
+    with _open(path) as file:
+        header, _ = _read_header(path, file)
+    fingerprint = header.get("fingerprint")
+    return fingerprint if isinstance(fingerprint, dict) else {}
+
+
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
     try:

@@ -17,7 +17,8 @@ class GenerationStats:
     ``prompt_tokens`` includes ``cached_tokens``, which an earlier prompt left in the cache.
     ``ttft_s`` runs from the request, tokenisation included, to the first token. Rates and
     ``ttft_s`` are None when the run ended before they could be measured. Pairs are averaged over
-    layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose.
+    layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose. ``note`` says why
+    a prompt was read dense that was to be read sparse; empty for others.
     """
 
     model: str
@@ -44,6 +45,7 @@ class GenerationStats:
     pairs_dense: int
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     device: str = "cpu"
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, fit for JSON."""
@@ -77,6 +79,8 @@ class GenerationStats:
             ("memory", f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"),
             ("run", f"{place}, threads {self.threads}, {attention}, seed {self.seed}"),
         ]
+        if self.note:
+            rows.insert(-1, ("attention", self.note))
         return "\n".join(f"{name:<12} {value}" for name, value in rows)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._version import __version__
 from ..attention.base import require_equal_kv_heads
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
@@ -16,6 +17,7 @@ from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
 from .comparison import WindowComparer
+from .long_texts import make_window
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -24,21 +26,54 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 4096
 # Mean budgets whose perplexity loss is measured, for --max-loss.
-MEASURED_BUDGETS = (384, 512, 640, 768, 896, 1152)
+MEASURED_BUDGETS = (512, 768, 1024, 1280)
 # As many measured queries as skipped ones.
 _MIN_LENGTH = 2 * FIRST_QUERY
+# Kinds of ``long_texts`` that are read besides the manual and a module, by a seed of their own.
+_LOOK_UPS = ("dialogue", "facts", "pairs")
+_SEED = 1000
 
 
-def calibration_texts() -> list[str]:
-    """The texts that are used when the user gives none: the manual and a module of Python.
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """A window of tokens [n] of a text called ``name``; queries before ``first_query`` are not
+    measured."""
 
-    They come with every Python; prose and code together keep a table from fitting one kind.
+    name: str
+    tokens: NDArray[np.int32]
+    first_query: int = FIRST_QUERY
+
+
+def default_texts(llm: LLM, length: int) -> list[CalibrationText]:
+    """What is read when the user gives no texts.
+
+    The manual and a module of Python, which come with every Python: prose and code together keep a
+    table from fitting one kind. Then what asks for its own beginning: half of each of them and the
+    same again, key-value pairs, facts, a dialogue. Heads that copy and look up show there only.
     """
     import argparse
     import inspect
     from pydoc_data.topics import topics
 
-    return ["\n".join(topics[name] for name in sorted(topics)), inspect.getsource(argparse)]
+    plain = {
+        "Python's manual": "\n".join(topics[name] for name in sorted(topics)),
+        "argparse": inspect.getsource(argparse),
+    }
+    texts = [CalibrationText(name, _first_tokens(llm, t, length)) for name, t in plain.items()]
+    half = length // 2
+    texts += [
+        CalibrationText(
+            f"{text.name}, half of it twice",
+            np.concatenate([text.tokens[: length - half], text.tokens[:half]]),
+            max(FIRST_QUERY, length - half),
+        )
+        for text in texts
+    ]
+    for kind in _LOOK_UPS:
+        window = make_window(llm, kind, length, seed=_SEED)
+        first = FIRST_QUERY if kind == "dialogue" else max(FIRST_QUERY, half)
+        texts.append(CalibrationText(kind, window, first))
+    return texts
 
 
 def calibrate(
@@ -50,7 +85,8 @@ def calibrate(
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
 
-    Losses are those of the same windows: they say how budgets compare, and are a little lower
+    Without texts those of ``default_texts`` are read.
+    Losses are means over the same windows: they say how budgets compare, and are a little lower
     than on other text. ``on_progress("calibrate", done, total)`` counts steps of equal weight.
 
     Raises UsageError for a text or a length that is too short and a model whose layers differ in
@@ -69,13 +105,23 @@ def calibrate(
             "calibration needs the model as a GGUF file; ONNX models that `edgeh2o export-onnx` "
             "made of it use its table, others take it with --budget-table"
         )
-    windows = [_first_tokens(llm, text, length) for text in texts or calibration_texts()]
+    if texts:
+        windows = [
+            CalibrationText(f"text {i + 1}", _first_tokens(llm, text, length))
+            for i, text in enumerate(texts)
+        ]
+    else:
+        windows = default_texts(llm, length)
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
         measure_head_errors(
-            model, window, threads=llm.threads, on_layer=lambda *_: progress.advance()
+            model,
+            window.tokens,
+            threads=llm.threads,
+            first_query=window.first_query,
+            on_layer=lambda *_: progress.advance(),
         )
         for window in windows
     ]
@@ -90,8 +136,10 @@ def calibrate(
         mean_past=measured[0].mean_past,
         levels=LEVELS,
         errors=tuple(tuple(map(float, row)) for row in errors),
+        texts=tuple(f"{window.name}: {length} tokens" for window in windows),
+        version=__version__,
     )
-    losses = _measure_losses(llm, table, windows, progress)
+    losses = _measure_losses(llm, table, [window.tokens for window in windows], progress)
     return replace(table, losses=losses)
 
 

@@ -104,9 +104,10 @@ class WindowComparer:
         sparse: Runner,
         window: NDArray[np.int32],
         *,
+        first: int = 0,
         on_tokens: Callable[[int], None] | None = None,
     ) -> TokenScores:
-        """Scores of all predicted tokens of ``window`` [n], which are its last n - 1.
+        """Scores of the predicted tokens of ``window`` [n], its last n - 1, from ``first`` on.
 
         ``on_tokens(n)`` is called after every batch with the number of tokens in it.
         """
@@ -118,7 +119,9 @@ class WindowComparer:
             self._read_densely(window, rows, is_last=is_last)
             sparse.prefill(batch, is_last=is_last)
             targets = window[rows.start + 1 : rows.stop + 1]
-            for block in _blocks(len(targets), BLOCK_ROWS):
+            n_skipped = min(max(0, first - rows.start), len(targets))
+            for rest in _blocks(len(targets) - n_skipped, BLOCK_ROWS):
+                block = slice(rest.start + n_skipped, rest.stop + n_skipped)
                 n_rows = block.stop - block.start
                 dense_rows = self._dense.row_logits(block.start, n_rows)
                 sparse_rows = sparse.row_logits(block.start, n_rows)

@@ -160,6 +160,7 @@ def benchmark_throughput(
     """Times every workload, with full attention ("dense") and with that of ``llm`` ("sparse").
 
     The tokens are those of ``text``, repeated as needed, or of a text that edgeh2o makes.
+    A model of which nothing is known is profiled on them if they are enough.
     ``warm_up`` runs every workload once before it is timed. ``on_progress("evaluate", done,
     total)`` counts tokens. Raises UsageError for an unknown mode or no repetition.
     """
@@ -169,6 +170,8 @@ def benchmark_throughput(
     if repetitions < 1:
         raise UsageError(f"repetitions must be at least 1, got {repetitions}")
     tokens = filler_tokens(llm, max(workload.n_positions for workload in workloads), text)
+    if "sparse" in modes:
+        llm.profile_budgets(tokens)  # a model of which nothing is known would be read dense
     n_rounds = repetitions + warm_up
     n_positions = sum(workload.n_positions for workload in workloads)
     progress = Progress(on_progress, n_rounds * len(modes) * n_positions)

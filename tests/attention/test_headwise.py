@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgeh2o.attention.budget_table import find_table, write_table
-from edgeh2o.attention.headwise import DEFAULT_BUDGET, HeadwiseConfig
+from edgeh2o.attention.budget_table import BudgetTable, find_table, write_table
+from edgeh2o.attention.headwise import (
+    DEFAULT_BUDGET,
+    DEFAULT_MAX_LOSS,
+    PROFILE_BUDGET,
+    TOO_LOSSY,
+    UNKNOWN,
+    HeadBudgets,
+    HeadwiseConfig,
+)
+from edgeh2o.attention.kept_profiles import find_profile, keep_profile
 from edgeh2o.attention.registry import make_sparse_attention
 from edgeh2o.errors import UsageError
 from tests.attention.test_budget_table import TABLE
@@ -32,13 +41,48 @@ class UnequalModel(Model):
     n_slots = 2
 
 
-def test_without_a_table_every_head_gets_the_same() -> None:
+def test_without_a_table_every_head_reads_everything() -> None:
     chosen = HeadwiseConfig().choose_budgets(Model())
-    assert chosen.per_head == (DEFAULT_BUDGET,) * 3
-    assert chosen.source == "uniform"
+    assert chosen.per_head == (None,) * 3
+    assert (chosen.source, chosen.prompts) == (UNKNOWN, 0)
+    resolved = HeadwiseConfig().resolved(Model())
+    assert (resolved.budgets, resolved.max_past) == ((None,) * 3, 0)
+    assert HeadwiseConfig().report(Model()) == {"algorithm": "headwise", "table": UNKNOWN}
+
+
+def test_without_a_table_a_given_budget_serves_every_head() -> None:
     assert HeadwiseConfig(budget=7).choose_budgets(Model()).per_head == (7, 7, 7)
-    report = HeadwiseConfig().report(Model())
+    report = HeadwiseConfig(budget=7).report(Model())
     assert (report["table"], report["full_heads"]) == ("uniform", 0)
+
+
+def test_a_profile_serves_where_there_is_no_table(tmp_path: Path) -> None:
+    model = Model(fingerprint="f" * 32)
+    assert HeadwiseConfig().choose_budgets(model).source == UNKNOWN
+    keep_profile(replace(TABLE, losses={}))
+    kept = find_profile(model.fingerprint)
+    assert kept is not None
+    chosen = HeadwiseConfig().choose_budgets(model)
+    assert (chosen.source, chosen.mean) == ("profile (1 prompt)", PROFILE_BUDGET)
+    assert chosen.per_head == kept.budgets(PROFILE_BUDGET)
+    assert HeadwiseConfig(budget=16).choose_budgets(model).per_head == kept.budgets(16)
+    assert HeadwiseConfig(budget_table="none").choose_budgets(model) == chosen
+    other = Model(n_layers=4, fingerprint="f" * 32)
+    assert HeadwiseConfig().choose_budgets(other).source == UNKNOWN
+    with pytest.raises(UsageError, match="--max-loss needs the measured losses"):
+        HeadwiseConfig(max_loss=1.0).choose_budgets(model)
+
+
+def test_only_what_was_looked_up_is_held_by_a_session() -> None:
+    saved = HeadwiseConfig().resolved(Model()).to_dict()
+    held = HeadwiseConfig().holding(saved | {"budgets": [4, None, 6]})
+    assert (held.budgets, held.source) == ((4, None, 6), "session")
+    own = HeadwiseConfig(budgets=(1, 2, 3))
+    assert own.holding(saved) is own
+    config = HeadwiseConfig()
+    for bad in ([], [0, 1, 2], ["4"], "456", None):
+        assert config.holding(saved | {"budgets": bad}) is config
+    assert config.holding(saved | {"max_past": 7}) is config
 
 
 def test_the_packaged_table_is_found_by_the_weights(
@@ -66,6 +110,27 @@ def test_a_file_and_a_loss(tmp_path: Path) -> None:
         HeadwiseConfig(budget_table=str(path)).choose_budgets(Model(n_layers=4))
 
 
+def test_the_default_loses_half_a_percent_or_is_dense(tmp_path: Path) -> None:
+    def choose(table: BudgetTable) -> HeadBudgets:
+        path = tmp_path / "table.json"
+        write_table(table, path)
+        return HeadwiseConfig(budget_table=str(path)).choose_budgets(Model())
+
+    # One that does not say what it read promises nothing.
+    assert choose(TABLE).mean == DEFAULT_BUDGET
+    assert TABLE.losses == {8: 2.0, 16: 0.5, 32: 0.1}
+    chosen = choose(replace(TABLE, texts=("a book: 4096 tokens",)))
+    assert (chosen.mean, chosen.source) == (16, "file")
+    chosen = choose(replace(TABLE, texts=("a book: 4096 tokens",), losses={8: 2.0, 32: 0.6}))
+    assert (chosen.per_head, chosen.source) == ((None,) * 3, TOO_LOSSY)
+    config = HeadwiseConfig(budget_table=str(tmp_path / "table.json"))
+    assert config.report(Model()) == {"algorithm": "headwise", "table": TOO_LOSSY}
+    assert config.resolved(Model()).max_past == 0
+    packaged = find_table(SMOLLM2)
+    assert packaged is not None and packaged[0].texts
+    assert packaged[0].smallest_budget(DEFAULT_MAX_LOSS) == DEFAULT_BUDGET
+
+
 def test_a_short_description_leaves_out_what_is_not_set() -> None:
     assert HeadwiseConfig().describe() == "headwise"
     assert HeadwiseConfig(budget=640, sinks=8).describe() == "headwise budget 640 sinks 8"
@@ -82,7 +147,8 @@ def test_explicit_budgets_must_fit_the_model() -> None:
 def test_layers_that_differ_in_kv_heads_have_no_table() -> None:
     model = UnequalModel(n_layers=30, n_kv_heads=3, fingerprint=SMOLLM2)
     chosen = HeadwiseConfig(budget=512).choose_budgets(model)
-    assert (chosen.per_head, chosen.source) == ((512,) * 2, "uniform")
+    assert (chosen.per_head, chosen.source, chosen.prompts) == ((512,) * 2, "uniform", None)
+    assert HeadwiseConfig().choose_budgets(model).per_head == (None, None)
     assert HeadwiseConfig(budgets=(4, None)).choose_budgets(model).per_head == (4, None)
     for config in (HeadwiseConfig(budget_table="table.json"), HeadwiseConfig(max_loss=1.0)):
         with pytest.raises(UsageError, match=r"a budget table needs layers of equal.*--budget"):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgeh2o.attention.headwise import UNKNOWN
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from tests.cli.conftest import ExpectUsageError
@@ -48,7 +49,7 @@ def test_a_run_takes_the_table(
         table: str = json.loads(capsys.readouterr().out)["attention"]["table"]
         return table
 
-    assert source() == "uniform"
+    assert source() == UNKNOWN
     assert source("--budget-table", str(given)) == "file"
     assert main(["calibrate", model, *options, "--quiet"]) == 0
     assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "cache"

@@ -7,6 +7,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -107,14 +108,14 @@ def test_other_options_are_refused(
         llm.load_session(file)
 
 
-def test_budgets_of_another_calibration_are_refused(
+def test_a_session_keeps_its_budgets_through_a_calibration(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
     attention = HeadwiseConfig(budget=8, local=2, sinks=1)
     path = tmp_path / "s"
     with _load(model, attention=attention) as llm:
-        llm.generate(TEXT, GREEDY, keep_cache=True)
+        before = llm.generate(TEXT, GREEDY, keep_cache=True).token_ids
         llm.save_session(path)
         n_layers, n_kv_heads = llm.config.n_layers, llm.config.n_kv_heads
         weights = llm.config.fingerprint
@@ -131,13 +132,17 @@ def test_budgets_of_another_calibration_are_refused(
         errors=((1.0, 1.0, 1.0), *((9.0, 5.0, 1.0),) * (n_heads - 1)),
     )
     write_table(table, table_path(weights))
+    with _load(model, attention=attention) as llm:
+        assert llm.attention.resolved(llm.config).budgets != (8,) * n_heads
+        llm.load_session(path)
+        assert llm.generate(TEXT, GREEDY, keep_cache=True).token_ids == before
+        # What begins anew goes by the table.
+        assert llm.generate("x" + TEXT, GREEDY).stats.attention["table"] == "cache"
+    by_hand = replace(attention, budgets=(4,) * n_heads)
     with (
-        _load(model, attention=attention) as llm,
+        _load(model, attention=by_hand) as llm,
         pytest.raises(UsageError, match=r"made with attention budgets\[0\] 8; this run has 4"),
     ):
-        llm.load_session(path)
-    table_path(weights).unlink()
-    with _load(model, attention=attention) as llm:
         llm.load_session(path)
 
 

@@ -149,8 +149,27 @@ def test_rows_that_were_not_computed_are_refused(tiny_model: TinyModelFactory) -
     logits = session.prefill(tokens, is_last=True)
     with pytest.raises(ValueError, match="all_rows"):
         session.row_logits(len(tokens) - 1, 1)
-    with pytest.raises(ValueError, match="all_rows"):
-        session.prefill(tokens, is_last=True, on_attention=lambda *rows: None)
-    assert session.position == len(tokens)  # neither call broke it
+    assert session.position == len(tokens)  # the call did not break it
     whole = pair.session(_core.dense_policy())
     assert relative_error(logits, prefill(whole, tokens)[-1]) < 1e-5
+
+
+def test_a_layer_without_rows_is_not_shown(tiny_model: TinyModelFactory) -> None:
+    pair = load_pair(tiny_model, tensor_type="F32")
+    tokens = random_tokens(MAX_CONTEXT // 2)
+    seen: dict[bool, dict[int, list[np.ndarray]]] = {True: {}, False: {}}
+    for all_rows, layers in seen.items():
+        session = pair.session(_core.dense_policy(), all_rows=all_rows)
+
+        def note(
+            layer: int, *rows: np.ndarray, layers: dict[int, list[np.ndarray]] = layers
+        ) -> None:
+            assert not any(row.flags.writeable for row in rows)
+            layers[layer] = [row.copy() for row in rows]
+
+        session.prefill(tokens, is_last=True, on_attention=note)
+    whole, part = seen[True], seen[False]
+    assert sorted(part) == sorted(whole)[:-1]
+    for layer, rows in part.items():
+        for mine, other in zip(rows, whole[layer], strict=True):
+            np.testing.assert_array_equal(mine, other)

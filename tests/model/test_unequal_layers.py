@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgeh2o import LLM, HeadwiseConfig, SamplingParams, _core
 from edgeh2o.cli.main import main
-from edgeh2o.engine.calibration import PROFILED_LENGTH, profile_prompt
+from edgeh2o.engine.profile import PROFILED_LENGTH, profile_prompt
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.model_pair import (
@@ -146,6 +146,7 @@ def test_layers_of_equal_kv_heads_can_be_profiled(tiny_model: TinyModelFactory) 
     with LLM(path) as llm:
         assert llm.model.shows_attention
         table = profile_prompt(llm.model, random_tokens(PROFILED_LENGTH), threads=2)
+    assert table is not None
     assert np.shape(table.errors) == (6, len(table.levels))
     assert np.all(np.array(table.errors)[:, 0] > 0)
 

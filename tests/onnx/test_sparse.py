@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o import H2OConfig, HeadwiseConfig, SamplingParams
+from edgeh2o import LLM, H2OConfig, HeadwiseConfig, SamplingParams
+from edgeh2o.attention.headwise import UNKNOWN
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.reading import make_tokens, open_llm, read_all
 from tests.onnx.variants import GroupQuery, HeadMajorAttention, Packed
@@ -119,3 +120,18 @@ def test_runner_rewinds_and_refuses(onnx_model: OnnxModelFactory) -> None:
             runner.prefill(tokens[:0], is_last=True)
         with pytest.raises(ValueError, match="latest prefill"):
             runner.row_logits(0, 1)
+
+
+def test_what_prompts_taught_serves_the_exported_model(
+    onnx_model: OnnxModelFactory, tiny_model: TinyModelFactory
+) -> None:
+    """ONNX models are not profiled: read dense, until the GGUF file of the weights was."""
+    options = {"context_length": 4096, "tensor_type": "F32"}
+    prompt, one_token = make_tokens(2100), SamplingParams(temperature=0, max_tokens=1)
+    found = []
+    for path in (onnx_model(**options), tiny_model(**options), onnx_model(**options)):
+        with LLM(path) as llm:
+            stats = llm.generate(prompt, one_token).stats
+            found.append((stats.attention["table"], stats.pairs_computed < stats.pairs_dense))
+            assert ("cannot be profiled" in stats.note) == (len(found) == 1)
+    assert found == [(UNKNOWN, False), (UNKNOWN, False), ("profile (1 prompt)", True)]

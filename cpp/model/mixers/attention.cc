@@ -70,7 +70,8 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const LayerKv& kv = sequence.layer(call.layer).rows();
   ChunkedAttention attention = sequence.attention(call.layer, call.workspace.attention_scratch(),
                                                   static_cast<size_t>(call.workspace.n_threads()));
-  if (step.is_decode || skips_attention(sequence, call.layer, spec.window)) {
+  const bool is_row = step.is_decode || skips_attention(sequence, call.layer, spec.window);
+  if (is_row) {
     if (first == n) return;
     attention.decode(queries.rows_from(first, 1), kv, position + first, spec.window, step.is_decode,
                      attended.rows_from(first, 1));
@@ -79,7 +80,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
     sequence.count_pairs(n_pairs, causal_pairs(position, n, spec.window));
   }
   const MatView<float> x = call.x();
-  if (observer.on_attention && !step.is_decode) {
+  if (observer.on_attention && !is_row) {
     observer.on_attention(
         {call.layer, as_const(x), queries, as_const(qkv.k), as_const(qkv.v), as_const(attended)});
   }

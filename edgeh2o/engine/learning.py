@@ -1,0 +1,93 @@
+"""What prompts teach of a model: who is profiled, what is kept of it, and what statistics say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from ..attention.budget_table import BudgetTable
+from ..attention.headwise import PROFILE_BUDGET, UNKNOWN
+from ..attention.kept_profiles import keep_profile
+
+if TYPE_CHECKING:
+    from ..runners.base import Runner
+    from .models import LoadedModel
+    from .plan import RunPlan
+    from .profile import PromptProfiler
+
+# As ``profile`` has it, which loads NumPy and the kernels of tests.
+MIN_PROMPT = 2048
+FIRST_CALL = 1024
+
+
+def may_learn(plan: RunPlan, model: LoadedModel, n_tokens: int) -> bool:
+    """Whether a prompt of ``n_tokens`` is to be profiled while it is read from its beginning."""
+    return (
+        plan.attention.profiled_prompts is not None
+        and model.shows_attention
+        and n_tokens >= MIN_PROMPT
+        and plan.prefill.batch_size >= FIRST_CALL
+    )
+
+
+class Learner:
+    """An ``on_attention`` of the first call of a prompt; ``finish`` keeps what it measured.
+
+    ``on_learnt(table)`` gets the profile that the model then has; ``known`` is the one that this
+    process has. It is not called for a prompt that is interrupted before.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        plan: RunPlan,
+        n_tokens: int,
+        on_learnt: Callable[[BudgetTable], None],
+        *,
+        known: BudgetTable | None = None,
+    ) -> None:
+        from .profile import PromptProfiler
+
+        self._profiler: PromptProfiler | None = PromptProfiler(
+            model, threads=plan.threads, n_known=plan.attention.profiled_prompts or 0
+        )
+        self._known = known
+        self._n_tokens = n_tokens
+        self._on_learnt = on_learnt
+
+    def watch(self, runner: Runner) -> Callable[..., Any]:
+        """The ``prefill`` of a runner of a model that shows its attention, to look on."""
+        return partial(cast("Any", runner).prefill, on_attention=self)
+
+    def __call__(self, *rows: Any) -> None:
+        """As ``PromptProfiler``."""
+        if self._profiler is not None:
+            self._profiler(*rows)
+
+    def finish(self) -> None:
+        """Adds the prompt to what is known, once."""
+        profiler, self._profiler = self._profiler, None
+        table = None if profiler is None else profiler.table(self._n_tokens)
+        if table is not None:
+            self._on_learnt(keep_profile(table, self._known))
+
+
+def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, learns: bool) -> str:
+    """Why a prompt is read dense and what would be gained; empty where it is not."""
+    attention = plan.attention.report(plan.config)
+    if attention.get("table") != UNKNOWN or n_tokens < MIN_PROMPT:
+        return ""
+    most = min(n_tokens, PROFILE_BUDGET + plan.settings.preferred_chunk_size / 2)
+    # Keys of all queries: query i reads i of them, or as many as the budget and its chunk have.
+    dense, sparse = n_tokens * n_tokens / 2, most * (n_tokens - most / 2)
+    gain = f"{dense / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
+    if learns:
+        return f"read dense and profiled; later prompts read sparse ({gain})"
+    if model.shows_attention:
+        cure = f"a prompt that begins with {MIN_PROMPT:,} tokens makes a profile"
+        return f"read dense; {cure}, `edgeh2o calibrate` a table ({gain})"
+    return (
+        "read dense; this model cannot be profiled: a table of `edgeh2o calibrate` for the same "
+        f"weights or --budget lets it read sparse ({gain})"
+    )

@@ -1,0 +1,138 @@
+"""Learns what the heads of a model need while a prompt is read: a cheap ``BudgetTable``.
+
+It is a calibration at a quarter of the length: memory sets a quarter as large, of chunks half as
+long, stand for those of a prompt of ``PROFILED_LENGTH`` tokens. Queries, keys and values are those
+of the prompt's own prefill; of six sizes three are measured, and the error's projections on a few
+random directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._version import __version__
+from ..attention.budget_table import BudgetTable
+from ..attention.dense import DenseConfig
+from ..attention.headwise import HeadwiseConfig
+from ..attention.kept_profiles import PARTS
+from ..runners.base import SessionShape
+from .calibration import FIRST_QUERY, LEVELS, LayerProbe
+
+if TYPE_CHECKING:
+    from ..runners.native import NativeModel
+    from .models import LoadedModel
+
+# Tokens that are looked at, of prompts of at least twice as many: in a shorter one a profile would
+# take a large part of the time.
+PROFILE_TOKENS = 1024
+MIN_PROMPT = 2 * PROFILE_TOKENS
+PROFILED_LENGTH = 4 * PROFILE_TOKENS
+PROFILE_CHUNK = 128
+MEASURED_LEVELS = (64, 256, 1024)
+N_DIRECTIONS = 32
+
+Floats = NDArray[np.float32]
+
+
+class PromptProfiler:
+    """An ``on_attention`` of the first prefill call of a prompt, of ``PROFILE_TOKENS`` at least.
+
+    ``n_known`` prompts were profiled before: the first is read dense and measured in all layers,
+    later ones are sparse and measured in every ``PARTS``-th.
+    """
+
+    def __init__(self, model: LoadedModel, *, threads: int, n_known: int = 0) -> None:
+        rule = HeadwiseConfig()
+        scale = PROFILED_LENGTH // PROFILE_TOKENS
+        self._config = model.config
+        self._n_known = n_known
+        self._probe = LayerProbe(
+            cast("NativeModel", model),  # what shows its attention
+            PROFILE_TOKENS,
+            [level // scale for level in MEASURED_LEVELS],
+            threads=threads,
+            first_query=PROFILE_TOKENS // 2,
+            rule=replace(rule, local=min(rule.local, PROFILE_CHUNK)),
+            chunk_size=PROFILE_CHUNK,
+            n_directions=N_DIRECTIONS,
+        )
+
+    def __call__(
+        self, layer: int, residual: Floats, q: Floats, k: Floats, v: Floats, attended: Floats
+    ) -> None:
+        """Measures a layer of the call, if it is its turn."""
+        if self._n_known == 0:
+            self._probe(layer, residual, q, k, v, attended)
+        elif layer % PARTS == self._n_known % PARTS:
+            self._probe(layer, residual, q, k, v, None)
+
+    def table(self, n_prompt_tokens: int) -> BudgetTable | None:
+        """What this prompt measured, without losses; None if its numbers are not finite."""
+        errors = _interpolate(self._probe.errors)
+        if self._n_known == 0:
+            _fill_last_layer(errors, self._config.n_kv_heads)
+        if not np.isfinite(errors).all():
+            return None
+        config = self._config
+        return BudgetTable(
+            model=f"profile of {PROFILE_TOKENS} tokens",
+            fingerprint=config.fingerprint,
+            n_layers=config.n_layers,
+            n_kv_heads=config.n_kv_heads,
+            chunk_size=PROFILE_CHUNK,
+            length=PROFILE_TOKENS,
+            mean_past=float(np.mean(np.arange(FIRST_QUERY, PROFILED_LENGTH))),
+            levels=LEVELS,
+            errors=tuple(tuple(map(float, row)) for row in errors),
+            texts=(f"prompt of {n_prompt_tokens} tokens",),
+            version=__version__,
+            prompts=1,
+        )
+
+
+def _interpolate(measured: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Errors at ``LEVELS`` [n, 6] from those at ``MEASURED_LEVELS`` [n, 3].
+
+    Logarithms of errors go linearly with those of sizes between two that were measured. Rows of
+    zeros stay so.
+    """
+    smallest = np.finfo(np.float32).tiny
+    logs = np.log(np.maximum(measured, smallest))
+    x, known = np.log(LEVELS), np.log(MEASURED_LEVELS)
+    errors = np.exp([np.interp(x, known, row) for row in logs])
+    return np.where(measured.any(axis=1, keepdims=True), errors, 0.0)
+
+
+def _fill_last_layer(errors: NDArray[np.float64], n_kv_heads: int) -> None:
+    """Of a prompt it attends for the last token only, and is not shown.
+
+    What evaluations, which need all its rows, then get is what the last layer before it has.
+    """
+    if not errors[-n_kv_heads:].any():
+        rows = [i for i in range(0, len(errors), n_kv_heads) if errors[i : i + n_kv_heads].any()]
+        if rows:
+            errors[-n_kv_heads:] = errors[rows[-1] : rows[-1] + n_kv_heads]
+
+
+def profile_prompt(
+    model: LoadedModel, tokens: NDArray[np.int32], *, threads: int
+) -> BudgetTable | None:
+    """What the first ``PROFILE_TOKENS`` of ``tokens`` [n] say, read for nothing else.
+
+    ``tokens`` must be at least as many. None for a model whose numbers are not finite.
+    """
+    shape = SessionShape(
+        max_context=PROFILE_TOKENS,
+        batch_size=PROFILE_TOKENS,
+        chunk_size=PROFILE_TOKENS,
+        cache_type="f16",
+        threads=threads,
+    )
+    profiler = PromptProfiler(model, threads=threads)
+    runner = cast("NativeModel", model).start_session(DenseConfig(), shape)
+    runner.prefill(tokens[:PROFILE_TOKENS], is_last=True, on_attention=profiler)
+    return profiler.table(len(tokens))

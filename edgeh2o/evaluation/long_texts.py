@@ -1,0 +1,183 @@
+"""Windows on which long prompts show what they can do: copies, look-ups, prose, code, a dialogue.
+
+Everything is made by a seed from word lists, and from texts that come with every Python: its manual
+and its standard library. What is looked up stands far back: the last quarter of a window, which is
+what is scored, asks for the rest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .filler import write_filler
+from .windows import find_beginning
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+# Of the manual, what `edgeh2o calibrate` reads is left out.
+_SKIPPED_CHARACTERS = 100_000
+_MODULES = ("tarfile", "typing", "asyncio.base_events", "email.message")
+_SYLLABLES = "ba,ke,lo,mi,nu,ra,se,ti,vo,xa,zen,dor,fil,gam,hul,jor,pek,quin,sul,tam,wex,yor"
+_NAMES = (
+    "Anna,Boris,Clara,David,Elena,Farid,Greta,Hugo,Irene,Jonas,Karin,Leon,Maria,Nadia,Oscar,Paula,"
+    "Quentin,Rosa,Stefan,Tessa,Ulrich,Vera,Walter,Xenia,Yusuf,Zoe"
+)
+_SURNAMES = (
+    "Adler,Brook,Castle,Dunn,Ellis,Ford,Green,Hart,Ivers,Jung,Klein,Lowe,Marsh,North,Olsen,Price,"
+    "Quist,Reed,Stone,Tower,Urban,Vale,West,York,Zorn"
+)
+_ASPECTS = "locker number,office room,badge number,parking space,phone extension,desk number"
+_LEAST_TOKENS_PER_LINE = 4
+
+Window = NDArray[np.int32]
+
+
+def make_window(llm: LLM, kind: str, length: int, *, seed: int = 0) -> Window:
+    """Tokens [length] of a text of ``kind``, one of ``KINDS``; seeds give different texts.
+
+    A model that begins its prompts with BOS gets it as the first token. Raises UsageError for an
+    unknown kind, and for a length that the texts of this Python cannot fill.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"there are no texts of kind {kind!r}; use one of {', '.join(KINDS)}")
+    tokens = KINDS[kind](llm, length, seed)
+    if len(tokens) < length:
+        raise UsageError(
+            f"the text of kind {kind!r} has {len(tokens)} tokens, too few for a window of "
+            f"{length}; use a smaller window or another seed"
+        )
+    window = np.array(tokens[:length], np.int32)
+    first = find_beginning(llm)
+    if first is not None:
+        window[0] = first
+    return window
+
+
+def _draw(rng: random.Random, words: str) -> str:
+    """One of ``words`` between commas."""
+    return rng.choice(words.split(","))
+
+
+def _encode(llm: LLM, text: str) -> list[int]:
+    return llm.tokenize(text, add_special=False, parse_special=False)
+
+
+def _prose(llm: LLM, length: int, seed: int) -> list[int]:
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[name] for name in sorted(topics))[_SKIPPED_CHARACTERS:]
+    tokens = _encode(llm, text)
+    start = seed * length % max(1, len(tokens) - length)
+    return tokens[start : start + length]
+
+
+def _code(llm: LLM, length: int, seed: int) -> list[int]:
+    module = import_module(_MODULES[seed % len(_MODULES)])
+    return _encode(llm, inspect.getsource(module))[:length]
+
+
+def _copied(source: Callable[[LLM, int, int], list[int]]) -> Callable[[LLM, int, int], list[int]]:
+    """A text of half the length, and the same again."""
+
+    def make(llm: LLM, length: int, seed: int) -> list[int]:
+        half = source(llm, -(-length // 2), seed)
+        return half + half
+
+    return make
+
+
+def _pairs(llm: LLM, length: int, seed: int) -> list[int]:
+    """A table of key-value pairs, then the same pairs in another order."""
+    rng = random.Random(seed)
+
+    def draw() -> str:
+        key = "".join(_draw(rng, _SYLLABLES) for _ in range(3))
+        return f"{key}: {rng.randrange(1000, 10000)}\n"
+
+    return _asked_again(llm, length, rng, draw, lambda line: line, "Table\n", "\nSorted table\n")
+
+
+def _facts(llm: LLM, length: int, seed: int) -> list[int]:
+    """Facts of one line, then questions and answers about them in another order."""
+    rng = random.Random(seed)
+
+    def draw() -> str:
+        name = f"{_draw(rng, _NAMES)} {_draw(rng, _SURNAMES)}"
+        return f"The {_draw(rng, _ASPECTS)} of {name} is {rng.randrange(100, 1000)}.\n"
+
+    def ask(line: str) -> str:
+        fact, _, answer = line[len("The ") : -2].rpartition(" is ")
+        return f"Question: What is the {fact}? Answer: {answer}.\n"
+
+    return _asked_again(llm, length, rng, draw, ask, "", "\n")
+
+
+def _asked_again(
+    llm: LLM,
+    length: int,
+    rng: random.Random,
+    draw: Callable[[], str],
+    ask: Callable[[str], str],
+    title: str,
+    between: str,
+) -> list[int]:
+    """Lines that fill ``length`` tokens together with what asks for them, shuffled."""
+    lines: dict[str, str] = {}
+    tokens, asked = _encode(llm, title), _encode(llm, between)
+    questions: list[list[int]] = []
+    n_tokens = len(tokens) + len(asked)
+    while n_tokens < length:
+        line = draw()
+        subject = line.rpartition(" ")[0]
+        if subject in lines:
+            continue
+        lines[subject] = line
+        said, question = _encode(llm, line), _encode(llm, ask(line))
+        tokens += said
+        questions.append(question)
+        n_tokens += len(said) + len(question)
+    rng.shuffle(questions)
+    return tokens + asked + [token for question in questions for token in question]
+
+
+def _dialogue(llm: LLM, length: int, seed: int) -> list[int]:
+    """A long conversation: a user tells things and asks for what was said before."""
+    rng = random.Random(seed)
+    story = iter(
+        write_filler(length // _LEAST_TOKENS_PER_LINE, seed=seed).replace("\n\n", " ").split(". ")
+    )
+    told: list[tuple[str, str]] = []
+    tokens: list[int] = []
+    while len(tokens) < length:
+        name, aspect = f"{_draw(rng, _NAMES)} {_draw(rng, _SURNAMES)}", _draw(rng, _ASPECTS)
+        fact = (f"the {aspect} of {name}", str(rng.randrange(100, 1000)))
+        said = ". ".join(next(story) for _ in range(2))
+        user = f"{said}. By the way, {fact[0]} is {fact[1]}."
+        answer = f"Thank you. I have noted that {fact[0]} is {fact[1]}."
+        if told and rng.random() < 0.6:
+            what, value = rng.choice(told)
+            user += f" Do you remember {what}?"
+            answer += f" You told me that {what} is {value}."
+        told.append(fact)
+        tokens += _encode(llm, f"User: {user}\nAssistant: {answer}\n\n")
+    return tokens
+
+
+KINDS: Mapping[str, Callable[[LLM, int, int], list[int]]] = {
+    "prose": _prose,
+    "code": _code,
+    "dialogue": _dialogue,
+    "facts": _facts,
+    "copied-prose": _copied(_prose),
+    "copied-code": _copied(_code),
+    "pairs": _pairs,
+}

@@ -1,0 +1,43 @@
+"""``edgeh2o evaluate`` on a tiny model: its formats and its errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from edgeh2o.cli.main import main
+from tests.cli.conftest import ExpectUsageError
+
+SIZES = ["--ctx", "300", "-b", "64", "-ub", "32", "--h2o-local", "8", "--h2o-heavy", "8"]
+
+
+def test_formats_agree(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", model, *SIZES, "--kinds", "facts,copied-prose", "--text-seeds", "3"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 window of 300 tokens of each kind" in lines[0]
+    assert lines[1].startswith("h2o local 8 heavy 8 ")
+    assert main([*command, "-o", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["context"], report["seeds"]) == (300, [3])
+    assert main([*command, "-o", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["kind"] for row in rows] == ["facts", "copied-prose"]
+    assert [float(row["kl"]) for row in rows] == [kind["kl"] for kind in report["kinds"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kinds", "poems"], "no texts of kind 'poems'"),
+        (["--text-seeds", "one"], "values between commas"),
+        (["--ctx", "100"], "at least 256 tokens"),
+    ],
+)
+def test_bad_options(
+    model: str, expect_usage_error: ExpectUsageError, options: list[str], message: str
+) -> None:
+    expect_usage_error(main(["evaluate", model, *SIZES, *options]), message)
