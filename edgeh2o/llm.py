@@ -33,14 +33,13 @@ class LLM:
     ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
     such as ``{"algorithm": "h2o", "local": 256}``. ``context_size``, ``threads``, ``isa``,
     ``cache_type``, ``cache_type_k``, ``cache_type_v``, ``attention_precision``, ``check_tensors``
-    and ``device`` are those of ``RuntimeConfig``;
-    ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template`` (jinja2) takes the
-    place of the model's own, and ``chat_template_kwargs`` are variables of it such as
-    ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
-    "load" (bytes) and "prefill" (tokens), ``check(session)`` with the engine's session while the
-    weights are read: what it raises ends that. Raises UsageError for a bad option, FormatError for
-    a bad file, and ResourceError, before anything large is allocated, for a context or weights that
-    do not fit in memory.
+    and ``device`` are those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams``
+    has none; ``chat_template`` (jinja2) takes the place of the model's own, and
+    ``chat_template_kwargs`` are variables of it such as ``{"enable_thinking": False}``.
+    ``on_progress(stage, done, total)`` is called in the stages "load" (bytes) and "prefill"
+    (tokens), ``check(session)`` with the engine's session while the weights are read: what it
+    raises ends that. Raises UsageError for a bad option, FormatError for a bad file, and
+    ResourceError, before anything large is allocated, for what does not fit in memory.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class LLM:
 
     @property
     def attention(self) -> SparseAttentionConfig:
-        """The rule of the prefill, as asked for; with the profile of a prompt if there is one."""
+        """The rule of the prefill as asked for, with a profile if this process has made one."""
         return self._session.plan.settings
 
     @property
@@ -127,10 +126,7 @@ class LLM:
         )
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """Text of ``token_ids``; incomplete UTF-8 becomes U+FFFD.
-
-        Raises UsageError for an id outside the vocabulary.
-        """
+        """Text of ``token_ids``; incomplete UTF-8 becomes U+FFFD. UsageError for an unknown id."""
         return self._session.prompts.model.tokenizer.decode(token_ids, skip_special=skip_special)
 
     def generate(
@@ -159,9 +155,8 @@ class LLM:
 
         A new prompt ends the stream of the one before. With ``keep_cache`` it goes on from the
         cache of an earlier such prompt, up to a mark where the two agree, and may be gone on from,
-        also when an interrupt ends its reading; else
-        what came before is forgotten. Raises UsageError for a prompt that is empty or longer than
-        the context, BusyError where another thread reads a stream.
+        also when an interrupt ends its reading; else what came before is forgotten. Raises
+        UsageError for an empty or too long prompt, BusyError where another thread reads a stream.
         """
         opening = partial(self._session.prompts.open, prompt, parse_special=parse_special)
         return self._session.stream(opening, sampling, logprobs=logprobs, keep_cache=keep_cache)
@@ -176,9 +171,8 @@ class LLM:
         """The model's next message, after ``messages`` of a ``role`` and a ``content`` each.
 
         The chat template puts them into the form that the model was trained on; control tokens
-        written in a message stay plain text. The cache is kept between calls, so that a
-        conversation that grows is read only from where it is new. Raises UsageError if there is
-        no template, FormatError if it does not work or refuses the messages.
+        in a message stay plain text. The cache is kept, so that a growing conversation is read only
+        from where it is new. Raises UsageError without a template, FormatError if it fails.
         """
         opening = partial(self._session.prompts.open_chat, messages)
         return self._session.generate(opening, sampling, logprobs=logprobs, keep_cache=True)
@@ -213,7 +207,7 @@ class LLM:
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 
         ``extra`` are plain values that ``load_session`` gives back, all that is saved without such
-        a prompt. The file is replaced as one step. Raises UsageError if there is nothing to save,
+        a prompt. The file is replaced in one step. Raises UsageError without anything to save,
         ResourceError if it cannot be written.
         """
         self._session.save(Path(path), extra or {})
@@ -227,11 +221,9 @@ class LLM:
         return self._session.load(Path(path))
 
     def profile_budgets(self, token_ids: NDArray[np.int32]) -> bool:
-        """Makes a profile of the beginning of a long prompt, if nothing is known of the model.
+        """Makes a profile of ``token_ids`` [n >= 2,048] if nothing is known of the model.
 
-        For evaluations, which measure what later prompts get: one that is answered is profiled
-        while it is read. It serves this object and is not kept. Whether this call did it: the
-        model has no table and no profile, shows its attention, and [n] is 2,048 tokens or more.
+        For evaluations, of what later prompts get; it is not kept. Whether this call did it.
         """
         return self._session.profile(token_ids)
 

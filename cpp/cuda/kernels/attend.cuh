@@ -130,7 +130,8 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
     for (uint32_t key = 0; key < n_keys; ++key) {
       sum = multiply_add(
           logits[g * kSplitKeys + key],
-          cached(a.cache.v, a.cache.v_type, (head_row + keys.position(first_key + key)) * value_dim + d), sum);
+          cached(a.cache.v, a.cache.v_type, (head_row + keys.position(first_key + key)) * value_dim + d),
+          sum);
     }
     a.parts[(first_part + g * a.n_splits) * value_dim + d] = sum;
   }
