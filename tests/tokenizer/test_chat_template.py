@@ -192,7 +192,7 @@ def test_hostile_templates(
 def test_the_time_that_a_template_may_take(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Less than what makes a refusal take a second, and more for a long conversation."""
+    """Enough for a machine that stalls, little enough for a refusal, and more for a long one."""
     limits_s: list[float] = []
     begin = LimitedEnvironment.begin
 
@@ -204,7 +204,7 @@ def test_the_time_that_a_template_may_take(
     template = ChatTemplate(CHAT_TEMPLATE, tokenizer)
     template.render(CONVERSATION)
     template.render(CONVERSATION * 200)
-    assert 0 < max(limits_s[:2]) < 0.5
+    assert 1 <= max(limits_s[:2]) < 2
     assert 8 <= limits_s[2] < 10
 
 
