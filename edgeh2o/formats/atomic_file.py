@@ -70,6 +70,8 @@ def check_writable(path: Path, flag: str, *, makes_folders: bool = False) -> Non
     """
     try:
         place = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(place)  # a name too long; from CPython 3.14 on ``exists`` hides it
         if place.is_dir():
             raise UsageError(f"{flag} {path} cannot be written: it is a folder; name a file")
         if place.exists() and not place.is_file():
