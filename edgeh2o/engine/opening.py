@@ -6,7 +6,6 @@ what is only needed for an answer is imported while other threads read them.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -63,14 +62,13 @@ def open_model(path: Path, device: _core.Device | None = None) -> ModelFile:
         from ..onnx.model import OnnxModelFile
 
         return OnnxModelFile(path)
+    if device is not None:
+        from ..runners.cuda import CudaModelFile
+
+        return CudaModelFile(path, device)
     from ..runners.native import NativeModelFile
 
-    file = NativeModelFile(path)
-    if device is None:
-        return file
-    from ..runners.cuda import CudaModelFile
-
-    return CudaModelFile(file, device)
+    return NativeModelFile(path)
 
 
 def load_session(
@@ -137,8 +135,6 @@ def _open_device(
     None and "cpu" for the CPU. Raises as ``open_device``, and UsageError for attention that it has
     no kernels for.
     """
-    if name == "cpu" or (name == "auto" and not os.environ.get("EDGEH2O_DEVICE")):
-        return None, "cpu", False
     from ..cuda.devices import choose_device, describe_device, open_device
 
     ordinal = choose_device(name)

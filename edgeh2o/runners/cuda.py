@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..cuda.devices import require_memory
-from ..errors import EdgeH2OError, FormatError, UsageError
+from ..errors import UsageError
 from .base import SessionShape
-from .native import NativeModelFile, core_config
-from .weight_loading import OnBytes, WeightLoading
+from .native import GgufModel, GgufModelFile, core_config
+from .weight_loading import OnBytes
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -24,40 +25,20 @@ _CPU_SIZES = ("precision", "threads")
 SUPPORTED_ATTENTION = ("dense", "h2o")
 
 
-class CudaModelFile:
-    """A ``NativeModelFile`` whose weights go to a GPU.
+class CudaModelFile(GgufModelFile):
+    """A GGUF file whose weights go to a GPU.
 
     Raises UsageError for a model that the GPU's kernels do not run.
     """
 
-    def __init__(self, file: NativeModelFile, device: _core.Device) -> None:
-        self._file, self._device = file, device
-        self.config: DecoderConfig = file.config
+    def __init__(self, path: Path, device: _core.Device) -> None:
+        super().__init__(path)
+        self._device = device
         try:
-            _core.check_device_supports(core_config(file.config))
+            _core.check_device_supports(core_config(self.config))
         except ValueError as error:
-            file.__exit__()
-            raise UsageError(f"{file.path}: {error}") from None
-        self.path = file.path
-        self.n_weight_bytes, self.n_mapped_bytes = file.n_weight_bytes, file.n_mapped_bytes
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._file.tokenizer
-
-    @property
-    def chat_template(self) -> object:
-        return self._file.chat_template
-
-    @property
-    def fingerprint(self) -> str:
-        return self._file.fingerprint
-
-    def __enter__(self) -> CudaModelFile:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.__exit__(*exception)
+            self.__exit__()
+            raise UsageError(f"{path}: {error}") from None
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -73,36 +54,21 @@ class CudaModelFile:
         meanwhile: Callable[[], None] | None = None,
     ) -> CudaModel:
         """As ``NativeModelFile.load``; one tensor at a time is held in the host's memory."""
-        file = self._file
         core_model = _core.DeviceModel(core_config(self.config), self._device)
-        bindings = file.bindings
         n_bytes = sum(
             core_model.estimate_bytes(item.info.type_name, item.n_rows, item.info.cols)
-            for item in bindings
+            for item in self._bindings
         )
         require_memory(self._device, n_bytes, "a model")
         core_model.expect_bytes(n_bytes)
-        if check_tensors:
-            file.check_tensors()
-        loading = WeightLoading(core_model, file.gguf, bindings)
-        if on_bytes is not None:
-            on_bytes(0, self.n_weight_bytes)
-        try:
-            with loading:
-                if meanwhile is not None:
-                    meanwhile()
-                tokenizer = self.tokenizer
-                loading.wait(on_bytes)
-            core_model.finish()
-        except EdgeH2OError:
-            raise
-        except ValueError as error:
-            raise FormatError(f"{self.path}: {error}") from None
+        tokenizer = self._read_weights(
+            core_model, check_tensors=check_tensors, on_bytes=on_bytes, meanwhile=meanwhile
+        )
         return CudaModel(core_model, self, tokenizer, self._device)
 
 
-class CudaModel:
-    """Weights on a GPU, and the tokenizer of the same file."""
+class CudaModel(GgufModel):
+    """Weights on a GPU."""
 
     shows_attention = False
 
@@ -113,9 +79,8 @@ class CudaModel:
         tokenizer: Tokenizer,
         device: _core.Device,
     ) -> None:
+        super().__init__(file, tokenizer)
         self._core_model, self._device = core_model, device
-        self.config, self.tokenizer = file.config, tokenizer
-        self.chat_template, self.fingerprint = file.chat_template, file.fingerprint
 
     @property
     def weight_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -25,14 +25,14 @@ from .weight_loading import OnBytes, WeightLoading, mapped_bytes
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from ..attention.base import SparseAttentionConfig
     from ..formats.gguf import GgufFile
-    from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
 
 
-class NativeModelFile:
+class GgufModelFile:
     """An opened GGUF file whose hyperparameters and tensor list were found good; no weights read.
 
     Raises FormatError for a file that cannot be run and ResourceError for one that cannot be
@@ -68,33 +68,60 @@ class NativeModelFile:
     @property
     def fingerprint(self) -> str:
         """As that of the loaded model."""
-        tensors = {binding.info.name: binding.info for binding in self._bindings}
-        return fingerprint_file(self._gguf, tensors.values())
+        return fingerprint_file(self._gguf, self.tensors)
 
     @property
-    def gguf(self) -> GgufFile:
-        """The open file."""
-        return self._gguf
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Those that weights are read from, each once."""
+        return tuple({binding.info.name: binding.info for binding in self._bindings}.values())
 
-    @property
-    def bindings(self) -> Sequence[TensorBinding]:
-        """Which tensor, or part of one, every weight is read from."""
-        return self._bindings
+    def duplicate(self) -> GgufFile:
+        """The file, open on its own."""
+        return self._gguf.duplicate()
 
-    def check_tensors(self) -> None:
-        """Raises FormatError that names the first tensor with a weight that is NaN or infinite."""
-        tensors = {binding.info.name: binding.info for binding in self._bindings}
-        try:
-            for info in tensors.values():
-                _check_tensor(info, self._gguf.tensor_bytes(info))
-        except ValueError as error:
-            raise FormatError(f"{self.path}: {error}") from None
-
-    def __enter__(self) -> NativeModelFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._gguf.close()
+
+    def _read_weights(
+        self,
+        core_model: _core.Model | _core.DeviceModel,
+        *,
+        check_tensors: bool,
+        on_bytes: OnBytes | None,
+        meanwhile: Callable[[], None] | None,
+    ) -> Tokenizer:
+        """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``."""
+        loading = WeightLoading(core_model, self._gguf, self._bindings)
+        if on_bytes is not None:
+            on_bytes(0, self.n_weight_bytes)
+        try:
+            if check_tensors:
+                for info in self.tensors:
+                    _check_tensor(info, self._gguf.tensor_bytes(info))
+            with loading:
+                if meanwhile is not None:
+                    meanwhile()
+                tokenizer = self.tokenizer
+                loading.wait(on_bytes)
+            core_model.finish()
+        except EdgeH2OError:  # it names its cause, and may be a ValueError too
+            raise
+        except ValueError as error:
+            raise FormatError(f"{self.path}: {error}") from None
+        except MemoryError:
+            raise ResourceError(
+                f"{self.path}: out of memory after {loading.n_bytes_done} of "
+                f"{self.n_weight_bytes} bytes of weights; use a smaller model or a stronger "
+                "quantisation"
+            ) from None
+        return tokenizer
+
+
+class NativeModelFile(GgufModelFile):
+    """A GGUF file for the decoder of the CPU."""
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -117,59 +144,20 @@ class NativeModelFile:
         once the packing has begun.
         """
         core_model = _core.Model(core_config(self.config))
-        loading = WeightLoading(core_model, self._gguf, self._bindings)
-        tensors = {binding.info.name: binding.info for binding in self._bindings}.values()
-        if on_bytes is not None:
-            on_bytes(0, self.n_weight_bytes)
-        try:
-            if check_tensors:
-                self.check_tensors()
-            with loading:
-                if meanwhile is not None:
-                    meanwhile()
-                tokenizer = self.tokenizer
-                loading.wait(on_bytes)
-            core_model.finish()
-        except EdgeH2OError:  # it names its cause, and may be a ValueError too
-            raise
-        except ValueError as error:
-            raise FormatError(f"{self.path}: {error}") from None
-        except MemoryError:
-            raise ResourceError(
-                f"{self.path}: out of memory after {loading.n_bytes_done} of "
-                f"{self.n_weight_bytes} bytes of weights; use a smaller model or a stronger "
-                "quantisation"
-            ) from None
-        return NativeModel(
-            core_model,
-            self.config,
-            tokenizer,
-            file=self._gguf.duplicate(),
-            tensors=tuple(tensors),
-            chat_template=self.chat_template,
+        tokenizer = self._read_weights(
+            core_model, check_tensors=check_tensors, on_bytes=on_bytes, meanwhile=meanwhile
         )
+        return NativeModel(core_model, self, tokenizer)
 
 
-class NativeModel:
-    """Weights in the layout of one instruction set, and the tokenizer of the same file."""
+class GgufModel:
+    """What is known of a model besides its weights, and the tokenizer of the same file."""
 
-    def __init__(
-        self,
-        core_model: _core.Model,
-        config: DecoderConfig,
-        tokenizer: Tokenizer,
-        *,
-        file: GgufFile,
-        tensors: tuple[TensorInfo, ...],
-        chat_template: object,
-    ) -> None:
-        self._core_model = core_model
-        self.config = config
+    def __init__(self, file: GgufModelFile, tokenizer: Tokenizer) -> None:
+        self.config = file.config
         self.tokenizer = tokenizer
-        self._file = file
-        self._tensors = tensors
-        self._workspaces: WeakValueDictionary[int, _core.Workspace] = WeakValueDictionary()
-        self.chat_template = chat_template  # as in the file, unchecked
+        self.chat_template = file.chat_template  # as in the file, unchecked
+        self._file, self._tensors = file.duplicate(), file.tensors
 
     @cached_property
     def fingerprint(self) -> str:
@@ -179,6 +167,17 @@ class NativeModel:
         ResourceError for a file that cannot be read any more.
         """
         return fingerprint_file(self._file, self._tensors)
+
+
+class NativeModel(GgufModel):
+    """Weights in the layout of one instruction set."""
+
+    def __init__(
+        self, core_model: _core.Model, file: NativeModelFile, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(file, tokenizer)
+        self._core_model = core_model
+        self._workspaces: WeakValueDictionary[int, _core.Workspace] = WeakValueDictionary()
 
     @property
     def shows_attention(self) -> bool:
