@@ -160,15 +160,22 @@ def measure_decode_attention(isa: str, n_cores: int, n_rounds: int) -> Iterator[
         }
 
 
+def _format_rate(record: dict[str, Any]) -> list[str]:
+    """What is read, what the memory gives, and the share: GB/s, GB/s, percent."""
+    return [
+        f"{record['bytes_per_s'] / 1e9:.1f}",
+        f"{record['bandwidth'] / 1e9:.1f}",
+        f"{record['share_of_bandwidth']:.0%}",
+    ]
+
+
 def format_decode_attention(records: Sequence[dict[str, Any]]) -> str:
     """A table of the records of ``measure_decode_attention``."""
     header = ["ISA", "heads x dim", "cache", "threads", "GB/s", "memory gives GB/s", "of it"]
     rows = [
         [
             *(record[key] for key in ("isa", "heads", "cache_type", "threads")),
-            f"{record['bytes_per_s'] / 1e9:.1f}",
-            f"{record['bandwidth'] / 1e9:.1f}",
-            f"{record['share_of_bandwidth']:.0%}",
+            *_format_rate(record),
         ]
         for record in records
     ]
@@ -184,9 +191,7 @@ def format_memory_bound(records: Sequence[dict[str, Any]]) -> str:
         [
             *(record[key] for key in ("isa", "type", "threads")),
             f"{record['bytes_over_file']:.2f}",
-            f"{record['bytes_per_s'] / 1e9:.1f}",
-            f"{record['bandwidth'] / 1e9:.1f}",
-            f"{record['share_of_bandwidth']:.0%}",
+            *_format_rate(record),
         ]
         for record in records
     ]

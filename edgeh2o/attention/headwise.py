@@ -54,6 +54,11 @@ class HeadBudgets:
     source: str
     prompts: int | None = None
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether prompts are read dense, for want of anything better."""
+        return self.source in (UNKNOWN, TOO_LOSSY)
+
 
 @register_sparse_attention("headwise")
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +237,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         )
 
     def _max_past(self, chosen: HeadBudgets) -> int:
-        return 0 if chosen.source in (UNKNOWN, TOO_LOSSY) else self.max_past
+        return 0 if chosen.reads_all else self.max_past
 
     @property
     def profiled_prompts(self) -> int | None:
@@ -280,7 +285,7 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
-        if chosen.source in (UNKNOWN, TOO_LOSSY):
+        if chosen.reads_all:
             return {"algorithm": self.algorithm, "table": chosen.source}
         return {
             "algorithm": self.algorithm,

@@ -17,6 +17,10 @@ from ..errors import FormatError, ResourceError
 from .budget_table import BudgetTable, read_table, write_table
 
 PROFILE_SUFFIX = ".profile.json"
+# Tokens that are looked at, of prompts of at least twice as many: in a shorter one a profile would
+# take a large part of the time.
+PROFILE_TOKENS = 1024
+MIN_PROMPT = 2 * PROFILE_TOKENS
 # Prompts after which nothing more is measured. The first measures all layers, each later one every
 # fifth, which costs a fifth: after eleven every layer was measured three times.
 ENOUGH_PROMPTS = 11

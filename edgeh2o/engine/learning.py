@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.budget_table import BudgetTable
 from ..attention.headwise import PROFILE_BUDGET, UNKNOWN
-from ..attention.kept_profiles import keep_profile
+from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from .plan import RunPlan
     from .profile import PromptProfiler
 
-# As ``profile`` has it, which loads NumPy and the kernels of tests.
-MIN_PROMPT = 2048
-FIRST_CALL = 1024
+
+FIRST_CALL = PROFILE_TOKENS  # of a prompt: it has to hold what is looked at
 
 
 def may_learn(plan: RunPlan, model: LoadedModel, n_tokens: int) -> bool:

@@ -18,7 +18,7 @@ from .._version import __version__
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
-from ..attention.kept_profiles import PARTS
+from ..attention.kept_profiles import PARTS, PROFILE_TOKENS
 from ..runners.base import SessionShape
 from .calibration import FIRST_QUERY, LEVELS, LayerProbe
 
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from ..runners.native import NativeModel
     from .models import LoadedModel
 
-# Tokens that are looked at, of prompts of at least twice as many: in a shorter one a profile would
-# take a large part of the time.
-PROFILE_TOKENS = 1024
-MIN_PROMPT = 2 * PROFILE_TOKENS
 PROFILED_LENGTH = 4 * PROFILE_TOKENS
 PROFILE_CHUNK = 128
 MEASURED_LEVELS = (64, 256, 1024)

@@ -15,14 +15,16 @@ from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.attention.headwise import PROFILE_BUDGET, UNKNOWN
 from edgeh2o.attention.kept_profiles import (
     ENOUGH_PROMPTS,
+    MIN_PROMPT,
     PARTS,
+    PROFILE_TOKENS,
     find_profile,
     merge_profiles,
     profile_path,
 )
 from edgeh2o.engine import calibration, learning, profile
 from edgeh2o.engine.calibration import LEVELS
-from edgeh2o.engine.profile import MIN_PROMPT, PROFILE_TOKENS, profile_prompt
+from edgeh2o.engine.profile import profile_prompt
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.ablation import evaluate_ablation
 from edgeh2o.evaluation.attention_patterns import visualize_attention_patterns
