@@ -43,6 +43,13 @@ ISA_FLAGS = {
     },
 }.get(target, {})
 
+chosen = os.environ.get("EDGEH2O_ISAS")  # for example "avx2": a quick build for one machine
+if chosen is not None:
+    if unknown := {*filter(None, chosen.split(","))} - {*ISA_FLAGS}:
+        known = ", ".join(ISA_FLAGS) or "none"
+        sys.exit(f"EDGEH2O_ISAS: {', '.join(sorted(unknown))} is not among {known} of {target}")
+    ISA_FLAGS = {isa: flags for isa, flags in ISA_FLAGS.items() if isa in chosen.split(",")}
+
 debug = os.environ.get("EDGEH2O_DEBUG") == "1"
 sanitizers = os.environ.get("EDGEH2O_SANITIZE", "")  # for example "address,undefined"
 base_flags = [
@@ -87,7 +94,8 @@ def static_library(name: str, sources: list[str], flags: list[str]) -> tuple[str
     return name, build_info
 
 
-libraries = [static_library("edgeh2o_core", core_sources, base_flags + sanitizer_flags)]
+isas = f"-DEH2O_ISAS={' '.join(f'X({isa})' for isa in ISA_FLAGS)}"
+libraries = [static_library("edgeh2o_core", core_sources, [*base_flags, isas, *sanitizer_flags])]
 libraries += [
     static_library(
         f"edgeh2o_{isa}", [f"cpp/isa/{isa}.cc"], kernel_flags + flags + kernel_sanitizer_flags

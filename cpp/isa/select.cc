@@ -8,37 +8,27 @@
 
 namespace edgeh2o {
 
-#define EH2O_TABLE(isa)            \
+// The build names the instruction sets that it compiled beside scalar, slowest first: setup.py.
+#ifndef EH2O_ISAS
+#error "compile with -DEH2O_ISAS='X(avx2) X(avx512vnni)' or the like"
+#endif
+
+#define X(isa)                     \
   namespace isa {                  \
   extern const KernelTable kTable; \
   }
-EH2O_TABLE(scalar)
-#if defined(__x86_64__)
-EH2O_TABLE(avx2)
-EH2O_TABLE(avxvnni)
-EH2O_TABLE(avx512vnni)
-EH2O_TABLE(avx512bf16)
-#elif defined(__aarch64__)
-EH2O_TABLE(neon)
-EH2O_TABLE(neon_dotprod)
-EH2O_TABLE(neon_i8mm)
-#endif
-#undef EH2O_TABLE
+X(scalar)
+EH2O_ISAS
+#undef X
 
 const std::vector<const KernelTable*>& available_kernel_tables() {
   static const std::vector<const KernelTable*> tables = [] {
     std::vector<const KernelTable*> found{&scalar::kTable};
     [[maybe_unused]] const CpuFeatures features = detect_cpu_features();
-#if defined(__x86_64__)
-    if (features.avx2) found.push_back(&avx2::kTable);
-    if (features.avxvnni) found.push_back(&avxvnni::kTable);
-    if (features.avx512vnni) found.push_back(&avx512vnni::kTable);
-    if (features.avx512bf16) found.push_back(&avx512bf16::kTable);
-#elif defined(__aarch64__)
-    if (features.neon) found.push_back(&neon::kTable);
-    if (features.neon_dotprod) found.push_back(&neon_dotprod::kTable);
-    if (features.neon_i8mm) found.push_back(&neon_i8mm::kTable);
-#endif
+#define X(isa) \
+  if (features.isa) found.push_back(&isa::kTable);
+    EH2O_ISAS
+#undef X
     return found;
   }();
   return tables;
