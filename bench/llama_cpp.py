@@ -178,7 +178,8 @@ class LlamaCpp:
         """Tokens/s of one run of a workload on random tokens, by llama-bench."""
         arguments = [
             *("-m", str(model), "-p", str(workload.n_prompt), "-n", str(workload.n_decode)),
-            *("-d", str(workload.depth), "-b", str(batch_size), "-ub", str(chunk_size)),
+            *("-b", str(batch_size), "-ub", str(chunk_size)),
+            *(["-d", str(workload.depth)] if workload.depth else []),  # forks may lack it
             *("-t", str(self.threads), "-r", "1", "-o", "json"),
             *("-fa", "1" if flash_attention else "0"),
             *([] if warm_up else ["--no-warmup"]),
