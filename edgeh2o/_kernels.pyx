@@ -25,6 +25,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
     cdef cppclass PackLayout:
         size_t panel_cols
         size_t tile_rows
+        int dot_bias
         cbool is_signed(PackedFormat)
     cdef cppclass AttentionKernels:
         uint64_t (*peak)(float*, size_t) noexcept
@@ -276,7 +277,7 @@ def quantize_q8(str isa, const float[:, ::1] x):
     sums8 = packed[:, :, 8 * mr : 12 * mr].copy().view(np.int32).reshape(n_tiles, n_blocks, mr)
     quants = packed[:, :, 16 * mr :].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
     quants = quants.transpose(0, 3, 1, 2, 4).reshape(n_tiles * mr, depth)[:n_rows]
-    totals = sums8.transpose(0, 2, 1).reshape(n_tiles * mr, n_blocks)[:n_rows]
+    totals = sums8.transpose(0, 2, 1).reshape(n_tiles * mr, n_blocks)[:n_rows] - table.layout.dot_bias
     if not np.array_equal(totals, -8 * quants.reshape(n_rows, n_blocks, 32).sum(2, dtype=np.int32)):
         raise AssertionError("the stored sums are not those of the quants")
     split = headers[:, :, :2].transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]

@@ -59,7 +59,7 @@ extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, kFewRows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED),
-     simd::kGemmF32Rows},
+     simd::kGemmF32Rows, simd::kDotBias},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
      attention_kernels<F16Products<simd::Halves>, simd::kHasF16>()},
     simd::kPrefersBf16 ? AttentionPrecision::kBf16 : AttentionPrecision::kF32,

@@ -18,6 +18,7 @@ struct PackLayout {
   size_t few_rows;          // up to which matrix-vector kernels, tile by tile, beat unpacking a panel once
   uint32_t signed_formats;  // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
   size_t float_rows;        // rows that a float matrix product takes at once
+  int32_t dot_bias;         // where dot products start, added to the sums of packed activations
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
 };
 

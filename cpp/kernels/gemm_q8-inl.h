@@ -16,36 +16,45 @@ struct Correction {
   static constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
   static EH2O_INLINE simd::I32 start(int32_t negated_sum8) {
     if constexpr (kOffsetLog2 >= 0 && kKeepsOffset) {
-      if constexpr (kOffsetLog2 < 3) negated_sum8 /= 8 >> kOffsetLog2;  // exact
-      const simd::I32 offset =
-          simd::shift_left_i32 < kOffsetLog2<3 ? 0 : kOffsetLog2 - 3>(simd::set1_i32(negated_sum8));
-      if constexpr (simd::kDotBias == 0) return offset;
-      return simd::add_i32(offset, simd::set1_i32(simd::kDotBias));
+      const int32_t offset = kOffsetLog2 < 3 ? negated_sum8 / (8 >> kOffsetLog2)  // exact
+                                             : negated_sum8 * (1 << (kOffsetLog2 - 3));
+      return simd::set1_i32(offset + simd::kDotBias);
     } else {
       return simd::dot_bias();
     }
   }
 };
 
+// A dot product times the scale of its weights, rounded once. Where kDotBias is not 0, dot has the bits of
+// the float 1.5 * 2^23 + dot (|dot| < 2^22), and a multiply-add takes 1.5 * 2^23 * scale off, which is exact,
+// since a scale has at most 22 significant bits (f16 times a byte): an instruction less than converting
+// first.
+struct DotScale {
+  simd::F32 scale, negated_bias;
+  EH2O_INLINE explicit DotScale(simd::F32 value)
+      : scale(value), negated_bias(simd::mul(value, simd::set1(-12582912.0f))) {}
+  EH2O_INLINE simd::F32 times(simd::I32 dot) const { return simd::mul_dot(dot, scale, negated_bias); }
+};
+
 // One record of packed activations, a tile of kRows rows.
 template <size_t kRows>
 struct ActivationRecord {
   const float *scale, *sums;
-  const int32_t* negated_sums8;
+  const int32_t* biased_sums8;
   const int8_t* quants;  // [8][kRows][4]
 
   EH2O_INLINE explicit ActivationRecord(const uint8_t* x)
       : scale(reinterpret_cast<const float*>(x)),
         sums(scale + kRows),
-        negated_sums8(reinterpret_cast<const int32_t*>(sums + kRows)),
-        quants(reinterpret_cast<const int8_t*>(negated_sums8 + 2 * kRows)) {}
+        biased_sums8(reinterpret_cast<const int32_t*>(sums + kRows)),
+        quants(reinterpret_cast<const int8_t*>(biased_sums8 + 2 * kRows)) {}
 
   // -8 times the sum of sub-block `sub` of kSubBlocks (1 or 2) of a row.
   template <size_t kSubBlocks>
   EH2O_INLINE int32_t negated_sum8(size_t sub, size_t row) const {
-    if constexpr (kSubBlocks == 1) return negated_sums8[row];
-    const int32_t first_half = negated_sums8[kRows + row];
-    return sub == 0 ? first_half : negated_sums8[row] - first_half;
+    if constexpr (kSubBlocks == 1) return biased_sums8[row] - simd::kDotBias;
+    const int32_t first_half = biased_sums8[kRows + row];
+    return sub == 0 ? first_half - simd::kDotBias : biased_sums8[row] - first_half;
   }
   // The sum of the activations that the quants stand for.
   template <size_t kSubBlocks>
@@ -150,12 +159,10 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
           });
         }
       }
-      unroll<kRows>([&](auto r) {
-        const F32 scale = set1(rows.scale[r]);
-        unroll<kVectors>([&](auto v) {
-          const F32 part = mul(dot_to_f32(dot[r][v]), scale);
-          sum[r][v] = mul_add(part, load(w_scale + sub * kCols + v * kLanes), sum[r][v]);
-        });
+      unroll<kVectors>([&](auto v) {
+        const DotScale scale(load(w_scale + sub * kCols + v * kLanes));
+        unroll<kRows>(
+            [&](auto r) { sum[r][v] = mul_add(scale.times(dot[r][v]), set1(rows.scale[r]), sum[r][v]); });
       });
       if constexpr (Traits::kHasMin) {
         unroll<kRows>([&](auto r) {

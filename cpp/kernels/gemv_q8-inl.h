@@ -184,10 +184,9 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
         });
       });
       unroll<kVectors>([&](auto v) {
-        const F32 scale = weights.scale(sub, v);
-        unroll<kRows>([&](auto r) {
-          sum[r][v] = mul_add(mul(dot_to_f32(dot[r][v]), set1(row.scale[r])), scale, sum[r][v]);
-        });
+        const DotScale scale(weights.scale(sub, v));
+        unroll<kRows>(
+            [&](auto r) { sum[r][v] = mul_add(scale.times(dot[r][v]), set1(row.scale[r]), sum[r][v]); });
       });
       if constexpr (Traits::kHasMin) {
         unroll<kVectors>([&](auto v) {

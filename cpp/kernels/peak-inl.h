@@ -77,7 +77,8 @@ uint64_t peak_q8(float* out, size_t n_rounds) {
       unroll<kChains>([&](auto i) { sum[i] = Dot::finish(acc[i], sum[i]); });
     }
   }
-  unroll<kChains>([&](auto i) { store(out, add(load(out), dot_to_f32(sum[i]))); });
+  unroll<kChains>(
+      [&](auto i) { store(out, add(load(out), mul_dot(sum[i], set1(1.0f), set1(-12582912.0f)))); });
   constexpr size_t kPerProduct = kLanes * (kHasMmla ? 8 : 4) * 2;
   return static_cast<uint64_t>(n_rounds) * kSteps * kChains * kPerProduct;
 }

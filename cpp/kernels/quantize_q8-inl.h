@@ -11,8 +11,8 @@ EH2O_INLINE void quantize_block(uint8_t* record, size_t row, const float* x) {
   constexpr size_t kVectors = kBlock / kLanes;
   float* scale = reinterpret_cast<float*>(record) + row;
   float* sum = scale + kTileRows;
-  int32_t* negated_sum8 = reinterpret_cast<int32_t*>(sum + kTileRows);
-  int8_t* quants = reinterpret_cast<int8_t*>(negated_sum8 + 2 * kTileRows);
+  int32_t* biased_sum8 = reinterpret_cast<int32_t*>(sum + kTileRows);
+  int8_t* quants = reinterpret_cast<int8_t*>(biased_sum8 + 2 * kTileRows);
 
   F32 values[kVectors], largest = zero();
   unroll<kVectors>([&](auto v) {
@@ -35,9 +35,16 @@ EH2O_INLINE void quantize_block(uint8_t* record, size_t row, const float* x) {
   const int32_t total = halves[0] + halves[1];
   *scale = d;
   *sum = d * static_cast<float>(total);
-  negated_sum8[0] = -8 * total;
-  negated_sum8[kTileRows] = -8 * halves[0];
+  biased_sum8[0] = kDotBias - 8 * total;
+  biased_sum8[kTileRows] = kDotBias - 8 * halves[0];
   unroll<kBlock / 4>([&](auto step) { __builtin_memcpy(quants + step * 4 * kTileRows, q + 4 * step, 4); });
+}
+
+// A missing row: zeros, in memory that is 0.
+template <size_t kTileRows>
+EH2O_INLINE void clear_block(uint8_t* record, size_t row) {
+  int32_t* biased_sum8 = reinterpret_cast<int32_t*>(record) + 2 * kTileRows;
+  biased_sum8[row] = biased_sum8[kTileRows + row] = simd::kDotBias;
 }
 
 template <size_t kTileRows>
@@ -46,6 +53,7 @@ void quantize_tile(uint8_t* out, const float* x, size_t x_stride, size_t n_rows,
   if (n_rows < kTileRows) __builtin_memset(out, 0, depth / kBlock * kRecord);
   for (size_t k = 0; k < depth; k += kBlock, out += kRecord) {
     for (size_t row = 0; row < n_rows; ++row) quantize_block<kTileRows>(out, row, x + row * x_stride + k);
+    for (size_t row = n_rows; row < kTileRows; ++row) clear_block<kTileRows>(out, row);
   }
 }
 

@@ -14,8 +14,8 @@
 // with the offset removed (signed) where the ISA multiplies signed weights (PackLayout::signed_formats).
 //
 // Activations are packed in tiles of mr rows, one record per 32 values of depth:
-//   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 negated_sum8[2][mr] (-8 times the sum of all
-//   quants, and of the first 16), s8[8][mr][4]
+//   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 biased_sum8[2][mr] (-8 times the sum of all
+//   quants, and of the first 16, plus the ISA's kDotBias), s8[8][mr][4]
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,8 @@ using I8 = __m256i;
 inline constexpr size_t kLanes = 8;
 inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
-inline constexpr int32_t kDotBias = 0;
+// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22.
+inline constexpr int32_t kDotBias = 0x4b400000;
 // 3 x 2 accumulators and their f32 sums fit in 16 registers; 4 x 2 spill (85 against 105 GOP/s on Cascade
 // Lake).
 inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
@@ -144,8 +145,11 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm256_slli_epi32(a, N);
 }
-EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
-EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+EH2O_INLINE I32 dot_bias() { return set1_i32(kDotBias); }
+// dot * scale of a dot product that started at kDotBias; negated_bias: -1.5 * 2^23 * scale.
+EH2O_INLINE F32 mul_dot(I32 dot, F32 scale, F32 negated_bias) {
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(dot), scale, negated_bias);
+}
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }

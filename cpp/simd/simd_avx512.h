@@ -17,7 +17,8 @@ using I8 = __m512i;
 inline constexpr size_t kLanes = 16;
 inline constexpr bool kHasMmla = false;
 inline constexpr bool kHasLaneMulAdd = false;
-inline constexpr int32_t kDotBias = 0;
+// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22.
+inline constexpr int32_t kDotBias = 0x4b400000;
 #ifdef __AVX512BF16__
 inline constexpr bool kHasBf16 = true, kPrefersBf16 = true;
 #else
@@ -138,8 +139,11 @@ template <int N>
 EH2O_INLINE I32 shift_left_i32(I32 a) {
   return _mm512_slli_epi32(a, N);
 }
-EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
-EH2O_INLINE F32 dot_to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+EH2O_INLINE I32 dot_bias() { return set1_i32(kDotBias); }
+// dot * scale of a dot product that started at kDotBias; negated_bias: -1.5 * 2^23 * scale.
+EH2O_INLINE F32 mul_dot(I32 dot, F32 scale, F32 negated_bias) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(dot), scale, negated_bias);
+}
 
 EH2O_INLINE I8 load_i8(const void* p) { return _mm512_loadu_si512(p); }
 EH2O_INLINE void store_i8(void* p, I8 v) { _mm512_storeu_si512(p, v); }

@@ -21,8 +21,7 @@ inline constexpr bool kHasMmla = true;
 inline constexpr bool kHasMmla = false;
 #endif
 inline constexpr bool kHasLaneMulAdd = true;
-// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22,
-// and one subtraction replaces the conversion, which occupies a Cortex-A76 pipe twice.
+// Dot products start at the bits of 1.5 * 2^23: as a float the sum is 1.5 * 2^23 + dot while |dot| < 2^22.
 inline constexpr int32_t kDotBias = 0x4b400000;
 // Not preferred: no processor has been timed.
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
@@ -201,7 +200,10 @@ EH2O_INLINE I32 dot_bias() {
 #else
 EH2O_INLINE I32 dot_bias() { return vdupq_n_s32(kDotBias); }
 #endif
-EH2O_INLINE F32 dot_to_f32(I32 a) { return vsubq_f32(vreinterpretq_f32_s32(a), vdupq_n_f32(12582912.0f)); }
+// dot * scale of a dot product that started at kDotBias; negated_bias: -1.5 * 2^23 * scale.
+EH2O_INLINE F32 mul_dot(I32 dot, F32 scale, F32 negated_bias) {
+  return vfmaq_f32(negated_bias, vreinterpretq_f32_s32(dot), scale);
+}
 
 EH2O_INLINE I8 load_i8(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
 EH2O_INLINE void store_i8(void* p, I8 v) { vst1q_s8(static_cast<int8_t*>(p), v); }

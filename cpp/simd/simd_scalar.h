@@ -310,8 +310,8 @@ EH2O_INLINE I32 shift_left_i32(I32 a) {
   return from_lanes<I32>([&](size_t i) { return a.lane[i] * (1 << N); });
 }
 EH2O_INLINE I32 dot_bias() { return set1_i32(0); }
-EH2O_INLINE F32 dot_to_f32(I32 a) {
-  return from_lanes<F32>([&](size_t i) { return static_cast<float>(a.lane[i]); });
+EH2O_INLINE F32 mul_dot(I32 dot, F32 scale, F32) {
+  return from_lanes<F32>([&](size_t i) { return static_cast<float>(dot.lane[i]) * scale.lane[i]; });
 }
 
 EH2O_INLINE I8 load_i8(const void* p) {
@@ -386,7 +386,7 @@ struct BlockDot {
       acc.lane[i / 4] += static_cast<int8_t>(v.byte[i]) * numbers[i % 4];
     return acc;
   }
-  static EH2O_INLINE F32 finish(Acc acc) { return dot_to_f32(acc); }
+  static EH2O_INLINE F32 finish(Acc acc) { return mul_dot(acc, set1(1.0f), zero()); }
   static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
     for (size_t i = 0; i < kLanes; ++i) {
       const auto number = static_cast<int16_t>(std::nearbyintf(v.lane[i]));
