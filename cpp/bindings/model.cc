@@ -76,12 +76,18 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("rope", layer.rope);
   reader.read_choice("qk_norm", layer.qk_norm,
                      {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
+  reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
+  reader.read("temperature_scale", layer.temperature_scale);
+  reader.read("temperature_period", layer.temperature_period);
   reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}});
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
+  reader.read("normalises_experts", layer.normalises_experts);
+  reader.read("shared_ffn_dim", layer.shared_ffn_dim);
+  reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read_choice(
       "norm_placement", layer.norm_placement,
       {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});

@@ -16,6 +16,12 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   const bool has_experts = layer.ffn == FfnKind::kExperts;
   EH2O_CHECK(layer.n_experts_used <= layer.n_experts && (layer.n_experts_used > 0) == has_experts,
              "n_experts_used = ", layer.n_experts_used, " of n_experts = ", layer.n_experts);
+  EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
+  EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
+  EH2O_CHECK(
+      layer.temperature_scale >= 0.0f && (layer.temperature_scale > 0.0f) == (layer.temperature_period > 0),
+      "temperature_scale = ", layer.temperature_scale,
+      " with temperature_period = ", layer.temperature_period);
 }
 
 }  // namespace

@@ -61,6 +61,13 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, spec.ffn_dim, model_dim);
       linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, spec.ffn_dim);
     }
+    if (spec.shared_ffn_dim > 0) {
+      linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);
+      linear(prefix + "ffn_up_shexp", layer.ffn_shared.up, spec.shared_ffn_dim, model_dim);
+      linear(prefix + "ffn_down_shexp", layer.ffn_shared.down, model_dim, spec.shared_ffn_dim);
+    }
+    if (spec.has_shared_gate)
+      vector(prefix + "ffn_gate_inp_shexp.weight", layer.ffn_shared_gate, model_dim, true);
   }
 }
 

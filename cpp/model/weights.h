@@ -28,6 +28,8 @@ struct LayerWeights {
   std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
   std::vector<FeedForward> ffn;                  // one, or one per expert
   Linear ffn_router;                             // [n_experts] outputs, where there are experts
+  FeedForward ffn_shared;                        // where the layer has a shared expert
+  std::vector<float> ffn_shared_gate;            // [model_dim], or empty
 };
 
 class Weights {

@@ -115,6 +115,16 @@ void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, 
   });
 }
 
+void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,
+                       size_t period) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    const auto n_periods = static_cast<double>((first_position + i) / period);
+    if (n_periods == 0.0) return;
+    const double factor = 1.0 + static_cast<double>(scale) * std::log1p(n_periods);
+    table.scale_f32(rows.row(i), rows.row(i), static_cast<float>(factor), rows.cols);
+  });
+}
+
 void split_rotary_pairs(MatView<float> rows, size_t head_dim, size_t n_pairs) {
   EH2O_CHECK(n_pairs <= kMaxRotaryPairs, "heads with ", n_pairs, " rotary pairs; at most ", kMaxRotaryPairs,
              " are supported");

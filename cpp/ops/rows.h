@@ -53,6 +53,11 @@ void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_pos
 void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
                size_t head_dim, size_t n_pairs);
 
+// Row i, at position first_position + i, times 1 + scale * ln(1 + floor(position / period)): queries far
+// beyond the first training get sharper logits.
+void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,
+                       size_t period);
+
 // Brings the pairs (2i, 2i + 1) of every head to where rope_rows has them, (i, n_pairs + i), in place.
 // Queries and keys both reordered give the same logits. n_pairs <= kMaxRotaryPairs.
 inline constexpr size_t kMaxRotaryPairs = 512;

@@ -17,6 +17,14 @@ struct Qkv {
 
 MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
 
+void norm_qk(const LayerCall& call, const Qkv& qkv) {
+  const LayerWeights& w = call.layer_weights();
+  if (call.spec().qk_norm == QkNorm::kNone) return;
+  const float eps = call.config.norm_eps;
+  rms_norm_groups(call.table(), qkv.q, {w.attn_q_norm.data(), w.attn_q_norm.size()}, eps);
+  rms_norm_groups(call.table(), qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
+}
+
 // Queries, keys and values of some rows of the step, from row `first` of it on: normed, rotated, and written
 // to the cache.
 void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
@@ -31,16 +39,17 @@ void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
                                   output_of(w.attn_v, qkv.v.data, stride)};
   matmul(table, input, {outputs, 3}, call.buffers().scratch);
 
-  if (spec.qk_norm != QkNorm::kNone) {
-    const float eps = call.config.norm_eps;
-    rms_norm_groups(table, qkv.q, {w.attn_q_norm.data(), w.attn_q_norm.size()}, eps);
-    rms_norm_groups(table, qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
-  }
+  if (!spec.qk_norm_after_rope) norm_qk(call, qkv);
   const RopeTable& rope = call.buffers().ropes[spec.rope];
   const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = (call.first_row + first) * n_pairs;
   rope_rows(table, {qkv.q.data, n, qkv.q.cols + qkv.k.cols, stride}, rope.cos + row, rope.sin + row,
             spec.heads.key_dim, n_pairs);
-  call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v));
+  if (spec.qk_norm_after_rope) norm_qk(call, qkv);
+  AttentionState& state = call.step.sequence->layer(call.layer);
+  if (spec.temperature_period > 0) {
+    scale_by_position(table, qkv.q, state.n_tokens(), spec.temperature_scale, spec.temperature_period);
+  }
+  state.append(as_const(qkv.k), as_const(qkv.v));
 }
 
 }  // namespace
