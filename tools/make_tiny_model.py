@@ -63,6 +63,7 @@ class TinyModel:
         embedding_type: type of the token embedding and output; None for tensor_type.
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
+        shared_ffn_dim: width of the expert that every token goes through; None for no key.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
@@ -86,8 +87,10 @@ class TinyModel:
     ffn_dim: PerLayer = 512
     n_experts: int = 6
     n_experts_used: int = 2
+    shared_ffn_dim: int | None = None
     vocab_size: int = 320
     context_length: int = 2048
+    norm_eps: float = 1e-5
     tied: bool = True
     biases: bool = False
     rotary_dim: int | None = None
@@ -170,19 +173,25 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_experts:
         writer.add_expert_count(model.n_experts)
         writer.add_expert_used_count(model.n_experts_used)
-        writer.add_expert_feed_forward_length(model.ffn_dim)
+        if model.family.has_expert_width:
+            writer.add_expert_feed_forward_length(model.ffn_dim)
+        if model.shared_ffn_dim is not None:
+            writer.add_expert_shared_feed_forward_length(model.shared_ffn_dim)
+    if model.family.has_sections:
+        writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
     writer.add_head_count(model.n_heads)
     writer.add_head_count_kv(model.n_kv_heads)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
     writer.add_rope_freq_base(model.rope_base)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_rms_eps(model.norm_eps)
     writer.add_vocab_size(model.vocab_size)
     if model.rope_scaling in ("linear", "yarn"):
         writer.add_rope_scaling_type(RopeScalingType(model.rope_scaling))
         writer.add_rope_scaling_factor(LINEAR_FACTOR)
     if model.rope_scaling == "longrope":
+        writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
         writer.add_rope_scaling_attn_factors(LONGROPE_ATTENTION_FACTOR)
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
@@ -254,7 +263,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         }[family.qk_norm]
         for name, is_there in (
             ("attn_norm", family.pre_norms),
-            ("ffn_norm", family.pre_norms),
+            (family.ffn_norm, family.pre_norms),
             ("post_attention_norm", family.post_norms),
             ("post_ffw_norm", family.post_norms),
         ):
@@ -284,8 +293,16 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 del tensors[f"{prefix}{name}.weight"]
                 stacked = f"{prefix}{name}_exps.weight"
                 normal(stacked, model.n_experts, rows, cols, std=cols**-0.5)
-        if family.is_fused:
+            if model.shared_ffn_dim:
+                shared = model.shared_ffn_dim
+                normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
+                normal(f"{prefix}ffn_up_shexp.weight", shared, width, std=width**-0.5)
+                normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
+            if family.shared_gate:
+                normal(f"{prefix}ffn_gate_inp_shexp.weight", width, std=2.0 * width**-0.5)
+        if family.fused_qkv:
             _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
+        if family.fused_gate_up:
             _fuse(tensors, prefix, "ffn_up", ("ffn_gate", "ffn_up"))
     return tensors
 
@@ -296,6 +313,11 @@ def _fuse(
     """Replaces some matrices of a layer by one that holds the rows of all."""
     rows = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
     tensors[f"{prefix}{name}.weight"] = np.concatenate(rows)
+
+
+def rope_sections(n_pairs: int) -> list[int]:
+    """Pairs of time, height and width, interleaved or not, and none of a fourth axis."""
+    return [(n_pairs + 2) // 3, (n_pairs + 1) // 3, n_pairs // 3, 0]
 
 
 def llama3_factors(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ..config import MAX_CONTEXT, LayerConfig
 from ..errors import FormatError
 from ..formats.metadata import Metadata
+from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .keys import ArchitectureKeys
-from .rope import RopeScaling, read_rope_scaling
+from .rope import PLAIN_ROPE, RopeRule, RopeScaling, check_sections, read_rope_scaling
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -17,11 +18,9 @@ DEFAULT_FREQ_BASE = 10000.0
 BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 MAX_LAYERS = 512
-MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
 MAX_HEAD_DIM = 2**13
 MAX_VOCAB = 2**24
-MAX_EXPERTS = 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +31,22 @@ class Hyperparameters:
     model_dim: int
     head_dim: int
     rotary_dim: int
-    n_experts: int
-    n_experts_used: int
+    feed_forward: FeedForwardSizes
     vocab_size: int
     context_length: int
     norm_eps: float
     rope_base: float
     rope_scaling: RopeScaling
     sliding_rope_base: float | None
+    temperature_scale: float
 
     def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
         """Named sizes that the shapes of a layer's tensors are declared in."""
         return {
             "model_dim": self.model_dim,
             "ffn_dim": layer.ffn_dim,
-            "n_experts": self.n_experts,
+            "n_experts": self.feed_forward.n_experts,
+            "shared_ffn_dim": self.feed_forward.shared_ffn_dim,
             "vocab_size": self.vocab_size,
             "head_dim": self.head_dim,
             "q_dim": layer.n_heads * self.head_dim,
@@ -61,14 +61,18 @@ def read_hyperparameters(
     architecture: str,
     windows: SlidingWindows | None = None,
     *,
-    has_experts: bool = False,
+    experts: ExpertRule | None = None,
+    rope: RopeRule = PLAIN_ROPE,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
     keys = ArchitectureKeys(metadata, architecture, n_layers)
-    _refuse_unsupported(keys, has_experts=has_experts)
-    n_experts, n_experts_used, ffn_dims = _read_feed_forward(keys, has_experts=has_experts)
-    layers = _read_layers(keys, ffn_dims, read_windows(keys, windows))
+    _refuse_encoders(keys)
+    check_sections(keys, rope)
+    feed_forward = read_feed_forward(keys, experts)
+    widths = read_windows(keys, windows)
+    has_rope = rope.layers(widths)
+    layers = _read_layers(keys, feed_forward.ffn_dims, widths, has_rope)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     head_dim = _read_head_dim(keys, model_dim, layers[0].n_heads)
     rotary_dim = keys.integer("rope.dimension_count", maximum=MAX_HEAD_DIM, default=head_dim)
@@ -83,19 +87,22 @@ def read_hyperparameters(
         model_dim=model_dim,
         head_dim=head_dim,
         rotary_dim=rotary_dim,
-        n_experts=n_experts,
-        n_experts_used=n_experts_used,
+        feed_forward=feed_forward,
         vocab_size=_read_vocab_size(keys),
         context_length=context_length,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", above=0.0, below=1.0),
         rope_base=keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE),
-        rope_scaling=read_rope_scaling(keys, context_length),
+        rope_scaling=read_rope_scaling(keys, context_length, rope),
         sliding_rope_base=_read_sliding_rope_base(keys, windows),
+        temperature_scale=_read_temperature(keys, rope),
     )
 
 
 def _read_layers(
-    keys: ArchitectureKeys, ffn_dims: Sequence[int], windows: Sequence[int]
+    keys: ArchitectureKeys,
+    ffn_dims: Sequence[int],
+    windows: Sequence[int],
+    has_rope: Sequence[bool],
 ) -> tuple[LayerConfig, ...]:
     n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
     if keys.has("attention.head_count_kv"):
@@ -107,36 +114,16 @@ def _read_layers(
                 f"a multiple of {keys.quoted('attention.head_count_kv')} {kv_heads}"
             )
     return tuple(
-        LayerConfig(n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window)
-        for heads, kv_heads, ffn_dim, window in zip(
-            n_heads, n_kv_heads, ffn_dims, windows, strict=True
+        LayerConfig(
+            n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window, has_rope=rotates
+        )
+        for heads, kv_heads, ffn_dim, window, rotates in zip(
+            n_heads, n_kv_heads, ffn_dims, windows, has_rope, strict=True
         )
     )
 
 
-def _read_feed_forward(
-    keys: ArchitectureKeys, *, has_experts: bool
-) -> tuple[int, int, tuple[int, ...]]:
-    """Experts, experts of a token, and the width of every layer's feed-forward networks."""
-    if not has_experts:
-        return 0, 0, keys.integers("feed_forward_length", maximum=MAX_WIDTH)
-    n_experts = keys.integer("expert_count", maximum=MAX_EXPERTS)
-    n_used = keys.integer("expert_used_count", maximum=n_experts)
-    if keys.has("expert_feed_forward_length"):
-        width = keys.integer("expert_feed_forward_length", maximum=MAX_WIDTH)
-    else:  # what older files have is the width of all experts of a token together
-        width = keys.integer("feed_forward_length", minimum=n_used, maximum=MAX_WIDTH) // n_used
-    return n_experts, n_used, (width,) * keys.n_layers
-
-
-def _refuse_unsupported(keys: ArchitectureKeys, *, has_experts: bool) -> None:
-    """Features that would be computed wrongly if their keys were ignored."""
-    n_experts = keys.metadata.get_int(keys.full("expert_count"), default=0)
-    if n_experts and not has_experts:
-        raise FormatError(
-            f"{keys.quoted('expert_count')} is {n_experts}: mixture-of-experts models are not "
-            "supported for this architecture; use a dense model"
-        )
+def _refuse_encoders(keys: ArchitectureKeys) -> None:
     if not keys.metadata.get_bool(keys.full("attention.causal"), default=True):
         raise FormatError(
             f"{keys.quoted('attention.causal')} is false: this is an encoder, "
@@ -173,6 +160,14 @@ def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | No
     if windows is None or not keys.has("rope.freq_base_swa"):
         return windows.rope_base if windows else None
     return keys.number("rope.freq_base_swa", **BASE_RANGE)
+
+
+def _read_temperature(keys: ArchitectureKeys, rope: RopeRule) -> float:
+    """How much a query grows with the logarithm of its position; 0 for not at all."""
+    key = "attention.temperature_scale"
+    if not rope.has_temperature or not keys.metadata.get_float(keys.full(key), default=0.0):
+        return 0.0
+    return keys.number(key, above=0.0, below=1e3)
 
 
 def _read_vocab_size(keys: ArchitectureKeys) -> int:

@@ -16,8 +16,17 @@ from ..errors import FormatError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
+from .experts import SHARED_KEY, ExpertRule
 from .hyperparameters import Hyperparameters, read_hyperparameters
-from .rope import NO_SCALING, attention_factor, inverse_frequencies, read_factors
+from .refusals import refuse_unread
+from .rope import (
+    NO_SCALING,
+    PLAIN_ROPE,
+    RopeRule,
+    attention_factor,
+    inverse_frequencies,
+    read_factors,
+)
 from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
 
@@ -30,16 +39,18 @@ class ArchitectureSpec:
 
     Attributes:
         qk_row_order: how pairs of rotated rows lie in the file.
-        norm_placement, qk_norm, activation: see ``DecoderConfig``.
+        norm_placement, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
+        rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
         long_rope_factors: optional tensors of frequency divisors for sessions within the original
             context and beyond it.
         rope_switch: key, after the architecture's name, that turns the rotary embedding off if it
             is false.
         windows: None: the family has no sliding windows.
-        has_experts: the feed-forward network is a mixture of experts.
+        experts: None: the feed-forward network is one, not a mixture of experts.
         scales: keys that set a scale or soft cap of ``DecoderConfig``.
         divisors: keys whose inverse is a scale of ``DecoderConfig``.
+        required_scales: those of both that a file must have.
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
@@ -52,13 +63,16 @@ class ArchitectureSpec:
     activation: str
     norm_placement: Literal["pre", "post", "both"] = "pre"
     qk_norm: Literal["none", "head", "projection"] = "none"
+    qk_norm_after_rope: bool = False
+    rope: RopeRule = PLAIN_ROPE
     rope_factors: str | None = None
     long_rope_factors: tuple[str, str] | None = None
     rope_switch: str | None = None
     windows: SlidingWindows | None = None
-    has_experts: bool = False
+    experts: ExpertRule | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
     divisors: Mapping[str, str] = field(default_factory=dict)
+    required_scales: tuple[str, ...] = ()
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
     n_layers_scaled_by_width: int | None = None
@@ -88,8 +102,9 @@ def read_model(gguf: GgufFile) -> tuple[DecoderConfig, list[TensorBinding]]:
     try:
         spec = _find_spec(gguf.metadata)
         shape = read_hyperparameters(
-            gguf.metadata, spec.name, spec.windows, has_experts=spec.has_experts
+            gguf.metadata, spec.name, spec.windows, experts=spec.experts, rope=spec.rope
         )
+        refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         bindings = bind_tensors(
             gguf.tensors,
@@ -134,13 +149,19 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         n_kv_heads=max(layer.n_kv_heads for layer in layers),
         head_dim=shape.head_dim,
         rotary_dim=shape.rotary_dim,
-        n_experts=shape.n_experts,
-        n_experts_used=shape.n_experts_used,
+        n_experts=shape.feed_forward.n_experts,
+        n_experts_used=shape.feed_forward.n_experts_used,
+        normalises_experts=spec.experts is None or spec.experts.is_normalised,
+        shared_ffn_dim=shape.feed_forward.shared_ffn_dim,
+        has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
         norm_placement=spec.norm_placement,
         qk_norm=spec.qk_norm,
+        qk_norm_after_rope=spec.qk_norm_after_rope,
+        temperature_scale=shape.temperature_scale,
+        temperature_period=shape.rope_scaling.original_context if shape.temperature_scale else 0,
         activation=spec.activation,
         attention_scale=1.0 / math.sqrt(logit_dim),
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
@@ -177,9 +198,27 @@ def _read_frequencies(
     return tables
 
 
+def _optional_keys(spec: ArchitectureSpec) -> set[str]:
+    """Keys with an effect that files of this architecture may have."""
+    read = {*spec.scales.values(), *spec.divisors.values()}
+    flags = {
+        "rope.dimension_sections": spec.rope.has_sections,
+        "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
+        "attention.temperature_scale": spec.rope.has_temperature,
+        SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
+    }
+    return read | {key for key, is_read in flags.items() if is_read}
+
+
 def _read_scales(metadata: Metadata, spec: ArchitectureSpec) -> dict[str, Any]:
     """Scales and soft caps of ``DecoderConfig`` that the file or the family sets."""
     scales: dict[str, Any] = dict(spec.default_soft_caps)
+    for suffix in spec.required_scales:
+        if f"{spec.name}.{suffix}" not in metadata:
+            raise FormatError(
+                f"metadata key {quote(f'{spec.name}.{suffix}')} is missing, without which this "
+                "architecture cannot be computed; convert the model anew with a newer llama.cpp"
+            )
     for keys, exponent in ((spec.scales, 1), (spec.divisors, -1)):
         for name, suffix in keys.items():
             key = f"{spec.name}.{suffix}"

@@ -40,6 +40,7 @@ class TensorRule:
     ``shape`` names sizes, contiguous dimension first. ``parts`` covers all rows of a matrix that
     holds several weights of the core. One of three dimensions holds a matrix per entry of the
     last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
+    ``core_name`` is the name in the core of a whole tensor, if it is another one.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TensorRule:
     required: bool
     rotated: bool
     parts: tuple[TensorPart, ...]
+    core_name: str = ""
 
 
 def tensor(
@@ -55,9 +57,10 @@ def tensor(
     required: bool = True,
     rotated: bool = False,
     parts: Sequence[TensorPart] = (),
+    core_name: str = "",
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated, tuple(parts))
+    return TensorRule(name, shape, required, rotated, tuple(parts), core_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,8 @@ def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[Tenso
                 for part in rule.parts
             )
             name = rule.name.replace("{layer}", str(layer))
-            own = TensorRule(name, rule.shape, rule.required, rule.rotated, parts)
+            core_name = rule.core_name.replace("{layer}", str(layer))
+            own = TensorRule(name, rule.shape, rule.required, rule.rotated, parts, core_name)
             by_name[name] = own, layer
     return by_name
 
@@ -161,7 +165,7 @@ def _parts(
             name = rule.name.replace(".weight", f".{index}.weight")
             yield TensorPart(name, rule.shape[1]), index * n_rows, n_rows
     elif not rule.parts:
-        yield TensorPart(rule.name, rule.shape[-1], rule.rotated), 0, info.rows
+        yield TensorPart(rule.core_name or rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
     for part in rule.parts:
         n_rows = sizes[part.rows]
