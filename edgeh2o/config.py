@@ -106,7 +106,8 @@ class LayerConfig:
 
     ``window`` counts the positions that a query sees, its own included; 0: all. ``ffn_dim`` is the
     width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
-    positions.
+    positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
+    those of ``kv_distance`` layers before it.
     """
 
     n_heads: int
@@ -114,6 +115,8 @@ class LayerConfig:
     ffn_dim: int
     window: int = 0
     has_rope: bool = True
+    head_dim: int = 0
+    kv_distance: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,9 @@ class DecoderConfig(ModelConfig):
     to 1 (``normalises_experts``), and through a shared one of width ``shared_ffn_dim``, 0 for none,
     weighted by a gate if it has one. A query at position p is multiplied by ``1 +
     temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0 is none, and so is a
-    ``logit_soft_cap`` of 0.
+    ``logit_soft_cap`` of 0. ``norms_values`` norms the heads of the values, without weights. Layers
+    may have an input of their own per token, of width ``token_input_dim``, and a factor of their
+    output.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -155,11 +160,19 @@ class DecoderConfig(ModelConfig):
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0
     temperature_period: int = 0
+    norms_values: bool = False
+    token_input_dim: int = 0
+    has_output_scale: bool = False
     activation: str = "silu"
     logit_soft_cap: float = 0.0
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
+
+    @property
+    def has_like_layers(self) -> bool:
+        """Whether all layers have keys and values of their own, in heads of one size."""
+        return not any(layer.head_dim or layer.kv_distance for layer in self.layers)
 
     @property
     def n_slots(self) -> int:

@@ -19,6 +19,8 @@ class Family:
         has_experts: the feed-forward network is a mixture of experts.
         has_expert_width: a key says how wide an expert is, not feed_forward_length.
         shared_gate: the shared expert has a gate.
+        is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
+            and have inputs per token.
         has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -34,6 +36,7 @@ class Family:
     has_experts: bool = False
     has_expert_width: bool = True
     shared_gate: bool = False
+    is_gemma4: bool = False
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
@@ -73,4 +76,7 @@ FAMILIES: Mapping[str, Family] = {
         post_norms=True, keys={"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     ),
     "gemma3": Family(post_norms=True, qk_norm="head"),
+    "gemma4": Family(
+        post_norms=True, qk_norm="head", is_gemma4=True, keys={"final_logit_softcapping": 9.0}
+    ),
 }

@@ -70,6 +70,9 @@ class TinyModel:
         original_context: positions of the first training, for "yarn" and "longrope".
         sliding_window: positions that a query sees in layers with a window; None for no key.
         sliding_window_pattern: every so many layers one has full attention; None for no key.
+        head_dim_sliding: head size of layers with a window, of gemma4.
+        n_shared_kv: last layers that read the keys and values of others, of gemma4.
+        token_input_dim: width of every layer's input per token, of gemma4.
         rope_base_sliding: base of the layers with a window; None for no key.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
@@ -100,6 +103,9 @@ class TinyModel:
     sliding_window: int | None = None
     sliding_window_pattern: int | None = None
     rope_base_sliding: float | None = None
+    head_dim_sliding: int | None = None
+    n_shared_kv: int = 0
+    token_input_dim: int = 0
 
     @property
     def family(self) -> Family:
@@ -111,6 +117,18 @@ class TinyModel:
         values = (getattr(self, name) for name in LAYER_OPTIONS)
         rows = (value if isinstance(value, tuple) else (value,) * self.n_layers for value in values)
         return list(zip(*rows, strict=True))
+
+    @property
+    def pattern(self) -> list[bool]:
+        """Which layers have a window, for families whose files say so layer by layer."""
+        period = self.sliding_window_pattern or 3
+        return [layer % period < period - 1 for layer in range(self.n_layers)]
+
+    @property
+    def head_dims(self) -> list[int]:
+        """The head size of every layer."""
+        sliding = self.head_dim_sliding or self.head_dim
+        return [sliding if has_window else self.head_dim for has_window in self.pattern]
 
     @property
     def n_pairs(self) -> int:
@@ -197,12 +215,27 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
-    if model.sliding_window_pattern is not None:
+    if model.family.is_gemma4:
+        _add_gemma4_metadata(writer, model)
+    elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
     for key, value in model.family.keys.items():
         writer.add_float32(f"{model.architecture}.{key}", value)
+
+
+def _add_gemma4_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    sliding = model.head_dim_sliding or model.head_dim
+    for key, value in {
+        "attention.key_length_swa": sliding,
+        "attention.value_length_swa": sliding,
+        "attention.shared_kv_layers": model.n_shared_kv,
+        "rope.dimension_count_swa": sliding,
+        "embedding_length_per_layer_input": model.token_input_dim,
+    }.items():
+        writer.add_uint32(f"{model.architecture}.{key}", value)
+    writer.add_sliding_window_pattern(model.pattern)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
@@ -253,12 +286,23 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             factors = np.linspace(fastest, slowest, model.n_pairs, dtype=np.float32)
             tensors[f"rope_factors_{name}.weight"] = factors
     family = model.family
+    if family.is_gemma4:
+        factors = np.ones(model.n_pairs, np.float32)
+        factors[model.n_pairs // 4 :] = 1e30
+        tensors["rope_freqs.weight"] = factors
+    if model.token_input_dim:
+        inputs = model.n_layers * model.token_input_dim
+        std = model.token_input_dim**-0.5
+        normal("per_layer_token_embd.weight", model.vocab_size, inputs, std=std)
+        normal("per_layer_model_proj.weight", inputs, width, std=1.0)
+        normal("per_layer_proj_norm.weight", model.token_input_dim, std=0.1, mean=1.0)
     for layer_idx, (n_heads, n_kv_heads, ffn_dim) in enumerate(model.layers):
         prefix = f"blk.{layer_idx}."
-        heads_dim, kv_dim = n_heads * model.head_dim, n_kv_heads * model.head_dim
+        head_dim = model.head_dims[layer_idx]
+        heads_dim, kv_dim = n_heads * head_dim, n_kv_heads * head_dim
         qk_norm_dims = {
             None: (),
-            "head": (model.head_dim, model.head_dim),
+            "head": (head_dim, head_dim),
             "projection": (heads_dim, kv_dim),
         }[family.qk_norm]
         for name, is_there in (
@@ -283,6 +327,17 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             if model.biases or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
+        if family.is_gemma4:  # logits are not divided by the root of the head size
+            tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(head_dim**-0.5)
+            normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
+            if layer_idx >= model.n_layers - model.n_shared_kv:
+                for name in ("attn_k", "attn_v", "attn_k_norm"):
+                    del tensors[f"{prefix}{name}.weight"]
+        if model.token_input_dim:
+            dim = model.token_input_dim
+            normal(f"{prefix}inp_gate.weight", dim, width, std=width**-0.5)
+            normal(f"{prefix}proj.weight", width, dim, std=dim**-0.5)
+            normal(f"{prefix}post_norm.weight", width, std=0.1, mean=1.0)
         if family.has_experts:
             normal(ROUTER.format(layer_idx), model.n_experts, width, std=2.0 * width**-0.5)
             for name, rows, cols in (

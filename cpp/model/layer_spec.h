@@ -25,6 +25,7 @@ struct LayerSpec {
   size_t rope = 0;    // of DecoderConfig::ropes
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
+  bool norms_values = false;  // RMS norm of every head of the values, without weights
   // A query at position p is multiplied by 1 + temperature_scale * ln(1 + floor(p / temperature_period)).
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none
@@ -42,6 +43,9 @@ struct LayerSpec {
 
   NormPlacement norm_placement = NormPlacement::kPre;
   float residual_scale = 1.0f;  // factor of what a branch adds to the residual stream
+
+  size_t token_input_dim = 0;     // width of the layer's own input per token; 0: none
+  bool has_output_scale = false;  // the residual stream is multiplied by a number behind the layer
 
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }

@@ -35,9 +35,14 @@ MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols,
 
 void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
                 float scale, MatView<float> out) {
+  embed_columns(table, embedding, tokens, 0, scale, out);
+}
+
+void embed_columns(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+                   size_t first, float scale, MatView<float> out) {
   parallel_for(tokens.size, [&](size_t i, size_t) {
     float* row = out.row(i);
-    embedding.dequantize_row(row, static_cast<size_t>(tokens[i]));
+    embedding.dequantize_range(row, static_cast<size_t>(tokens[i]), first, out.cols);
     if (scale != 1.0f) table.scale_f32(row, row, scale, out.cols);
   });
 }

@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     gemma,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     granite,
     hunyuan,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import MAX_CONTEXT, LayerConfig
 from ..errors import FormatError
@@ -16,6 +16,9 @@ from .windows import SlidingWindows, read_windows
 TOKENS_KEY = "tokenizer.ggml.tokens"
 DEFAULT_FREQ_BASE = 10000.0
 BASE_RANGE = {"above": 1.0, "below": 1e15}
+
+SHARED_KV_KEY = "attention.shared_kv_layers"
+TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 
 MAX_LAYERS = 512
 MAX_HEADS = 2**12
@@ -38,20 +41,26 @@ class Hyperparameters:
     rope_base: float
     rope_scaling: RopeScaling
     sliding_rope_base: float | None
+    sliding_rotary_dim: int
     temperature_scale: float
+    token_input_dim: int
 
     def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
         """Named sizes that the shapes of a layer's tensors are declared in."""
+        head_dim = layer.head_dim or self.head_dim
         return {
+            "one": 1,
+            "token_input_dim": self.token_input_dim,
+            "token_inputs_dim": self.token_input_dim * len(self.layers),
             "model_dim": self.model_dim,
             "ffn_dim": layer.ffn_dim,
             "n_experts": self.feed_forward.n_experts,
             "shared_ffn_dim": self.feed_forward.shared_ffn_dim,
             "vocab_size": self.vocab_size,
-            "head_dim": self.head_dim,
-            "q_dim": layer.n_heads * self.head_dim,
-            "kv_dim": layer.n_kv_heads * self.head_dim,
-            "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * self.head_dim,
+            "head_dim": head_dim,
+            "q_dim": layer.n_heads * head_dim,
+            "kv_dim": layer.n_kv_heads * head_dim,
+            "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
         }
 
@@ -63,6 +72,8 @@ def read_hyperparameters(
     *,
     experts: ExpertRule | None = None,
     rope: RopeRule = PLAIN_ROPE,
+    shares_kv: bool = False,
+    has_token_inputs: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -75,12 +86,17 @@ def read_hyperparameters(
     layers = _read_layers(keys, feed_forward.ffn_dims, widths, has_rope)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     head_dim = _read_head_dim(keys, model_dim, layers[0].n_heads)
-    rotary_dim = keys.integer("rope.dimension_count", maximum=MAX_HEAD_DIM, default=head_dim)
-    if rotary_dim > head_dim or rotary_dim % 2:
-        raise FormatError(
-            f"{keys.quoted('rope.dimension_count')} is {rotary_dim}, but must be even and at most "
-            f"the head size {head_dim}"
+    rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)
+    sliding_rotary_dim = rotary_dim
+    if windows is not None and windows.has_own_heads:
+        sliding_head_dim = _read_sliding_head_dim(keys)
+        sliding_rotary_dim = _read_rotary_dim(keys, "rope.dimension_count_swa", sliding_head_dim)
+        layers = tuple(
+            replace(layer, head_dim=sliding_head_dim if layer.window else head_dim)
+            for layer in layers
         )
+    if shares_kv:
+        layers = _share_kv(keys, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
     return Hyperparameters(
         layers=layers,
@@ -94,7 +110,11 @@ def read_hyperparameters(
         rope_base=keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE),
         rope_scaling=read_rope_scaling(keys, context_length, rope),
         sliding_rope_base=_read_sliding_rope_base(keys, windows),
+        sliding_rotary_dim=sliding_rotary_dim,
         temperature_scale=_read_temperature(keys, rope),
+        token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
+        if has_token_inputs
+        else 0,
     )
 
 
@@ -153,6 +173,43 @@ def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
             "/ head_count) must be even"
         )
     return head_dim
+
+
+def _read_rotary_dim(keys: ArchitectureKeys, key: str, head_dim: int) -> int:
+    rotary_dim = keys.integer(key, maximum=MAX_HEAD_DIM, default=head_dim)
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise FormatError(
+            f"{keys.quoted(key)} is {rotary_dim}, but must be even and at most "
+            f"the head size {head_dim}"
+        )
+    return rotary_dim
+
+
+def _read_sliding_head_dim(keys: ArchitectureKeys) -> int:
+    head_dim = keys.integer("attention.key_length_swa", maximum=MAX_HEAD_DIM)
+    value_dim = keys.integer("attention.value_length_swa", maximum=MAX_HEAD_DIM)
+    if value_dim != head_dim or head_dim % 2:
+        raise FormatError(
+            f"{keys.quoted('attention.value_length_swa')} is {value_dim}, but must be even and "
+            f"equal to the keys' {head_dim}"
+        )
+    return head_dim
+
+
+def _share_kv(keys: ArchitectureKeys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+    """The last layers read the keys and values of the last of their kind before them."""
+    n_shared = keys.integer(SHARED_KV_KEY, minimum=0, maximum=len(layers) - 1, default=0)
+    n_own = len(layers) - n_shared
+    shared = list(layers[:n_own])
+    for index, layer in enumerate(layers[n_own:], n_own):
+        kinds = [i for i in range(n_own) if (layers[i].window > 0) == (layer.window > 0)]
+        if not kinds or layers[kinds[-1]].n_kv_heads != layer.n_kv_heads:
+            raise FormatError(
+                f"{keys.quoted(SHARED_KV_KEY)} is {n_shared}, but layer {index} finds no layer of "
+                "its kind and KV heads to share with; the file is damaged"
+            )
+        shared.append(replace(layer, kv_distance=index - kinds[-1]))
+    return tuple(shared)
 
 
 def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | None) -> float | None:

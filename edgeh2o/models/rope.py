@@ -15,7 +15,7 @@ from ..formats.gguf import GgufFile
 from ..formats.metadata import quote
 from .keys import ArchitectureKeys
 
-FACTOR_RANGE = (1e-6, 1e9)
+FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated
 # Turns over the original context between which YaRN passes from full interpolation to none.
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0
 

@@ -17,7 +17,12 @@ from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
 from .experts import SHARED_KEY, ExpertRule
-from .hyperparameters import Hyperparameters, read_hyperparameters
+from .hyperparameters import (
+    SHARED_KV_KEY,
+    TOKEN_INPUT_KEY,
+    Hyperparameters,
+    read_hyperparameters,
+)
 from .refusals import refuse_unread
 from .rope import (
     NO_SCALING,
@@ -53,6 +58,10 @@ class ArchitectureSpec:
         required_scales: those of both that a file must have.
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
+        attention_scale: factor of attention logits; None: one over the root of the head size.
+        norms_values, has_output_scale: see ``DecoderConfig``.
+        shares_kv: the last layers may read the keys and values of others.
+        has_token_inputs: layers may have inputs of their own per token.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -75,6 +84,11 @@ class ArchitectureSpec:
     required_scales: tuple[str, ...] = ()
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
+    attention_scale: float | None = None
+    norms_values: bool = False
+    has_output_scale: bool = False
+    shares_kv: bool = False
+    has_token_inputs: bool = False
     n_layers_scaled_by_width: int | None = None
 
 
@@ -102,7 +116,13 @@ def read_model(gguf: GgufFile) -> tuple[DecoderConfig, list[TensorBinding]]:
     try:
         spec = _find_spec(gguf.metadata)
         shape = read_hyperparameters(
-            gguf.metadata, spec.name, spec.windows, experts=spec.experts, rope=spec.rope
+            gguf.metadata,
+            spec.name,
+            spec.windows,
+            experts=spec.experts,
+            rope=spec.rope,
+            shares_kv=spec.shares_kv,
+            has_token_inputs=spec.has_token_inputs,
         )
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
@@ -163,7 +183,10 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         temperature_scale=shape.temperature_scale,
         temperature_period=shape.rope_scaling.original_context if shape.temperature_scale else 0,
         activation=spec.activation,
-        attention_scale=1.0 / math.sqrt(logit_dim),
+        attention_scale=spec.attention_scale or 1.0 / math.sqrt(logit_dim),
+        norms_values=spec.norms_values,
+        token_input_dim=shape.token_input_dim,
+        has_output_scale=spec.has_output_scale,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
@@ -193,8 +216,11 @@ def _read_frequencies(
     if spec.windows is not None and any(layer.window for layer in shape.layers):
         base = shape.sliding_rope_base or shape.rope_base
         scaling = NO_SCALING if spec.windows.has_plain_rope else shape.rope_scaling
-        if (base, scaling) != (shape.rope_base, shape.rope_scaling):
-            tables["sliding_rope_inv_freq"] = inverse_frequencies(shape.rotary_dim, base, scaling)
+        is_other = (base, scaling) != (shape.rope_base, shape.rope_scaling)
+        if is_other or spec.windows.has_own_heads:
+            tables["sliding_rope_inv_freq"] = inverse_frequencies(
+                shape.sliding_rotary_dim, base, scaling
+            )
     return tables
 
 
@@ -205,6 +231,8 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         "rope.dimension_sections": spec.rope.has_sections,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         "attention.temperature_scale": spec.rope.has_temperature,
+        SHARED_KV_KEY: spec.shares_kv,
+        TOKEN_INPUT_KEY: spec.has_token_inputs,
         SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
     }
     return read | {key for key, is_read in flags.items() if is_read}

@@ -181,8 +181,8 @@ class NativeModel(GgufModel):
 
     @property
     def shows_attention(self) -> bool:
-        """Whether its heads' errors can be measured, which is for layers of equal KV heads."""
-        return has_equal_kv_heads(self.config)
+        """Whether its heads' errors can be measured, which is for layers with alike KV heads."""
+        return has_equal_kv_heads(self.config) and self.config.has_like_layers
 
     @property
     def weight_bytes(self) -> int:
@@ -276,12 +276,13 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
     if not all(layer.has_rope for layer in config.layers):
         ropes.append({"inv_freq": (0.0,) * len(config.rope_inv_freq)})
     shared = {
-        "key_dim": config.head_dim,
-        "value_dim": config.head_dim,
         "attention_scale": config.attention_scale,
         "attention_soft_cap": config.attention_soft_cap,
         "qk_norm": config.qk_norm,
         "qk_norm_after_rope": config.qk_norm_after_rope,
+        "norms_values": config.norms_values,
+        "token_input_dim": config.token_input_dim,
+        "has_output_scale": config.has_output_scale,
         "temperature_scale": config.temperature_scale,
         "temperature_period": config.temperature_period,
         "ffn": "experts" if config.n_experts else "gated",
@@ -313,6 +314,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
 def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     """What the core is told of one layer; ``rope`` is the number of its table."""
     fields = asdict(layer)
+    fields["key_dim"] = fields["value_dim"] = fields.pop("head_dim") or config.head_dim
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

@@ -93,6 +93,26 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base_sliding": 500.0,
     },
     "gemma3_full": {"architecture": "gemma3"},
+    "gemma4": {
+        "architecture": "gemma4",
+        "n_layers": 6,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+        "head_dim": 32,
+        "head_dim_sliding": 16,
+        "ffn_dim": (96, 96, 96, 128, 128, 128),
+        "n_shared_kv": 3,
+        "token_input_dim": 8,
+        "rope_base": 1e6,
+        "rope_base_sliding": 1e4,
+    },
+    "gemma4_plain": {
+        "architecture": "gemma4",
+        "n_layers": 4,
+        "n_kv_heads": (2, 2, 1, 2),
+        "sliding_window": 80,
+        "sliding_window_pattern": 3,
+    },
 }
 
 

@@ -56,6 +56,15 @@ MODELS = {
         "rope_base": 1e6,
         "rope_scaling": "linear",
     },
+    "gemma4": {
+        **{"architecture": "gemma4", "n_layers": 6, "sliding_window": NARROW},
+        **{"head_dim": 32, "head_dim_sliding": 16, "n_shared_kv": 3, "token_input_dim": 8},
+        "ffn_dim": (96, 96, 96, 128, 128, 128),
+    },
+    "gemma4-wide": {
+        **{"architecture": "gemma4", "n_layers": 4, "sliding_window": WIDE},
+        **{"sliding_window_pattern": 2, "n_shared_kv": 1, "n_kv_heads": (2, 1, 2, 1)},
+    },
     "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},
     "unequal": {**UNEQUAL, "biases": True},
     "unequal-projection-norms": {**UNEQUAL, "architecture": "olmo2", "tied": False},

@@ -71,6 +71,8 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
     assert len(set(names)) == len(names)
     with open_gguf(path) as file:
         for name, info in file.tensors.items():
+            if name == "rope_freqs.weight":  # read elsewhere
+                continue
             parts = [binding for binding in bindings if binding.info.name == name]
             assert sum(part.n_rows for part in parts) == info.rows
             assert sum(part.n_bytes for part in parts) == info.n_bytes

@@ -19,6 +19,8 @@ class Family:
         norms_after_rope: queries and keys are normed when they have been rotated.
         has_gelu: the gate is a GELU, and embeddings are multiplied by sqrt(model_dim).
         normalises_experts: the weights of a token's experts add up to 1.
+        is_gemma4: values are normed without weights, attention logits are not scaled, layers with
+            a window have a rotary embedding and heads of their own.
         ffn_norm: name of the norm of the feed-forward network's input.
     """
 
@@ -30,6 +32,7 @@ class Family:
     norms_after_rope: bool = False
     has_gelu: bool = False
     normalises_experts: bool = True
+    is_gemma4: bool = False
     ffn_norm: str = "ffn_norm"
 
 
@@ -40,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(has_gelu=True),
     "gemma2": Family(window_period=2, has_gelu=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
+    "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
     "glm4": Family(is_interleaved=True),
     "granite": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),

@@ -22,15 +22,16 @@ class ReferenceConfig:
     """Sizes and constants of the model.
 
     `inv_freq` has one entry per layer: radians per position of its rotated pairs, already scaled,
-    all 0 in a layer without positions. `windows` has one entry per layer. A query at position p is
-    multiplied by `1 + temperature_scale * ln(1 + floor(p / original_context))`.
+    all 0 in a layer without positions. `windows`, `head_dims` and `kv_layers`, the layers whose
+    keys and values are read, have one entry per layer. A query at position p is multiplied by
+    `1 + temperature_scale * ln(1 + floor(p / original_context))`.
     """
 
     family: Family
     n_layers: int
     model_dim: int
-    head_dim: int
-    rotary_dim: int
+    head_dims: tuple[int, ...]
+    kv_layers: tuple[int, ...]
     norm_eps: float
     inv_freq: tuple[Array, ...]
     windows: tuple[int | None, ...]
@@ -97,11 +98,13 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     head_dim = int(number("attention.key_length", model_dim // n_heads))
     rotary_dim = int(number("rope.dimension_count", head_dim))
     window = int(number("attention.sliding_window", 0.0))
-    period = int(number("attention.sliding_window_pattern", family.window_period))
-    windows = tuple(
-        window if window and (period == 0 or layer % period < period - 1) else None
-        for layer in range(n_layers)
-    )
+    pattern = keys.value("attention.sliding_window_pattern", family.window_period)
+    if not isinstance(pattern, list):
+        period = int(pattern)
+        pattern = [period == 0 or layer % period < period - 1 for layer in range(n_layers)]
+    windows = tuple(window if window and has_one else None for has_one in pattern)
+    sliding_dim = int(number("attention.key_length_swa", head_dim))
+    n_own = n_layers - int(number("attention.shared_kv_layers", 0.0))
     original = number("rope.scaling.original_context_length", number("context_length"))
     rope_factor = 1.0
     if keys.value("rope.scaling.type", "none") == "yarn":
@@ -111,12 +114,17 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         family=family,
         n_layers=n_layers,
         model_dim=model_dim,
-        head_dim=head_dim,
-        rotary_dim=rotary_dim,
+        head_dims=tuple(head_dim if window is None else sliding_dim for window in windows),
+        kv_layers=tuple(
+            layer
+            if layer < n_own
+            else max(i for i in range(n_own) if (windows[i] is None) == (windows[layer] is None))
+            for layer in range(n_layers)
+        ),
         norm_eps=number("attention.layer_norm_rms_epsilon"),
         inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
         windows=windows,
-        attention_scale=number("attention.scale", head_dim**-0.5),
+        attention_scale=1.0 if family.is_gemma4 else number("attention.scale", head_dim**-0.5),
         rope_factor=rope_factor,
         original_context=int(original),
         temperature_scale=number("attention.temperature_scale", 0.0),
@@ -151,7 +159,8 @@ def _read_frequencies(
         scaled = scaled / weights["rope_freqs.weight"].astype(np.float64)
     sliding = scaled
     if family.sliding_base is not None:
-        sliding = frequencies(rotary_dim, keys.number("rope.freq_base_swa", family.sliding_base))
+        sliding_dim = int(keys.number("rope.dimension_count_swa", rotary_dim))
+        sliding = frequencies(sliding_dim, keys.number("rope.freq_base_swa", family.sliding_base))
 
     def of_layer(layer: int, window: int | None) -> Array:
         period = family.no_rope_period

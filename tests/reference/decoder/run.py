@@ -20,7 +20,7 @@ from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
-from .feed_forward import gated, mixture
+from .feed_forward import gated, gelu, mixture
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
@@ -119,6 +119,7 @@ class DecoderRun:
         self._cache_type = cache_type
         self.layers = layers
         self.position = 0
+        self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
 
     def prefill(self, tokens: Tokens) -> Array:
         """Runs one logical batch layer by layer; returns logits [n_tokens, vocab_size]."""
@@ -141,15 +142,22 @@ class DecoderRun:
         weights = self._decoder.weights
         config = self._decoder.config
         x = weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
-        x = x * config.embedding_scale
+        x = embedded = x * config.embedding_scale
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
         for layer_idx, layer in enumerate(self.layers):
             prefix = f"blk.{layer_idx}."
             angles = positions * config.inv_freq[layer_idx]
-            branch = self._attention_block(prefix, x, angles, attention(layer))
+            branch = self._attention_block(layer_idx, x, angles, attention(layer))
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
             branch = self._ffn_block(prefix, x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
+            if f"{prefix}inp_gate.weight" in weights:
+                inputs = self._token_inputs(layer_idx, tokens, embedded)
+                gated_inputs = gelu(self._linear(f"{prefix}inp_gate", x)) * inputs
+                x = x + self._norm(
+                    f"{prefix}post_norm", self._linear(f"{prefix}proj", gated_inputs)
+                )
+            x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
         logits = self._linear(output, self._norm("output_norm", x)) * config.logit_scale
@@ -158,26 +166,41 @@ class DecoderRun:
 
     def _attention_block(
         self,
-        prefix: str,
+        layer: int,
         x: Array,
         angles: Array,
         attend: Callable[[Array, Array, Array], Array],
     ) -> Array:
+        prefix = f"blk.{layer}."
         normed = self._norm(prefix + "attn_norm", x)
-        q, k = (self._rotated(f"{prefix}attn_{name}", normed, angles) for name in "qk")
-        q = q * self._temperatures(len(x))
-        v = self._heads(self._linear(f"{prefix}attn_v", normed))
-        k, v = (stored(rows, self._cache_type) for rows in (k, v))
-        output = attend(q, k, v)
+        q = self._rotated(layer, "q", normed, angles) * self._temperatures(len(x))
+        source = self._decoder.config.kv_layers[layer]
+        if source == layer:
+            k = self._rotated(layer, "k", normed, angles)
+            v = self._heads(layer, self._linear(f"{prefix}attn_v", normed))
+            if self._decoder.config.family.is_gemma4:
+                v = self._normalised(v)
+            self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
+        output = attend(q, *self._kv[source])
         return self._linear(prefix + "attn_output", output.transpose(1, 0, 2).reshape(len(x), -1))
 
-    def _rotated(self, name: str, normed: Array, angles: Array) -> Array:
+    def _token_inputs(self, layer: int, tokens: Tokens, embedded: Array) -> Array:
+        """The layer's own input of every token [n, width]."""
+        weights = self._decoder.weights
+        width = len(weights["per_layer_proj_norm.weight"])
+        own = slice(layer * width, (layer + 1) * width)
+        table = weights["per_layer_token_embd.weight"][np.asarray(tokens), own].astype(np.float64)
+        rows = self._linear("per_layer_model_proj", embedded / embedded.shape[1] ** 0.5)[:, own]
+        return (table * width**0.5 + self._norm("per_layer_proj_norm", rows)) / 2**0.5
+
+    def _rotated(self, layer: int, letter: str, normed: Array, angles: Array) -> Array:
         """Queries or keys [n_heads, n, head_dim]: normed, if the model does that, and rotated."""
         config = self._decoder.config
+        name = f"blk.{layer}.attn_{letter}"
         rows = self._linear(name, normed)
         if not config.family.norms_after_rope:
             rows = self._norm(name + "_norm", rows)
-        heads = self._ordered(self._heads(rows))
+        heads = self._ordered(self._heads(layer, rows), angles)
         rotated_dim = 2 * angles.shape[1]
         heads[..., :rotated_dim] *= config.rope_factor
         heads = rotate(heads, angles, self._rope_layout)
@@ -227,9 +250,12 @@ class DecoderRun:
             return x
         weight = self._decoder.weights[name + ".weight"].astype(np.float64)
         groups = x.reshape(*x.shape[:-1], -1, len(weight))
+        return (self._normalised(groups) * weight).reshape(x.shape)
+
+    def _normalised(self, groups: Array) -> Array:
+        """Rows of a mean square of 1."""
         mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
-        normed = groups / np.sqrt(mean_square + self._decoder.config.norm_eps) * weight
-        return normed.reshape(x.shape)
+        return groups / np.sqrt(mean_square + self._decoder.config.norm_eps)
 
     def _linear(self, name: str, x: Array) -> Array:
         """x [n, cols] times the rows of a matrix, plus its bias if the file has one."""
@@ -241,13 +267,14 @@ class DecoderRun:
         bias = weights.get(name + ".bias")
         return out if bias is None else out + bias
 
-    def _heads(self, rows: Array) -> Array:
+    def _heads(self, layer: int, rows: Array) -> Array:
         """A projection [n, n_heads * head_dim] as [n_heads, n, head_dim]."""
-        return rows.reshape(len(rows), -1, self._decoder.config.head_dim).transpose(1, 0, 2)
+        head_dim = self._decoder.config.head_dims[layer]
+        return rows.reshape(len(rows), -1, head_dim).transpose(1, 0, 2)
 
-    def _ordered(self, x: Array) -> Array:
+    def _ordered(self, x: Array, angles: Array) -> Array:
         """Puts the elements of each head into the layout that this run rotates in."""
         config = self._decoder.config
         if self._rope_layout == "interleaved" or not config.family.is_interleaved:
             return x.copy()
-        return x[..., half_split_row_order(1, config.head_dim, config.rotary_dim)]
+        return x[..., half_split_row_order(1, x.shape[-1], 2 * angles.shape[1])]
