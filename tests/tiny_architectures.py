@@ -14,8 +14,14 @@ class Family:
         pre_norms, post_norms: the input and the output of a branch are normed.
         qk_norm: "head" or "projection": queries and keys are normed.
         qkv_biases: Q, K and V have biases.
-        is_fused: Q, K and V are one matrix, and so are gate and up.
+        ffn_norm: name of the norm of the feed-forward network's input.
+        fused_qkv, fused_gate_up: Q, K and V are one matrix; gate and up are.
         has_experts: the feed-forward network is a mixture of experts.
+        has_expert_width: a key says how wide an expert is, not feed_forward_length.
+        shared_gate: the shared expert has a gate.
+        is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
+            and have inputs per token.
+        has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -24,28 +30,53 @@ class Family:
     post_norms: bool = False
     qk_norm: str | None = None
     qkv_biases: bool = False
-    is_fused: bool = False
+    ffn_norm: str = "ffn_norm"
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
     has_experts: bool = False
+    has_expert_width: bool = True
+    shared_gate: bool = False
+    is_gemma4: bool = False
+    has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
 
+SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
+    "ernie4_5": Family(),
+    "exaone": Family(),
+    "internlm2": Family(),
+    "mistral3": Family(
+        keys={"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 0.8}
+    ),
+    "smollm3": Family(),
+    "minicpm": Family(keys=SCALES),
+    "seed_oss": Family(qkv_biases=True, ffn_norm="post_attention_norm"),
+    "gemma": Family(),
+    "hunyuan-dense": Family(qk_norm="head"),
     "qwen2": Family(qkv_biases=True),
+    "qwen2vl": Family(qkv_biases=True, has_sections=True),
+    "qwen2moe": Family(qkv_biases=True, has_experts=True, shared_gate=True),
     "qwen3": Family(qk_norm="head"),
     "qwen3moe": Family(qk_norm="head", has_experts=True),
-    "phi3": Family(is_fused=True),
-    "granite": Family(
-        keys={
-            "logit_scale": 4.0,
-            "residual_scale": 0.4,
-            "embedding_scale": 6.0,
-            "attention.scale": 0.35,
-        }
+    "qwen3vl": Family(qk_norm="head", has_sections=True),
+    "qwen3vlmoe": Family(qk_norm="head", has_experts=True, has_sections=True),
+    "olmoe": Family(qk_norm="projection", has_experts=True, has_expert_width=False),
+    "phi3": Family(fused_qkv=True, fused_gate_up=True),
+    "granite": Family(keys={**SCALES, "attention.scale": 0.35}),
+    "granitemoe": Family(
+        keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False
     ),
+    "glm4": Family(post_norms=True, qkv_biases=True, fused_gate_up=True),
+    "exaone4": Family(pre_norms=False, post_norms=True, qk_norm="head"),
     "olmo2": Family(pre_norms=False, post_norms=True, qk_norm="projection"),
     "gemma2": Family(
         post_norms=True, keys={"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     ),
     "gemma3": Family(post_norms=True, qk_norm="head"),
+    "gemma4": Family(
+        post_norms=True, qk_norm="head", is_gemma4=True, keys={"final_logit_softcapping": 9.0}
+    ),
 }

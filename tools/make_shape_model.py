@@ -32,6 +32,20 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4:
+    """Windows, the size of heads in layers with one, and inputs of layers per token.
+
+    The last ``n_shared_kv`` layers read the keys and values of others and are twice as wide.
+    """
+
+    window: int
+    window_period: int
+    head_dim_sliding: int
+    n_shared_kv: int
+    token_input_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes and settings of a model.
 
@@ -40,6 +54,7 @@ class Shape:
         tied: the token embedding is also the output matrix.
         qk_norms: queries and keys are normed per head.
         qkv_biases: Q, K and V have biases.
+        gemma4: what Gemma 4 has beside these; its other norms, and scales of its layers.
     """
 
     architecture: str
@@ -57,6 +72,18 @@ class Shape:
     trained_context: int = 8192
     qk_norms: bool = False
     qkv_biases: bool = False
+    gemma4: Gemma4 | None = None
+
+    def layer_sizes(self, layer: int) -> tuple[int, int, bool]:
+        """Head size and feed-forward width of a layer, and whether it has keys of its own."""
+        if self.gemma4 is None:
+            return self.head_dim, self.ffn_dim, True
+        has_keys = layer < self.n_layers - self.gemma4.n_shared_kv
+        head_dim = self.gemma4.head_dim_sliding if self.has_window(layer) else self.head_dim
+        return head_dim, self.ffn_dim if has_keys else 2 * self.ffn_dim, has_keys
+
+    def has_window(self, layer: int) -> bool:
+        return self.gemma4 is not None and (layer + 1) % self.gemma4.window_period != 0
 
 
 # From the configurations that the models were published with.
@@ -102,6 +129,23 @@ SHAPES: Mapping[str, Shape] = {
         norm_epsilon=1e-6,
         tied=True,
         qk_norms=True,
+    ),
+    "gemma-4-e2b": Shape(
+        architecture="gemma4",
+        n_layers=35,
+        model_dim=1536,
+        n_heads=8,
+        n_kv_heads=1,
+        head_dim=512,
+        ffn_dim=6144,
+        context_length=131072,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+        gemma4=Gemma4(
+            window=512, window_period=5, head_dim_sliding=256, n_shared_kv=20, token_input_dim=256
+        ),
     ),
     "llama-3.1-8b": Shape(
         architecture="llama",
@@ -166,17 +210,23 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
     def vector(name: str, size: int) -> Tensor:
         return Tensor(name, (size,), "F32")
 
-    width, ffn_dim = shape.model_dim, shape.ffn_dim
-    q_dim, kv_dim = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    width, gemma4 = shape.model_dim, shape.gemma4
     output_type = usual if usual in ("Q8_0", "F16") else OUTPUT_TYPE
-    if shape.rope_factor is not None:
+    if shape.rope_factor is not None or gemma4 is not None:
         yield vector("rope_freqs.weight", shape.head_dim // 2)
+    if gemma4 is not None:
+        inputs = shape.n_layers * gemma4.token_input_dim
+        yield matrix("per_layer_token_embd", vocab_size, inputs, usual)
+        yield matrix("per_layer_model_proj", inputs, width, "F16")
+        yield vector("per_layer_proj_norm.weight", gemma4.token_input_dim)
     yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
     if not shape.tied:
         yield matrix("output", vocab_size, width, output_type)
     yield vector("output_norm.weight", width)
     for layer in range(shape.n_layers):
         prefix = f"blk.{layer}."
+        head_dim, ffn_dim, has_keys = shape.layer_sizes(layer)
+        q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
         mixed = better if has_more_bits(layer, shape.n_layers) else usual
         yield vector(f"{prefix}attn_norm.weight", width)
         for name, rows, type_name in (
@@ -184,16 +234,24 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
             ("k", kv_dim, usual),
             ("v", kv_dim, mixed),
         ):
+            if name != "q" and not has_keys:
+                continue
             yield matrix(f"{prefix}attn_{name}", rows, width, type_name)
             if shape.qkv_biases:
                 yield vector(f"{prefix}attn_{name}.bias", rows)
             if shape.qk_norms and name != "v":
-                yield vector(f"{prefix}attn_{name}_norm.weight", shape.head_dim)
+                yield vector(f"{prefix}attn_{name}_norm.weight", head_dim)
         yield matrix(f"{prefix}attn_output", width, q_dim)
         yield vector(f"{prefix}ffn_norm.weight", width)
         yield matrix(f"{prefix}ffn_gate", ffn_dim, width)
         yield matrix(f"{prefix}ffn_up", ffn_dim, width)
         yield matrix(f"{prefix}ffn_down", width, ffn_dim, mixed)
+        if gemma4 is not None:
+            for name in ("post_attention_norm", "post_ffw_norm", "post_norm"):
+                yield vector(f"{prefix}{name}.weight", width)
+            yield matrix(f"{prefix}inp_gate", gemma4.token_input_dim, width)
+            yield matrix(f"{prefix}proj", width, gemma4.token_input_dim)
+            yield vector(f"{prefix}layer_output_scale.weight", 1)
 
 
 def _half(value: float) -> Bytes:
@@ -244,6 +302,9 @@ def _values(
 ) -> Bytes | NDArray[np.float32]:
     if tensor.type_name != "F32":
         return random_blocks(tensor.n_bytes, tensor.type_name, source)
+    if tensor.name == "rope_freqs.weight" and shape.gemma4 is not None:
+        n_pairs = shape.head_dim // 2  # a quarter of them is rotated
+        return np.where(np.arange(n_pairs) < n_pairs // 4, 1.0, 1e30).astype(np.float32)
     if tensor.name == "rope_freqs.weight":
         assert shape.rope_factor is not None
         return llama3_factors(
@@ -286,6 +347,9 @@ def write_shape_model(
     if n_layers is not None:
         if not 1 <= n_layers <= shape.n_layers:
             raise ValueError(f"the number of layers is 1 to {shape.n_layers}")
+        if (gemma4 := shape.gemma4) is not None:
+            n_shared = max(0, n_layers - (shape.n_layers - gemma4.n_shared_kv))
+            shape = replace(shape, gemma4=replace(gemma4, n_shared_kv=n_shared))
         shape = replace(shape, n_layers=n_layers)
     path = Path(path)
     writer = GGUFWriter(path, shape.architecture)
@@ -323,7 +387,9 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_block_count(shape.n_layers)
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.model_dim)
-    writer.add_feed_forward_length(shape.ffn_dim)
+    sizes = [shape.layer_sizes(layer) for layer in range(shape.n_layers)]
+    widths = [ffn_dim for _, ffn_dim, _ in sizes]
+    writer.add_feed_forward_length(widths if len(set(widths)) > 1 else shape.ffn_dim)
     writer.add_head_count(shape.n_heads)
     writer.add_head_count_kv(shape.n_kv_heads)
     writer.add_key_length(shape.head_dim)
@@ -332,6 +398,20 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
     writer.add_vocab_size(vocab_size)
+    if (gemma4 := shape.gemma4) is None:
+        return
+    writer.add_sliding_window(gemma4.window)
+    writer.add_sliding_window_pattern([shape.has_window(i) for i in range(shape.n_layers)])
+    writer.add_rope_freq_base_swa(1e4)
+    writer.add_final_logit_softcapping(30.0)
+    for key, value in {
+        "attention.key_length_swa": gemma4.head_dim_sliding,
+        "attention.value_length_swa": gemma4.head_dim_sliding,
+        "attention.shared_kv_layers": gemma4.n_shared_kv,
+        "rope.dimension_count_swa": gemma4.head_dim_sliding,
+        "embedding_length_per_layer_input": gemma4.token_input_dim,
+    }.items():
+        writer.add_uint32(f"{shape.architecture}.{key}", value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

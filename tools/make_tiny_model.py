@@ -63,12 +63,16 @@ class TinyModel:
         embedding_type: type of the token embedding and output; None for tensor_type.
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
+        shared_ffn_dim: width of the expert that every token goes through; None for no key.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
         original_context: positions of the first training, for "yarn" and "longrope".
         sliding_window: positions that a query sees in layers with a window; None for no key.
         sliding_window_pattern: every so many layers one has full attention; None for no key.
+        head_dim_sliding: head size of layers with a window, of gemma4.
+        n_shared_kv: last layers that read the keys and values of others, of gemma4.
+        token_input_dim: width of every layer's input per token, of gemma4.
         rope_base_sliding: base of the layers with a window; None for no key.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
@@ -86,8 +90,10 @@ class TinyModel:
     ffn_dim: PerLayer = 512
     n_experts: int = 6
     n_experts_used: int = 2
+    shared_ffn_dim: int | None = None
     vocab_size: int = 320
     context_length: int = 2048
+    norm_eps: float = 1e-5
     tied: bool = True
     biases: bool = False
     rotary_dim: int | None = None
@@ -97,6 +103,9 @@ class TinyModel:
     sliding_window: int | None = None
     sliding_window_pattern: int | None = None
     rope_base_sliding: float | None = None
+    head_dim_sliding: int | None = None
+    n_shared_kv: int = 0
+    token_input_dim: int = 0
 
     @property
     def family(self) -> Family:
@@ -108,6 +117,18 @@ class TinyModel:
         values = (getattr(self, name) for name in LAYER_OPTIONS)
         rows = (value if isinstance(value, tuple) else (value,) * self.n_layers for value in values)
         return list(zip(*rows, strict=True))
+
+    @property
+    def pattern(self) -> list[bool]:
+        """Which layers have a window, for families whose files say so layer by layer."""
+        period = self.sliding_window_pattern or 3
+        return [layer % period < period - 1 for layer in range(self.n_layers)]
+
+    @property
+    def head_dims(self) -> list[int]:
+        """The head size of every layer."""
+        sliding = self.head_dim_sliding or self.head_dim
+        return [sliding if has_window else self.head_dim for has_window in self.pattern]
 
     @property
     def n_pairs(self) -> int:
@@ -170,30 +191,51 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_experts:
         writer.add_expert_count(model.n_experts)
         writer.add_expert_used_count(model.n_experts_used)
-        writer.add_expert_feed_forward_length(model.ffn_dim)
+        if model.family.has_expert_width:
+            writer.add_expert_feed_forward_length(model.ffn_dim)
+        if model.shared_ffn_dim is not None:
+            writer.add_expert_shared_feed_forward_length(model.shared_ffn_dim)
+    if model.family.has_sections:
+        writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
     writer.add_head_count(model.n_heads)
     writer.add_head_count_kv(model.n_kv_heads)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
     writer.add_rope_freq_base(model.rope_base)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_rms_eps(model.norm_eps)
     writer.add_vocab_size(model.vocab_size)
     if model.rope_scaling in ("linear", "yarn"):
         writer.add_rope_scaling_type(RopeScalingType(model.rope_scaling))
         writer.add_rope_scaling_factor(LINEAR_FACTOR)
     if model.rope_scaling == "longrope":
+        writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
         writer.add_rope_scaling_attn_factors(LONGROPE_ATTENTION_FACTOR)
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
-    if model.sliding_window_pattern is not None:
+    if model.family.is_gemma4:
+        _add_gemma4_metadata(writer, model)
+    elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
     for key, value in model.family.keys.items():
         writer.add_float32(f"{model.architecture}.{key}", value)
+
+
+def _add_gemma4_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    sliding = model.head_dim_sliding or model.head_dim
+    for key, value in {
+        "attention.key_length_swa": sliding,
+        "attention.value_length_swa": sliding,
+        "attention.shared_kv_layers": model.n_shared_kv,
+        "rope.dimension_count_swa": sliding,
+        "embedding_length_per_layer_input": model.token_input_dim,
+    }.items():
+        writer.add_uint32(f"{model.architecture}.{key}", value)
+    writer.add_sliding_window_pattern(model.pattern)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
@@ -244,17 +286,28 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             factors = np.linspace(fastest, slowest, model.n_pairs, dtype=np.float32)
             tensors[f"rope_factors_{name}.weight"] = factors
     family = model.family
+    if family.is_gemma4:
+        factors = np.ones(model.n_pairs, np.float32)
+        factors[model.n_pairs // 4 :] = 1e30
+        tensors["rope_freqs.weight"] = factors
+    if model.token_input_dim:
+        inputs = model.n_layers * model.token_input_dim
+        std = model.token_input_dim**-0.5
+        normal("per_layer_token_embd.weight", model.vocab_size, inputs, std=std)
+        normal("per_layer_model_proj.weight", inputs, width, std=1.0)
+        normal("per_layer_proj_norm.weight", model.token_input_dim, std=0.1, mean=1.0)
     for layer_idx, (n_heads, n_kv_heads, ffn_dim) in enumerate(model.layers):
         prefix = f"blk.{layer_idx}."
-        heads_dim, kv_dim = n_heads * model.head_dim, n_kv_heads * model.head_dim
+        head_dim = model.head_dims[layer_idx]
+        heads_dim, kv_dim = n_heads * head_dim, n_kv_heads * head_dim
         qk_norm_dims = {
             None: (),
-            "head": (model.head_dim, model.head_dim),
+            "head": (head_dim, head_dim),
             "projection": (heads_dim, kv_dim),
         }[family.qk_norm]
         for name, is_there in (
             ("attn_norm", family.pre_norms),
-            ("ffn_norm", family.pre_norms),
+            (family.ffn_norm, family.pre_norms),
             ("post_attention_norm", family.post_norms),
             ("post_ffw_norm", family.post_norms),
         ):
@@ -274,6 +327,17 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             if model.biases or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
+        if family.is_gemma4:  # logits are not divided by the root of the head size
+            tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(head_dim**-0.5)
+            normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
+            if layer_idx >= model.n_layers - model.n_shared_kv:
+                for name in ("attn_k", "attn_v", "attn_k_norm"):
+                    del tensors[f"{prefix}{name}.weight"]
+        if model.token_input_dim:
+            dim = model.token_input_dim
+            normal(f"{prefix}inp_gate.weight", dim, width, std=width**-0.5)
+            normal(f"{prefix}proj.weight", width, dim, std=dim**-0.5)
+            normal(f"{prefix}post_norm.weight", width, std=0.1, mean=1.0)
         if family.has_experts:
             normal(ROUTER.format(layer_idx), model.n_experts, width, std=2.0 * width**-0.5)
             for name, rows, cols in (
@@ -284,8 +348,16 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 del tensors[f"{prefix}{name}.weight"]
                 stacked = f"{prefix}{name}_exps.weight"
                 normal(stacked, model.n_experts, rows, cols, std=cols**-0.5)
-        if family.is_fused:
+            if model.shared_ffn_dim:
+                shared = model.shared_ffn_dim
+                normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
+                normal(f"{prefix}ffn_up_shexp.weight", shared, width, std=width**-0.5)
+                normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
+            if family.shared_gate:
+                normal(f"{prefix}ffn_gate_inp_shexp.weight", width, std=2.0 * width**-0.5)
+        if family.fused_qkv:
             _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
+        if family.fused_gate_up:
             _fuse(tensors, prefix, "ffn_up", ("ffn_gate", "ffn_up"))
     return tensors
 
@@ -296,6 +368,11 @@ def _fuse(
     """Replaces some matrices of a layer by one that holds the rows of all."""
     rows = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
     tensors[f"{prefix}{name}.weight"] = np.concatenate(rows)
+
+
+def rope_sections(n_pairs: int) -> list[int]:
+    """Pairs of time, height and width, interleaved or not, and none of a fourth axis."""
+    return [(n_pairs + 2) // 3, (n_pairs + 1) // 3, n_pairs // 3, 0]
 
 
 def llama3_factors(

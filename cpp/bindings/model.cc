@@ -72,20 +72,30 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("value_dim", layer.heads.value_dim);
   reader.read("attention_scale", layer.heads.scale);
   reader.read("attention_soft_cap", layer.heads.soft_cap);
+  reader.read("kv_distance", layer.heads.kv_distance);
   reader.read("window", layer.window);
   reader.read("rope", layer.rope);
   reader.read_choice("qk_norm", layer.qk_norm,
                      {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
+  reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
+  reader.read("norms_values", layer.norms_values);
+  reader.read("temperature_scale", layer.temperature_scale);
+  reader.read("temperature_period", layer.temperature_period);
   reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}});
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
+  reader.read("normalises_experts", layer.normalises_experts);
+  reader.read("shared_ffn_dim", layer.shared_ffn_dim);
+  reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read_choice(
       "norm_placement", layer.norm_placement,
       {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
   reader.read("residual_scale", layer.residual_scale);
+  reader.read("token_input_dim", layer.token_input_dim);
+  reader.read("has_output_scale", layer.has_output_scale);
   reader.finish();
   return layer;
 }

@@ -62,6 +62,7 @@ void bind_sequence_methods(Class& c) {
            [](const std::shared_ptr<T>& self) {
              py::list views;
              for (size_t i = 0; i < self->sequence.n_layers(); ++i) {
+               if (!self->sequence.has_own_rows(i)) continue;
                append_rows(views, self->sequence.layer(i), py::cast(self));
              }
              return views;

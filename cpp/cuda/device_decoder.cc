@@ -32,6 +32,13 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.ffn == FfnKind::kGated, "mixtures of experts do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.heads.has_own_kv() && !layer.norms_values && layer.token_input_dim == 0 &&
+                   !layer.has_output_scale,
+               "layers that share keys and values or have inputs per token do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.qk_norm_after_rope,
+               "queries and keys that are normed after their rotation do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.temperature_period == 0, "queries scaled by their position do not run on a GPU yet",
+               cure);
     EH2O_CHECK(layer.heads.key_dim % 4 == 0, "heads of ", layer.heads.key_dim,
                " dimensions do not run on a GPU: the kernels want a multiple of 4", cure);
     EH2O_CHECK(layer.heads.group_size() <= kMaxGroup, layer.heads.group_size(),

@@ -7,6 +7,7 @@
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
+#include "model/token_inputs.h"
 #include "ops/matmul.h"
 #include "ops/rows.h"
 
@@ -62,6 +63,9 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
       case FfnKind::kExperts:
         add_experts(call, rows);
     }
+    if (call.spec().token_input_dim > 0) add_token_input(call, first, rows);
+    const std::vector<float>& scale = call.layer_weights().output_scale;
+    if (!scale.empty()) scale_logits(call.table(), rows, scale[0], 0.0f);
   }
 }
 
@@ -104,8 +108,9 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
 }
 
 size_t Decoder::n_attending_layers(const Sequence& sequence) const {
-  const size_t last = config_.n_layers() - 1;
-  return skips_attention(sequence, last, config_.layers[last].window) ? last : last + 1;
+  size_t n = config_.n_layers();
+  while (n > 0 && skips_attention(config_, sequence, n - 1)) --n;
+  return n;
 }
 
 void Decoder::row_logits(const Sequence& sequence, Workspace& workspace, size_t first, size_t n_rows,

@@ -16,6 +16,14 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   const bool has_experts = layer.ffn == FfnKind::kExperts;
   EH2O_CHECK(layer.n_experts_used <= layer.n_experts && (layer.n_experts_used > 0) == has_experts,
              "n_experts_used = ", layer.n_experts_used, " of n_experts = ", layer.n_experts);
+  EH2O_CHECK(layer.token_input_dim == config.token_input_dim(),
+             "layers differ in the width of their inputs per token");
+  EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
+  EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
+  EH2O_CHECK(
+      layer.temperature_scale >= 0.0f && (layer.temperature_scale > 0.0f) == (layer.temperature_period > 0),
+      "temperature_scale = ", layer.temperature_scale,
+      " with temperature_period = ", layer.temperature_period);
 }
 
 }  // namespace
@@ -24,6 +32,12 @@ std::vector<AttentionHeads> DecoderConfig::heads() const {
   std::vector<AttentionHeads> result;
   for (const LayerSpec& layer : layers) result.push_back(layer.heads);
   return result;
+}
+
+size_t DecoderConfig::n_storing_layers() const {
+  size_t n = layers.size();
+  while (n > 1 && !layers[n - 1].heads.has_own_kv()) --n;
+  return n;
 }
 
 void DecoderConfig::check() const {

@@ -47,21 +47,30 @@ struct LayerCall {
   const KernelTable& table() const { return weights.table(); }
   Activations& buffers() const { return workspace.activations(); }
 
+  // Of the step's first token.
+  size_t position() const { return step.sequence->position(); }
+
   // [n][model_dim] the step's rows of the residual stream.
   MatView<float> x() const {
     return {buffers().x + first_row * config.model_dim, step.tokens.size, config.model_dim, config.model_dim};
   }
 
-  // The outputs of the last layer are read by no one but for the prompt's last token, unless the sequence
-  // wants all rows: rows before first_output_row are left as they are.
+  // The outputs of a layer that none after it makes keys and values of are read by no one but for the
+  // prompt's last token, unless the sequence wants all rows: rows before first_output_row are left as they
+  // are.
   size_t first_output_row() const {
     const size_t n = step.tokens.size;
-    if (step.is_decode || !skips_rows(*step.sequence, layer)) return 0;
+    if (step.is_decode || !skips_rows(config, *step.sequence, layer)) return 0;
     return step.end == PromptEnd::kLater ? n : n - 1;
   }
 
-  static bool skips_rows(const Sequence& sequence, size_t layer) {
-    return !sequence.shape().all_rows && layer + 1 == sequence.n_layers();
+  // Layers behind must not attend for other tokens either, as they do where these are scored.
+  static bool skips_rows(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
+    if (sequence.shape().all_rows || layer + 1 < config.n_storing_layers()) return false;
+    for (size_t i = layer + 1; i < config.n_layers(); ++i) {
+      if (!sequence.plan(i).ends_dense(config.layers[i].window)) return false;
+    }
+    return true;
   }
 };
 

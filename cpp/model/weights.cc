@@ -28,6 +28,12 @@ void Weights::for_each_tensor(const F& f) {
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, true);
   matrix("output.weight", output_.weight, config_.vocab_size, model_dim, !config_.tied_embeddings);
   vector("output_norm.weight", output_norm_, model_dim, true);
+  const size_t input_dim = config_.token_input_dim();
+  if (input_dim > 0) {
+    const size_t all_inputs = layers_.size() * input_dim;
+    matrix("per_layer_token_embd.weight", token_inputs_.weight, config_.vocab_size, all_inputs, true);
+    vector("per_layer_proj_norm.weight", token_input_norm_, input_dim, true);
+  }
   for (size_t i = 0; i < layers_.size(); ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
     const LayerSpec& spec = config_.layers[i];
@@ -45,12 +51,17 @@ void Weights::for_each_tensor(const F& f) {
       const bool is_per_head = spec.qk_norm == QkNorm::kHead;
       vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
              true);
-      vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? heads.key_dim : heads.k_dim(),
-             true);
+      if (heads.has_own_kv()) {
+        vector(prefix + "attn_k_norm.weight", layer.attn_k_norm, is_per_head ? heads.key_dim : heads.k_dim(),
+               true);
+      }
     }
+    if (spec.norms_values) layer.attn_v_norm.assign(heads.value_dim, 1.0f);
     linear(prefix + "attn_q", layer.attn_q, heads.q_dim(), model_dim);
-    linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
-    linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
+    if (heads.has_own_kv()) {
+      linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
+      linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
+    }
     linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
     const bool has_experts = spec.ffn == FfnKind::kExperts;
     layer.ffn.resize(has_experts ? spec.n_experts : 1);
@@ -61,6 +72,20 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, spec.ffn_dim, model_dim);
       linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, spec.ffn_dim);
     }
+    if (spec.shared_ffn_dim > 0) {
+      linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);
+      linear(prefix + "ffn_up_shexp", layer.ffn_shared.up, spec.shared_ffn_dim, model_dim);
+      linear(prefix + "ffn_down_shexp", layer.ffn_shared.down, model_dim, spec.shared_ffn_dim);
+    }
+    if (input_dim > 0) {
+      linear(prefix + "per_layer_model_proj", layer.token_input_proj, input_dim, model_dim);
+      linear(prefix + "inp_gate", layer.token_input_gate, input_dim, model_dim);
+      linear(prefix + "proj", layer.token_input_out, model_dim, input_dim);
+      vector(prefix + "post_norm.weight", layer.token_input_post_norm, model_dim, true);
+    }
+    if (spec.has_output_scale) vector(prefix + "layer_output_scale.weight", layer.output_scale, 1, false);
+    if (spec.has_shared_gate)
+      vector(prefix + "ffn_gate_inp_shexp.weight", layer.ffn_shared_gate, model_dim, true);
   }
 }
 
@@ -114,6 +139,10 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
 }
 
 void Weights::check_complete() const {
+  const size_t input_dim = config_.token_input_dim();
+  EH2O_CHECK(!token_inputs_.weight.is_quantised() || input_dim % PackedMatrix::kRangeStep == 0,
+             "inputs per token of ", input_dim, " numbers cannot be quantised: only multiples of ",
+             PackedMatrix::kRangeStep, " can");
   std::vector<std::string> missing;
   for (const auto& [name, slot] : slots_) {
     const bool is_filled = slot.matrix ? static_cast<bool>(*slot.matrix) : !slot.vector->empty();

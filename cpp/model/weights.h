@@ -25,9 +25,17 @@ struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
   Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [k_dim], [v_dim], [model_dim] outputs
   std::vector<float> attn_q_norm, attn_k_norm;   // [key_dim] or [q_dim] and [k_dim], or empty
+  std::vector<float> attn_v_norm;                // [value_dim] ones, where values are normed
   std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
   std::vector<FeedForward> ffn;                  // one, or one per expert
   Linear ffn_router;                             // [n_experts] outputs, where there are experts
+  FeedForward ffn_shared;                        // where the layer has a shared expert
+  std::vector<float> ffn_shared_gate;            // [model_dim], or empty
+  // The input of the layer per token: what it is of the embedding, how much of it, and where it goes.
+  Linear token_input_proj;                   // [token_input_dim] outputs
+  Linear token_input_gate, token_input_out;  // [token_input_dim], [model_dim] outputs
+  std::vector<float> token_input_post_norm;  // [model_dim], or empty
+  std::vector<float> output_scale;           // [1], or empty
 };
 
 class Weights {
@@ -68,6 +76,8 @@ class Weights {
   const PackedMatrix& token_embd() const { return token_embd_.weight; }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
   const std::vector<float>& output_norm() const { return output_norm_; }
+  const PackedMatrix& token_inputs() const { return token_inputs_.weight; }  // [vocab][n_layers * width]
+  const std::vector<float>& token_input_norm() const { return token_input_norm_; }  // [width]
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
   const KernelTable& table() const { return *table_; }
   size_t n_bytes() const { return n_bytes_; }
@@ -76,8 +86,8 @@ class Weights {
   DecoderConfig config_;
   const KernelTable* table_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
-  Linear token_embd_, output_;
-  std::vector<float> output_norm_;
+  Linear token_embd_, output_, token_inputs_;
+  std::vector<float> output_norm_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;
   size_t n_bytes_ = 0;

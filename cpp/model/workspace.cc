@@ -27,7 +27,9 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       routes(rows_at_once, most_experts(config),
              config.widest([](const LayerSpec& layer) { return layer.n_experts_used; }), arena) {
   const size_t n_experts = most_experts(config);
-  const size_t ffn_dim = config.widest([](const LayerSpec& layer) { return layer.ffn_dim; });
+  const size_t ffn_dim = config.widest([](const LayerSpec& layer) {
+    return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
+  });
   const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
   const size_t out_dim = config.widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim});

@@ -27,8 +27,10 @@ struct AttentionHeads {
   size_t n_heads = 0, n_kv_heads = 0;
   size_t key_dim = 0, value_dim = 0;  // of a head
   float scale = 0.0f;                 // factor of the logits
-  float soft_cap = 0.0f;  // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+  float soft_cap = 0.0f;   // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+  size_t kv_distance = 0;  // the keys and values are those of so many layers before; 0: the layer's own
 
+  bool has_own_kv() const { return kv_distance == 0; }
   size_t group_size() const { return n_heads / n_kv_heads; }
   size_t q_dim() const { return n_heads * key_dim; }
   size_t k_dim() const { return n_kv_heads * key_dim; }

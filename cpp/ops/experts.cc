@@ -39,7 +39,7 @@ ExpertRoutes::ExpertRoutes(size_t max_rows, size_t n_experts, size_t n_used, Are
       chosen(arena.take<int32_t>(max_rows * n_used)),
       probabilities(arena.take<float>(max_rows * n_used)) {}
 
-void route_rows(MatView<const float> logits, ExpertRoutes& routes) {
+void route_rows(MatView<const float> logits, bool is_normalised, ExpertRoutes& routes) {
   const size_t n_used = routes.n_used, n_entries = logits.rows * n_used;
   parallel_for(logits.rows, [&](size_t row, size_t) {
     route_row(logits.data + row * logits.stride, routes, routes.chosen + row * n_used,
@@ -51,8 +51,8 @@ void route_rows(MatView<const float> logits, ExpertRoutes& routes) {
   for (size_t e = 0; e < routes.n_experts; ++e) routes.begin[e + 1] += routes.begin[e];
   for (size_t row = logits.rows; row-- > 0;) {
     const float* probabilities = routes.probabilities + row * n_used;
-    float sum = 0.0f;
-    for (size_t i = 0; i < n_used; ++i) sum += probabilities[i];
+    float sum = is_normalised ? 0.0f : 1.0f;
+    for (size_t i = 0; is_normalised && i < n_used; ++i) sum += probabilities[i];
     for (size_t i = 0; i < n_used; ++i) {
       const size_t entry = --routes.begin[routes.chosen[row * n_used + i] + 1];
       routes.rows[entry] = static_cast<int32_t>(row);
@@ -62,6 +62,17 @@ void route_rows(MatView<const float> logits, ExpertRoutes& routes) {
   // Every end has moved to its beginning, one place too far on.
   std::copy(routes.begin + 1, routes.begin + routes.n_experts + 1, routes.begin);
   routes.begin[routes.n_experts] = n_entries;
+}
+
+void route_all(MatView<const float> rows, const float* gate, ExpertRoutes& routes) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    double product = 0.0;
+    for (size_t c = 0; gate && c < rows.cols; ++c) {
+      product += static_cast<double>(gate[c]) * static_cast<double>(rows.data[i * rows.stride + c]);
+    }
+    routes.rows[i] = static_cast<int32_t>(i);
+    routes.weights[i] = gate ? static_cast<float>(1.0 / (1.0 + std::exp(-product))) : 1.0f;
+  });
 }
 
 void gather_rows(MatView<const float> rows, const int32_t* indices, MatView<float> out) {

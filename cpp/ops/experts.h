@@ -14,16 +14,20 @@ struct ExpertRoutes {
   ExpertRoutes(size_t max_rows, size_t n_experts, size_t n_used, Arena& arena);
 
   size_t n_experts, n_used;
-  size_t* begin;    // [n_experts + 1]
-  int32_t* rows;    // [n_rows * n_used] row of the block, ascending within an expert
-  float* weights;   // [n_rows * n_used] share of the expert in the row's output; those of a row add up to 1
-  int32_t* chosen;  // [n_rows][n_used] experts of a row, the most probable first
+  size_t* begin;         // [n_experts + 1]
+  int32_t* rows;         // [n_rows * n_used] row of the block, ascending within an expert
+  float* weights;        // [n_rows * n_used] share of the expert in the row's output
+  int32_t* chosen;       // [n_rows][n_used] experts of a row, the most probable first
   float* probabilities;  // [n_rows][n_used] of the chosen ones
 };
 
 // Every row takes the n_used experts of highest softmax probability (of equal ones the first), weighted by
-// these probabilities over their sum. logits [n_rows][n_experts].
-void route_rows(MatView<const float> logits, ExpertRoutes& routes);
+// these probabilities, over their sum if is_normalised. logits [n_rows][n_experts].
+void route_rows(MatView<const float> logits, bool is_normalised, ExpertRoutes& routes);
+
+// An expert that every row goes through: entry i is row i, of share 1 or, with a gate [rows.cols], the
+// sigmoid of its product with the row.
+void route_all(MatView<const float> rows, const float* gate, ExpertRoutes& routes);
 
 // out[i] = rows[indices[i]] for i < out.rows.
 void gather_rows(MatView<const float> rows, const int32_t* indices, MatView<float> out);

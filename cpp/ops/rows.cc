@@ -35,9 +35,14 @@ MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols,
 
 void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
                 float scale, MatView<float> out) {
+  embed_columns(table, embedding, tokens, 0, scale, out);
+}
+
+void embed_columns(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+                   size_t first, float scale, MatView<float> out) {
   parallel_for(tokens.size, [&](size_t i, size_t) {
     float* row = out.row(i);
-    embedding.dequantize_row(row, static_cast<size_t>(tokens[i]));
+    embedding.dequantize_range(row, static_cast<size_t>(tokens[i]), first, out.cols);
     if (scale != 1.0f) table.scale_f32(row, row, scale, out.cols);
   });
 }
@@ -112,6 +117,16 @@ void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, 
     for (size_t column = 0; column < rows.cols; column += head_dim) {
       table.rope_f32(rows.row(i) + column, cos + i * n_pairs, sin + i * n_pairs, n_pairs);
     }
+  });
+}
+
+void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,
+                       size_t period) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    const auto n_periods = static_cast<double>((first_position + i) / period);
+    if (n_periods == 0.0) return;
+    const double factor = 1.0 + static_cast<double>(scale) * std::log1p(n_periods);
+    table.scale_f32(rows.row(i), rows.row(i), static_cast<float>(factor), rows.cols);
   });
 }
 

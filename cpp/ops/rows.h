@@ -13,6 +13,9 @@ namespace edgeh2o {
 // out[i] = scale * row tokens[i] of the embedding.
 void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
                 float scale, MatView<float> out);
+// The same of the out.cols columns from `first` on, a multiple of PackedMatrix::kRangeStep if quantised.
+void embed_columns(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+                   size_t first, float scale, MatView<float> out);
 
 // logits *= scale, then soft_cap * tanh(logits / soft_cap) unless that is 0.
 void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap);
@@ -52,6 +55,11 @@ void fill_rope_table(float* cos, float* sin, size_t first_position, size_t n_pos
 // Rotates every head of every row: rows [n][n_heads * head_dim], the first 2 * n_pairs values of each head.
 void rope_rows(const KernelTable& table, MatView<float> rows, const float* cos, const float* sin,
                size_t head_dim, size_t n_pairs);
+
+// Row i, at position first_position + i, times 1 + scale * ln(1 + floor(position / period)): queries far
+// beyond the first training get sharper logits.
+void scale_by_position(const KernelTable& table, MatView<float> rows, size_t first_position, float scale,
+                       size_t period);
 
 // Brings the pairs (2i, 2i + 1) of every head to where rope_rows has them, (i, n_pairs + i), in place.
 // Queries and keys both reordered give the same logits. n_pairs <= kMaxRotaryPairs.

@@ -315,25 +315,25 @@ const uint8_t* PackedMatrix::panel_at(size_t i, size_t k) const {
   }
 }
 
-void PackedMatrix::dequantize_row(float* out, size_t row) const {
-  const uint8_t* panel_data = panel(row / panel_cols_);
+void PackedMatrix::dequantize_range(float* out, size_t row, size_t first, size_t count) const {
+  const uint8_t* panel_data = panel_at(row / panel_cols_, first);
   const size_t column = row % panel_cols_;
   switch (format_) {
 #define EH2O_CASE(name)                                                                            \
   case PackedFormat::name:                                                                         \
-    return unpack_column<PackedFormat::name>(out, panel_data, column, panel_cols_, cols_ / kBlock, \
+    return unpack_column<PackedFormat::name>(out, panel_data, column, panel_cols_, count / kBlock, \
                                              is_signed_);
     EH2O_QUANTISED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     case PackedFormat::kF32:
-      for (size_t k = 0; k < cols_; ++k) out[k] = get<float>(panel_data, k * panel_cols_ + column);
+      for (size_t k = 0; k < count; ++k) out[k] = get<float>(panel_data, k * panel_cols_ + column);
       return;
     case PackedFormat::kF16:
-      for (size_t k = 0; k < cols_; ++k)
+      for (size_t k = 0; k < count; ++k)
         out[k] = f32_from_f16(get<uint16_t>(panel_data, k * panel_cols_ + column));
       return;
     case PackedFormat::kBF16:
-      for (size_t k = 0; k < cols_; ++k) {
+      for (size_t k = 0; k < count; ++k) {
         out[k] = f32_from_bf16(get<uint16_t>(panel_data, k * panel_cols_ + column));
       }
       return;

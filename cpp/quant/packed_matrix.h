@@ -47,7 +47,11 @@ class PackedMatrix {
   explicit operator bool() const { return rows_ != 0; }
 
   // Writes the cols() weights of one row as f32: embedding look-up.
-  void dequantize_row(float* out, size_t row) const;
+  void dequantize_row(float* out, size_t row) const { dequantize_range(out, row, 0, cols_); }
+  // The same of `count` weights from column `first` on: multiples of kRangeStep for quantised formats, but
+  // for the end of a row.
+  static constexpr size_t kRangeStep = 256;
+  void dequantize_range(float* out, size_t row, size_t first, size_t count) const;
 
  private:
   PackedFormat format_ = PackedFormat::kF32;

@@ -23,7 +23,15 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                                       const SparsePolicy& policy, const SequenceShape& shape,
                                       std::vector<size_t>* plan_of_layer = nullptr) {
   EH2O_CHECK(!layers.empty(), "n_layers must be at least 1");
-  for (const AttentionHeads& heads : layers) attention_shape(heads, shape);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    attention_shape(layers[i], shape);
+    const size_t distance = layers[i].kv_distance;
+    EH2O_CHECK(distance <= i, "layer ", i, " reads keys and values of ", distance, " layers before it");
+    const AttentionHeads& source = layers[i - distance];
+    EH2O_CHECK(source.has_own_kv() && source.n_kv_heads == layers[i].n_kv_heads &&
+                   source.key_dim == layers[i].key_dim && source.value_dim == layers[i].value_dim,
+               "layer ", i, " reads keys and values of heads of another shape");
+  }
   const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape));
   std::vector<AttentionPlan> plans;
   for (const AttentionHeads& heads : layers) {
@@ -62,9 +70,13 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
   const auto make_layers = [&] {
     layers_.clear();
     for (size_t i = 0; i < layers.size(); ++i) {
-      layers_.push_back(
-          {std::make_unique<AttentionState>(table, layers[i], shape.cache_types, shape.max_context, arena_),
-           plan_of_layer[i]});
+      std::unique_ptr<AttentionState> own;
+      if (layers[i].has_own_kv()) {
+        own =
+            std::make_unique<AttentionState>(table, layers[i], shape.cache_types, shape.max_context, arena_);
+      }
+      AttentionState* state = own ? own.get() : layers_[i - layers[i].kv_distance].state;
+      layers_.push_back({std::move(own), state, plan_of_layer[i]});
     }
   };
   make_layers();
@@ -80,7 +92,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
   Arena counter;
   for (const AttentionHeads& heads : layers) {
-    AttentionState(table, heads, shape.cache_types, shape.max_context, counter);
+    if (heads.has_own_kv()) AttentionState(table, heads, shape.cache_types, shape.max_context, counter);
   }
   return {counter.used(), most_scratch(plans, n_threads), policy.state_bytes(policy_shape(layers, shape))};
 }
@@ -113,7 +125,9 @@ void Sequence::check_whole() const {
 }
 
 void Sequence::rewind_layers(size_t position) {
-  for (Layer& layer : layers_) layer.state->rewind(position);
+  for (Layer& layer : layers_) {
+    if (layer.own) layer.own->rewind(position);
+  }
   tokens_.resize(std::min(tokens_.size(), position));
 }
 
@@ -172,7 +186,9 @@ std::vector<uint8_t> Sequence::save_state() const {
   out.put<uint64_t>(prefill_end_);
   out.put<uint64_t>(n_pairs_dense_);
   out.put<uint64_t>(n_pairs_);
-  for (const Layer& layer : layers_) layer.state->save(out);
+  for (const Layer& layer : layers_) {
+    if (layer.own) layer.own->save(out);
+  }
   policy_->save(position(), out);
   return out.bytes();
 }
@@ -185,7 +201,9 @@ void Sequence::load_state(Span<const uint8_t> state) {
     prefill_end_ = in.take_at_most<uint64_t>(position, "the end of the prompt");
     n_pairs_dense_ = in.take<uint64_t>();
     n_pairs_ = in.take<uint64_t>();
-    for (Layer& layer : layers_) layer.state->load(position, in);
+    for (Layer& layer : layers_) {
+      if (layer.own) layer.own->load(position, in);
+    }
     policy_->load(position, in);
     in.check_end();
   } catch (...) {

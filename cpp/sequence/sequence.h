@@ -60,6 +60,7 @@ class Sequence {
   }
   AttentionState& layer(size_t i) { return *layers_[i].state; }
   const AttentionState& layer(size_t i) const { return *layers_[i].state; }
+  bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }  // else layer(i) is another's
 
   // Tokens that all layers have read, before the call that is running or was interrupted. Throws
   // std::invalid_argument while the layers differ.
@@ -106,7 +107,8 @@ class Sequence {
 
  private:
   struct Layer {
-    std::unique_ptr<AttentionState> state;
+    std::unique_ptr<AttentionState> own;  // null where keys and values are another layer's
+    AttentionState* state;
     size_t plan;
   };
   struct Mark {

@@ -14,6 +14,7 @@ from ..attention.base import require_equal_kv_heads
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
+from ..config import DecoderConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
 from .comparison import WindowComparer
@@ -100,6 +101,11 @@ def calibrate(
         )
     model = llm.model
     require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
+    if isinstance(llm.config, DecoderConfig) and not llm.config.has_like_layers:
+        raise UsageError(
+            "calibration is for models whose layers have keys and values of their own, in heads of "
+            "one size; give --budget, for all heads the same"
+        )
     if not model.shows_attention:
         raise UsageError(
             "calibration needs the model as a GGUF file; ONNX models that `edgeh2o export-onnx` "

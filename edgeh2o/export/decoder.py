@@ -85,10 +85,17 @@ class DecoderExporter:
 
     def emit(self) -> None:
         """Adds all nodes."""
-        if self.config.n_experts:
-            raise FormatError(
-                "a mixture of experts cannot be written as ONNX yet; run the GGUF file itself"
-            )
+        for is_there, what in (
+            (self.config.n_experts, "a mixture of experts"),
+            (
+                self.config.qk_norm_after_rope,
+                "queries and keys that are normed after the rotary embedding",
+            ),
+            (not self.config.has_like_layers, "layers that share keys and values"),
+            (self.config.temperature_period, "queries that grow with their position"),
+        ):
+            if is_there:
+                raise FormatError(f"{what} cannot be written as ONNX yet; run the GGUF file itself")
         if len({(layer.n_heads, layer.n_kv_heads) for layer in self.config.layers}) > 1:
             raise FormatError(
                 "layers with different numbers of heads cannot be written as ONNX: its "
@@ -182,12 +189,15 @@ class DecoderExporter:
             kind, frequencies = "_long", config.long_rope_inv_freq
         if self.window(layer) and config.sliding_rope_inv_freq:
             kind, frequencies = "_sliding", config.sliding_rope_inv_freq
+        factor = config.rope_attention_factor
+        if not config.layers[layer].has_rope:
+            kind, frequencies, factor = "_none", (0.0,) * len(config.rope_inv_freq), 1.0
         n_positions = min(config.context_length, MAX_ROTARY_POSITIONS)
         names = f"cos_cache{kind}", f"sin_cache{kind}"
         if names[0] not in self.writer.constants:
             angles = np.arange(n_positions)[:, None] * np.asarray(frequencies, np.float32)
             for name, table in zip(names, (np.cos(angles), np.sin(angles)), strict=True):
-                values = (config.rope_attention_factor * table).astype(np.float32)
+                values = (factor * table).astype(np.float32)
                 self.writer.constant(name, values)
         return names
 

@@ -3,7 +3,28 @@
 from __future__ import annotations
 
 # Each of these registers its architecture.
-from . import gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3  # noqa: F401
+from . import (  # noqa: F401
+    ernie4_5,
+    exaone,
+    gemma,
+    gemma2,
+    gemma3,
+    gemma4,
+    glm4,
+    granite,
+    hunyuan,
+    internlm2,
+    llama,
+    minicpm,
+    mistral3,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+    smollm3,
+)
 from .spec import (
     ArchitectureSpec,
     read_model,

@@ -74,6 +74,16 @@ FUSED_FEED_FORWARD = (
     ),
     tensor("blk.{layer}.ffn_down.weight", "ffn_dim", "model_dim"),
 )
+# An expert that every token goes through.
+SHARED_EXPERT = tuple(
+    tensor(f"blk.{{layer}}.ffn_{name}_shexp.weight", *shape, required=False)
+    for name, *shape in (
+        ("gate", "model_dim", "shared_ffn_dim"),
+        ("up", "model_dim", "shared_ffn_dim"),
+        ("down", "shared_ffn_dim", "model_dim"),
+    )
+)
+SHARED_EXPERT_GATE = (tensor("blk.{layer}.ffn_gate_inp_shexp.weight", "model_dim"),)
 EXPERTS = (
     tensor("blk.{layer}.ffn_gate_inp.weight", "model_dim", "n_experts"),
     tensor("blk.{layer}.ffn_gate_exps.weight", "model_dim", "ffn_dim", "n_experts"),

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import MAX_CONTEXT, LayerConfig
 from ..errors import FormatError
 from ..formats.metadata import Metadata
+from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .keys import ArchitectureKeys
-from .rope import RopeScaling, read_rope_scaling
+from .rope import PLAIN_ROPE, RopeRule, RopeScaling, check_sections, read_rope_scaling
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
 DEFAULT_FREQ_BASE = 10000.0
 BASE_RANGE = {"above": 1.0, "below": 1e15}
 
+SHARED_KV_KEY = "attention.shared_kv_layers"
+TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
+
 MAX_LAYERS = 512
-MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
 MAX_HEAD_DIM = 2**13
 MAX_VOCAB = 2**24
-MAX_EXPERTS = 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +34,33 @@ class Hyperparameters:
     model_dim: int
     head_dim: int
     rotary_dim: int
-    n_experts: int
-    n_experts_used: int
+    feed_forward: FeedForwardSizes
     vocab_size: int
     context_length: int
     norm_eps: float
     rope_base: float
     rope_scaling: RopeScaling
     sliding_rope_base: float | None
+    sliding_rotary_dim: int
+    temperature_scale: float
+    token_input_dim: int
 
     def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
         """Named sizes that the shapes of a layer's tensors are declared in."""
+        head_dim = layer.head_dim or self.head_dim
         return {
+            "one": 1,
+            "token_input_dim": self.token_input_dim,
+            "token_inputs_dim": self.token_input_dim * len(self.layers),
             "model_dim": self.model_dim,
             "ffn_dim": layer.ffn_dim,
-            "n_experts": self.n_experts,
+            "n_experts": self.feed_forward.n_experts,
+            "shared_ffn_dim": self.feed_forward.shared_ffn_dim,
             "vocab_size": self.vocab_size,
-            "head_dim": self.head_dim,
-            "q_dim": layer.n_heads * self.head_dim,
-            "kv_dim": layer.n_kv_heads * self.head_dim,
-            "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * self.head_dim,
+            "head_dim": head_dim,
+            "q_dim": layer.n_heads * head_dim,
+            "kv_dim": layer.n_kv_heads * head_dim,
+            "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
         }
 
@@ -61,41 +70,59 @@ def read_hyperparameters(
     architecture: str,
     windows: SlidingWindows | None = None,
     *,
-    has_experts: bool = False,
+    experts: ExpertRule | None = None,
+    rope: RopeRule = PLAIN_ROPE,
+    shares_kv: bool = False,
+    has_token_inputs: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
     keys = ArchitectureKeys(metadata, architecture, n_layers)
-    _refuse_unsupported(keys, has_experts=has_experts)
-    n_experts, n_experts_used, ffn_dims = _read_feed_forward(keys, has_experts=has_experts)
-    layers = _read_layers(keys, ffn_dims, read_windows(keys, windows))
+    _refuse_encoders(keys)
+    check_sections(keys, rope)
+    feed_forward = read_feed_forward(keys, experts)
+    widths = read_windows(keys, windows)
+    has_rope = rope.layers(widths)
+    layers = _read_layers(keys, feed_forward.ffn_dims, widths, has_rope)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     head_dim = _read_head_dim(keys, model_dim, layers[0].n_heads)
-    rotary_dim = keys.integer("rope.dimension_count", maximum=MAX_HEAD_DIM, default=head_dim)
-    if rotary_dim > head_dim or rotary_dim % 2:
-        raise FormatError(
-            f"{keys.quoted('rope.dimension_count')} is {rotary_dim}, but must be even and at most "
-            f"the head size {head_dim}"
+    rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)
+    sliding_rotary_dim = rotary_dim
+    if windows is not None and windows.has_own_heads:
+        sliding_head_dim = _read_sliding_head_dim(keys)
+        sliding_rotary_dim = _read_rotary_dim(keys, "rope.dimension_count_swa", sliding_head_dim)
+        layers = tuple(
+            replace(layer, head_dim=sliding_head_dim if layer.window else head_dim)
+            for layer in layers
         )
+    if shares_kv:
+        layers = _share_kv(keys, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
     return Hyperparameters(
         layers=layers,
         model_dim=model_dim,
         head_dim=head_dim,
         rotary_dim=rotary_dim,
-        n_experts=n_experts,
-        n_experts_used=n_experts_used,
+        feed_forward=feed_forward,
         vocab_size=_read_vocab_size(keys),
         context_length=context_length,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", above=0.0, below=1.0),
         rope_base=keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE),
-        rope_scaling=read_rope_scaling(keys, context_length),
+        rope_scaling=read_rope_scaling(keys, context_length, rope),
         sliding_rope_base=_read_sliding_rope_base(keys, windows),
+        sliding_rotary_dim=sliding_rotary_dim,
+        temperature_scale=_read_temperature(keys, rope),
+        token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
+        if has_token_inputs
+        else 0,
     )
 
 
 def _read_layers(
-    keys: ArchitectureKeys, ffn_dims: Sequence[int], windows: Sequence[int]
+    keys: ArchitectureKeys,
+    ffn_dims: Sequence[int],
+    windows: Sequence[int],
+    has_rope: Sequence[bool],
 ) -> tuple[LayerConfig, ...]:
     n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
     if keys.has("attention.head_count_kv"):
@@ -107,36 +134,16 @@ def _read_layers(
                 f"a multiple of {keys.quoted('attention.head_count_kv')} {kv_heads}"
             )
     return tuple(
-        LayerConfig(n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window)
-        for heads, kv_heads, ffn_dim, window in zip(
-            n_heads, n_kv_heads, ffn_dims, windows, strict=True
+        LayerConfig(
+            n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window, has_rope=rotates
+        )
+        for heads, kv_heads, ffn_dim, window, rotates in zip(
+            n_heads, n_kv_heads, ffn_dims, windows, has_rope, strict=True
         )
     )
 
 
-def _read_feed_forward(
-    keys: ArchitectureKeys, *, has_experts: bool
-) -> tuple[int, int, tuple[int, ...]]:
-    """Experts, experts of a token, and the width of every layer's feed-forward networks."""
-    if not has_experts:
-        return 0, 0, keys.integers("feed_forward_length", maximum=MAX_WIDTH)
-    n_experts = keys.integer("expert_count", maximum=MAX_EXPERTS)
-    n_used = keys.integer("expert_used_count", maximum=n_experts)
-    if keys.has("expert_feed_forward_length"):
-        width = keys.integer("expert_feed_forward_length", maximum=MAX_WIDTH)
-    else:  # what older files have is the width of all experts of a token together
-        width = keys.integer("feed_forward_length", minimum=n_used, maximum=MAX_WIDTH) // n_used
-    return n_experts, n_used, (width,) * keys.n_layers
-
-
-def _refuse_unsupported(keys: ArchitectureKeys, *, has_experts: bool) -> None:
-    """Features that would be computed wrongly if their keys were ignored."""
-    n_experts = keys.metadata.get_int(keys.full("expert_count"), default=0)
-    if n_experts and not has_experts:
-        raise FormatError(
-            f"{keys.quoted('expert_count')} is {n_experts}: mixture-of-experts models are not "
-            "supported for this architecture; use a dense model"
-        )
+def _refuse_encoders(keys: ArchitectureKeys) -> None:
     if not keys.metadata.get_bool(keys.full("attention.causal"), default=True):
         raise FormatError(
             f"{keys.quoted('attention.causal')} is false: this is an encoder, "
@@ -168,11 +175,56 @@ def _read_head_dim(keys: ArchitectureKeys, model_dim: int, n_heads: int) -> int:
     return head_dim
 
 
+def _read_rotary_dim(keys: ArchitectureKeys, key: str, head_dim: int) -> int:
+    rotary_dim = keys.integer(key, maximum=MAX_HEAD_DIM, default=head_dim)
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise FormatError(
+            f"{keys.quoted(key)} is {rotary_dim}, but must be even and at most "
+            f"the head size {head_dim}"
+        )
+    return rotary_dim
+
+
+def _read_sliding_head_dim(keys: ArchitectureKeys) -> int:
+    head_dim = keys.integer("attention.key_length_swa", maximum=MAX_HEAD_DIM)
+    value_dim = keys.integer("attention.value_length_swa", maximum=MAX_HEAD_DIM)
+    if value_dim != head_dim or head_dim % 2:
+        raise FormatError(
+            f"{keys.quoted('attention.value_length_swa')} is {value_dim}, but must be even and "
+            f"equal to the keys' {head_dim}"
+        )
+    return head_dim
+
+
+def _share_kv(keys: ArchitectureKeys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+    """The last layers read the keys and values of the last of their kind before them."""
+    n_shared = keys.integer(SHARED_KV_KEY, minimum=0, maximum=len(layers) - 1, default=0)
+    n_own = len(layers) - n_shared
+    shared = list(layers[:n_own])
+    for index, layer in enumerate(layers[n_own:], n_own):
+        kinds = [i for i in range(n_own) if (layers[i].window > 0) == (layer.window > 0)]
+        if not kinds or layers[kinds[-1]].n_kv_heads != layer.n_kv_heads:
+            raise FormatError(
+                f"{keys.quoted(SHARED_KV_KEY)} is {n_shared}, but layer {index} finds no layer of "
+                "its kind and KV heads to share with; the file is damaged"
+            )
+        shared.append(replace(layer, kv_distance=index - kinds[-1]))
+    return tuple(shared)
+
+
 def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | None) -> float | None:
     """Base of the rotary embedding in layers with a window; None for that of the model."""
     if windows is None or not keys.has("rope.freq_base_swa"):
         return windows.rope_base if windows else None
     return keys.number("rope.freq_base_swa", **BASE_RANGE)
+
+
+def _read_temperature(keys: ArchitectureKeys, rope: RopeRule) -> float:
+    """How much a query grows with the logarithm of its position; 0 for not at all."""
+    key = "attention.temperature_scale"
+    if not rope.has_temperature or not keys.metadata.get_float(keys.full(key), default=0.0):
+        return 0.0
+    return keys.number(key, above=0.0, below=1e3)
 
 
 def _read_vocab_size(keys: ArchitectureKeys) -> int:

@@ -15,7 +15,7 @@ from ..formats.gguf import GgufFile
 from ..formats.metadata import quote
 from .keys import ArchitectureKeys
 
-FACTOR_RANGE = (1e-6, 1e9)
+FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated
 # Turns over the original context between which YaRN passes from full interpolation to none.
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0
 
@@ -30,6 +30,7 @@ class RopeScaling:
         factor: the divisor, 1 for none.
         original_context: positions of the first training.
         beta_fast, beta_slow: see ``YARN_BETA_FAST``; of "yarn" only.
+        log_multiplier: tones down the factor that "yarn" itself has; 1 takes it away.
         attention_factor: factor of the rotated queries and keys.
     """
 
@@ -38,10 +39,41 @@ class RopeScaling:
     original_context: int = 0
     beta_fast: float = YARN_BETA_FAST
     beta_slow: float = YARN_BETA_SLOW
+    log_multiplier: float = 0.0
     attention_factor: float = 1.0
 
 
 NO_SCALING = RopeScaling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeRule:
+    """What an architecture assumes of its rotary embedding beside bases and scalings.
+
+    Attributes:
+        none_every: every so many layers the last one has none; 0: all layers have it.
+        only_windows: of a model with windows, only layers with one have it.
+        has_sections: pairs are parted among the axes of an image (M-RoPE). A text has the same
+            position on each, which makes this a plain rotary embedding.
+        has_log_multiplier: files may tone down YaRN's factor of queries and keys.
+        has_temperature: files may scale queries by their position.
+    """
+
+    none_every: int = 0
+    only_windows: bool = False
+    has_sections: bool = False
+    has_log_multiplier: bool = False
+    has_temperature: bool = False
+
+    def layers(self, windows: Sequence[int]) -> tuple[bool, ...]:
+        """Whether each layer has a rotary embedding, by the widths of their windows."""
+        if self.only_windows and any(windows):
+            return tuple(window > 0 for window in windows)
+        period = self.none_every
+        return tuple(period == 0 or (layer + 1) % period != 0 for layer in range(len(windows)))
+
+
+PLAIN_ROPE = RopeRule()
 
 
 def inverse_frequencies(
@@ -66,9 +98,14 @@ def inverse_frequencies(
 
 
 def attention_factor(scaling: RopeScaling) -> float:
-    """Factor of the rotated queries and keys; YaRN's own is ``1 + 0.1 ln(factor)``."""
-    own = 1.0 + 0.1 * math.log(max(scaling.factor, 1.0)) if scaling.kind == "yarn" else 1.0
-    return own * scaling.attention_factor
+    """Factor of the rotated queries and keys.
+
+    YaRN's own is ``1 + 0.1 ln(factor)``, over ``1 + 0.1 m ln(factor)`` with a log multiplier m.
+    """
+    if scaling.kind != "yarn":
+        return scaling.attention_factor
+    growth = 0.1 * math.log(max(scaling.factor, 1.0))
+    return (1.0 + growth) / (1.0 + scaling.log_multiplier * growth) * scaling.attention_factor
 
 
 def _yarn_ramp(rotary_dim: int, base: float, scaling: RopeScaling) -> list[float]:
@@ -84,7 +121,29 @@ def _yarn_ramp(rotary_dim: int, base: float, scaling: RopeScaling) -> list[float
     return [min(max((pair - low) / width, 0.0), 1.0) for pair in range(rotary_dim // 2)]
 
 
-def read_rope_scaling(keys: ArchitectureKeys, context_length: int) -> RopeScaling:
+def check_sections(keys: ArchitectureKeys, rule: RopeRule) -> None:
+    """Raises ``FormatError`` for pairs parted among axes in a way that a text would notice."""
+    name = "rope.dimension_sections"
+    if not keys.has(name):
+        if rule.has_sections:
+            raise FormatError(f"{keys.quoted(name)} is missing; the file is incomplete")
+        return
+    sections = keys.metadata.get_array(keys.full(name), kinds="iu").tolist()
+    if not any(sections):
+        return
+    if not rule.has_sections:
+        raise FormatError(
+            f"{keys.quoted(name)} is {sections}, but multimodal rotary embeddings are not "
+            "supported for this architecture; use a file of its text model"
+        )
+    if len(sections) not in (3, 4) or min(sections) < 0 or any(sections[3:]):
+        raise FormatError(
+            f"{keys.quoted(name)} is {sections}, but must be three numbers, time, height and "
+            "width, and perhaps a 0; a fourth axis is not supported"
+        )
+
+
+def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRule) -> RopeScaling:
     """Scaling as the ``rope.scaling`` keys describe it.
 
     Older files call the factor ``rope.scale_linear``; 0 means none. Raises ``FormatError``.
@@ -111,6 +170,11 @@ def read_rope_scaling(keys: ArchitectureKeys, context_length: int) -> RopeScalin
         beta_slow=keys.number(
             "rope.scaling.yarn_beta_slow", above=0.0, below=1e6, default=YARN_BETA_SLOW
         ),
+        log_multiplier=keys.number(
+            "rope.scaling.yarn_log_multiplier", above=-1.0, below=1e2, default=0.0
+        )
+        if rule.has_log_multiplier
+        else 0.0,
         attention_factor=keys.number("rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0),
     )
 

@@ -16,8 +16,22 @@ from ..errors import FormatError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
-from .hyperparameters import Hyperparameters, read_hyperparameters
-from .rope import NO_SCALING, attention_factor, inverse_frequencies, read_factors
+from .experts import SHARED_KEY, ExpertRule
+from .hyperparameters import (
+    SHARED_KV_KEY,
+    TOKEN_INPUT_KEY,
+    Hyperparameters,
+    read_hyperparameters,
+)
+from .refusals import refuse_unread
+from .rope import (
+    NO_SCALING,
+    PLAIN_ROPE,
+    RopeRule,
+    attention_factor,
+    inverse_frequencies,
+    read_factors,
+)
 from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
 
@@ -30,18 +44,24 @@ class ArchitectureSpec:
 
     Attributes:
         qk_row_order: how pairs of rotated rows lie in the file.
-        norm_placement, qk_norm, activation: see ``DecoderConfig``.
+        norm_placement, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
+        rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
         long_rope_factors: optional tensors of frequency divisors for sessions within the original
             context and beyond it.
         rope_switch: key, after the architecture's name, that turns the rotary embedding off if it
             is false.
         windows: None: the family has no sliding windows.
-        has_experts: the feed-forward network is a mixture of experts.
+        experts: None: the feed-forward network is one, not a mixture of experts.
         scales: keys that set a scale or soft cap of ``DecoderConfig``.
         divisors: keys whose inverse is a scale of ``DecoderConfig``.
+        required_scales: those of both that a file must have.
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
+        attention_scale: factor of attention logits; None: one over the root of the head size.
+        norms_values, has_output_scale: see ``DecoderConfig``.
+        shares_kv: the last layers may read the keys and values of others.
+        has_token_inputs: layers may have inputs of their own per token.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -52,15 +72,23 @@ class ArchitectureSpec:
     activation: str
     norm_placement: Literal["pre", "post", "both"] = "pre"
     qk_norm: Literal["none", "head", "projection"] = "none"
+    qk_norm_after_rope: bool = False
+    rope: RopeRule = PLAIN_ROPE
     rope_factors: str | None = None
     long_rope_factors: tuple[str, str] | None = None
     rope_switch: str | None = None
     windows: SlidingWindows | None = None
-    has_experts: bool = False
+    experts: ExpertRule | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
     divisors: Mapping[str, str] = field(default_factory=dict)
+    required_scales: tuple[str, ...] = ()
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
+    attention_scale: float | None = None
+    norms_values: bool = False
+    has_output_scale: bool = False
+    shares_kv: bool = False
+    has_token_inputs: bool = False
     n_layers_scaled_by_width: int | None = None
 
 
@@ -88,8 +116,15 @@ def read_model(gguf: GgufFile) -> tuple[DecoderConfig, list[TensorBinding]]:
     try:
         spec = _find_spec(gguf.metadata)
         shape = read_hyperparameters(
-            gguf.metadata, spec.name, spec.windows, has_experts=spec.has_experts
+            gguf.metadata,
+            spec.name,
+            spec.windows,
+            experts=spec.experts,
+            rope=spec.rope,
+            shares_kv=spec.shares_kv,
+            has_token_inputs=spec.has_token_inputs,
         )
+        refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         bindings = bind_tensors(
             gguf.tensors,
@@ -134,15 +169,24 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         n_kv_heads=max(layer.n_kv_heads for layer in layers),
         head_dim=shape.head_dim,
         rotary_dim=shape.rotary_dim,
-        n_experts=shape.n_experts,
-        n_experts_used=shape.n_experts_used,
+        n_experts=shape.feed_forward.n_experts,
+        n_experts_used=shape.feed_forward.n_experts_used,
+        normalises_experts=spec.experts is None or spec.experts.is_normalised,
+        shared_ffn_dim=shape.feed_forward.shared_ffn_dim,
+        has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
         norm_placement=spec.norm_placement,
         qk_norm=spec.qk_norm,
+        qk_norm_after_rope=spec.qk_norm_after_rope,
+        temperature_scale=shape.temperature_scale,
+        temperature_period=shape.rope_scaling.original_context if shape.temperature_scale else 0,
         activation=spec.activation,
-        attention_scale=1.0 / math.sqrt(logit_dim),
+        attention_scale=spec.attention_scale or 1.0 / math.sqrt(logit_dim),
+        norms_values=spec.norms_values,
+        token_input_dim=shape.token_input_dim,
+        has_output_scale=spec.has_output_scale,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
@@ -172,14 +216,37 @@ def _read_frequencies(
     if spec.windows is not None and any(layer.window for layer in shape.layers):
         base = shape.sliding_rope_base or shape.rope_base
         scaling = NO_SCALING if spec.windows.has_plain_rope else shape.rope_scaling
-        if (base, scaling) != (shape.rope_base, shape.rope_scaling):
-            tables["sliding_rope_inv_freq"] = inverse_frequencies(shape.rotary_dim, base, scaling)
+        is_other = (base, scaling) != (shape.rope_base, shape.rope_scaling)
+        if is_other or spec.windows.has_own_heads:
+            tables["sliding_rope_inv_freq"] = inverse_frequencies(
+                shape.sliding_rotary_dim, base, scaling
+            )
     return tables
+
+
+def _optional_keys(spec: ArchitectureSpec) -> set[str]:
+    """Keys with an effect that files of this architecture may have."""
+    read = {*spec.scales.values(), *spec.divisors.values()}
+    flags = {
+        "rope.dimension_sections": spec.rope.has_sections,
+        "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
+        "attention.temperature_scale": spec.rope.has_temperature,
+        SHARED_KV_KEY: spec.shares_kv,
+        TOKEN_INPUT_KEY: spec.has_token_inputs,
+        SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
+    }
+    return read | {key for key, is_read in flags.items() if is_read}
 
 
 def _read_scales(metadata: Metadata, spec: ArchitectureSpec) -> dict[str, Any]:
     """Scales and soft caps of ``DecoderConfig`` that the file or the family sets."""
     scales: dict[str, Any] = dict(spec.default_soft_caps)
+    for suffix in spec.required_scales:
+        if f"{spec.name}.{suffix}" not in metadata:
+            raise FormatError(
+                f"metadata key {quote(f'{spec.name}.{suffix}')} is missing, without which this "
+                "architecture cannot be computed; convert the model anew with a newer llama.cpp"
+            )
     for keys, exponent in ((spec.scales, 1), (spec.divisors, -1)):
         for name, suffix in keys.items():
             key = f"{spec.name}.{suffix}"

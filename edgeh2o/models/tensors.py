@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .. import _core
@@ -40,6 +40,9 @@ class TensorRule:
     ``shape`` names sizes, contiguous dimension first. ``parts`` covers all rows of a matrix that
     holds several weights of the core. One of three dimensions holds a matrix per entry of the
     last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
+    ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
+    contains ``{part}`` is one of several of equal rows. Layers that share keys and values leave
+    out what is ``of_kv``, or have it for nothing.
     """
 
     name: str
@@ -47,6 +50,8 @@ class TensorRule:
     required: bool
     rotated: bool
     parts: tuple[TensorPart, ...]
+    core_name: str = ""
+    of_kv: bool = False
 
 
 def tensor(
@@ -55,9 +60,11 @@ def tensor(
     required: bool = True,
     rotated: bool = False,
     parts: Sequence[TensorPart] = (),
+    core_name: str = "",
+    of_kv: bool = False,
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated, tuple(parts))
+    return TensorRule(name, shape, required, rotated, tuple(parts), core_name, of_kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +107,21 @@ def bind_tensors(
     which is missing, unknown, or of the wrong shape or type.
     """
     by_name = _expand(rules, len(shape.layers))
-    missing = [n for n, (rule, _) in by_name.items() if rule.required and n not in tensors]
+    unread = {
+        name
+        for name, (rule, layer) in by_name.items()
+        if rule.of_kv and shape.layers[layer].kv_distance
+    }
+    missing = [
+        name
+        for name, (rule, _) in by_name.items()
+        if rule.required and name not in tensors and name not in unread
+    ]
     if missing:
         raise FormatError(
             f"{_count(missing, 'tensor')} of architecture {architecture!r} missing: "
-            f"{_some(missing)}; the file is incomplete"
+            f"{_some(missing)}; the file is incomplete, or the model is of a variant that is not "
+            "supported"
         )
     ignored = set(read_elsewhere)
     unknown = [n for n in tensors if n not in by_name and n not in ignored]
@@ -122,6 +139,8 @@ def bind_tensors(
             continue
         rule, layer = by_name[name]
         _check_tensor(info, rule, sizes[layer])
+        if name in unread:
+            continue
         for part, first_row, n_rows in _parts(info, rule, sizes[layer]):
             row_order = None
             if part.rotated and interleaved:
@@ -146,7 +165,8 @@ def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[Tenso
                 for part in rule.parts
             )
             name = rule.name.replace("{layer}", str(layer))
-            own = TensorRule(name, rule.shape, rule.required, rule.rotated, parts)
+            core_name = rule.core_name.replace("{layer}", str(layer))
+            own = replace(rule, name=name, parts=parts, core_name=core_name)
             by_name[name] = own, layer
     return by_name
 
@@ -161,12 +181,13 @@ def _parts(
             name = rule.name.replace(".weight", f".{index}.weight")
             yield TensorPart(name, rule.shape[1]), index * n_rows, n_rows
     elif not rule.parts:
-        yield TensorPart(rule.name, rule.shape[-1], rule.rotated), 0, info.rows
+        yield TensorPart(rule.core_name or rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
     for part in rule.parts:
         n_rows = sizes[part.rows]
-        yield part, first_row, n_rows
-        first_row += n_rows
+        for index in range(info.rows // n_rows if "{part}" in part.name else 1):
+            yield replace(part, name=part.name.replace("{part}", str(index))), first_row, n_rows
+            first_row += n_rows
 
 
 def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError
+from ..formats.metadata import quote
 from .graph import OnnxGraph, attributes, describe_node
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-_UINT8 = 2
+    from .sites import AttentionSite
+
+_UINT8, _BFLOAT16 = 2, 16
 _MAX_SIZE = 2**31
 
 
@@ -22,6 +26,17 @@ def check_blocks(graph: OnnxGraph) -> None:
     for node in graph.nodes:
         if node.op_type == "MatMulNBits":
             _check_node(graph, node)
+
+
+def check_caches(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> None:
+    """Raises FormatError for a cache of bfloat16, which onnxruntime does not compute on CPUs."""
+    for site in sites:
+        past = graph.inputs.get(site.past_key)
+        if past is not None and past.type.tensor_type.elem_type == _BFLOAT16:
+            raise FormatError(
+                f"the cache {quote(site.past_key)} is bfloat16, which onnxruntime does not compute "
+                "on CPUs; export the model in float32, float16 or int4"
+            )
 
 
 def _check_node(graph: OnnxGraph, node: NodeProto) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.metadata import quote
+from .windows import ConfigWindow, read_genai_window, read_transformers_window
 
 GENAI_CONFIG = "genai_config.json"
 MAX_JSON_BYTES = 16 * 2**20
@@ -48,6 +49,7 @@ class OnnxFolder:
     more_eos: tuple[int, ...] = ()
     tokenizer_json: str | None = None
     chat_template: object = None
+    window: ConfigWindow | None = None
 
 
 def is_onnx(path: Path) -> bool:
@@ -96,6 +98,7 @@ def _read_genai(root: Path, model_path: Path | None) -> OnnxFolder:
         architecture=_architecture(model.get("type")),
         config_name=GENAI_CONFIG,
         sizes=_read_sizes({**model, **decoder}, GENAI_CONFIG),
+        window=read_genai_window(decoder, GENAI_CONFIG),
         bos=files.pop("bos") or next(iter(bos), None),
         eos=files.pop("eos") or next(iter(eos), None),
         more_eos=eos,
@@ -114,6 +117,7 @@ def _read_transformers(root: Path, model_path: Path) -> OnnxFolder:
         architecture=_architecture(config.get("model_type")),
         config_name=name,
         sizes=_read_sizes(config, name),
+        window=read_transformers_window(config, name),
         more_eos=more,
         **_read_tokenizer_files(root),
     )

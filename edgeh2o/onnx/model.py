@@ -12,7 +12,7 @@ from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
-from .checks import check_blocks
+from .checks import check_blocks, check_caches
 from .config import (
     attention_args,
     check_finite,
@@ -30,6 +30,7 @@ from .plan import LoadedDecoder, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
 from .sessions import SegmentFactory
+from .windows import add_windows
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
@@ -53,10 +54,11 @@ class OnnxModelFile:
         try:
             self._cut = cut_decoder(self._graph)
             check_blocks(self._graph)
+            check_caches(self._graph, self._cut.sites)
             self.config = read_config(self._folder, self._graph, self._cut)
             self.tokenizer = _read_tokenizer(self._folder, self.config.vocab_size)
         except FormatError as error:
-            raise FormatError(f"{self._folder.model_path}: {error}") from None
+            raise _in_file(self._folder.model_path, error) from None
         self.n_weight_bytes = self.n_mapped_bytes = self._graph.n_weight_bytes
 
     def __enter__(self) -> OnnxModelFile:
@@ -119,7 +121,7 @@ class OnnxModelFile:
         try:
             return OnnxModel(self._folder, self._graph, self.config, self.tokenizer, on_bytes)
         except FormatError as error:
-            raise FormatError(f"{self._folder.model_path}: {error}") from None
+            raise _in_file(self._folder.model_path, error) from None
 
 
 class OnnxModel:
@@ -145,6 +147,7 @@ class OnnxModel:
         cut = cut_decoder(graph, pack_products(graph, progress.add))
         factory = SegmentFactory(cut, self.n_threads, config)
         sites = check_masks(cut, factory.make_masks(), config)
+        sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
         stages = []
         for stage in cut.stages:
             stages.append(factory.make(stage))
@@ -181,6 +184,11 @@ class OnnxModel:
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
+
+
+def _in_file(path: Path, error: FormatError) -> FormatError:
+    """The error with the path before it, unless it names it already."""
+    return error if str(error).startswith(str(path)) else FormatError(f"{path}: {error}")
 
 
 class _Progress:

@@ -255,8 +255,9 @@ class SegmentFactory:
             )
         except Exception as error:
             raise FormatError(
-                f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; use a "
-                "newer onnxruntime, or export the model with an older operator set"
+                f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; export "
+                "it in another precision (float32, or int4 with symmetric blocks) or with an older "
+                "operator set"
             ) from None
         found = {item.name: _dtype_of(item) for item in session.get_outputs()}
         self._types |= found

@@ -133,6 +133,7 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
             "kv_cache_bit_width": (0, 8, 16, 32),
             "sliding_window_cache": (0,),
         },
+        {"sliding_window_cache": "windowed_kv_cache=false"},
     )
     names = _known_inputs(node, 16, {
         10: "an attention bias", 11: "attention sinks", 12: "a quantised cache",
@@ -239,18 +240,28 @@ _READERS: Mapping[tuple[str, str], Callable[[NodeProto], AttentionSite]] = {
 
 
 def _known_attributes(
-    node: NodeProto, allowed: str, neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    node: NodeProto,
+    allowed: str,
+    neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The attributes: ``allowed`` ones, and others with a value that is ``neutral``."""
+    """The attributes: ``allowed`` ones, and others with a value that is ``neutral``.
+
+    ``options`` of onnxruntime-genai's model builder leave some out.
+    """
     values = attributes(node)
     for name, value in values.items():
         if name in allowed.split() or value in neutral.get(name, ()):
             continue
         raise FormatError(
             f"{describe_node(node)} has the attribute {quote(name)} = {value!r:.40}, which is not "
-            "supported; export the model without it"
+            f"supported; export the model without it{_builder_option(options.get(name))}"
         )
     return values
+
+
+def _builder_option(option: str | None) -> str:
+    return f" (--extra_options {option} of onnxruntime-genai's model builder)" if option else ""
 
 
 def _known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> list[str]:

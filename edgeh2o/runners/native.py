@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
-from ..config import DecoderConfig
+from ..config import DecoderConfig, LayerConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
@@ -181,8 +181,8 @@ class NativeModel(GgufModel):
 
     @property
     def shows_attention(self) -> bool:
-        """Whether its heads' errors can be measured, which is for layers of equal KV heads."""
-        return has_equal_kv_heads(self.config)
+        """Whether its heads' errors can be measured, which is for layers with alike KV heads."""
+        return has_equal_kv_heads(self.config) and self.config.has_like_layers
 
     @property
     def weight_bytes(self) -> int:
@@ -270,18 +270,28 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "long_inv_freq": config.long_rope_inv_freq,
         "long_after": config.long_rope_after,
     }
-    has_sliding_rope = bool(config.sliding_rope_inv_freq)
-    sliding_rope = {"inv_freq": config.sliding_rope_inv_freq}
+    ropes: list[dict[str, Any]] = [rope]
+    if config.sliding_rope_inv_freq:
+        ropes.append({"inv_freq": config.sliding_rope_inv_freq})
+    if not all(layer.has_rope for layer in config.layers):
+        ropes.append({"inv_freq": (0.0,) * len(config.rope_inv_freq)})
     shared = {
-        "key_dim": config.head_dim,
-        "value_dim": config.head_dim,
         "attention_scale": config.attention_scale,
         "attention_soft_cap": config.attention_soft_cap,
         "qk_norm": config.qk_norm,
+        "qk_norm_after_rope": config.qk_norm_after_rope,
+        "norms_values": config.norms_values,
+        "token_input_dim": config.token_input_dim,
+        "has_output_scale": config.has_output_scale,
+        "temperature_scale": config.temperature_scale,
+        "temperature_period": config.temperature_period,
         "ffn": "experts" if config.n_experts else "gated",
         "activation": config.activation,
         "n_experts": config.n_experts,
         "n_experts_used": config.n_experts_used,
+        "normalises_experts": config.normalises_experts,
+        "shared_ffn_dim": config.shared_ffn_dim,
+        "has_shared_gate": config.has_shared_gate,
         "norm_placement": config.norm_placement,
         "residual_scale": config.residual_scale,
     }
@@ -290,11 +300,8 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             model_dim=config.model_dim,
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
-            ropes=[rope, sliding_rope] if has_sliding_rope else [rope],
-            layers=[
-                {**shared, **asdict(layer), "rope": int(layer.window > 0 and has_sliding_rope)}
-                for layer in config.layers
-            ],
+            ropes=ropes,
+            layers=[{**shared, **_core_layer(layer, config)} for layer in config.layers],
             embedding_scale=config.embedding_scale,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
@@ -302,3 +309,12 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None
+
+
+def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
+    """What the core is told of one layer; ``rope`` is the number of its table."""
+    fields = asdict(layer)
+    fields["key_dim"] = fields["value_dim"] = fields.pop("head_dim") or config.head_dim
+    if not fields.pop("has_rope"):
+        return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
+    return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

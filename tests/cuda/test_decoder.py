@@ -39,6 +39,11 @@ MODELS = {
     "qwen3": {"architecture": "qwen3"},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
     "granite": {"architecture": "granite"},
+    "exaone4": {"architecture": "exaone4", "n_layers": 4, "sliding_window": 20},
+    "gemma": {"architecture": "gemma"},
+    "glm4": {"architecture": "glm4", "rotary_dim": 8},
+    "seed_oss": {"architecture": "seed_oss"},
+    "smollm3": {"architecture": "smollm3", "n_layers": 4},
     "olmo2": {"architecture": "olmo2", "tied": False},
     "mistral": {"sliding_window": 20},
     "gemma2": {"architecture": "gemma2", "sliding_window": 20},
@@ -159,9 +164,15 @@ def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) 
         LLM(path, device="cuda", attention="headwise")
     with pytest.raises(UsageError, match=r"h2o-by-values.*--device cpu"):
         LLM(path, device="cuda", attention=H2OConfig(by_values=True))
-    experts = tiny_model(**SMALL, architecture="qwen3moe")
-    with pytest.raises(UsageError, match=r"mixtures of experts.*--device cpu"):
-        LLM(experts, device="cuda", attention="dense")
+    for architecture, what in (
+        ("qwen3moe", "mixtures of experts"),
+        ("hunyuan-dense", "normed after their rotation"),
+        ("mistral3", "queries scaled by their position"),
+        ("gemma4", "layers that share keys and values"),
+    ):
+        other = tiny_model(**SMALL, architecture=architecture)
+        with pytest.raises(UsageError, match=rf"{what}.*--device cpu"):
+            LLM(other, device="cuda", attention="dense")
     with (
         pytest.raises(UsageError, match=r"q8_0.*--cache-type f16"),
         LLM(path, device="cuda", attention="dense", cache_type="q8_0") as llm,

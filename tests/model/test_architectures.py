@@ -20,20 +20,29 @@ from tests.model.model_pair import (
     split,
 )
 from tests.reference.pairs import pairs_chunked, pairs_dense
+from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
 
 SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 # Windows narrower than a chunk, wider than one, and wider than the prompt.
 NARROW, WIDE, ALL = 20, CHUNK_SIZE + 30, 1000
 MODELS = {
-    "qwen2": {"architecture": "qwen2"},
-    "qwen3": {"architecture": "qwen3"},
-    "qwen3moe": {"architecture": "qwen3moe"},
+    **{name: {"architecture": name} for name in FAMILIES if name != "gemma2"},
     "qwen3moe-one": {"architecture": "qwen3moe", "n_experts_used": 1},
     "qwen3moe-all": {"architecture": "qwen3moe", "n_experts": 3, "n_experts_used": 3},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
-    "granite": {"architecture": "granite"},
     "olmo2": {"architecture": "olmo2", "tied": False},
+    "glm4": {"architecture": "glm4", "rotary_dim": 8},
+    "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},
+    "granitemoe-shared": {"architecture": "granitemoe", "shared_ffn_dim": 80},
+    "qwen2moe": {"architecture": "qwen2moe", "shared_ffn_dim": 80},
+    "mistral3": {"architecture": "mistral3", "original_context": 50},
+    "mistral3-yarn": {
+        "architecture": "mistral3",
+        "rope_scaling": "yarn",
+        "original_context": 50,
+    },
+    "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "mistral": {"sliding_window": WIDE},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
     "gemma2-narrow": {"architecture": "gemma2", "sliding_window": NARROW},
@@ -46,6 +55,15 @@ MODELS = {
         "sliding_window_pattern": 3,
         "rope_base": 1e6,
         "rope_scaling": "linear",
+    },
+    "gemma4": {
+        **{"architecture": "gemma4", "n_layers": 6, "sliding_window": NARROW},
+        **{"head_dim": 32, "head_dim_sliding": 16, "n_shared_kv": 3, "token_input_dim": 8},
+        "ffn_dim": (96, 96, 96, 128, 128, 128),
+    },
+    "gemma4-wide": {
+        **{"architecture": "gemma4", "n_layers": 4, "sliding_window": WIDE},
+        **{"sliding_window_pattern": 2, "n_shared_kv": 1, "n_kv_heads": (2, 1, 2, 1)},
     },
     "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},
     "unequal": {**UNEQUAL, "biases": True},

@@ -19,6 +19,7 @@ from tests.model.model_pair import (
     relative_error,
     split,
 )
+from tests.reference.pairs import pairs_dense
 from tests.tiny_models import TinyModelFactory
 
 N_TOKENS = 3 * CHUNK_SIZE + 20
@@ -81,9 +82,19 @@ def test_the_last_layer_is_attended_only_where_that_is_needed(pair: ModelPair, p
         )
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+GEMMA4 = {
+    **{"n_layers": 6, "head_dim": 32, "head_dim_sliding": 16, "n_shared_kv": 3},
+    "token_input_dim": 8,
+}
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gemma4"])
 def test_layers_with_a_window(tiny_model: TinyModelFactory, name: str) -> None:
-    options: dict[str, object] = {"mistral": {}, "gemma3": {"n_layers": 6}}[name]
+    options: dict[str, object] = {
+        "mistral": {},
+        "gemma3": {"n_layers": 6},
+        "gemma4": GEMMA4,
+    }[name]
     architecture = "llama" if name == "mistral" else name
     pair = load_pair(
         tiny_model, tensor_type="F32", architecture=architecture, sliding_window=24, **options
@@ -95,6 +106,37 @@ def test_layers_with_a_window(tiny_model: TinyModelFactory, name: str) -> None:
             for rows in (True, False)
         )
         assert relative_error(logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("policy", ["dense", "h2o", "headwise"])
+def test_layers_without_keys_and_values_compute_the_last_token(
+    tiny_model: TinyModelFactory, policy: str
+) -> None:
+    pair = load_pair(
+        tiny_model, tensor_type="F32", architecture="gemma4", sliding_window=24, **GEMMA4
+    )
+    make_policy = {
+        "dense": _core.dense_policy,
+        "h2o": lambda: _core.h2o_policy(12, 4),
+        "headwise": lambda: _core.headwise_policy([16] * 12, local=8, tail=20),
+    }[policy]
+    batches = split(random_tokens(N_TOKENS), [2 * CHUNK_SIZE, N_TOKENS - 2 * CHUNK_SIZE])
+    sessions = [
+        pair.session(make_policy(), cache_type="f32", all_rows=rows) for rows in (True, False)
+    ]
+    expected, logits = (answer(session, batches) for session in sessions)
+    assert relative_error(logits, expected) < 1e-5
+    # Three layers have rows: of two KV heads each, keys and values.
+    assert [len(session.cached_rows()) for session in sessions] == [3 * 2 * 2] * 2
+    # Layers that attend for all tokens: two of three have windows. Without rows for everyone the
+    # third, which has none, is not among them, unless h2o scores what its tokens read.
+    window = sum(min(i + 1, 24) for i in range(N_TOKENS))
+    full = pairs_dense(N_TOKENS)
+    layers = {True: 6, False: 6 if policy == "h2o" else 2}
+    for session, all_rows in zip(sessions, layers, strict=True):
+        n_full = layers[all_rows] // 3
+        dense = ((layers[all_rows] - n_full) * window + n_full * full) // layers[all_rows]
+        assert session.pairs_dense == dense
 
 
 def test_the_reference_gives_the_same(tiny_model: TinyModelFactory) -> None:

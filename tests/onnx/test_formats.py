@@ -303,12 +303,24 @@ def test_the_budget_table_of_the_weights_is_found(
         assert ours.config.fingerprint == native.config.fingerprint
 
 
-def test_experts_are_not_exported(
-    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [
+        ("qwen3moe", "a mixture of experts"),
+        ("hunyuan-dense", "queries and keys that are normed after the rotary embedding"),
+        ("mistral3", "queries that grow with their position"),
+    ],
+)
+def test_what_cannot_be_exported(
+    architecture: str,
+    what: str,
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = str(tiny_model(architecture="qwen3moe"))
+    model = str(tiny_model(architecture=architecture))
     assert main(["export-onnx", model, str(tmp_path / "folder")]) == 1
-    assert "a mixture of experts cannot be written as ONNX" in capsys.readouterr().err
+    assert f"{what} cannot be written as ONNX" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", ["1.19.2", "1.22.1"])

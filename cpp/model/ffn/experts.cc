@@ -7,6 +7,18 @@
 #include "ops/rows.h"
 
 namespace edgeh2o {
+namespace {
+
+// out [n][model_dim] = ffn(rows); may be the rows themselves.
+void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const float> rows, float* out) {
+  const Activations& a = call.buffers();
+  uint8_t* packed = any_quantised({&ffn.gate, &ffn.up}) ? a.packed : nullptr;
+  const MatmulInput product = gate_up(call, ffn, pack_rows(call.table(), rows, packed));
+  const MatmulOutput down = output_of(ffn.down, out, rows.cols);
+  matmul(call.table(), product, {&down, 1}, a.scratch);
+}
+
+}  // namespace
 
 void add_experts(const LayerCall& call, MatView<float> x) {
   const KernelTable& table = call.table();
@@ -24,20 +36,21 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
   matmul(table, pack_rows(table, rows, any_quantised({&w.ffn_router}) ? a.packed : nullptr), {&router, 1},
          a.scratch);
-  route_rows({a.router, n, n_experts, n_experts}, a.routes);
+  route_rows({a.router, n, n_experts, n_experts}, call.spec().normalises_experts, a.routes);
 
   std::fill_n(mixed.data, n * dim, 0.0f);
   for (size_t e = 0; e < n_experts; ++e) {  // one after the other: sums have a fixed order
     const size_t first = a.routes.begin[e], count = a.routes.begin[e + 1] - first;
     if (count == 0) continue;
-    const FeedForward& ffn = w.ffn[e];
     const MatView<float> part{a.expert_rows, count, dim, dim};
     gather_rows(rows, a.routes.rows + first, part);
-    uint8_t* packed = any_quantised({&ffn.gate, &ffn.up}) ? a.packed : nullptr;
-    const MatmulInput product = gate_up(call, ffn, pack_rows(table, {part.data, count, dim, dim}, packed));
-    const MatmulOutput down = output_of(ffn.down, part.data, dim);
-    matmul(table, product, {&down, 1}, a.scratch);
+    run_expert(call, w.ffn[e], {part.data, count, dim, dim}, part.data);
     scatter_rows({part.data, count, dim, dim}, a.routes.rows + first, a.routes.weights + first, mixed);
+  }
+  if (call.spec().shared_ffn_dim > 0) {
+    route_all(rows, w.ffn_shared_gate.empty() ? nullptr : w.ffn_shared_gate.data(), a.routes);
+    run_expert(call, w.ffn_shared, rows, a.expert_rows);
+    scatter_rows({a.expert_rows, n, dim, dim}, a.routes.rows, a.routes.weights, mixed);
   }
   add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), eps,
            call.spec().residual_scale);

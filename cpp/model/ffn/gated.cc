@@ -15,7 +15,7 @@ void add_gated(const LayerCall& call, MatView<float> x) {
 MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulInput& input) {
   const KernelTable& table = call.table();
   const Activations& a = call.buffers();
-  const size_t n = input.rows.rows, ffn_dim = call.spec().ffn_dim;
+  const size_t n = input.rows.rows, ffn_dim = ffn.gate.weight.rows();
   const GateKernel activation =
       call.spec().activation == Activation::kGeluTanh ? table.geglu_f32 : table.swiglu_f32;
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};

@@ -17,6 +17,15 @@ struct Qkv {
 
 MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
 
+void norm_qk(const LayerCall& call, const Qkv& qkv) {
+  const LayerWeights& w = call.layer_weights();
+  if (call.spec().qk_norm == QkNorm::kNone) return;
+  const float eps = call.config.norm_eps;
+  rms_norm_groups(call.table(), qkv.q, {w.attn_q_norm.data(), w.attn_q_norm.size()}, eps);
+  if (!call.spec().heads.has_own_kv()) return;
+  rms_norm_groups(call.table(), qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
+}
+
 // Queries, keys and values of some rows of the step, from row `first` of it on: normed, rotated, and written
 // to the cache.
 void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
@@ -24,29 +33,41 @@ void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
-  const MatmulInput input =
-      begin_branch(call, call.x().rows_from(first, n), w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v});
-  const MatmulOutput outputs[] = {output_of(w.attn_q, qkv.q.data, stride),
-                                  output_of(w.attn_k, qkv.k.data, stride),
-                                  output_of(w.attn_v, qkv.v.data, stride)};
-  matmul(table, input, {outputs, 3}, call.buffers().scratch);
-
-  if (spec.qk_norm != QkNorm::kNone) {
-    const float eps = call.config.norm_eps;
-    rms_norm_groups(table, qkv.q, {w.attn_q_norm.data(), w.attn_q_norm.size()}, eps);
-    rms_norm_groups(table, qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
+  const MatView<float> x = call.x().rows_from(first, n);
+  const bool has_own_kv = spec.heads.has_own_kv();
+  const MatmulInput input = has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v})
+                                       : begin_branch(call, x, w.attn_norm, {&w.attn_q});
+  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data, stride);
+  if (has_own_kv) {
+    const MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
+                                    output_of(w.attn_v, qkv.v.data, stride)};
+    matmul(table, input, {outputs, 3}, call.buffers().scratch);
+  } else {
+    matmul(table, input, {&q_output, 1}, call.buffers().scratch);
   }
+
+  if (!spec.qk_norm_after_rope) norm_qk(call, qkv);
   const RopeTable& rope = call.buffers().ropes[spec.rope];
   const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = (call.first_row + first) * n_pairs;
-  rope_rows(table, {qkv.q.data, n, qkv.q.cols + qkv.k.cols, stride}, rope.cos + row, rope.sin + row,
-            spec.heads.key_dim, n_pairs);
+  const size_t rotated_cols = qkv.q.cols + (has_own_kv ? qkv.k.cols : 0);
+  rope_rows(table, {qkv.q.data, n, rotated_cols, stride}, rope.cos + row, rope.sin + row, spec.heads.key_dim,
+            n_pairs);
+  if (spec.qk_norm_after_rope) norm_qk(call, qkv);
+  if (spec.temperature_period > 0) {
+    scale_by_position(table, qkv.q, call.position() + first, spec.temperature_scale, spec.temperature_period);
+  }
+  if (!has_own_kv) return;
+  if (!w.attn_v_norm.empty()) {
+    rms_norm_groups(table, qkv.v, {w.attn_v_norm.data(), w.attn_v_norm.size()}, call.config.norm_eps);
+  }
   call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v));
 }
 
 }  // namespace
 
-bool skips_attention(const Sequence& sequence, size_t layer, size_t window) {
-  return LayerCall::skips_rows(sequence, layer) && sequence.plan(layer).ends_dense(window);
+bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
+  return LayerCall::skips_rows(config, sequence, layer) &&
+         sequence.plan(layer).ends_dense(config.layers[layer].window);
 }
 
 void mix_attention(const LayerCall& call, const Observer& observer) {
@@ -56,13 +77,15 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   Sequence& sequence = *step.sequence;
   Activations& a = call.buffers();
   const size_t n = step.tokens.size, stride = spec.qkv_dim(), out_dim = spec.heads.out_dim();
-  const size_t position = sequence.layer(call.layer).n_tokens(), first = call.first_output_row();
+  const size_t position = call.position(), first = call.first_output_row();
 
   float *q = a.qkv, *k = q + spec.heads.q_dim(), *v = k + spec.heads.k_dim();
   const Qkv qkv{{q, n, spec.heads.q_dim(), stride},
                 {k, n, spec.heads.k_dim(), stride},
                 {v, n, spec.heads.v_dim(), stride}};
-  for (size_t begin = 0; begin < n; begin += a.rows_at_once) {
+  const bool is_row = step.is_decode || skips_attention(call.config, sequence, call.layer);
+  // Keys and values of all rows are stored, if they are the layer's own.
+  for (size_t begin = is_row && !spec.heads.has_own_kv() ? first : 0; begin < n; begin += a.rows_at_once) {
     project_qkv(call, begin, qkv.rows_from(begin, std::min(a.rows_at_once, n - begin)));
   }
   const MatView<const float> queries = as_const(qkv.q);
@@ -70,7 +93,6 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const LayerKv& kv = sequence.layer(call.layer).rows();
   ChunkedAttention attention = sequence.attention(call.layer, call.workspace.attention_scratch(),
                                                   static_cast<size_t>(call.workspace.n_threads()));
-  const bool is_row = step.is_decode || skips_attention(sequence, call.layer, spec.window);
   if (is_row) {
     if (first == n) return;
     attention.decode(queries.rows_from(first, 1), kv, position + first, spec.window, step.is_decode,

@@ -10,6 +10,6 @@ namespace edgeh2o {
 void mix_attention(const LayerCall& call, const Observer& observer);
 
 // Whether the layer writes its cache rows and nothing else, but for the last token of a prompt.
-bool skips_attention(const Sequence& sequence, size_t layer, size_t window);
+bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer);
 
 }  // namespace edgeh2o

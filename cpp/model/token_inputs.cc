@@ -1,0 +1,52 @@
+#include "model/token_inputs.h"
+
+#include <cmath>
+
+#include "model/branch.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+namespace {
+
+// [tokens][token_input_dim], in the buffer `up`.
+MatView<float> make_inputs(const LayerCall& call, Span<const int32_t> tokens) {
+  const KernelTable& table = call.table();
+  const DecoderConfig& config = call.config;
+  const Weights& weights = call.weights;
+  const Linear& proj = call.layer_weights().token_input_proj;
+  Activations& a = call.buffers();
+  const size_t n = tokens.size, dim = call.spec().token_input_dim;
+  const MatView<float> embedded{a.norm, n, config.model_dim, config.model_dim};
+  const auto width = static_cast<float>(config.model_dim);
+  embed_rows(table, weights.token_embd(), tokens, config.embedding_scale / std::sqrt(width), embedded);
+  const MatView<const float> rows{embedded.data, n, embedded.cols, embedded.stride};
+  const MatView<float> projected{a.gate, n, dim, dim}, inputs{a.up, n, dim, dim};
+  const MatmulOutput output = output_of(proj, projected.data, dim);
+  matmul(table, pack_rows(table, rows, proj.weight.is_quantised() ? a.packed : nullptr), {&output, 1},
+         a.scratch);
+  embed_columns(table, weights.token_inputs(), tokens, call.layer * dim, std::sqrt(static_cast<float>(dim)),
+                inputs);
+  add_rows(table, inputs, projected, weights.token_input_norm().data(), config.norm_eps, 1.0f);
+  scale_logits(table, inputs, std::sqrt(0.5f), 0.0f);
+  return inputs;
+}
+
+}  // namespace
+
+void add_token_input(const LayerCall& call, size_t first, MatView<float> x) {
+  const KernelTable& table = call.table();
+  const LayerWeights& w = call.layer_weights();
+  Activations& a = call.buffers();
+  const size_t n = x.rows, dim = call.spec().token_input_dim;
+  const MatView<float> inputs = make_inputs(call, {call.step.tokens.data + first, n});
+  const MatmulOutput gate = output_of(w.token_input_gate, a.gate, dim);
+  matmul(table, begin_branch(call, x, {}, {&w.token_input_gate}), {&gate, 1}, a.scratch);
+  const bool is_quantised = w.token_input_out.weight.is_quantised();
+  const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, dim, dim},
+                               is_quantised ? a.packed : nullptr};
+  const MatmulInput gated = gate_rows(table, table.geglu_f32, {a.gate, n, dim, dim},
+                                      {inputs.data, n, dim, dim}, product, a.scratch);
+  end_branch(call, x, gated, w.token_input_out, w.token_input_post_norm);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,59 @@
+"""Architecture ``gemma4``: Gemma 4 E2B and E4B, for texts.
+
+Layers with a window have smaller heads, and a rotary embedding of their own; the others rotate a
+part of their pairs. The last layers read the keys and values of the last of their kind that has
+its own. Every layer has an input per token, made of a table of its own and of the embedding.
+"""
+
+from __future__ import annotations
+
+from . import blocks
+from .spec import ArchitectureSpec, register_architecture
+from .tensors import TensorPart, tensor
+from .windows import SlidingWindows
+
+register_architecture(
+    ArchitectureSpec(
+        name="gemma4",
+        qk_row_order="half_split",
+        rope_factors="rope_freqs.weight",
+        norm_placement="both",
+        qk_norm="head",
+        norms_values=True,
+        activation="gelu_tanh",
+        windows=SlidingWindows(
+            needs_pattern=True, has_own_heads=True, rope_base=10000.0, has_plain_rope=True
+        ),
+        attention_scale=1.0,
+        scales={"logit_soft_cap": "final_logit_softcapping"},
+        scales_embedding_by_width=True,
+        shares_kv=True,
+        has_token_inputs=True,
+        has_output_scale=True,
+        tensors=(
+            *blocks.EMBEDDINGS,
+            *blocks.PRE_NORMS,
+            *blocks.POST_NORMS,
+            tensor("blk.{layer}.attn_q.weight", "model_dim", "q_dim", rotated=True),
+            tensor("blk.{layer}.attn_k.weight", "model_dim", "kv_dim", rotated=True, of_kv=True),
+            tensor("blk.{layer}.attn_v.weight", "model_dim", "kv_dim", of_kv=True),
+            *blocks.ATTENTION_OUTPUT,
+            tensor("blk.{layer}.attn_q_norm.weight", "head_dim"),
+            tensor("blk.{layer}.attn_k_norm.weight", "head_dim", of_kv=True),
+            *blocks.FEED_FORWARD,
+            tensor("per_layer_token_embd.weight", "token_inputs_dim", "vocab_size", required=False),
+            tensor(
+                "per_layer_model_proj.weight",
+                "model_dim",
+                "token_inputs_dim",
+                required=False,
+                parts=(TensorPart("blk.{part}.per_layer_model_proj.weight", "token_input_dim"),),
+            ),
+            tensor("per_layer_proj_norm.weight", "token_input_dim", required=False),
+            tensor("blk.{layer}.inp_gate.weight", "model_dim", "token_input_dim", required=False),
+            tensor("blk.{layer}.proj.weight", "token_input_dim", "model_dim", required=False),
+            tensor("blk.{layer}.post_norm.weight", "model_dim", required=False),
+            tensor("blk.{layer}.layer_output_scale.weight", "one", required=False),
+        ),
+    )
+)

@@ -1,0 +1,95 @@
+"""Sliding windows that only the configuration beside a graph names.
+
+Exporters leave a window out of the graph and note it in ``genai_config.json`` (decoder,
+``sliding_window``) or in ``config.json``: their runtimes then cut the cache. A graph that has
+windows of its own, in attributes or masks, knows better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FormatError
+
+if TYPE_CHECKING:
+    from .sites import AttentionSite
+
+MAX_WINDOW = 2**31 - 1
+# Architectures of transformers whose layers all have the window of their configuration.
+_UNIFORM = ("mistral", "phi3")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWindow:
+    """Positions that a query sees in the ``layers``; None: nobody says which, "all" all."""
+
+    width: int
+    layers: tuple[int, ...] | str | None
+
+
+def read_genai_window(decoder: Mapping[str, Any], name: str) -> ConfigWindow | None:
+    """The window of onnxruntime-genai's ``model.decoder``; of all layers unless it lists them.
+
+    Raises FormatError for a width or layers that cannot be.
+    """
+    section = decoder.get("sliding_window")
+    if section is None:
+        return None
+    if isinstance(section, int):
+        return ConfigWindow(_width(section, "sliding_window", name), "all")
+    if not isinstance(section, dict):
+        raise FormatError(f"{name}: sliding_window is {section!r:.40}, which is no section")
+    if section.get("window_size") is None:
+        return None
+    width = _width(section["window_size"], "sliding_window.window_size", name)
+    layers = section.get("layers")
+    if layers is None:
+        return ConfigWindow(width, "all")
+    if not isinstance(layers, list) or not all(type(i) is int and i >= 0 for i in layers):
+        raise FormatError(f"{name}: sliding_window.layers is {layers!r:.60}, not a list of layers")
+    return ConfigWindow(width, tuple(layers))
+
+
+def read_transformers_window(config: Mapping[str, Any], name: str) -> ConfigWindow | None:
+    """The window of a ``config.json``. Raises FormatError for one that cannot be."""
+    value = config.get("sliding_window")
+    if value is None or config.get("use_sliding_window") is False:
+        return None
+    width = _width(value, "sliding_window", name)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return ConfigWindow(width, "all" if config.get("model_type") in _UNIFORM else None)
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise FormatError(f"{name}: layer_types is {kinds!r:.60}, not a list of names")
+    return ConfigWindow(width, tuple(i for i, k in enumerate(kinds) if k == "sliding_attention"))
+
+
+def add_windows(
+    sites: Sequence[AttentionSite], window: ConfigWindow | None, context_length: int, name: str
+) -> list[AttentionSite]:
+    """The sites with the windows of the configuration, where the graph has none.
+
+    Raises FormatError if nothing says which layers have it.
+    """
+    if window is None or window.width >= context_length or any(site.window for site in sites):
+        return list(sites)
+    if window.layers is None:
+        raise FormatError(
+            f"{name} names a sliding window of {window.width} positions, but neither it (by "
+            "layer_types) nor the graph says which layers have it; export the model with "
+            "local_window_size or masks in the graph"
+        )
+    if window.layers == "all":
+        return [replace(site, window=window.width) for site in sites]
+    return [
+        replace(site, window=window.width) if i in window.layers else site
+        for i, site in enumerate(sites)
+    ]
+
+
+def _width(value: object, key: str, name: str) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_WINDOW:
+        raise FormatError(f"{name}: {key} is {value!r:.40}, which is no width of a window")
+    return value

@@ -1,0 +1,75 @@
+"""What every architecture does beside computing logits: it is saved, goes back, is calibrated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeh2o import _core
+from edgeh2o.cli.main import main
+from tests.model.model_pair import CHUNK_SIZE, load_pair, random_tokens
+from tests.tiny_architectures import FAMILIES
+from tests.tiny_models import TinyModelFactory
+
+SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
+OPTIONS: dict[str, dict[str, object]] = {
+    "exaone4": {"n_layers": 4, "sliding_window": 20},
+    "gemma4": {
+        **{"n_layers": 6, "sliding_window": 20, "head_dim": 32, "head_dim_sliding": 16},
+        **{"n_shared_kv": 3, "token_input_dim": 8},
+    },
+    "granitemoe": {"shared_ffn_dim": 80},
+    "mistral3": {"original_context": 50},
+    "qwen2moe": {"shared_ffn_dim": 80},
+    "smollm3": {"n_layers": 4},
+}
+N_TOKENS = 3 * CHUNK_SIZE
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_session_is_saved_and_goes_back(tiny_model: TinyModelFactory, architecture: str) -> None:
+    options = {**SHAPE, **OPTIONS.get(architecture, {}), "architecture": architecture}
+    pair = load_pair(tiny_model, **options)
+    tokens = random_tokens(N_TOKENS)
+
+    def go_on(session: _core.Sequence) -> np.ndarray:
+        logits = session.prefill(tokens[2 * CHUNK_SIZE :], is_last=True)
+        return np.stack([logits, session.decode(5), session.decode(6)])
+
+    session = pair.session(_core.h2o_policy(12, 4), all_rows=False)
+    session.prefill(tokens[: 2 * CHUNK_SIZE], is_last=False)
+    assert session.mark()
+    other = pair.session(_core.h2o_policy(12, 4), all_rows=False)
+    other.load_state(session.save_state())
+    for rows, copy in zip(session.cached_rows(), other.cached_rows(), strict=True):
+        copy[:] = rows
+    expected = go_on(session)
+    np.testing.assert_array_equal(go_on(other), expected)
+    session.rewind(2 * CHUNK_SIZE)
+    np.testing.assert_array_equal(go_on(session), expected)
+
+
+def test_layers_that_share_keys_and_values_have_no_table(
+    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny_model(architecture="gemma4", context_length=4096, **SHAPE | OPTIONS["gemma4"]))
+    assert main(["calibrate", path, "-o", str(tmp_path / "table.json")]) == 2
+    assert "calibration is for models whose layers have keys" in capsys.readouterr().err
+    assert main(["export-onnx", path, str(tmp_path / "folder")]) == 1
+    assert "layers that share keys and values cannot be written" in capsys.readouterr().err
+    options = ["-p", "the " * 600, "-n", "2", "--temp", "0"]
+    for attention in (["headwise"], ["headwise", "--budget", "64"], ["h2o"], ["dense"]):
+        assert main(["run", path, *options, "--attention", *attention]) == 0
+
+
+@pytest.mark.parametrize("architecture", ["mistral3", "qwen2moe", "smollm3", "hunyuan-dense"])
+def test_a_table_is_made(tiny_model: TinyModelFactory, architecture: str, tmp_path: Path) -> None:
+    options = {**SHAPE, **OPTIONS.get(architecture, {}), "architecture": architecture}
+    text, table = tmp_path / "text.txt", tmp_path / "table.json"
+    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
+    path = str(tiny_model(context_length=4096, **options))
+    arguments = ["calibrate", path, "--text", str(text), "--length", "2048", "-o", str(table)]
+    assert main([*arguments, "--quiet"]) == 0
+    assert table.stat().st_size > 0

@@ -1,0 +1,67 @@
+"""What architectures have that no tensor or key of a file tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        is_interleaved: the two elements of a rotated pair are neighbours in the file.
+        window_period: every so many layers one has no window; 0: all have one.
+        sliding_base: RoPE base of layers with a window, which have no scaling; None: as others.
+        rotates_windows_only: of a model with windows, other layers have no rotary embedding.
+        no_rope_period: every so many layers the last has no rotary embedding; 0: all have one.
+        norms_after_rope: queries and keys are normed when they have been rotated.
+        has_gelu: the gate is a GELU, and embeddings are multiplied by sqrt(model_dim).
+        normalises_experts: the weights of a token's experts add up to 1.
+        is_gemma4: values are normed without weights, attention logits are not scaled, layers with
+            a window have a rotary embedding and heads of their own.
+        ffn_norm: name of the norm of the feed-forward network's input.
+    """
+
+    is_interleaved: bool = False
+    window_period: int = 0
+    sliding_base: float | None = None
+    rotates_windows_only: bool = False
+    no_rope_period: int = 0
+    norms_after_rope: bool = False
+    has_gelu: bool = False
+    normalises_experts: bool = True
+    is_gemma4: bool = False
+    ffn_norm: str = "ffn_norm"
+
+
+FAMILIES: Mapping[str, Family] = {
+    "ernie4_5": Family(is_interleaved=True),
+    "exaone": Family(),
+    "exaone4": Family(window_period=4, rotates_windows_only=True),
+    "gemma": Family(has_gelu=True),
+    "gemma2": Family(window_period=2, has_gelu=True),
+    "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
+    "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
+    "glm4": Family(is_interleaved=True),
+    "granite": Family(is_interleaved=True),
+    "granitemoe": Family(is_interleaved=True),
+    "hunyuan-dense": Family(norms_after_rope=True),
+    "internlm2": Family(is_interleaved=True),
+    "llama": Family(is_interleaved=True),
+    "minicpm": Family(is_interleaved=True),
+    "mistral3": Family(is_interleaved=True),
+    "olmo2": Family(window_period=4, sliding_base=10000.0),
+    "olmoe": Family(normalises_experts=False),
+    "phi3": Family(),
+    "qwen2": Family(),
+    "qwen2moe": Family(normalises_experts=False),
+    "qwen2vl": Family(),
+    "qwen3": Family(),
+    "qwen3moe": Family(),
+    "qwen3vl": Family(),
+    "qwen3vlmoe": Family(),
+    "seed_oss": Family(ffn_norm="post_attention_norm"),
+    "smollm3": Family(is_interleaved=True, no_rope_period=4),
+}

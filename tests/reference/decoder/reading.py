@@ -1,0 +1,194 @@
+"""Configuration and weights of a GGUF file, read by the `gguf` package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.reference.softmax_state import Array
+
+from .families import FAMILIES, Family
+from .rope import frequencies, yarn, yarn_attention_factor
+
+Weights = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceConfig:
+    """Sizes and constants of the model.
+
+    `inv_freq` has one entry per layer: radians per position of its rotated pairs, already scaled,
+    all 0 in a layer without positions. `windows`, `head_dims` and `kv_layers`, the layers whose
+    keys and values are read, have one entry per layer. A query at position p is multiplied by
+    `1 + temperature_scale * ln(1 + floor(p / original_context))`.
+    """
+
+    family: Family
+    n_layers: int
+    model_dim: int
+    head_dims: tuple[int, ...]
+    kv_layers: tuple[int, ...]
+    norm_eps: float
+    inv_freq: tuple[Array, ...]
+    windows: tuple[int | None, ...]
+    attention_scale: float
+    rope_factor: float = 1.0
+    original_context: int = 0
+    temperature_scale: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    n_experts_used: int = 0
+
+
+class _Keys:
+    """Metadata by the part of the key after the architecture's name."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self.architecture = str(reader.get_field("general.architecture").contents())
+
+    def value(self, key: str, default: Any = None) -> Any:
+        field = self._reader.get_field(f"{self.architecture}.{key}")
+        if field is not None:
+            return field.contents()
+        if default is None:
+            raise KeyError(key)
+        return default
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self.value(key, default))
+
+
+def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
+    """Configuration, weights, and the names of the tensors that the file has in a block format.
+
+    Fused matrices are split, and experts have a matrix each: ``ffn_up_exps.3.weight``.
+    """
+    from gguf import GGMLQuantizationType, GGUFReader
+    from gguf.quants import dequantize
+
+    reader = GGUFReader(path)
+    weights = {
+        tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
+    }
+    floats = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
+    quantised = frozenset(
+        tensor.name for tensor in reader.tensors if tensor.tensor_type not in floats
+    )
+    config = _read_config(_Keys(reader), weights)
+    _name_experts(weights)
+    for layer in range(config.n_layers):
+        _split_fused(weights, f"blk.{layer}.")
+    return config, weights, quantised
+
+
+def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
+    number = keys.number
+    family = FAMILIES[keys.architecture]
+    n_layers, model_dim = int(number("block_count")), int(number("embedding_length"))
+    # Heads are counted by the rows of their matrices: layers may differ.
+    n_heads = np.ravel(keys.value("attention.head_count"))[0]
+    head_dim = int(number("attention.key_length", model_dim // n_heads))
+    rotary_dim = int(number("rope.dimension_count", head_dim))
+    window = int(number("attention.sliding_window", 0.0))
+    pattern = keys.value("attention.sliding_window_pattern", family.window_period)
+    if not isinstance(pattern, list):
+        period = int(pattern)
+        pattern = [period == 0 or layer % period < period - 1 for layer in range(n_layers)]
+    windows = tuple(window if window and has_one else None for has_one in pattern)
+    sliding_dim = int(number("attention.key_length_swa", head_dim))
+    n_own = n_layers - int(number("attention.shared_kv_layers", 0.0))
+    original = number("rope.scaling.original_context_length", number("context_length"))
+    rope_factor = 1.0
+    if keys.value("rope.scaling.type", "none") == "yarn":
+        log_multiplier = number("rope.scaling.yarn_log_multiplier", 0.0)
+        rope_factor = yarn_attention_factor(number("rope.scaling.factor"), log_multiplier)
+    return ReferenceConfig(
+        family=family,
+        n_layers=n_layers,
+        model_dim=model_dim,
+        head_dims=tuple(head_dim if window is None else sliding_dim for window in windows),
+        kv_layers=tuple(
+            layer
+            if layer < n_own
+            else max(i for i in range(n_own) if (windows[i] is None) == (windows[layer] is None))
+            for layer in range(n_layers)
+        ),
+        norm_eps=number("attention.layer_norm_rms_epsilon"),
+        inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
+        windows=windows,
+        attention_scale=1.0 if family.is_gemma4 else number("attention.scale", head_dim**-0.5),
+        rope_factor=rope_factor,
+        original_context=int(original),
+        temperature_scale=number("attention.temperature_scale", 0.0),
+        embedding_scale=number("embedding_scale", model_dim**0.5 if family.has_gelu else 1.0),
+        residual_scale=number("residual_scale", 1.0),
+        logit_scale=1.0 / number("logit_scale", 1.0),
+        attention_soft_cap=number("attn_logit_softcapping", 0.0) or None,
+        logit_soft_cap=number("final_logit_softcapping", 0.0) or None,
+        n_experts_used=int(number("expert_used_count", 0.0)),
+    )
+
+
+def _read_frequencies(
+    keys: _Keys,
+    family: Family,
+    weights: Weights,
+    rotary_dim: int,
+    windows: tuple[int | None, ...],
+    original_context: float,
+) -> tuple[Array, ...]:
+    """Of every layer: scaled, unscaled (some layers with a window), or none."""
+    base = keys.number("rope.freq_base", 10000.0)
+    plain = scaled = frequencies(rotary_dim, base)
+    scaling = keys.value("rope.scaling.type", "none")
+    if scaling == "linear":
+        scaled = plain / keys.number("rope.scaling.factor")
+    elif scaling == "yarn":
+        scaled = yarn(plain, base, keys.number("rope.scaling.factor"), original_context)
+    elif scaling != "none":
+        raise ValueError(f"the reference decoder does not know RoPE scaling {scaling!r}")
+    if "rope_freqs.weight" in weights:
+        scaled = scaled / weights["rope_freqs.weight"].astype(np.float64)
+    sliding = scaled
+    if family.sliding_base is not None:
+        sliding_dim = int(keys.number("rope.dimension_count_swa", rotary_dim))
+        sliding = frequencies(sliding_dim, keys.number("rope.freq_base_swa", family.sliding_base))
+
+    def of_layer(layer: int, window: int | None) -> Array:
+        period = family.no_rope_period
+        if period and (layer + 1) % period == 0:
+            return np.zeros_like(plain)
+        if family.rotates_windows_only and any(windows) and window is None:
+            return np.zeros_like(plain)
+        return scaled if window is None else sliding
+
+    return tuple(of_layer(layer, window) for layer, window in enumerate(windows))
+
+
+def _split_fused(weights: Weights, prefix: str) -> None:
+    """Makes matrices of their own of Q, K, V and of gate and up, where they are one."""
+    if f"{prefix}attn_qkv.weight" in weights:
+        qkv = weights.pop(f"{prefix}attn_qkv.weight")
+        q_dim = weights[f"{prefix}attn_output.weight"].shape[1]
+        parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])
+        for name, part in zip("qkv", parts, strict=True):
+            weights[f"{prefix}attn_{name}.weight"] = part
+    has_gate = any(name.startswith(f"{prefix}ffn_gate") for name in weights)
+    if not has_gate:
+        gate, up = np.split(weights.pop(f"{prefix}ffn_up.weight"), 2)
+        weights[f"{prefix}ffn_gate.weight"], weights[f"{prefix}ffn_up.weight"] = gate, up
+
+
+def _name_experts(weights: Weights) -> None:
+    """Makes matrices ``ffn_up_exps.3.weight`` of the stacks ``ffn_up_exps.weight``."""
+    for name in [name for name in weights if name.endswith("_exps.weight")]:
+        for index, matrix in enumerate(weights.pop(name)):
+            weights[name.replace(".weight", f".{index}.weight")] = matrix

@@ -1,0 +1,280 @@
+"""The layers of a prompt in progress, in float64.
+
+Query and key rows are used in the order of the file, where the two elements of a rotated pair are
+neighbours (interleaved), or reordered to the half-split layout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.reference.cached_rows import stored
+from tests.reference.dense import DenseLayer
+from tests.reference.pairs import chunk_bounds
+from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
+from tests.reference.softmax_state import Array
+
+from .feed_forward import gated, gelu, mixture
+from .reading import ReferenceConfig, Weights, read_gguf
+from .rope import RopeLayout, half_split_row_order, rotate
+
+Tokens = Sequence[int] | NDArray[np.integer]
+
+
+class AttentionLayer(Protocol):
+    """Attention state of one layer: `DenseLayer` or `H2OLayer`."""
+
+    def prefill(self, q: Array, k: Array, v: Array) -> Array: ...
+
+    def decode(self, q: Array, k: Array, v: Array) -> Array: ...
+
+
+class ReferenceDecoder:
+    """Weights and sizes of a model, immutable.
+
+    Attributes:
+        config: sizes.
+        weights: dequantised float32 arrays [rows, cols] or [n] by GGUF tensor name.
+        quantised: names of the tensors that the file stores in a block format.
+    """
+
+    def __init__(
+        self,
+        config: ReferenceConfig,
+        weights: Weights,
+        quantised: frozenset[str] = frozenset(),
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.quantised = quantised
+
+    @classmethod
+    def from_gguf(cls, path: Path) -> ReferenceDecoder:
+        """Reads a GGUF file of one of the FAMILIES."""
+        return cls(*read_gguf(path))
+
+    def start(
+        self,
+        make_layer: Callable[..., AttentionLayer],
+        *,
+        rope_layout: RopeLayout = "interleaved",
+        quantise_activations: bool = False,
+        cache_type: str = "f64",
+    ) -> DecoderRun:
+        """Begins a prompt.
+
+        Args:
+            make_layer: builds the attention state of a layer without a window, from its scale
+                and soft_cap.
+            rope_layout: order of the query and key rows inside the computation; files that are
+                in half-split order stay as they are.
+            quantise_activations: round the inputs of block-quantised matrices to 8 bits per
+                block of 32, as the integer kernels do; everything else stays exact.
+            cache_type: type that keys and values are rounded to, see `stored`.
+        """
+        return DecoderRun(
+            self,
+            [self._make_layer(make_layer, window) for window in self.config.windows],
+            rope_layout=rope_layout if self.config.family.is_interleaved else "half_split",
+            quantise_activations=quantise_activations,
+            cache_type=cache_type,
+        )
+
+    def _make_layer(
+        self, make_layer: Callable[..., AttentionLayer], window: int | None
+    ) -> AttentionLayer:
+        options = {
+            "scale": self.config.attention_scale,
+            "soft_cap": self.config.attention_soft_cap,
+        }
+        return make_layer(**options) if window is None else DenseLayer(window=window, **options)
+
+
+class DecoderRun:
+    """One prompt in progress.
+
+    Attributes:
+        layers: attention state per layer.
+        position: number of tokens read so far.
+    """
+
+    def __init__(
+        self,
+        decoder: ReferenceDecoder,
+        layers: list[AttentionLayer],
+        *,
+        rope_layout: RopeLayout,
+        quantise_activations: bool,
+        cache_type: str,
+    ) -> None:
+        self._decoder = decoder
+        self._rope_layout: RopeLayout = rope_layout
+        self._quantise_activations = quantise_activations
+        self._cache_type = cache_type
+        self.layers = layers
+        self.position = 0
+        self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
+
+    def prefill(self, tokens: Tokens) -> Array:
+        """Runs one logical batch layer by layer; returns logits [n_tokens, vocab_size]."""
+        return self._run(tokens, lambda layer: layer.prefill)
+
+    def prefill_chunk_major(self, tokens: Tokens, *, chunk_size: int) -> Array:
+        """Runs the whole network chunk by chunk; must equal `prefill`."""
+        bounds = chunk_bounds(len(tokens), chunk_size=chunk_size)
+        return np.concatenate([self.prefill(tokens[start:stop]) for start, stop in bounds])
+
+    def decode(self, token: int) -> Array:
+        """Appends one token with full attention; returns logits [vocab_size]."""
+        return self._run([token], lambda layer: layer.decode)[0]
+
+    def _run(
+        self,
+        tokens: Tokens,
+        attention: Callable[[AttentionLayer], Callable[[Array, Array, Array], Array]],
+    ) -> Array:
+        weights = self._decoder.weights
+        config = self._decoder.config
+        x = weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
+        x = embedded = x * config.embedding_scale
+        positions = np.arange(self.position, self.position + len(tokens))[:, None]
+        for layer_idx, layer in enumerate(self.layers):
+            prefix = f"blk.{layer_idx}."
+            angles = positions * config.inv_freq[layer_idx]
+            branch = self._attention_block(layer_idx, x, angles, attention(layer))
+            x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
+            branch = self._ffn_block(prefix, x)
+            x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
+            if f"{prefix}inp_gate.weight" in weights:
+                inputs = self._token_inputs(layer_idx, tokens, embedded)
+                gated_inputs = gelu(self._linear(f"{prefix}inp_gate", x)) * inputs
+                x = x + self._norm(
+                    f"{prefix}post_norm", self._linear(f"{prefix}proj", gated_inputs)
+                )
+            x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
+        self.position += len(tokens)
+        output = "output" if "output.weight" in weights else "token_embd"
+        logits = self._linear(output, self._norm("output_norm", x)) * config.logit_scale
+        cap = config.logit_soft_cap
+        return logits if cap is None else cap * np.tanh(logits / cap)
+
+    def _attention_block(
+        self,
+        layer: int,
+        x: Array,
+        angles: Array,
+        attend: Callable[[Array, Array, Array], Array],
+    ) -> Array:
+        prefix = f"blk.{layer}."
+        normed = self._norm(prefix + "attn_norm", x)
+        q = self._rotated(layer, "q", normed, angles) * self._temperatures(len(x))
+        source = self._decoder.config.kv_layers[layer]
+        if source == layer:
+            k = self._rotated(layer, "k", normed, angles)
+            v = self._heads(layer, self._linear(f"{prefix}attn_v", normed))
+            if self._decoder.config.family.is_gemma4:
+                v = self._normalised(v)
+            self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
+        output = attend(q, *self._kv[source])
+        return self._linear(prefix + "attn_output", output.transpose(1, 0, 2).reshape(len(x), -1))
+
+    def _token_inputs(self, layer: int, tokens: Tokens, embedded: Array) -> Array:
+        """The layer's own input of every token [n, width]."""
+        weights = self._decoder.weights
+        width = len(weights["per_layer_proj_norm.weight"])
+        own = slice(layer * width, (layer + 1) * width)
+        table = weights["per_layer_token_embd.weight"][np.asarray(tokens), own].astype(np.float64)
+        rows = self._linear("per_layer_model_proj", embedded / embedded.shape[1] ** 0.5)[:, own]
+        return (table * width**0.5 + self._norm("per_layer_proj_norm", rows)) / 2**0.5
+
+    def _rotated(self, layer: int, letter: str, normed: Array, angles: Array) -> Array:
+        """Queries or keys [n_heads, n, head_dim]: normed, if the model does that, and rotated."""
+        config = self._decoder.config
+        name = f"blk.{layer}.attn_{letter}"
+        rows = self._linear(name, normed)
+        if not config.family.norms_after_rope:
+            rows = self._norm(name + "_norm", rows)
+        heads = self._ordered(self._heads(layer, rows), angles)
+        rotated_dim = 2 * angles.shape[1]
+        heads[..., :rotated_dim] *= config.rope_factor
+        heads = rotate(heads, angles, self._rope_layout)
+        return self._norm(name + "_norm", heads) if config.family.norms_after_rope else heads
+
+    def _temperatures(self, n: int) -> Array:
+        """Factors [n, 1] of the queries of the next n positions."""
+        config = self._decoder.config
+        positions = np.arange(self.position, self.position + n)[:, None]
+        periods = positions // max(config.original_context, 1)
+        return 1.0 + config.temperature_scale * np.log(1.0 + periods)
+
+    def _ffn_block(self, prefix: str, x: Array) -> Array:
+        config = self._decoder.config
+        has_gelu = config.family.has_gelu
+        normed = self._norm(prefix + config.family.ffn_norm, x)
+        if not config.n_experts_used:
+            return gated(self._linear, prefix, "", normed, has_gelu=has_gelu)
+        out = mixture(
+            self._linear,
+            prefix,
+            normed,
+            n_used=config.n_experts_used,
+            is_normalised=config.family.normalises_experts,
+            has_gelu=has_gelu,
+        )
+        if f"{prefix}ffn_up_shexp.weight" in self._decoder.weights:
+            shared = gated(self._linear, prefix, "_shexp", normed, has_gelu=has_gelu)
+            out = out + self._shared_shares(prefix, normed) * shared
+        return out
+
+    def _shared_shares(self, prefix: str, normed: Array) -> Array | float:
+        """Weights [n, 1] of the shared expert, 1 if it has no gate."""
+        gate = self._decoder.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
+        if gate is None:
+            return 1.0
+        return 1.0 / (1.0 + np.exp(-(normed @ gate.astype(np.float64))[:, None]))
+
+    def _post_norm(self, name: str, branch: Array) -> Array:
+        """The norm of a branch's output, where the name is not that of an input's."""
+        is_input = name.endswith(self._decoder.config.family.ffn_norm)
+        return branch if is_input else self._norm(name, branch)
+
+    def _norm(self, name: str, x: Array) -> Array:
+        """RMS norm of groups of as many elements as the weight has; x if there is no weight."""
+        if name + ".weight" not in self._decoder.weights:
+            return x
+        weight = self._decoder.weights[name + ".weight"].astype(np.float64)
+        groups = x.reshape(*x.shape[:-1], -1, len(weight))
+        return (self._normalised(groups) * weight).reshape(x.shape)
+
+    def _normalised(self, groups: Array) -> Array:
+        """Rows of a mean square of 1."""
+        mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
+        return groups / np.sqrt(mean_square + self._decoder.config.norm_eps)
+
+    def _linear(self, name: str, x: Array) -> Array:
+        """x [n, cols] times the rows of a matrix, plus its bias if the file has one."""
+        weights = self._decoder.weights
+        stored = re.sub(r"_exps\.\d+", "_exps", name) + ".weight"
+        if self._quantise_activations and stored in self._decoder.quantised:
+            x = dequantise_q8_rows(*quantise_q8_rows(x))
+        out = x @ weights[name + ".weight"].astype(np.float64).T
+        bias = weights.get(name + ".bias")
+        return out if bias is None else out + bias
+
+    def _heads(self, layer: int, rows: Array) -> Array:
+        """A projection [n, n_heads * head_dim] as [n_heads, n, head_dim]."""
+        head_dim = self._decoder.config.head_dims[layer]
+        return rows.reshape(len(rows), -1, head_dim).transpose(1, 0, 2)
+
+    def _ordered(self, x: Array, angles: Array) -> Array:
+        """Puts the elements of each head into the layout that this run rotates in."""
+        config = self._decoder.config
+        if self._rope_layout == "interleaved" or not config.family.is_interleaved:
+            return x.copy()
+        return x[..., half_split_row_order(1, x.shape[-1], 2 * angles.shape[1])]
