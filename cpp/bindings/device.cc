@@ -48,9 +48,7 @@ struct DeviceSequence {
       : decoder(std::move(model)),
         policy(rule),
         sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
-        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
-    cuda::check_supported(sequence.plan(0).needs);
-  }
+        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {}
 
   void forget_prompt() { prompt_logits = py::none(); }
 

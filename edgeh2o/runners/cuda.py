@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # What only the CPU's decoder uses.
 _CPU_SIZES = ("precision", "threads")
-# Rules that go by column sums alone, or by nothing.
-SUPPORTED_ATTENTION = ("dense", "h2o")
 
 
 class CudaModelFile(GgufModelFile):
@@ -95,7 +93,6 @@ class CudaModel(GgufModel):
     def start_session(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> _core.DeviceSequence:
-        require_supported(attention)
         needed = sum(self.estimate_session_bytes(attention, shape).values())
         require_memory(self._device, needed, f"a context of {shape.max_context} positions")
         policy = attention.make_policy(self.config)
@@ -103,20 +100,6 @@ class CudaModel(GgufModel):
             return _core.DeviceSequence(self._core_model, policy, **_sizes(shape))
         except ValueError as error:
             raise UsageError(str(error)) from None
-
-
-def require_supported(attention: SparseAttentionConfig) -> None:
-    """Raises UsageError for a rule that the GPU's kernels have no part for."""
-    if attention.algorithm not in SUPPORTED_ATTENTION:
-        raise UsageError(
-            f"the attention {attention.algorithm} does not run on a GPU yet; use "
-            "--attention h2o or dense, or --device cpu"
-        )
-    if getattr(attention, "by_values", False):
-        raise UsageError(
-            "h2o by values (--h2o-by-values) does not run on a GPU yet; leave it out, or use "
-            "--device cpu"
-        )
 
 
 def _estimate_session_bytes(
