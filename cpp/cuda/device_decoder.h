@@ -27,8 +27,11 @@ class DeviceState {
   DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
               const PolicyNeeds& needs);
   static size_t cache_bytes(const DecoderConfig& config, const SequenceShape& shape);
-  static size_t buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
-                             const PolicyNeeds& needs);
+  struct BufferBytes {
+    size_t device, pinned;
+  };
+  static BufferBytes buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
+                                  const PolicyNeeds& needs);
 
   DeviceCache cache(size_t layer) const;
   // Rows of a layer that a rule looks at: those up to `end` that the sequence has not got yet.

@@ -135,10 +135,10 @@ size_t DeviceState::cache_bytes(const DecoderConfig& config, const SequenceShape
   return total;
 }
 
-size_t DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
-                                 const PolicyNeeds& needs) {
+DeviceState::BufferBytes DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
+                                                   const PolicyNeeds& needs) {
   const Sizes sizes(config, shape, needs);
-  return sizes.device_total() + sizes.pinned_total();
+  return {sizes.device_total(), sizes.pinned_total()};
 }
 
 DeviceCache DeviceState::cache(size_t layer) const {

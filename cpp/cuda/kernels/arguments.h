@@ -32,27 +32,31 @@ inline constexpr int kPanelRows = 16, kTileDepth = 64;
 // A block of a matrix product: rows and outputs, and tiles on their way.
 inline constexpr int kGemmTile = 64, kGemmStages = 3;
 
+// X(format, name of its kernels, bits, block, whether it has minima)
+#define EH2O_TILED_FORMATS(X)               \
+  X(kQ4, q4, 4, 32, false)                  \
+  X(kQ4Min, q4_min, 4, 32, true)            \
+  X(kQ4Small, q4_small, 4, 16, false)       \
+  X(kQ4SmallMin, q4_small_min, 4, 16, true) \
+  X(kQ8, q8, 8, 32, false)                  \
+  X(kQ8Min, q8_min, 8, 32, true)            \
+  X(kQ8Small, q8_small, 8, 16, false)
+
 template <WeightFormat>
 struct WeightTraits {
   static constexpr int kBits = 0, kBlock = 0;
   static constexpr bool kHasMin = false;
 };
-#define EH2O_WEIGHT_TRAITS(format, bits, block, has_min)   \
-  template <>                                              \
-  struct WeightTraits<WeightFormat::format> {              \
-    static constexpr int kBits = bits, kBlock = block;     \
-    static constexpr bool kHasMin = has_min;               \
-    static constexpr int kBlocks = kTileDepth / block;     \
-    static constexpr int kParts = kBlocks * (1 + has_min); \
-    static constexpr int kTileBytes = 128 * bits;          \
+#define EH2O_WEIGHT_TRAITS(format, name, bits, block, has_min) \
+  template <>                                                  \
+  struct WeightTraits<WeightFormat::format> {                  \
+    static constexpr int kBits = bits, kBlock = block;         \
+    static constexpr bool kHasMin = has_min;                   \
+    static constexpr int kBlocks = kTileDepth / block;         \
+    static constexpr int kParts = kBlocks * (1 + has_min);     \
+    static constexpr int kTileBytes = 128 * bits;              \
   };
-EH2O_WEIGHT_TRAITS(kQ4, 4, 32, false)
-EH2O_WEIGHT_TRAITS(kQ4Min, 4, 32, true)
-EH2O_WEIGHT_TRAITS(kQ4Small, 4, 16, false)
-EH2O_WEIGHT_TRAITS(kQ4SmallMin, 4, 16, true)
-EH2O_WEIGHT_TRAITS(kQ8, 8, 32, false)
-EH2O_WEIGHT_TRAITS(kQ8Min, 8, 32, true)
-EH2O_WEIGHT_TRAITS(kQ8Small, 8, 16, false)
+EH2O_TILED_FORMATS(EH2O_WEIGHT_TRAITS)
 #undef EH2O_WEIGHT_TRAITS
 
 struct DeviceMatrix {

@@ -9,7 +9,7 @@ namespace edgeh2o::cuda {
 inline constexpr int kAttendThreads = 128, kKeyLanes = 8;
 
 EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
-  if (type == DeviceCacheType::kF16) return f32_of_f16(static_cast<const uint16_t*>(rows)[i]);
+  if (type == DeviceCacheType::kF16) return f32_from_f16(static_cast<const uint16_t*>(rows)[i]);
   return static_cast<const float*>(rows)[i];
 }
 
@@ -17,10 +17,10 @@ EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
 EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
   if (type == DeviceCacheType::kF16) {
     const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
-    out[0] = f32_of_f16(static_cast<uint16_t>(w.x & 0xffffu));
-    out[1] = f32_of_f16(static_cast<uint16_t>(w.x >> 16));
-    out[2] = f32_of_f16(static_cast<uint16_t>(w.y & 0xffffu));
-    out[3] = f32_of_f16(static_cast<uint16_t>(w.y >> 16));
+    out[0] = f32_from_f16(static_cast<uint16_t>(w.x & 0xffffu));
+    out[1] = f32_from_f16(static_cast<uint16_t>(w.x >> 16));
+    out[2] = f32_from_f16(static_cast<uint16_t>(w.y & 0xffffu));
+    out[3] = f32_from_f16(static_cast<uint16_t>(w.y >> 16));
   } else {
     const Words4 w = load_constant16(static_cast<const float*>(rows) + i);
     out[0] = float_of_bits(w.x), out[1] = float_of_bits(w.y);
@@ -90,20 +90,24 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
         for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
           float k[4];
           load_cached4(k, a.cache.k, a.cache.k_type, at + i);
-          for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
+          EH2O_UNROLL
+          for (uint32_t g = 0; g < 4; ++g) {
+            if (g0 + g >= group) continue;
             for (uint32_t e = 0; e < 4; ++e) {
               sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
             }
           }
         }
       }
-      for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
+      const bool writes = part == 0 && key < n_keys;
+      float bias = 0.0f;
+      if (a.biases && writes) bias = a.biases[head_row + keys.position(first_key + key)];
+      EH2O_UNROLL
+      for (uint32_t g = 0; g < 4; ++g) {
+        if (g0 + g >= group) continue;
         float logit = reduce_add<kKeyLanes>(sums[g]);
         if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
-        if (part == 0 && key < n_keys) {
-          if (a.biases) logit += a.biases[head_row + keys.position(first_key + key)];
-          logits[(g0 + g) * kSplitKeys + key] = logit * 1.44269504f;
-        }
+        if (writes) logits[(g0 + g) * kSplitKeys + key] = (logit + bias) * 1.44269504f;
       }
     }
   }
