@@ -363,8 +363,7 @@ class RuntimeConfig:
         "auto",
         "--device",
         metavar="DEVICE",
-        help="what computes: cpu, cuda or cuda:N (a GPU; attention h2o or dense); auto: what "
-        "EDGEH2O_DEVICE says, else cpu",
+        help="what computes: cpu, cuda or cuda:N (a GPU); auto: what EDGEH2O_DEVICE says, else cpu",
     )
 
     def __post_init__(self) -> None:

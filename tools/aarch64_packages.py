@@ -25,18 +25,22 @@ class PackageError(Exception):
     """A package cannot be downloaded or unpacked; the message says why."""
 
 
-def run(command: Sequence[str | Path]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+def run(command: Sequence[str | Path], *, folder: Path | None = None) -> None:
+    """Runs a step, in ``folder``. Raises PackageError with what it said if it fails."""
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode != 0:
         raise PackageError(f"{' '.join(map(str, command))}\n{result.stderr or result.stdout}")
 
 
-def apt_options(suite: str, folder: Path) -> list[str]:
-    """Options that make apt-get work on arm64 packages of `suite`, all its files in `folder`."""
+def apt_options(
+    suite: str, folder: Path, *, architecture: str = "arm64", component: str = "main"
+) -> list[str]:
+    """Options that make apt-get work on packages of `suite`, all its files in `folder`."""
     for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "state/status").write_text("")
-    source = f"deb [arch=arm64 signed-by={KEYRING}] {MIRROR} {suite} main\n"
+    options = f"arch={architecture} signed-by={KEYRING}"
+    source = f"deb [{options}] {MIRROR} {suite} {component}\n"
     (folder / "etc/sources.list").write_text(source)
     settings = {
         "Dir::State": folder / "state",
@@ -47,8 +51,8 @@ def apt_options(suite: str, folder: Path) -> list[str]:
         "Dir::Etc::parts": "-",
         "Dir::Etc::sourcelist": folder / "etc/sources.list",
         "Dir::Etc::sourceparts": "-",
-        "APT::Architecture": "arm64",
-        "APT::Architectures": "arm64",
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
         "APT::Sandbox::User": "root",
         "APT::Install-Recommends": "false",
         "Acquire::Languages": "none",

@@ -78,6 +78,7 @@ PolicyPtr make_python_policy(py::object rule, const std::string& column_sums, si
   needs.column_sums = sums;
   needs.max_scored_memory = max_memory;
   needs.max_synthetic = max_synthetic;
+  needs.looks_at_past = needs.looks_at_queries = true;
   return std::make_shared<PythonPolicy>(std::move(rule), needs);
 }
 

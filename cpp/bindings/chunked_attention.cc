@@ -167,6 +167,7 @@ class AttentionSequence {
     return sequence.layer(layer).n_tokens();
   }
   void forget_prompt() { n_rows_ = 0; }
+  void fetch_rows() {}
 
   // A view of [kv_head][position][head_dim]; of q8_0, which NumPy has not, the bytes [kv_head][position][row
   // bytes].

@@ -22,7 +22,6 @@ namespace {
 using cuda::Device;
 using cuda::DeviceDecoder;
 using cuda::DeviceState;
-using TokenArray = py::array_t<int32_t, py::array::c_style>;
 
 py::dict to_dict(const cuda::DeviceProperties& p) {
   py::dict result;
@@ -36,10 +35,9 @@ py::dict to_dict(const cuda::DeviceProperties& p) {
   return result;
 }
 
-SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
-                         const std::string& cache_type, bool all_rows) {
-  return {max_context, batch_size, chunk_size, parse_cache_types(cache_type), AttentionPrecision::kF32,
-          all_rows};
+SequenceShape device_shape(size_t max_context, size_t batch_size, size_t chunk_size,
+                           const std::string& cache_type, bool all_rows) {
+  return make_shape(max_context, batch_size, chunk_size, cache_type, "f32", all_rows);
 }
 
 struct DeviceSequence {
@@ -48,16 +46,25 @@ struct DeviceSequence {
       : decoder(std::move(model)),
         policy(rule),
         sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
-        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
-    cuda::check_supported(sequence.plan(0).needs);
-  }
+        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {}
 
   void forget_prompt() { prompt_logits = py::none(); }
+  size_t vocab_size() const { return decoder->config().vocab_size; }
+  size_t n_attending() const { return sequence.n_layers(); }
+  py::dict memory_bytes() const { return estimate(decoder->config(), *policy, sequence.shape()); }
+
+  void fetch_rows() {
+    if (rows_are_on_host) return;
+    const py::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(decoder->mutex());
+    state.download_rows(sequence);
+  }
+  void expect_rows() { rows_are_on_host = true; }
 
   py::array_t<float> run(Span<const int32_t> tokens, bool is_decode, PromptEnd end,
                          const cuda::OnLayer& on_layer) {
     const bool has_logits = end != PromptEnd::kLater;
-    py::array_t<float> logits(has_logits ? static_cast<py::ssize_t>(decoder->config().vocab_size) : 0);
+    py::array_t<float> logits(has_logits ? static_cast<py::ssize_t>(vocab_size()) : 0);
     float* const out = has_logits ? logits.mutable_data() : nullptr;
     const py::gil_scoped_release release;
     if (rows_are_on_host) {
@@ -77,8 +84,11 @@ struct DeviceSequence {
     const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.heads(), shape));
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);
-    result["activations"] = DeviceState::buffer_bytes(config, shape, needs);
+    const DeviceState::BufferBytes buffers = DeviceState::buffer_bytes(config, shape, needs);
+    result["activations"] = buffers.device;
+    result["staging"] = buffers.pinned;
     result["scores"] = host.policy;
+    if (needs.looks_at_past) result["rows_for_the_rule"] = host.kv_cache;
     return result;
   }
 
@@ -95,15 +105,9 @@ py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last,
                    const py::object& on_layer, const py::object& on_attention) {
   EH2O_CHECK(on_attention.is_none(),
              "the attention of a model on a GPU cannot be looked at; use --device cpu");
-  EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
-  const auto report = [&on_layer](size_t done, size_t total) {
-    const py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (!on_layer.is_none()) on_layer(done, total);
-  };
   self.forget_prompt();
-  const Span<const int32_t> view{tokens.data(), static_cast<size_t>(tokens.size())};
-  const py::array_t<float> logits = self.run(view, false, prompt_end(is_last, stays_open), report);
+  const py::array_t<float> logits =
+      self.run(view_tokens(tokens), false, prompt_end(is_last, stays_open), layer_reporter(on_layer));
   if (!is_last) return py::none();
   if (stays_open) self.prompt_logits = logits;
   return logits;
@@ -112,40 +116,11 @@ py::object prefill(DeviceSequence& self, const TokenArray& tokens, bool is_last,
 py::array_t<float> row_logits(DeviceSequence& self, size_t first, size_t n_rows) {
   EH2O_CHECK(n_rows > 0 && first <= self.n_left && n_rows <= self.n_left - first, "rows ", first, " to ",
              first, " + ", n_rows, " are not among the ", self.n_left, " of the latest prefill call");
-  py::array_t<float> logits({n_rows, self.decoder->config().vocab_size});
+  py::array_t<float> logits({n_rows, self.vocab_size()});
   float* const data = logits.mutable_data();
   const py::gil_scoped_release release;
   self.decoder->row_logits(self.state, first, n_rows, data);
   return logits;
-}
-
-void load_state(DeviceSequence& self, const py::buffer& state,
-                const std::optional<std::vector<int32_t>>& tokens) {
-  const py::buffer_info info = state.request();
-  self.forget_prompt();
-  self.sequence.load_state(contiguous_bytes(info, "the state"));
-  if (tokens) {
-    if (tokens->size() != self.sequence.position()) {
-      const size_t position = self.sequence.position();
-      self.sequence.reset();
-      throw_invalid("it is of ", position, " tokens, not ", tokens->size());
-    }
-    self.sequence.append_tokens({tokens->data(), tokens->size()});
-  }
-  self.rows_are_on_host = true;
-}
-
-py::list cached_rows(const std::shared_ptr<DeviceSequence>& self) {
-  if (!self->rows_are_on_host) {
-    const py::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(self->decoder->mutex());
-    self->state.download_rows(self->sequence);
-  }
-  py::list views;
-  for (size_t i = 0; i < self->sequence.n_layers(); ++i) {
-    append_rows(views, self->sequence.layer(i), py::cast(self));
-  }
-  return views;
 }
 
 }  // namespace
@@ -187,7 +162,7 @@ void bind_device(py::module_& module) {
   c.def(py::init([](std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> policy,
                     size_t max_context, size_t batch_size, size_t chunk_size, const std::string& cache_type,
                     bool all_rows) {
-          const SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, all_rows);
+          const SequenceShape shape = device_shape(max_context, batch_size, chunk_size, cache_type, all_rows);
           return std::make_shared<DeviceSequence>(std::move(model), std::move(policy), shape);
         }),
         py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
@@ -202,45 +177,16 @@ void bind_device(py::module_& module) {
             return self.run({&token, 1}, true, PromptEnd::kFinal, {});
           },
           py::arg("token"))
-      .def("load_state", &load_state, py::arg("state"), py::arg("token_ids") = py::none())
-      .def("cached_rows", &cached_rows)  // the first of its name is the one that is called
-      .def_readwrite("prompt_logits", &DeviceSequence::prompt_logits)
-      .def_property_readonly("token_ids",
-                             [](const DeviceSequence& self) {
-                               py::list ids;
-                               for (const int32_t token : self.sequence.tokens()) ids.append(token);
-                               return ids;
-                             })
-      .def_property_readonly("position", [](const DeviceSequence& self) { return self.sequence.position(); })
-      .def_property_readonly("max_context",
-                             [](const DeviceSequence& self) { return self.sequence.shape().max_context; })
-      .def_property_readonly("batch_size",
-                             [](const DeviceSequence& self) { return self.sequence.shape().batch_size; })
-      .def_property_readonly("chunk_size",
-                             [](const DeviceSequence& self) { return self.sequence.shape().chunk_size; })
-      .def_property_readonly("vocab_size",
-                             [](const DeviceSequence& self) { return self.decoder->config().vocab_size; })
-      .def_property_readonly(
-          "pairs_computed",
-          [](const DeviceSequence& self) { return self.sequence.pairs_computed(self.sequence.n_layers()); })
-      .def_property_readonly(
-          "pairs_dense",
-          [](const DeviceSequence& self) { return self.sequence.pairs_dense(self.sequence.n_layers()); })
-      .def_property_readonly("memory_bytes",
-                             [](const DeviceSequence& self) {
-                               return DeviceSequence::estimate(self.decoder->config(), *self.policy,
-                                                               self.sequence.shape());
-                             })
       .def_static(
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
              size_t batch_size, size_t chunk_size, const std::string& cache_type, bool all_rows) {
             return DeviceSequence::estimate(
-                config, *policy, make_shape(max_context, batch_size, chunk_size, cache_type, all_rows));
+                config, *policy, device_shape(max_context, batch_size, chunk_size, cache_type, all_rows));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false);
-  bind_sequence_methods<DeviceSequence>(c);
+  bind_prompt_methods<DeviceSequence>(c);
 }
 
 }  // namespace edgeh2o

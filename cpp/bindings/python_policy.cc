@@ -153,7 +153,6 @@ MemorySet PythonPolicy::select_memory(size_t slot, const SelectionInput& input) 
 }
 
 MemorySet PythonPolicy::select_decode(size_t slot, const SelectionInput& input) {
-  if (!selects_in_decode_) return SparsePolicy::select_decode(slot, input);
   std::vector<int32_t>& positions = slots_[slot].decode_positions;
   positions.clear();
   call_python("select_decode", slot, [&](const py::object& method) {

@@ -33,6 +33,7 @@ class PythonPolicy final : public SparsePolicy {
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override;
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
                       Span<const float> sums) override;
+  bool chooses_in_decode() const override { return selects_in_decode_; }
   void end_layer() override;
   MemorySet memory(size_t slot) const override;
 

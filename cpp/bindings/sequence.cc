@@ -20,7 +20,6 @@ namespace py = pybind11;
 namespace edgeh2o {
 namespace {
 
-using TokenArray = py::array_t<int32_t, py::array::c_style>;
 using PolicyPtr = std::shared_ptr<SparsePolicy>;
 
 // A workspace, and the decoder that it serves.
@@ -33,20 +32,6 @@ struct DecoderWorkspace {
   Workspace workspace;
 };
 using WorkspacePtr = std::shared_ptr<DecoderWorkspace>;
-
-SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
-                         const std::string& cache_type, const std::string& precision, bool all_rows) {
-  EH2O_CHECK(chunk_size > 0 && chunk_size <= batch_size, "chunk_size = ", chunk_size,
-             " is not between 1 and batch_size = ", batch_size);
-  EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size,
-             " is not a multiple of chunk_size = ", chunk_size);
-  return {max_context,
-          batch_size,
-          chunk_size,
-          parse_cache_types(cache_type),
-          parse_attention_precision(precision),
-          all_rows};
-}
 
 // A sequence in a decoder.
 struct DecoderSequence {
@@ -63,6 +48,11 @@ struct DecoderSequence {
   size_t vocab_size() const { return decoder().config().vocab_size; }
   size_t n_attending() const { return decoder().n_attending_layers(sequence); }
   void forget_prompt() { prompt_logits = py::none(); }
+  void fetch_rows() {}
+  void expect_rows() {}
+  py::dict memory_bytes() const {
+    return estimate(decoder().config(), *policy, sequence.shape(), owner->workspace.n_threads());
+  }
 
   static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy,
                            const SequenceShape& shape, std::optional<int> n_threads) {
@@ -87,14 +77,10 @@ py::array_t<float> view_rows(const MatView<const float>& rows) {
   return view;
 }
 
-// Runs between layers with the GIL: delivers Ctrl-C, then reports progress.
+// For as long as both objects live.
 Observer make_observer(const py::object& on_layer, const py::object& on_attention) {
   Observer observer;
-  observer.on_layer = [&on_layer](size_t done, size_t total) {
-    const py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (!on_layer.is_none()) on_layer(done, total);
-  };
+  observer.on_layer = layer_reporter(on_layer);
   if (!on_attention.is_none()) {
     observer.on_attention = [&on_attention](const AttentionView& view) {
       const py::gil_scoped_acquire acquire;
@@ -103,11 +89,6 @@ Observer make_observer(const py::object& on_layer, const py::object& on_attentio
     };
   }
   return observer;
-}
-
-Span<const int32_t> view_tokens(const TokenArray& tokens) {
-  EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
-  return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
 // Runs steps of sequences that share a workspace; counts what the call allocates.
@@ -188,26 +169,6 @@ py::array_t<float> row_logits(DecoderSequence& self, size_t first, size_t n_rows
   return logits;
 }
 
-py::list token_ids(const DecoderSequence& self) {
-  py::list ids;
-  for (const int32_t token : self.sequence.tokens()) ids.append(token);
-  return ids;
-}
-
-void load_state(DecoderSequence& self, const py::buffer& state,
-                const std::optional<std::vector<int32_t>>& tokens) {
-  const py::buffer_info info = state.request();
-  self.forget_prompt();
-  self.sequence.load_state(contiguous_bytes(info, "the state"));
-  if (!tokens) return;
-  if (tokens->size() != self.sequence.position()) {
-    const size_t position = self.sequence.position();
-    self.sequence.reset();
-    throw_invalid("it is of ", position, " tokens, not ", tokens->size());
-  }
-  self.sequence.append_tokens({tokens->data(), tokens->size()});
-}
-
 }  // namespace
 
 void bind_sequence(py::module_& module) {
@@ -235,33 +196,10 @@ void bind_sequence(py::module_& module) {
            py::arg("on_attention") = py::none())
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
-      .def("load_state", &load_state, py::arg("state"), py::arg("token_ids") = py::none())
-      .def_readwrite("prompt_logits", &DecoderSequence::prompt_logits)
-      .def_property_readonly("token_ids", &token_ids)
-      .def_property_readonly("position", [](const DecoderSequence& self) { return self.sequence.position(); })
-      .def_property_readonly("max_context",
-                             [](const DecoderSequence& self) { return self.sequence.shape().max_context; })
-      .def_property_readonly("batch_size",
-                             [](const DecoderSequence& self) { return self.sequence.shape().batch_size; })
-      .def_property_readonly("chunk_size",
-                             [](const DecoderSequence& self) { return self.sequence.shape().chunk_size; })
-      .def_property_readonly("vocab_size", &DecoderSequence::vocab_size)
-      .def_property_readonly(
-          "pairs_computed",
-          [](const DecoderSequence& self) { return self.sequence.pairs_computed(self.n_attending()); })
-      .def_property_readonly(
-          "pairs_dense",
-          [](const DecoderSequence& self) { return self.sequence.pairs_dense(self.n_attending()); })
       .def_property_readonly("last_call_allocations",
                              [](const DecoderSequence& self) -> std::optional<uint64_t> {
                                if (!kCountsAllocations) return std::nullopt;
                                return self.last_call_allocations;
-                             })
-      .def_property_readonly("memory_bytes",
-                             [](const DecoderSequence& self) {
-                               return DecoderSequence::estimate(self.decoder().config(), *self.policy,
-                                                                self.sequence.shape(),
-                                                                self.owner->workspace.n_threads());
                              })
       .def_static(
           "estimate_bytes",
@@ -275,7 +213,7 @@ void bind_sequence(py::module_& module) {
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
           py::arg("all_rows") = false, py::arg("threads") = py::none());
-  bind_sequence_methods<DecoderSequence>(c);
+  bind_prompt_methods<DecoderSequence>(c);
 }
 
 }  // namespace edgeh2o

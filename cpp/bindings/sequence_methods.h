@@ -1,11 +1,16 @@
-// What every sequence offers to Python, whatever runs it. T has members `sequence` and `policy`, and forgets
-// with `forget_prompt` what it knows of the end of the prompt.
+// What every sequence offers to Python, whatever runs it. T has members `sequence` and `policy`, forgets with
+// `forget_prompt` what it knows of the end of the prompt, and with `fetch_rows` brings cached rows that are
+// kept elsewhere, on a device, to the sequence.
 #pragma once
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -13,6 +18,37 @@
 #include "sequence/sequence.h"
 
 namespace edgeh2o {
+
+using TokenArray = pybind11::array_t<int32_t, pybind11::array::c_style>;
+
+inline SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
+                                const std::string& cache_type, const std::string& precision, bool all_rows) {
+  EH2O_CHECK(chunk_size > 0 && chunk_size <= batch_size, "chunk_size = ", chunk_size,
+             " is not between 1 and batch_size = ", batch_size);
+  EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size,
+             " is not a multiple of chunk_size = ", chunk_size);
+  return {max_context,
+          batch_size,
+          chunk_size,
+          parse_cache_types(cache_type),
+          parse_attention_precision(precision),
+          all_rows};
+}
+
+inline Span<const int32_t> view_tokens(const TokenArray& tokens) {
+  EH2O_CHECK(tokens.ndim() == 1, "tokens must be one-dimensional, got ", tokens.ndim(), " dimensions");
+  return {tokens.data(), static_cast<size_t>(tokens.size())};
+}
+
+// What runs between layers, with the GIL: delivers Ctrl-C, then reports progress. For as long as on_layer
+// lives.
+inline std::function<void(size_t, size_t)> layer_reporter(const pybind11::object& on_layer) {
+  return [&on_layer](size_t done, size_t total) {
+    const pybind11::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    if (!on_layer.is_none()) on_layer(done, total);
+  };
+}
 
 inline pybind11::dict to_dict(const SequenceBytes& bytes, size_t activations) {
   pybind11::dict result;
@@ -60,6 +96,7 @@ void bind_sequence_methods(Class& c) {
            })
       .def("cached_rows",
            [](const std::shared_ptr<T>& self) {
+             self->fetch_rows();
              py::list views;
              for (size_t i = 0; i < self->sequence.n_layers(); ++i) {
                if (!self->sequence.has_own_rows(i)) continue;
@@ -69,6 +106,49 @@ void bind_sequence_methods(Class& c) {
            })
       .def_property_readonly("prefill_end", [](const T& self) { return self.sequence.prefill_end(); })
       .def_property_readonly("policy", [](const T& self) { return self.policy; });
+}
+
+template <typename T>
+void load_state(T& self, const pybind11::buffer& state, const std::optional<std::vector<int32_t>>& tokens) {
+  const pybind11::buffer_info info = state.request();
+  self.forget_prompt();
+  self.sequence.load_state(contiguous_bytes(info, "the state"));
+  if (tokens) {
+    const size_t position = self.sequence.position();
+    if (tokens->size() != position) {
+      self.sequence.reset();
+      throw_invalid("it is of ", position, " tokens, not ", tokens->size());
+    }
+    self.sequence.append_tokens({tokens->data(), tokens->size()});
+  }
+  self.expect_rows();
+}
+
+// What the sequence of a decoder offers besides. T has `prompt_logits`, vocab_size(), n_attending() layers
+// that count pairs, and is told by `expect_rows` that the caller writes the cached rows of a state that was
+// loaded.
+template <typename T, typename Class>
+void bind_prompt_methods(Class& c) {
+  namespace py = pybind11;
+  bind_sequence_methods<T>(c);
+  c.def("load_state", &load_state<T>, py::arg("state"), py::arg("token_ids") = py::none())
+      .def_readwrite("prompt_logits", &T::prompt_logits)
+      .def_property_readonly("token_ids",
+                             [](const T& self) {
+                               py::list ids;
+                               for (const int32_t token : self.sequence.tokens()) ids.append(token);
+                               return ids;
+                             })
+      .def_property_readonly("position", [](const T& self) { return self.sequence.position(); })
+      .def_property_readonly("max_context", [](const T& self) { return self.sequence.shape().max_context; })
+      .def_property_readonly("batch_size", [](const T& self) { return self.sequence.shape().batch_size; })
+      .def_property_readonly("chunk_size", [](const T& self) { return self.sequence.shape().chunk_size; })
+      .def_property_readonly("vocab_size", &T::vocab_size)
+      .def_property_readonly("pairs_computed",
+                             [](const T& self) { return self.sequence.pairs_computed(self.n_attending()); })
+      .def_property_readonly("pairs_dense",
+                             [](const T& self) { return self.sequence.pairs_dense(self.n_attending()); })
+      .def_property_readonly("memory_bytes", &T::memory_bytes);
 }
 
 }  // namespace edgeh2o

@@ -1,9 +1,7 @@
 // Attention of the layer loop on a device: to everything, or as a sparse rule chooses (see
 // ops/chunked_attention.h, whose order of calls to the rule this keeps).
 #include <algorithm>
-#include <cstring>
 
-#include "base/check.h"
 #include "cuda/device_decoder.h"
 #include "ops/chunk_plan.h"
 
@@ -28,13 +26,6 @@ RowWeight row_weight(QueryWeights weights) {
 }
 
 }  // namespace
-
-void check_supported(const PolicyNeeds& needs) {
-  const char* cure = " on a GPU yet; use --attention h2o or dense, or --device cpu";
-  EH2O_CHECK(needs.column_sums != ColumnSums::kJoint, "sums over chunk and memory together do not run", cure);
-  EH2O_CHECK(needs.max_synthetic == 0, "rows that stand for several do not run", cure);
-  EH2O_CHECK(needs.max_scored_pages == 0, "scores of pages do not run", cure);
-}
 
 AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) const {
   const LayerSpec& spec = config_.layers[layer];
@@ -85,9 +76,12 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
     const PositionRange range = chunks.chunk(i);
     const Rows chunk = head.part(range.begin - head.position, range.size());
     Memory memory;
-    if (range.begin > 0) memory = select_memory(chunk, layer, sets);
+    if (range.begin > 0) {
+      choose_memory(chunk, layer, Phase::kPrefill, sets);
+      memory = stage_memory(chunk, layer, sets);
+    }
     n_pairs += heads.n_kv_heads * causal_pairs(0, range.size(), 0);
-    for (const MemorySet& set : sets) n_pairs += range.begin > 0 ? range.size() * set.n_positions() : 0;
+    for (const MemorySet& set : sets) n_pairs += range.begin > 0 ? range.size() * set.n_rows() : 0;
     const bool is_end = i + 1 == chunks.n_chunks() && end == PromptEnd::kFinal;
     const bool has_sums = plan.needs.column_sums != ColumnSums::kNone && !is_end;
     attend_chunk(chunk, layer, memory, has_sums);
@@ -102,43 +96,20 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
   sequence.count_pairs(n_pairs, causal_pairs(rows.position, rows.n, 0));
 }
 
-// Asks the rule for every KV head, and brings the positions to the device.
-DeviceDecoder::Memory DeviceDecoder::select_memory(const Rows& chunk, size_t layer,
-                                                   std::vector<MemorySet>& sets) {
-  DeviceState& state = chunk.state;
-  SparsePolicy& policy = chunk.sequence.policy_of_call();
-  auto* const positions = state.staged_memory_.as<int32_t>();
-  auto* const counts = reinterpret_cast<uint32_t*>(positions + sets.size() * state.max_memory_);
-  Memory memory;
-  device_->wait();  // the memory that is staged from may still be read
-  for (size_t kv_head = 0; kv_head < sets.size(); ++kv_head) {
-    SelectionInput input;
-    input.chunk = {chunk.position, chunk.position + chunk.n};
-    sets[kv_head] = policy.select(Phase::kPrefill, policy.shape().slot(layer, kv_head), input);
-    const MemorySet& set = sets[kv_head];
-    const size_t n = set.n_positions();
-    EH2O_CHECK(set.synthetic.count == 0 && n <= state.max_memory_, "a rule chose ", n,
-               " rows, more than the ", state.max_memory_, " that it asked for");
-    int32_t* const own = positions + kv_head * state.max_memory_;
-    for (size_t i = 0; i < n; ++i) {
-      own[i] = set.positions ? set.positions[i] : static_cast<int32_t>(set.range.begin + i);
-    }
-    check_positions({own, n}, chunk.position);
-    counts[kv_head] = u32(n);
-    memory.most = std::max(memory.most, n);
-  }
-  const size_t n_bytes = sets.size() * (state.max_memory_ + 1) * sizeof(int32_t);
-  device_->upload(state.memory_.as<void>(), positions, n_bytes);
-  auto* const on_device = state.memory_.as<int32_t>();
-  memory.keys.positions = on_device;
-  memory.keys.counts = reinterpret_cast<const uint32_t*>(on_device + sets.size() * state.max_memory_);
-  memory.keys.stride = u32(state.max_memory_);
-  return memory;
+// A generated token reads what the rule says.
+void DeviceDecoder::attend_token(const Rows& token, size_t layer) {
+  std::vector<MemorySet> sets(config_.layers[layer].heads.n_kv_heads);
+  choose_memory(token, layer, Phase::kDecode, sets);
+  attend_chunk(token, layer, stage_memory(token, layer, sets), false);
+  token.sequence.policy_of_call().end_layer();
 }
 
+// A chunk attends to itself, to the positions of its memory and to the rows that stand for several, each in
+// ranges of its own.
 void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums) {
   const AttentionHeads& heads = config_.layers[layer].heads;
   const PolicyNeeds& needs = chunk.sequence.plan(layer).needs;
+  const bool is_joint = needs.column_sums == ColumnSums::kJoint;
   DeviceState& state = chunk.state;
   const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
   KeyList own{};
@@ -147,29 +118,37 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
   const size_t part_floats = chunk.sequence.plan(layer).shape.longest_chunk() * heads.n_heads * 2;
   for (size_t begin = 0; begin < chunk.n; begin += kAttendRows) {
     const Rows some = chunk.part(begin, std::min(kAttendRows, chunk.n - begin));
-    const size_t n_own = ranges_of(begin + some.n), n_memory = ranges_of(memory.most);
+    const size_t n_own = ranges_of(begin + some.n), n_memory = ranges_of(memory.most),
+                 n_synthetic = ranges_of(memory.most_synthetic);
     AttendArguments a = attend_arguments(some, layer);
-    a.n_splits = u32(n_own + n_memory);
+    a.n_splits = u32(n_own + n_memory + n_synthetic);
+    const auto attend = [&](size_t first, size_t n_ranges) {
+      a.first_split = u32(first);
+      if (n_ranges == 0) return;
+      device_->launch("attend_split", a, n_ranges, heads.n_kv_heads, some.n, kThreads, shared);
+    };
     a.keys = own;
-    device_->launch("attend_split", a, n_own, heads.n_kv_heads, some.n, kThreads, shared);
-    if (n_memory > 0) {
-      a.keys = memory.keys;
-      a.first_split = u32(n_own);
-      device_->launch("attend_split", a, n_memory, heads.n_kv_heads, some.n, kThreads, shared);
-    }
+    attend(0, n_own);
+    a.keys = memory.keys;
+    attend(n_own, n_memory);
+    a.keys = memory.synthetic_keys;
+    a.cache = memory.synthetic;
+    a.biases = memory.biases;
+    attend(n_own + n_memory, n_synthetic);
     device_->launch("combine_splits",
                     CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
                                      u32(heads.value_dim), a.n_splits},
                     heads.n_heads, some.n, 1, kThreads, 0);
-    for (const bool is_memory : {false, true}) {
-      if (!has_sums || (is_memory && n_memory == 0)) continue;
+    const auto join = [&](float* out, size_t first, size_t n_ranges) {
+      if (!has_sums || n_ranges == 0) return;
       const size_t n_states = some.n * heads.n_heads;
-      float* const out = joined + (is_memory ? part_floats : 0) + begin * heads.n_heads * 2;
       device_->launch("join_states",
-                      JoinArguments{a.states, out, u32(n_states), u32(is_memory ? n_own : 0),
-                                    u32(is_memory ? n_memory : n_own), a.n_splits},
+                      JoinArguments{a.states, out + begin * heads.n_heads * 2, u32(n_states), u32(first),
+                                    u32(n_ranges), a.n_splits},
                       ceil_div(n_states, kThreads), 1, 1, kThreads, 0);
-    }
+    };
+    join(joined, 0, is_joint ? a.n_splits : n_own);
+    if (!is_joint) join(joined + part_floats, n_own, n_memory);
   }
   for (const bool is_memory : {false, true}) {
     if (!has_sums || (is_memory && memory.most == 0)) continue;
@@ -178,8 +157,9 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
     ColumnArguments c{};
     c.qkv = a.qkv, c.cache = a.cache, c.heads = a.heads, c.stride = a.stride, c.first = a.first;
     c.scale = a.scale, c.soft_cap = a.soft_cap;
-    c.states = joined + (is_memory ? part_floats : 0);
+    c.states = joined + (is_memory && !is_joint ? part_floats : 0);
     c.sums = state.sums_.as<float>() + (is_memory ? heads.n_kv_heads * chunk.n : 0);
+    c.is_scored = memory.is_scored;
     c.keys = is_memory ? memory.keys : own;
     c.n_rows = u32(chunk.n);
     c.sums_stride = u32(n_keys);
@@ -187,28 +167,6 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
     c.n_last = u32(needs.n_last_queries);
     device_->launch("column_sums", c, ceil_div(n_keys, kThreads / kWarpSize), heads.n_kv_heads, 1, kThreads,
                     0);
-  }
-}
-
-// Hands the column sums of a chunk to the rule.
-void DeviceDecoder::observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets) {
-  DeviceState& state = chunk.state;
-  SparsePolicy& policy = chunk.sequence.policy_of_call();
-  const bool has_memory = chunk.position > 0;
-  size_t most = 0;
-  for (const MemorySet& set : sets) most = std::max(most, has_memory ? set.n_positions() : 0);
-  float* const own = state.staged_sums_.as<float>();
-  const float* const of_memory = own + sets.size() * chunk.n;
-  device_->download(own, state.sums_.as<float>(), sets.size() * (chunk.n + most) * sizeof(float));
-  device_->wait();
-  const PositionRange range{chunk.position, chunk.position + chunk.n};
-  for (size_t kv_head = 0; kv_head < sets.size(); ++kv_head) {
-    const size_t slot = policy.shape().slot(layer, kv_head);
-    if (!policy.is_scored(slot)) continue;
-    policy.observe_intra(slot, range, {own + kv_head * chunk.n, chunk.n});
-    if (!has_memory) continue;
-    policy.observe_memory(slot, range, sets[kv_head],
-                          {of_memory + kv_head * most, sets[kv_head].n_positions()});
   }
 }
 

@@ -68,6 +68,7 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
                " is outside the vocabulary of ", config_.vocab_size);
   }
   sequence.begin_call();
+  state.begin_call(position);
   stage(sequence, state, tokens, position);
   const Rows rows{sequence, state, 0, tokens.size, position};
   device_->launch("embed_rows",
@@ -119,10 +120,14 @@ void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, Pr
     }
   };
   for_groups([&](const Rows& group) { project_qkv(group, layer); });
-  if (is_decode || spec.window > 0 || rows.sequence.plan(layer).needs.reads_all) {
+  const bool asks_rule =
+      is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
+  if (spec.window > 0 || !asks_rule) {
     attend_to_all(rows, layer);
     const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
     if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
+  } else if (is_decode) {
+    attend_token(rows, layer);
   } else {
     attend_by_policy(rows, layer, end);
   }

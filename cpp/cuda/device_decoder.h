@@ -13,9 +13,8 @@
 
 namespace edgeh2o::cuda {
 
-// Throw std::invalid_argument that names the first thing which kernels for the device are missing of.
+// Throws std::invalid_argument that names the first thing which kernels for the device are missing of.
 void check_supported(const DecoderConfig& config);
-void check_supported(const PolicyNeeds& needs);
 
 // Rows that pass linear layers together, those of them that attend together, and of logits: memory grows with
 // the context for the second and with the vocabulary for the third.
@@ -28,10 +27,17 @@ class DeviceState {
   DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
               const PolicyNeeds& needs);
   static size_t cache_bytes(const DecoderConfig& config, const SequenceShape& shape);
-  static size_t buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
-                             const PolicyNeeds& needs);
+  struct BufferBytes {
+    size_t device, pinned;
+  };
+  static BufferBytes buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
+                                  const PolicyNeeds& needs);
 
   DeviceCache cache(size_t layer) const;
+  // Rows of a layer that a rule looks at: those up to `end` that the sequence has not got yet.
+  void copy_rows_to_host(Sequence& sequence, size_t layer, size_t end);
+  // A call writes the rows from `position` on.
+  void begin_call(size_t position);
   // The rows of all tokens from the device to the sequence, or back.
   void download_rows(Sequence& sequence);
   void upload_rows(Sequence& sequence);
@@ -39,7 +45,7 @@ class DeviceState {
  private:
   friend class DeviceDecoder;
   template <typename F>
-  void for_each_row_range(Sequence& sequence, const F& f);
+  void for_each_row_range(Sequence& sequence, size_t layer, PositionRange range, const F& f);
 
   Device& device_;
   const DecoderConfig& config_;
@@ -47,10 +53,12 @@ class DeviceState {
   std::vector<DeviceBuffer> caches_;
   // Of all rows of a call: x_, qkv_, attended_; of kRowsAtOnce: norm_ to d8_; the widest layer counts.
   DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_;
-  // Of a sparse rule, of one layer: positions [n_kv_heads][max_memory], then counts; states of both parts of
-  // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory.
-  DeviceBuffer memory_, joined_, sums_, staged_memory_, staged_sums_;
-  size_t max_memory_ = 0;
+  // Of a sparse rule, of one layer: positions [n_kv_heads][max_context], then counts; states of both parts of
+  // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory; synthetic
+  // rows; bounds of the pages of a KV head, and the queries that meet them.
+  DeviceBuffer memory_, joined_, sums_, synthetic_, bounds_, signs_;
+  DeviceBuffer staged_memory_, staged_sums_, staged_synthetic_, staged_queries_;  // pinned
+  std::vector<size_t> n_on_host_;                                                 // rows of every layer
   std::vector<DeviceBuffer> ropes_;      // cos, then sin, of all rows of a call
   DeviceBuffer staged_, staged_logits_;  // pinned
 };
@@ -90,9 +98,13 @@ class DeviceDecoder {
     float* attended(size_t out_dim) const { return state.attended_.as<float>() + first * out_dim; }
   };
   struct Memory {  // of a chunk: what its KV heads read besides itself
-    KeyList keys;
-    size_t most = 0;  // of a KV head
+    KeyList keys{}, synthetic_keys{};
+    DeviceCache synthetic{};
+    const float* biases = nullptr;        // of synthetic rows
+    const uint32_t* is_scored = nullptr;  // null: before the first choice
+    size_t most = 0, most_synthetic = 0;  // of a KV head
   };
+  class DevicePageScores;
 
   void stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position);
   void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
@@ -102,7 +114,11 @@ class DeviceDecoder {
   // Queries read every position up to their own, or their window.
   void attend_to_all(const Rows& rows, size_t layer);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
-  Memory select_memory(const Rows& chunk, size_t layer, std::vector<MemorySet>& sets);
+  void attend_token(const Rows& token, size_t layer);
+  void choose_memory(const Rows& chunk, size_t layer, Phase phase, std::vector<MemorySet>& sets);
+  Memory stage_memory(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
+  void score_pages(const Rows& chunk, size_t layer, size_t kv_head, const float* bounds, size_t n_pages,
+                   float* out);
   void attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
   void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;

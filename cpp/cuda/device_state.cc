@@ -30,16 +30,20 @@ struct Sizes {
     states = kAttendRows * sizeof(float) * n_splits * n_heads * 2;
     tokens = shape.batch_size * sizeof(int32_t);
     logits = kLogitRows * sizeof(float) * config.vocab_size;
-    if (needs.column_sums != ColumnSums::kNone) {
+    if (!needs.reads_all) {
       const size_t n_kv_heads = widest([](const LayerSpec& layer) { return layer.heads.n_kv_heads; });
+      const size_t row_floats = widest([](const LayerSpec& layer) {
+        return layer.heads.n_kv_heads * (layer.heads.key_dim + layer.heads.value_dim + 1);
+      });
+      memory = n_kv_heads * (shape.max_context + 3) * sizeof(int32_t);
+      synthetic = needs.max_synthetic * row_floats * sizeof(float);
+      // Own keys, memory and synthetic rows have ranges of their own.
+      const size_t n_more = 2 + splits_of(needs.max_synthetic);
+      parts += kAttendRows * sizeof(float) * n_more * out_dim;
+      states += kAttendRows * sizeof(float) * n_more * n_heads * 2;
       const size_t chunk = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
-      max_memory = needs.max_scored_memory;
-      memory = n_kv_heads * (max_memory + 1) * sizeof(int32_t);
-      joined = 2 * chunk * n_heads * 2 * sizeof(float);
-      sums = n_kv_heads * (chunk + max_memory) * sizeof(float);
-      // Own keys and memory have ranges of their own.
-      parts += kAttendRows * sizeof(float) * 2 * out_dim;
-      states += kAttendRows * sizeof(float) * 2 * n_heads * 2;
+      if (needs.looks_at_queries) queries = qkv / shape.batch_size * chunk;
+      take_scores(config, shape, needs, chunk, n_kv_heads, n_heads);
     }
     for (const RopeConfig& rope : config.ropes) {
       ropes.push_back(shape.batch_size * rope.n_pairs() * 2 * sizeof(float));
@@ -51,15 +55,33 @@ struct Sizes {
   }
 
   size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
-  size_t memory = 0, joined = 0, sums = 0, max_memory = 0;
+  size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0;
   size_t staged = 0, staged_total = 0;
   std::vector<size_t> ropes;
 
   size_t device_total() const {
     size_t total = x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states + tokens + logits +
-                   memory + joined + sums;
+                   memory + synthetic + joined + sums + bounds + signs;
     for (const size_t size : ropes) total += size;
     return total;
+  }
+  size_t pinned_total() const { return staged_total + logits + memory + sums + synthetic + queries; }
+
+ private:
+  void take_scores(const DecoderConfig& config, const SequenceShape& shape, const PolicyNeeds& needs,
+                   size_t chunk, size_t n_kv_heads, size_t n_heads) {
+    if (needs.column_sums != ColumnSums::kNone) {
+      // Only scored slots are added up, but the rows of a layer are as wide as its largest memory.
+      sums = n_kv_heads * (chunk + shape.max_context) * sizeof(float);
+    }
+    if (needs.max_scored_pages > 0) {
+      const size_t key_dim = config.widest([](const LayerSpec& layer) { return layer.heads.key_dim; });
+      const size_t group = config.widest([](const LayerSpec& layer) { return layer.heads.group_size(); });
+      bounds = needs.max_scored_pages * 2 * key_dim * sizeof(float) + sizeof(uint32_t);
+      signs = chunk * group * 2 * key_dim * sizeof(float);
+      sums = std::max(sums, needs.max_scored_pages * sizeof(float));
+    }
+    if (sums > 0) joined = 2 * chunk * n_heads * 2 * sizeof(float);
   }
 };
 
@@ -94,9 +116,14 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   memory_ = DeviceBuffer(device, sizes.memory);
   joined_ = DeviceBuffer(device, sizes.joined);
   sums_ = DeviceBuffer(device, sizes.sums);
+  synthetic_ = DeviceBuffer(device, sizes.synthetic);
+  bounds_ = DeviceBuffer(device, sizes.bounds);
+  signs_ = DeviceBuffer(device, sizes.signs);
   staged_memory_ = DeviceBuffer(device, sizes.memory, true);
   staged_sums_ = DeviceBuffer(device, sizes.sums, true);
-  max_memory_ = sizes.max_memory;
+  staged_synthetic_ = DeviceBuffer(device, sizes.synthetic, true);
+  staged_queries_ = DeviceBuffer(device, sizes.queries, true);
+  n_on_host_.assign(config.n_layers(), 0);
   for (const size_t size : sizes.ropes) ropes_.emplace_back(device, size);
   staged_ = DeviceBuffer(device, sizes.staged_total, true);
   staged_logits_ = DeviceBuffer(device, sizes.logits, true);
@@ -108,10 +135,10 @@ size_t DeviceState::cache_bytes(const DecoderConfig& config, const SequenceShape
   return total;
 }
 
-size_t DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
-                                 const PolicyNeeds& needs) {
+DeviceState::BufferBytes DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
+                                                   const PolicyNeeds& needs) {
   const Sizes sizes(config, shape, needs);
-  return sizes.device_total() + sizes.staged_total + sizes.logits + sizes.memory + sizes.sums;
+  return {sizes.device_total(), sizes.pinned_total()};
 }
 
 DeviceCache DeviceState::cache(size_t layer) const {
@@ -126,35 +153,50 @@ DeviceCache DeviceState::cache(size_t layer) const {
           of(shape_.cache_types.v)};
 }
 
-// f(rows of the host, where they lie on the device) for the tokens of every KV head.
+// f(rows [begin, end) of a KV head of the host, where they lie on the device), keys and values, of one layer.
 template <typename F>
-void DeviceState::for_each_row_range(Sequence& sequence, const F& f) {
-  for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
-    const AttentionState& state = sequence.layer(layer);
-    const DeviceCache on_device = cache(layer);
-    for (size_t head = 0; head < state.n_kv_heads(); ++head) {
-      for (const bool is_key : {true, false}) {
-        const KvRows rows = is_key ? state.rows().k(head) : state.rows().v(head);
-        const size_t stride = shape_.max_context * kv_row_bytes(rows.type, rows.head_dim);
-        auto* const base = static_cast<uint8_t*>(is_key ? on_device.k : on_device.v);
-        const Span<uint8_t> bytes = state.written(rows);
-        if (bytes.size > 0) f(bytes, base + head * stride);
-      }
+void DeviceState::for_each_row_range(Sequence& sequence, size_t layer, PositionRange range, const F& f) {
+  const AttentionState& state = sequence.layer(layer);
+  const DeviceCache on_device = cache(layer);
+  if (range.size() == 0) return;
+  for (size_t head = 0; head < state.n_kv_heads(); ++head) {
+    for (const bool is_key : {true, false}) {
+      const KvRows rows = is_key ? state.rows().k(head) : state.rows().v(head);
+      const size_t row_bytes = kv_row_bytes(rows.type, rows.head_dim);
+      auto* const base = static_cast<uint8_t*>(is_key ? on_device.k : on_device.v);
+      f(rows.row(range.begin), base + (head * shape_.max_context + range.begin) * row_bytes,
+        range.size() * row_bytes);
     }
   }
 }
 
-void DeviceState::download_rows(Sequence& sequence) {
-  for_each_row_range(sequence, [&](Span<uint8_t> host, uint8_t* on_device) {
-    device_.download(host.data, on_device, host.size);
-  });
+void DeviceState::begin_call(size_t position) {
+  for (size_t& n : n_on_host_) n = std::min(n, position);
+}
+
+void DeviceState::copy_rows_to_host(Sequence& sequence, size_t layer, size_t end) {
+  for_each_row_range(
+      sequence, layer, {std::min(n_on_host_[layer], end), end},
+      [&](uint8_t* host, uint8_t* on_device, size_t n_bytes) { device_.download(host, on_device, n_bytes); });
   device_.wait();
+  n_on_host_[layer] = end;
+}
+
+void DeviceState::download_rows(Sequence& sequence) {
+  for (size_t i = 0; i < config_.n_layers(); ++i) {
+    n_on_host_[i] = 0;  // a rewind may have left rows of another text
+    copy_rows_to_host(sequence, i, sequence.layer(i).n_tokens());
+  }
 }
 
 void DeviceState::upload_rows(Sequence& sequence) {
-  for_each_row_range(sequence, [&](Span<uint8_t> host, uint8_t* on_device) {
-    device_.upload(on_device, host.data, host.size);
-  });
+  for (size_t i = 0; i < config_.n_layers(); ++i) {
+    n_on_host_[i] = sequence.layer(i).n_tokens();
+    for_each_row_range(sequence, i, {0, n_on_host_[i]},
+                       [&](const uint8_t* host, uint8_t* on_device, size_t n_bytes) {
+                         device_.upload(on_device, host, n_bytes);
+                       });
+  }
   device_.wait();
 }
 

@@ -31,13 +31,7 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
   const Weights::Slot& slot = host_.find_slot(name, rows, cols);
   if (slot.vector) return host_.set_tensor(name, type_name, data, n_bytes, rows, cols, row_order);
   const FormatInfo& info = find_format(type_name);
-  EH2O_CHECK(cols % info.block_values == 0 && n_bytes == rows * (cols / info.block_values) * info.block_bytes,
-             "tensor '", name, "' has ", n_bytes, " bytes, which is not ", rows, " x ", cols, " of ",
-             type_name);
-  for (size_t i = 0; row_order && i < rows; ++i) {
-    EH2O_CHECK(row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < rows, "row_order[", i, "] of '", name,
-               "' is outside the ", rows, " rows");
-  }
+  check_tensor_data(info, n_bytes, rows, cols, row_order);
   const WeightFormat format = device_format(info.format);
   const TileSizes sizes(format, rows, cols);
   const size_t panel_bytes = sizes.value_bytes + sizes.scale_bytes + (sizes.scale_bytes ? kPanelRows * 4 : 0);
@@ -74,13 +68,8 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
 }
 
 void DeviceWeights::finish() {
-  std::vector<std::string> missing;
-  for (const auto& [name, slot] : host_.slots()) {
-    const bool is_set = slot.matrix ? has(*slot.matrix) : !slot.vector->empty();
-    if (slot.is_required && !is_set) missing.push_back(name);
-  }
-  std::sort(missing.begin(), missing.end());
-  EH2O_CHECK(missing.empty(), missing.size(), " tensors are missing, among them ", missing.front());
+  host_.check_complete(
+      [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
   for (const auto& [name, slot] : host_.slots()) {
     if (slot.matrix || slot.vector->empty()) continue;
     const size_t n_bytes = slot.vector->size() * sizeof(float);

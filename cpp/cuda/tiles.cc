@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/half.h"
 #include "base/parallel.h"
-#include "cuda/half.h"
 #include "quant/record_codec.h"
 
 namespace edgeh2o::cuda {
@@ -97,8 +97,8 @@ void pack_row(const uint8_t* data, size_t n_records, size_t row, uint8_t* values
     const size_t tile = record / 2, first = record % 2 * kSubBlocks;
     uint16_t* parts = scales + (tile * kPanelRows + row) * Device::kParts + first;
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
-      parts[sub] = f16_of_f32(scale[sub] / *factor);
-      if (Device::kHasMin) parts[kBlocks + sub] = f16_of_f32(min[sub] / *factor);
+      parts[sub] = f16_from_f32(scale[sub] / *factor);
+      if (Device::kHasMin) parts[kBlocks + sub] = f16_from_f32(min[sub] / *factor);
     }
     uint8_t* out = values + tile * Device::kTileBytes;
     for (size_t k = 0; k < kBlock; ++k) {
@@ -118,6 +118,25 @@ PackRow row_packer(PackedFormat format) {
 #undef EH2O_CASE
     default:
       return nullptr;
+  }
+}
+
+// What the traits say of a format that is known when the program runs; of floats nothing.
+struct TileKind {
+  const char* gemm;
+  size_t tile_bytes, n_parts;
+};
+
+TileKind tile_kind(WeightFormat format) {
+  switch (format) {
+#define EH2O_CASE(tiled, name, bits, block, has_min)                      \
+  case WeightFormat::tiled:                                               \
+    return {"gemm_" #name, WeightTraits<WeightFormat::tiled>::kTileBytes, \
+            WeightTraits<WeightFormat::tiled>::kParts};
+    EH2O_TILED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+    default:
+      return {"", 0, 0};
   }
 }
 
@@ -143,35 +162,36 @@ WeightFormat device_format(PackedFormat format) {
 }
 
 const char* multiply_kernel(WeightFormat format) {
-  static constexpr const char* kNames[] = {
-      "multiply_f32",      "multiply_f16",          "multiply_bf16", "multiply_q4",     "multiply_q4_min",
-      "multiply_q4_small", "multiply_q4_small_min", "multiply_q8",   "multiply_q8_min", "multiply_q8_small"};
-  return kNames[static_cast<size_t>(format)];
+  switch (format) {
+    case WeightFormat::kF32:
+      return "multiply_f32";
+    case WeightFormat::kF16:
+      return "multiply_f16";
+    case WeightFormat::kBF16:
+      return "multiply_bf16";
+#define EH2O_CASE(tiled, name, bits, block, has_min) \
+  case WeightFormat::tiled:                          \
+    return "multiply_" #name;
+      EH2O_TILED_FORMATS(EH2O_CASE)
+#undef EH2O_CASE
+  }
+  return "";
 }
 
-const char* gemm_kernel(WeightFormat format) {
-  static constexpr const char* kNames[] = {"gemm_q4", "gemm_q4_min", "gemm_q4_small", "gemm_q4_small_min",
-                                           "gemm_q8", "gemm_q8_min", "gemm_q8_small"};
-  return kNames[static_cast<size_t>(format) - static_cast<size_t>(WeightFormat::kQ4)];
-}
+const char* gemm_kernel(WeightFormat format) { return tile_kind(format).gemm; }
 
 size_t gemm_shared_bytes(WeightFormat format) {
-  const size_t tile_bytes = format < WeightFormat::kQ8 ? 512 : 1024;
-  return kGemmStages * (kGemmTile * kTileDepth + kGemmTile / kPanelRows * tile_bytes);
+  return kGemmStages * (kGemmTile * kTileDepth + kGemmTile / kPanelRows * tile_kind(format).tile_bytes);
 }
 
 TileSizes::TileSizes(WeightFormat format, size_t rows, size_t cols)
     : n_panels(rows), n_tiles(0), value_bytes(cols * element_bytes(format)), scale_bytes(0) {
   if (!is_tiled(format)) return;
+  const TileKind kind = tile_kind(format);
   n_panels = ceil_div(rows, kPanelRows);
   n_tiles = ceil_div(cols, kTileDepth);
-  const bool is_small = format == WeightFormat::kQ4Small || format == WeightFormat::kQ4SmallMin ||
-                        format == WeightFormat::kQ8Small;
-  const bool has_min =
-      format == WeightFormat::kQ4Min || format == WeightFormat::kQ4SmallMin || format == WeightFormat::kQ8Min;
-  const size_t n_parts = (is_small ? 4 : 2) * (has_min ? 2 : 1);
-  value_bytes = n_tiles * (format < WeightFormat::kQ8 ? 512 : 1024);
-  scale_bytes = n_tiles * kPanelRows * n_parts * sizeof(uint16_t);
+  value_bytes = n_tiles * kind.tile_bytes;
+  scale_bytes = n_tiles * kPanelRows * kind.n_parts * sizeof(uint16_t);
 }
 
 void pack_panels(const FormatInfo& info, const uint8_t* data, size_t rows, size_t cols,

@@ -138,15 +138,18 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
   return values;
 }
 
-void Weights::check_complete() const {
+void Weights::check_complete(const std::function<bool(const Slot&)>& is_filled) const {
   const size_t input_dim = config_.token_input_dim();
   EH2O_CHECK(!token_inputs_.weight.is_quantised() || input_dim % PackedMatrix::kRangeStep == 0,
              "inputs per token of ", input_dim, " numbers cannot be quantised: only multiples of ",
              PackedMatrix::kRangeStep, " can");
+  const auto is_filled_here = [](const Slot& slot) {
+    return slot.matrix ? static_cast<bool>(*slot.matrix) : !slot.vector->empty();
+  };
   std::vector<std::string> missing;
   for (const auto& [name, slot] : slots_) {
-    const bool is_filled = slot.matrix ? static_cast<bool>(*slot.matrix) : !slot.vector->empty();
-    if (slot.is_required && !is_filled) missing.push_back(name);
+    const bool is_there = is_filled ? is_filled(slot) : is_filled_here(slot);
+    if (slot.is_required && !is_there) missing.push_back(name);
   }
   if (missing.empty()) return;
   std::sort(missing.begin(), missing.end());

@@ -1,6 +1,7 @@
 // The weights of a decoder, packed for one kernel table, and the names by which a model file fills them.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -56,8 +57,9 @@ class Weights {
   void set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
                   size_t rows, size_t cols, const int32_t* row_order);
 
-  // Throws std::invalid_argument that lists the required tensors that are missing.
-  void check_complete() const;
+  // Throws std::invalid_argument that lists the required tensors that are missing: those that are not filled
+  // here, or for which is_filled, if it is given, says so.
+  void check_complete(const std::function<bool(const Slot&)>& is_filled = {}) const;
 
   // The tensor `name` as floats, row by row; its shape goes to rows and cols. Throws std::invalid_argument
   // for an unknown name and a tensor that was not set.

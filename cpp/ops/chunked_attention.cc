@@ -122,9 +122,10 @@ void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t 
              shape_.max_context);
   const size_t n_seen = window == 0 ? position + 1 : std::min(window, position + 1);
   DecodeAttention decode(plan_, scratch_, n_threads_);
+  asks_policy = asks_policy && window == 0 && policy_.chooses_in_decode();
   for (size_t kv_head = 0; kv_head < heads_.n_kv_heads; ++kv_head) {
     MemorySet memory = MemorySet::all_of({position + 1 - n_seen, position});
-    if (asks_policy && window == 0) {
+    if (asks_policy) {
       const size_t width = heads_.group_size() * heads_.key_dim;
       memory = policy_.select(Phase::kDecode, first_slot_ + kv_head,
                               {{position, position + 1},
@@ -137,7 +138,7 @@ void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t 
     }
     decode.set_memory(kv_head, memory, position);
   }
-  if (asks_policy && window == 0) policy_.end_layer();
+  if (asks_policy) policy_.end_layer();
   decode.run(q.data, kv, out.data);
 }
 

@@ -43,23 +43,6 @@ const FormatInfo& format_info(PackedFormat format) {
   return supported_formats()[static_cast<size_t>(format)];
 }
 
-float f32_from_f16(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t exponent = half >> 10 & 0x1f, mantissa = half & 0x3ff;
-  uint32_t bits;
-  if (exponent == 0x1f) {
-    bits = sign | 0x7f800000 | mantissa << 13;
-  } else if (exponent != 0) {
-    bits = sign | (exponent + 112) << 23 | mantissa << 13;
-  } else {
-    const float value = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign ? -value : value;
-  }
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
 float f32_from_bf16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float value;
@@ -258,15 +241,8 @@ void pack_float_column(uint8_t* panel, const uint8_t* row, size_t column, size_t
 
 }  // namespace
 
-PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
-                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order,
-                           BlockPool* pool)
-    : format_(info.format),
-      is_quantised_(info.is_quantised),
-      is_signed_(is_signed),
-      rows_(rows),
-      cols_(cols),
-      panel_cols_(panel_cols) {
+void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size_t cols,
+                       const int32_t* row_order) {
   EH2O_CHECK(rows > 0 && cols > 0, "a matrix of ", rows, " x ", cols, " has no weights");
   EH2O_CHECK(cols % info.block_values == 0, "rows of ", cols, " weights are not whole ", info.type_name,
              " blocks of ", info.block_values);
@@ -277,6 +253,19 @@ PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_si
     EH2O_CHECK(row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < rows, "row_order[", i,
                "] = ", row_order[i], " is outside the ", rows, " rows");
   }
+}
+
+PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
+                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order,
+                           BlockPool* pool)
+    : format_(info.format),
+      is_quantised_(info.is_quantised),
+      is_signed_(is_signed),
+      rows_(rows),
+      cols_(cols),
+      panel_cols_(panel_cols) {
+  check_tensor_data(info, n_bytes, rows, cols, row_order);
+  const size_t row_bytes = cols / info.block_values * info.block_bytes;
   const size_t n_records = cols / kBlock;
   panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, n_records)
                                         : cols * panel_cols * info.block_bytes,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/half.h"
 #include "quant/packed_format.h"
 
 namespace edgeh2o {
@@ -22,6 +23,11 @@ struct FormatInfo {
 const std::vector<FormatInfo>& supported_formats();
 const FormatInfo& find_format(const std::string& type_name);  // throws std::invalid_argument
 const FormatInfo& format_info(PackedFormat format);
+
+// Throws std::invalid_argument unless n_bytes hold rows x cols weights of a type, in whole blocks, and
+// row_order [rows], if it is not null, names rows.
+void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size_t cols,
+                       const int32_t* row_order);
 
 class PackedMatrix {
  public:
@@ -62,8 +68,7 @@ class PackedMatrix {
   const uint8_t* panels_ = nullptr;
 };
 
-// IEEE half and bfloat16 to single precision.
-float f32_from_f16(uint16_t half);
+// bfloat16 to single precision.
 float f32_from_bf16(uint16_t bits);
 
 }  // namespace edgeh2o

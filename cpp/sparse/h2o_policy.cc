@@ -74,6 +74,7 @@ PolicyNeeds H2OPolicy::needs(const PolicyShape& shape) const {
   }
   needs.max_scored_memory = capacity(shape);
   needs.n_dense_tail = options_.n_tail;
+  needs.looks_at_past = options_.by_values;
   return needs;
 }
 

@@ -71,6 +71,7 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
     needs.max_scored_pages = recall_.max_pages(shape);
   }
   if (needs.max_scored_memory + needs.max_scored_pages > 0) needs.max_synthetic = landmarks_.max_rows(shape);
+  needs.looks_at_past = needs.max_synthetic + needs.max_scored_pages > 0;
   return needs;
 }
 

@@ -107,6 +107,9 @@ struct PolicyNeeds {
   // Last queries of the prompt that read their whole past, as far as the call reaches that ends it.
   size_t n_dense_tail = 0;
   bool reads_all = false;  // every chunk reads its whole past
+  // What choices look at, all that they get where attention runs on a device. Scores of pages do not count as
+  // a look at the queries.
+  bool looks_at_past = false, looks_at_queries = false;
 };
 
 // Finds out which pages of past keys a chunk's queries ask for; see PageRecall.
@@ -157,6 +160,8 @@ class SparsePolicy {
 
   // False: the slot gets no column sums, and its memory may be larger than max_scored_memory.
   virtual bool is_scored(size_t /*slot*/) const { return true; }
+  // Whether generated tokens read what select_decode says, instead of everything.
+  virtual bool chooses_in_decode() const { return false; }
   MemorySet select(Phase phase, size_t slot, const SelectionInput& input) {
     return phase == Phase::kPrefill ? select_memory(slot, input) : select_decode(slot, input);
   }

@@ -19,9 +19,12 @@ from .model_options import (
 from .report import add_json_option, print_report
 
 if TYPE_CHECKING:
-    from ..config import ModelConfig
+    from collections.abc import Sequence
+
+    from ..config import DecoderConfig, ModelConfig
     from ..engine.plan import RunPlan, SessionEstimate
     from ..formats.gguf import GgufFile
+    from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
     from .model_options import ModelOptions
 
@@ -85,9 +88,10 @@ def _report_gguf(
     from ..tokenizer import build_tokenizer
 
     def estimate_memory() -> dict[str, Any]:
-        if choose_device(options.runtime.device) is not None:
-            raise UsageError("inspect counts the memory of the CPU; leave out --device")
         config, bindings = read_model(gguf)
+        ordinal = choose_device(options.runtime.device)
+        if ordinal is not None:
+            return _describe_device_memory(config, bindings, options, ordinal)
         sizes = [binding.n_bytes for binding in bindings]
         estimate = partial(estimate_session_bytes, config)
         plan = _make_plan(config, options)
@@ -127,6 +131,30 @@ def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
             "attention": _try(lambda: _describe_attention(file.config, options)),
             "memory_bytes": _try(estimate_memory),
         }
+
+
+def _describe_device_memory(
+    config: DecoderConfig, bindings: Sequence[TensorBinding], options: ModelOptions, ordinal: int
+) -> dict[str, Any]:
+    """What fits on a GPU. Raises UsageError for a model that it does not run, and ResourceError."""
+    from ..cuda.devices import describe_device, memory_left, open_device
+    from ..engine.plan import RunPlan
+    from ..runners import cuda
+
+    device = open_device(ordinal)
+    place, room = describe_device(ordinal, device.properties()), memory_left(device)
+    cuda.require_supported(config)
+    weights = cuda.estimate_weight_bytes(bindings)
+    estimate = partial(cuda.estimate_session_bytes, config)
+    settings = (options.attention, options.prefill, options.runtime)
+    plan = RunPlan.of(config, *settings, place, room is not None)
+    if room is None:
+        return {"device": place, **_describe_memory(plan, weights, 0, estimate)}
+    own = _describe_memory(
+        plan, weights, 0, lambda *sizes: cuda.on_device(estimate(*sizes)), available=room
+    )
+    host = cuda.on_host(estimate(plan.attention, plan.shape(own["context"])))
+    return {"device": place, **own, "on_the_host": sum(host.values())}
 
 
 def _try(describe: Any) -> Any:
@@ -202,8 +230,14 @@ def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str,
 
 
 def _describe_memory(
-    plan: RunPlan, weights: int, mapped: int, estimate: SessionEstimate
+    plan: RunPlan,
+    weights: int,
+    mapped: int,
+    estimate: SessionEstimate,
+    *,
+    available: int | None = None,
 ) -> dict[str, Any]:
+    """Of the host's memory, or of ``available`` bytes of a GPU."""
     from ..engine.opening import import_answering
     from ..host import memory
 
@@ -211,14 +245,14 @@ def _describe_memory(
     trained = plan.config.context_length
     context = plan.context_size or trained
     parts = dict(estimate(plan.attention, plan.shape(context)))
-    available = memory.available_bytes()
+    room = plan.room(weights, mapped) if available is None else available - weights
     return {
         "context": context,
         "weights": weights,
         **parts,
         "total": weights + sum(parts.values()),
-        "available": available,
+        "available": memory.available_bytes() if available is None else available,
         "largest_context_that_fits": plan.find_largest_context(
-            plan.shape(max(context, trained)), estimate, plan.room(weights, mapped)
+            plan.shape(max(context, trained)), estimate, room
         ),
     }

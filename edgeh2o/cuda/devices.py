@@ -73,14 +73,21 @@ def describe_device(ordinal: int, properties: dict[str, Any]) -> str:
     return f"cuda:{ordinal} ({properties['name']}, compute capability {major}.{minor})"
 
 
+def memory_left(device: _core.Device) -> int | None:
+    """Bytes of a GPU's own memory that models may take; None where it shares that of the CPU."""
+    properties = device.properties()
+    if properties["is_integrated"]:
+        return None
+    return max(0, int(properties["free_bytes"]) - RESERVE_BYTES)
+
+
 def require_memory(device: _core.Device, n_bytes: int, what: str) -> None:
     """Raises ResourceError with the numbers if a GPU with memory of its own has not that much left.
 
     One that shares the memory of the CPU is covered by the checks of that.
     """
-    properties = device.properties()
-    free = max(0, properties["free_bytes"] - RESERVE_BYTES)
-    if not properties["is_integrated"] and n_bytes > free:
+    free = memory_left(device)
+    if free is not None and n_bytes > free:
         raise ResourceError(
             f"{what} of {n_bytes / 2**20:,.0f} MiB does not fit in the {free / 2**20:,.0f} MiB "
             "that the GPU has left; use a smaller context (-c) or model, or --device cpu"

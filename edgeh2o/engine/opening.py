@@ -100,7 +100,7 @@ def load_session(
         compile_template(template)
     path = resolve_model(model)
     opened: list[Session] = []
-    device, place, has_memory = _open_device(runtime.device, attention)
+    device, place, has_memory = _open_device(runtime.device)
     with open_model(path, device) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
         import_answering()
@@ -127,22 +127,16 @@ def load_session(
     return session
 
 
-def _open_device(
-    name: str, attention: SparseAttentionConfig
-) -> tuple[_core.Device | None, str, bool]:
+def _open_device(name: str) -> tuple[_core.Device | None, str, bool]:
     """The GPU that is asked for, what statistics call it, and whether its memory is its own.
 
-    None and "cpu" for the CPU. Raises as ``open_device``, and UsageError for attention that it has
-    no kernels for.
+    None and "cpu" for the CPU. Raises as ``open_device``.
     """
     from ..cuda.devices import choose_device, describe_device, open_device
 
     ordinal = choose_device(name)
     if ordinal is None:
         return None, "cpu", False
-    from ..runners.cuda import require_supported
-
-    require_supported(attention)
     device = open_device(ordinal)
     properties = device.properties()
     return device, describe_device(ordinal, properties), not properties["is_integrated"]

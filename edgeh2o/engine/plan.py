@@ -192,9 +192,10 @@ class RunPlan:
 
         Warns when the context asked for is longer than what the model was trained on.
         """
-        room = self.room(file.n_weight_bytes, file.n_mapped_bytes)
+        weight_bytes = 0 if self.has_device_memory else file.n_weight_bytes
+        room = self.room(weight_bytes, file.n_mapped_bytes)
         shape = self.shape(self.least_context)
-        self.require_fit(shape, file.estimate_session_bytes, room, weight_bytes=file.n_weight_bytes)
+        self.require_fit(shape, file.estimate_session_bytes, room, weight_bytes=weight_bytes)
         trained = self.config.context_length
         if (self.context_size or 0) > trained:
             warnings.warn(
@@ -254,8 +255,10 @@ class RunPlan:
         ``weight_bytes`` are weights yet to be loaded. The message gives the parts, what is
         available and the largest context that fits.
         """
+        if self.has_device_memory:
+            estimate = _of_host(estimate)
         parts = dict(estimate(self.attention, shape))
-        if self.has_device_memory or sum(parts.values()) <= room:
+        if sum(parts.values()) <= room:
             return
         if weight_bytes:
             parts["weights"] = weight_bytes
@@ -288,3 +291,10 @@ class RunPlan:
             return shape.max_context
         steps = range(1, -(-shape.max_context // CONTEXT_STEP))
         return CONTEXT_STEP * bisect(steps, room, key=lambda step: size(step * CONTEXT_STEP))
+
+
+def _of_host(estimate: SessionEstimate) -> SessionEstimate:
+    """What a session on a GPU takes of the host; its model checks what it takes of the GPU."""
+    from ..runners.cuda import on_host
+
+    return lambda attention, shape: on_host(estimate(attention, shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ from .weight_loading import OnBytes
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
     from ..config import DecoderConfig
+    from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
 
 # What only the CPU's decoder uses.
 _CPU_SIZES = ("precision", "threads")
-# Rules that go by column sums alone, or by nothing.
-SUPPORTED_ATTENTION = ("dense", "h2o")
+# Parts of a session that lie in the memory of the host.
+_HOST_PARTS = ("staging", "scores", "rows_for_the_rule")
 
 
 class CudaModelFile(GgufModelFile):
@@ -35,16 +36,17 @@ class CudaModelFile(GgufModelFile):
         super().__init__(path)
         self._device = device
         try:
-            _core.check_device_supports(core_config(self.config))
-        except ValueError as error:
+            require_supported(self.config)
+        except UsageError as error:
             self.__exit__()
             raise UsageError(f"{path}: {error}") from None
+        self.n_weight_bytes = estimate_weight_bytes(self._bindings)
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
-        """Bytes by purpose that a session would take, almost all of them of the GPU."""
-        return _estimate_session_bytes(self.config, attention, shape)
+        """Bytes by purpose that a session would take of the GPU and of the host."""
+        return estimate_session_bytes(self.config, attention, shape)
 
     def load(
         self,
@@ -55,12 +57,8 @@ class CudaModelFile(GgufModelFile):
     ) -> CudaModel:
         """As ``NativeModelFile.load``; one tensor at a time is held in the host's memory."""
         core_model = _core.DeviceModel(core_config(self.config), self._device)
-        n_bytes = sum(
-            core_model.estimate_bytes(item.info.type_name, item.n_rows, item.info.cols)
-            for item in self._bindings
-        )
-        require_memory(self._device, n_bytes, "a model")
-        core_model.expect_bytes(n_bytes)
+        require_memory(self._device, self.n_weight_bytes, "a model")
+        core_model.expect_bytes(self.n_weight_bytes)
         tokenizer = self._read_weights(
             core_model, check_tensors=check_tensors, on_bytes=on_bytes, meanwhile=meanwhile
         )
@@ -90,14 +88,14 @@ class CudaModel(GgufModel):
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
-        return _estimate_session_bytes(self.config, attention, shape)
+        return estimate_session_bytes(self.config, attention, shape)
 
     def start_session(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> _core.DeviceSequence:
-        require_supported(attention)
-        needed = sum(self.estimate_session_bytes(attention, shape).values())
-        require_memory(self._device, needed, f"a context of {shape.max_context} positions")
+        parts = on_device(self.estimate_session_bytes(attention, shape))
+        what = f"a context of {shape.max_context} positions"
+        require_memory(self._device, sum(parts.values()), what)
         policy = attention.make_policy(self.config)
         try:
             return _core.DeviceSequence(self._core_model, policy, **_sizes(shape))
@@ -105,28 +103,44 @@ class CudaModel(GgufModel):
             raise UsageError(str(error)) from None
 
 
-def require_supported(attention: SparseAttentionConfig) -> None:
-    """Raises UsageError for a rule that the GPU's kernels have no part for."""
-    if attention.algorithm not in SUPPORTED_ATTENTION:
-        raise UsageError(
-            f"the attention {attention.algorithm} does not run on a GPU yet; use "
-            "--attention h2o or dense, or --device cpu"
-        )
-    if getattr(attention, "by_values", False):
-        raise UsageError(
-            "h2o by values (--h2o-by-values) does not run on a GPU yet; leave it out, or use "
-            "--device cpu"
-        )
+def require_supported(config: DecoderConfig) -> None:
+    """Raises UsageError for a model that the GPU's kernels have a part missing for."""
+    try:
+        _core.check_device_supports(core_config(config))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
-def _estimate_session_bytes(
+def estimate_weight_bytes(bindings: Iterable[TensorBinding]) -> int:
+    """What the weights take in the formats of the GPU."""
+    return sum(
+        _core.DeviceModel.estimate_bytes(item.info.type_name, item.n_rows, item.info.cols)
+        for item in bindings
+    )
+
+
+def estimate_session_bytes(
     config: DecoderConfig, attention: SparseAttentionConfig, shape: SessionShape
 ) -> Mapping[str, int]:
+    """Bytes by purpose that a session would take of the GPU and of the host.
+
+    Raises UsageError for a shape that this model cannot have.
+    """
     policy = attention.make_policy(config)
     try:
         return _core.DeviceSequence.estimate_bytes(core_config(config), policy, **_sizes(shape))
     except ValueError as error:
         raise UsageError(f"the model cannot be run with these options: {error}") from None
+
+
+def on_device(parts: Mapping[str, int]) -> dict[str, int]:
+    """Those parts of a session that lie in the memory of the GPU."""
+    return {name: size for name, size in parts.items() if name not in _HOST_PARTS}
+
+
+def on_host(parts: Mapping[str, int]) -> dict[str, int]:
+    """The other parts."""
+    return {name: size for name, size in parts.items() if name in _HOST_PARTS}
 
 
 def _sizes(shape: SessionShape) -> dict[str, Any]:

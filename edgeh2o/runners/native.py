@@ -49,6 +49,7 @@ class GgufModelFile:
         self.path = path
         sizes = [binding.n_bytes for binding in self._bindings]
         self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
+        self._n_read_bytes = sum(sizes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -96,7 +97,7 @@ class GgufModelFile:
         """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``."""
         loading = WeightLoading(core_model, self._gguf, self._bindings)
         if on_bytes is not None:
-            on_bytes(0, self.n_weight_bytes)
+            on_bytes(0, self._n_read_bytes)
         try:
             if check_tensors:
                 for info in self.tensors:
@@ -114,7 +115,7 @@ class GgufModelFile:
         except MemoryError:
             raise ResourceError(
                 f"{self.path}: out of memory after {loading.n_bytes_done} of "
-                f"{self.n_weight_bytes} bytes of weights; use a smaller model or a stronger "
+                f"{self._n_read_bytes} bytes of weights; use a smaller model or a stronger "
                 "quantisation"
             ) from None
         return tokenizer

@@ -47,19 +47,22 @@ Rope = _structure(
 )
 KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, window=_U)
 Attend = _structure(
-    "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, keys=KeyList, stride=_U,
-    first=_U, first_split=_U, n_splits=_U, scale=_F, soft_cap=_F,
+    "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
+    stride=_U, first=_U, first_split=_U, n_splits=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
 Join = _structure("Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U)
 Columns = _structure(
-    "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, keys=KeyList, stride=_U,
-    first=_U, n_rows=_U, sums_stride=_U, n_last=_U, weight=_U, scale=_F, soft_cap=_F,
+    "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, is_scored=_P,
+    keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, n_last=_U, weight=_U, squares=_U,
+    scale=_F, soft_cap=_F,
 )  # fmt: skip
+Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
 Combine = _structure("Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U)
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "gate_rows": Gate, "rope_rows": Rope,
     "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
     "join_states": Join, "column_sums": Columns,
+    "split_signs": Signs,
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
 }  # fmt: skip

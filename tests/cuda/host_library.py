@@ -32,7 +32,8 @@ def compiler() -> str | None:
 def build(output: str, sources: list[Path], *flags: str) -> Path:
     """Compiles sources into build/cuda_host, unless that was done; the path of the result."""
     digest = hashlib.sha256(repr((FLAGS, WARNINGS, flags)).encode())
-    for path in sorted((ROOT / "cpp/cuda").rglob("*")) + sources:
+    shared = ROOT / "cpp/base/half.h"
+    for path in [*sorted((ROOT / "cpp/cuda").rglob("*")), shared, *sources]:
         if path.is_file():
             digest.update(path.read_bytes())
     folder = ROOT / "build" / "cuda_host" / digest.hexdigest()[:16]

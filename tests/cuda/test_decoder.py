@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from tests.model.model_pair import (
     relative_error,
     split,
 )
+from tests.reference.headwise import HeadwiseLayer
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import TENSOR_TYPES
 
@@ -160,10 +163,6 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
 
 def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(**SMALL)
-    with pytest.raises(UsageError, match=r"headwise does not run on a GPU.*--device cpu"):
-        LLM(path, device="cuda", attention="headwise")
-    with pytest.raises(UsageError, match=r"h2o-by-values.*--device cpu"):
-        LLM(path, device="cuda", attention=H2OConfig(by_values=True))
     for architecture, what in (
         ("qwen3moe", "mixtures of experts"),
         ("hunyuan-dense", "normed after their rotation"),
@@ -180,6 +179,32 @@ def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) 
         llm.generate("a", SamplingParams(max_tokens=1))
 
 
+def check_rule(
+    tiny_model: TinyModelFactory,
+    make_policy: Callable[[], _core.SparsePolicy],
+    tokens: NDArray[np.int32],
+    lengths: list[int],
+) -> None:
+    """A prompt in calls of these lengths, then three tokens: positions, pairs and logits."""
+    with open_model(tiny_model(**SMALL), open_device(0)) as file:
+        on_device = file.load()._core_model
+    on_cpu = load_pair(tiny_model, **SMALL).core
+    sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
+    results = []
+    for make, model in ((_core.Sequence, on_cpu), (_core.DeviceSequence, on_device)):
+        policy = make_policy()
+        session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
+        rows = prefill(session, *split(tokens, lengths))
+        decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
+        chosen = [policy.memory_set(layer, head) for layer in range(2) for head in range(2)]
+        results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
+    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert relative_error(results[1][0], results[0][0]) < 2e-4
+    assert results[1][2].pairs_computed == results[0][2].pairs_computed
+    assert results[1][2].pairs_dense == results[0][2].pairs_dense
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,6 +213,7 @@ def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) 
         {"score": "lift"},
         {"score": "window", "window": 8},
         {"decay": 0.5},
+        {"by_values": True},
         {"tail": 20},
     ],
     ids=str,
@@ -197,24 +223,76 @@ def test_h2o_chooses_and_answers_as_the_cpu_does(
 ) -> None:
     pair = load_pair(tiny_model, **SMALL)
     tokens = decisive_prompt(pair, (1 if options else 2) * CHUNK_SIZE + 40)
-    sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
-    with open_model(tiny_model(**SMALL), open_device(0)) as file:
-        on_device = file.load()._core_model
     calls = [[64, 1, 39]] if options else [[168], [CHUNK_SIZE, 104], [100, 1, 67]]
     for lengths in calls:
-        results = []
-        for make, model in ((_core.Sequence, pair.core), (_core.DeviceSequence, on_device)):
-            policy = _core.h2o_policy(LOCAL, HEAVY, **options)
-            session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
-            rows = prefill(session, *split(tokens, lengths))
-            decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
-            chosen = [policy.memory_set(layer, head) for layer in range(2) for head in range(2)]
-            results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
-        for ours, theirs in zip(results[1][1], results[0][1], strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        assert relative_error(results[1][0], results[0][0]) < 2e-4
-        assert results[1][2].pairs_computed == results[0][2].pairs_computed
-        assert results[1][2].pairs_dense == results[0][2].pairs_dense
+        check_rule(tiny_model, lambda: _core.h2o_policy(LOCAL, HEAVY, **options), tokens, lengths)
+
+
+class Loudest:
+    """Positions with large keys, seen from the chunk's first query; a mean row for the others."""
+
+    def _choose(self, chunk: tuple[int, int], queries: Any, keys: Any) -> NDArray[np.intp]:
+        assert queries.shape == (chunk[1] - chunk[0], 2, 16)
+        seen = np.abs(keys.astype(np.float32) @ queries[0, 0])
+        return np.sort(np.argsort(-seen, kind="stable")[:20])
+
+    def select_memory(
+        self, layer: int, kv_head: int, chunk: tuple[int, int], q: Any, k: Any, v: Any
+    ) -> tuple[Any, ...]:
+        rows = (part.mean(0, dtype=np.float32, keepdims=True) for part in (k, v))
+        return (self._choose(chunk, q, k), *rows, np.array([np.log(chunk[0])], np.float32))
+
+    def select_decode(
+        self, layer: int, kv_head: int, chunk: tuple[int, int], q: Any, k: Any, v: Any
+    ) -> NDArray[np.intp]:
+        return self._choose(chunk, q, k)
+
+
+def test_a_rule_in_python_chooses_and_answers_as_on_the_cpu(tiny_model: TinyModelFactory) -> None:
+    tokens = random_tokens(2 * CHUNK_SIZE + 9)
+    check_rule(
+        tiny_model,
+        lambda: _core.python_policy(Loudest(), max_synthetic=1),
+        tokens,
+        [70, len(tokens) - 70],
+    )
+
+
+@pytest.mark.parametrize(
+    ("budgets", "options"),
+    [
+        ((9, 60, None, 30), {}),
+        ((20, 33, 40, None), {"page_size": 0, "decay": 0.5}),
+        ((None, 24, None, None), {"max_past": 60, "tail": 20}),
+        ((None, None, None, None), {"max_past": 48, "page_size": 5, "local": 20}),
+    ],
+    ids=str,
+)
+def test_headwise_chooses_and_answers_as_the_cpu_does(
+    tiny_model: TinyModelFactory, budgets: tuple[int | None, ...], options: dict[str, int]
+) -> None:
+    """Budgets per head, landmarks, recalled pages, a tail that reads everything."""
+    options = {"local": 6, "sinks": 2, "page_size": 16, **options}
+    pair = load_pair(tiny_model, **SMALL)
+
+    def make_layers() -> Callable[[], HeadwiseLayer]:
+        layers = iter((budgets[:2], budgets[2:]))
+        settings = {"chunk_size": CHUNK_SIZE, **options}
+        return lambda **more: HeadwiseLayer(budgets=next(layers), **settings, **more)
+
+    def is_decisive(tokens: NDArray[np.int32]) -> bool:
+        run = pair.as_computed(make_layers())
+        run.prefill(tokens)
+        return all(c.margins.min() > 1e-4 for layer in run.layers for c in layer.chunks)
+
+    prompts = (random_tokens(3 * CHUNK_SIZE + 9, seed=seed) for seed in range(50))
+    tokens = next(filter(is_decisive, prompts))
+
+    def make_policy() -> _core.SparsePolicy:
+        return _core.headwise_policy(list(budgets), **options)
+
+    for lengths in ([len(tokens)], [100, 1, len(tokens) - 101])[: 1 if "tail" in options else 2]:
+        check_rule(tiny_model, make_policy, tokens, lengths)
 
 
 def test_h2o_goes_on_from_a_saved_session(tiny_model: TinyModelFactory) -> None:

@@ -26,6 +26,7 @@ from tests.cuda.device import (
     Norm,
     Quantised,
     Rope,
+    Signs,
     Structure,
 )
 from tests.cuda.packing import put_floats, put_tiles, random_tiles
@@ -396,3 +397,122 @@ def test_sparse_attention_of_a_chunk(
         device.launch("column_sums", columns, (-(-width // 4), N_KV))
         got = device.get(at, sums[part].shape, np.float32)
         np.testing.assert_allclose(got, sums[part], rtol=3e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+def test_rows_that_stand_for_several(device: Device, soft_cap: float) -> None:
+    """Own chunk, listed positions and biased rows in one softmax; joint sums of the scored head."""
+    random = np.random.default_rng(11)
+    first, n_rows, scale, n_more = 200, 5, 0.3, 130
+    qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
+    keys = random.normal(size=(N_KV, CONTEXT, KEY_DIM)).astype(np.float16)
+    values = random.normal(size=(N_KV, CONTEXT, VALUE_DIM)).astype(np.float16)
+    more_k = random.normal(size=(N_KV, n_more, KEY_DIM)).astype(np.float32)
+    more_v = random.normal(size=(N_KV, n_more, VALUE_DIM)).astype(np.float32)
+    biases = random.uniform(0, 4, size=(N_KV, n_more)).astype(np.float32)
+    positions = np.sort(random.choice(first, (N_KV, 7), replace=False), axis=1).astype(np.int32)
+    counts, more_counts = np.array([7, 3], np.uint32), np.array([2, n_more], np.uint32)
+    more_k[0, 2:] = more_v[0, 2:] = biases[0, 2:] = np.nan  # nobody reads them
+
+    expected = np.zeros((n_rows, N_HEADS, VALUE_DIM))
+    sums = np.zeros((N_KV, n_rows + 7))
+    for row in range(n_rows):
+        for head in range(N_HEADS):
+            kv_head, n_own = head // 3, row + 1
+            n_listed, n_synthetic = counts[kv_head], more_counts[kv_head]
+            at = [*range(first, first + n_own), *positions[kv_head, :n_listed]]
+            k = np.concatenate((keys[kv_head, at], more_k[kv_head, :n_synthetic]))
+            v = np.concatenate((values[kv_head, at], more_v[kv_head, :n_synthetic]))
+            q = qkv[row, head * KEY_DIM : (head + 1) * KEY_DIM].astype(np.float64)
+            logits = k.astype(np.float64) @ q * scale
+            if soft_cap:
+                logits = soft_cap * np.tanh(logits / soft_cap)
+            logits[len(at) :] += biases[kv_head, :n_synthetic]
+            share = np.exp(logits - logits.max())
+            share /= share.sum()
+            expected[row, head] = share @ v
+            sums[kv_head, :n_own] += share[:n_own]
+            sums[kv_head, n_rows : n_rows + n_listed] += share[n_own : len(at)]
+
+    shared = {"qkv": device.put(qkv), "heads": HEADS, "stride": STRIDE, "first": first}
+    shared |= {"scale": scale, "soft_cap": soft_cap}
+    cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT)
+    more = Cache(k=device.put(more_k), v=device.put(more_v), max_context=n_more, k_type=1, v_type=1)
+    listed = KeyList(positions=device.put(positions), counts=device.put(counts), stride=7)
+    n_parts = n_rows * N_HEADS * 4
+    parts, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
+    split = {"parts": parts, "states": states, "n_splits": 4}
+    n_bytes = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+    for begin, n_ranges, rows in (
+        (0, 1, {"keys": KeyList(lowest=first), "cache": cache}),
+        (1, 1, {"keys": listed, "cache": cache}),
+        (2, 2, {"keys": KeyList(counts=device.put(more_counts)), "cache": more,
+                "biases": device.put(biases)}),
+    ):  # fmt: skip
+        arguments = Attend(**shared, **split, **rows, first_split=begin)
+        device.launch("attend_split", arguments, (n_ranges, N_KV, n_rows), shared=n_bytes)
+    out, state = device.empty(expected.size * 4), device.empty(n_rows * N_HEADS * 8)
+    joined = Combine(
+        parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=4
+    )
+    device.launch("combine_splits", joined, (N_HEADS, n_rows))
+    got = device.get(out, expected.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    join = Join(states=states, out=state, n_rows=n_rows * N_HEADS, n_joined=4, n_splits=4)
+    device.launch("join_states", join, (1,))
+    is_scored = device.put(np.array([0, 1], np.uint32))
+    for key_list, part in ((KeyList(lowest=first), sums[:, :n_rows]), (listed, sums[:, n_rows:])):
+        width = part.shape[1]
+        at = device.put(np.full((N_KV, width), -1, np.float32))
+        columns = Columns(
+            **shared, cache=cache, states=state, sums=at, is_scored=is_scored, keys=key_list,
+            n_rows=n_rows, sums_stride=width,
+        )  # fmt: skip
+        device.launch("column_sums", columns, (-(-width // 4), N_KV))
+        got = device.get(at, part.shape, np.float32)
+        assert (got[0] == -1).all()
+        n_listed = n_rows if key_list is not listed else 3
+        np.testing.assert_allclose(got[1, :n_listed], part[1, :n_listed], rtol=3e-5, atol=1e-6)
+
+
+def test_scores_of_pages(device: Device) -> None:
+    """Squared softmax over bounds of keys, of queries split by sign (Quest)."""
+    random = np.random.default_rng(12)
+    n_rows, n_pages, scale = 5, 133, 0.2
+    qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
+    ends = np.sort(random.normal(size=(2, n_pages, KEY_DIM)), axis=0).astype(np.float32)
+    bounds = np.concatenate((ends[1], ends[0]), axis=1)  # maxima, then minima
+    q = qkv[:, 3 * KEY_DIM : 6 * KEY_DIM].reshape(n_rows, 3, KEY_DIM)  # heads of the second KV head
+    halves = np.concatenate((np.maximum(q, 0), np.minimum(q, 0)), axis=2)
+    logits = halves.astype(np.float64) @ bounds.T.astype(np.float64) * scale
+    share = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = ((share / share.sum(-1, keepdims=True)) ** 2).sum((0, 1))
+
+    at = device.put(qkv) + 3 * KEY_DIM * 4
+    signs = device.empty(halves.nbytes)
+    split = Signs(q=at, out=signs, n_heads=3, dim=KEY_DIM, stride=STRIDE)
+    device.launch("split_signs", split, (3, n_rows))
+    np.testing.assert_array_equal(device.get(signs, halves.shape, np.float32), halves)
+    width = 2 * KEY_DIM
+    rows = device.put(bounds)
+    shared = {
+        "qkv": signs, "heads": Heads(n_heads=3, n_kv_heads=1, key_dim=width), "stride": 3 * width,
+        "cache": Cache(k=rows, v=rows, max_context=n_pages, k_type=1, v_type=1), "scale": scale,
+        "keys": KeyList(counts=device.put(np.array([n_pages], np.uint32))),
+    }  # fmt: skip
+    states, state = device.empty(n_rows * 3 * 2 * 8), device.empty(n_rows * 3 * 8)
+    device.launch(
+        "attend_split",
+        Attend(**shared, parts=device.empty(4), states=states, n_splits=2),
+        (2, 1, n_rows),
+        shared=3 * (width + SPLIT_KEYS) * 4,
+    )
+    join = Join(states=states, out=state, n_rows=n_rows * 3, n_joined=2, n_splits=2)
+    device.launch("join_states", join, (1,))
+    sums = device.empty(n_pages * 4)
+    columns = Columns(
+        **shared, states=state, sums=sums, n_rows=n_rows, sums_stride=n_pages, squares=1
+    )
+    device.launch("column_sums", columns, (-(-n_pages // 4), 1))
+    got = device.get(sums, expected.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=3e-5)

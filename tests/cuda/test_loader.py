@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from edgeh2o.cuda import images
 from edgeh2o.cuda.devices import VARIABLE, choose_device, choose_image
 from tests.cuda.host_library import SMALL
 from tests.tiny_models import TinyModelFactory
+from tools.fetch_libcuda import find_libcuda
 
 RUN = ("-p", "the", "-n", "3", "--temp", "0", "--quiet", "-c", "64", "--ignore-eos")
 
@@ -112,14 +112,17 @@ def test_with_a_library_that_is_no_driver(tiny_model: TinyModelFactory) -> None:
 
 
 def test_with_a_real_driver_and_no_device(tiny_model: TinyModelFactory) -> None:
-    try:
-        has_no_device = ctypes.CDLL("libcuda.so.1").cuInit(0) == 100
-    except OSError:
-        has_no_device = False
-    if not has_no_device:
-        pytest.skip("there is no driver here, or a GPU")
-    message = refusal(run_on_device(tiny_model(**SMALL), {}))
+    """The driver's own library, of the system or fetched: it is opened, and finds nothing."""
+    library = str(find_libcuda() or "libcuda.so.1")
+    start = f"import ctypes; raise SystemExit(ctypes.CDLL({library!r}).cuInit(0) != 100)"
+    if subprocess.run([sys.executable, "-c", start], capture_output=True).returncode != 0:
+        pytest.skip("no driver's library, or a GPU: python -m tools.fetch_libcuda gets the former")
+    environment = {"EDGEH2O_LIBCUDA": library}
+    message = refusal(run_on_device(tiny_model(**SMALL), environment))
     assert "finds no GPU" in message
+    result = edgeh2o("doctor", environment=environment)
+    assert result.returncode == 0
+    assert "finds no GPU" in result.stdout
 
 
 def test_without_images(
@@ -180,6 +183,22 @@ def test_memory_is_checked_before_it_is_taken(
     assert n_allocated == 0 if said == "a model of" else n_allocated <= 2
 
 
+def test_the_largest_context_that_inspect_names_runs(
+    tiny_model: TinyModelFactory, host_environment: dict[str, str]
+) -> None:
+    environment = host_environment | {"EDGEH2O_HOST_DEVICE_MEMORY": str(67 * 2**20)}
+    path = tiny_model(**SMALL)
+    sizes = ("-b", "256", "-ub", "64", "--device", "cuda", "--attention", "dense")
+    shown = edgeh2o("inspect", path, "-c", "16384", "--json", *sizes, environment=environment)
+    assert shown.returncode == 0, shown.stderr
+    largest = json.loads(shown.stdout)["memory_bytes"]["largest_context_that_fits"]
+    assert 256 <= largest < 16384
+    fits = run_on_device(path, environment, *sizes, "-c", str(largest))
+    assert fits.returncode == 0, fits.stderr
+    too_long = run_on_device(path, environment, *sizes, "-c", str(largest + 256))
+    assert "a context of" in refusal(too_long)
+
+
 def test_the_cpu_never_opens_a_driver(
     tiny_model: TinyModelFactory, host_environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -217,6 +236,70 @@ def test_what_is_asked_of_the_driver(
     launches = [call[1] for call in calls if call[0] == "cuLaunchKernel"]
     assert launches[0] == "embed_rows"
     assert launches.count("attend_split") == launches.count("rope_rows")
+
+
+def test_the_calls_of_a_prompt_and_a_token(
+    tiny_model: TinyModelFactory, host_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Kernels, copies and waits in order, with their sizes, on the one stream that there is."""
+    log = tmp_path / "log"
+    environment = host_environment | {"EDGEH2O_HOST_DEVICE_LOG": str(log)}
+    path = tiny_model(**SMALL, tensor_type="Q8_0")
+    script = (
+        "import sys, numpy\n"
+        "from edgeh2o.attention.dense import DenseConfig\n"
+        "from edgeh2o.cuda.devices import open_device\n"
+        "from edgeh2o.engine.opening import open_model\n"
+        "from edgeh2o.runners.base import SessionShape\n"
+        "from pathlib import Path\n"
+        "model = open_model(Path(sys.argv[1]), open_device(0)).load()\n"
+        "shape = SessionShape(max_context=64, batch_size=32, chunk_size=16, cache_type='f16')\n"
+        "runner = model.start_session(DenseConfig(), shape)\n"
+        "runner.prefill(numpy.arange(5, 15, dtype=numpy.int32), is_last=True)\n"
+        "runner.decode(7)\n"
+    )
+    everything = os.environ | environment
+    subprocess.run([sys.executable, "-c", script, str(path)], env=everything, check=True)
+    lines = log.read_text().splitlines()
+    calls = [line.split() for line in lines]
+    names = [call[0] for call in calls]
+    assert names.count("cuStreamCreate") == 1
+    streams = {line.split(" stream ")[1] for line in lines if " stream " in line}
+    assert streams == {"1"}
+
+    rows, token = 10, 1
+    vocab, heads, n_layers = 320, 4, 2
+    expected = []
+    for n in (rows, token):
+        kind, tile, y = ("gemm_q8", 64, -(-n // 64)) if n >= 8 else ("multiply_q8", 16, n)
+        qkv = [f"norm_rows {n} 1 1"]
+        qkv += [f"{kind} {-(-width // tile)} {y} 1" for width in (64, 32, 32)]
+        # Queries in eights; ranges of 128 keys.
+        attention = [f"rope_rows {heads + 4} {n} 1"]
+        for begin in range(0, n, 8):
+            some = min(8, n - begin)
+            attention += [f"attend_split 1 2 {some}", f"combine_splits {heads} {some} 1"]
+        output = [f"norm_rows {n} 1 1", f"{kind} {-(-64 // tile)} {y} 1"]
+        ffn = [f"norm_rows {n} 1 1", *[f"{kind} {-(-96 // tile)} {y} 1"] * 2, f"gate_rows {n} 1 1"]
+        ffn += [f"{kind} {-(-64 // tile)} {y} 1"]
+        copies = [f"up {n * 4}", *[f"up {n * 8 * 4}"] * 2]  # tokens; cos and sin
+        layer = [*qkv, *attention, *output, *ffn]
+        # A prompt reports between layers, a token does not.
+        per_layer = [*layer, "wait"] if n > 1 else layer
+        logits = ["norm_rows 1 1 1", f"multiply_q8 {vocab // 16} 1 1", f"down {vocab * 4}", "wait"]
+        expected += [*copies, f"embed_rows {n} 1 1", *per_layer * n_layers, *logits, "wait"]
+
+    words = {"cuMemcpyHtoDAsync_v2": "up", "cuMemcpyDtoHAsync_v2": "down"}
+    words["cuStreamSynchronize"] = "wait"
+    actual = []
+    for call in calls:
+        if call[0] == "cuLaunchKernel":
+            actual.append(" ".join(call[1:5]))
+        elif call[0] in words:
+            actual.append(" ".join([words[call[0]], *call[1:2]]).removesuffix(" stream"))
+    first = actual.index(f"embed_rows {rows} 1 1") - 3
+    assert actual[first : first + len(expected)] == expected
+    assert set(actual[first + len(expected) :]) == {"wait"}  # before memory is given back
 
 
 def test_environment_chooses_the_device(

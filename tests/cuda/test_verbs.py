@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from edgeh2o.cli.main import main
+from edgeh2o.cuda.devices import open_device
+from edgeh2o.engine.opening import open_model
 from tests.cuda.host_library import SMALL
 from tests.tiny_models import TinyModelFactory
 
 pytestmark = pytest.mark.usefixtures("host_device")
-H2O = ["--attention", "h2o", "--h2o-local", "4", "--h2o-heavy", "4", "-b", "32", "-ub", "16"]
+SIZES = ["-b", "32", "-ub", "16"]
+H2O = ["--attention", "h2o", "--h2o-local", "4", "--h2o-heavy", "4", *SIZES]
+# The default rule, with pages recalled and landmarks.
+HEADWISE = ["--budget", "12", "--headwise-max-past", "24", "--landmark-size", "8", *SIZES]
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +34,15 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return values
 
 
-def test_perplexity(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("attention", [H2O, HEADWISE], ids=["h2o", "headwise"])
+def test_perplexity(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: list[str]
+) -> None:
     text = tmp_path / "text"
     text.write_text("the cat was on the mat and the dog is in the house that he has built " * 9)
     sizes = ["--ctx", "64", "--windows", "2", "--skip", "16", "-o", "json"]
-    command = ["perplexity", model, "-f", str(text), *sizes, *H2O, "--attention-precision", "f32"]
+    command = ["perplexity", model, "-f", str(text), *sizes, *attention]
+    command += ["--attention-precision", "f32"]
     on_cpu, on_device = (report(capsys, *command, "--device", device) for device in ("cpu", "cuda"))
     for ours, theirs in zip(on_device["ranges"], on_cpu["ranges"], strict=True):
         assert ours["range"] == theirs["range"]
@@ -41,7 +50,7 @@ def test_perplexity(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert ours["kl"] == pytest.approx(theirs["kl"], rel=0.02, abs=1e-5)
 
 
-@pytest.mark.parametrize("attention", [H2O, ["--attention", "dense", "-b", "32", "-ub", "16"]])
+@pytest.mark.parametrize("attention", [H2O, HEADWISE, ["--attention", "dense", *SIZES]])
 def test_a_session_goes_on_from_its_file(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: list[str]
 ) -> None:
@@ -57,3 +66,23 @@ def test_a_session_goes_on_from_its_file(
         assert values["cached_tokens"] > 0
         answers.append(values["text"])
     assert len(set(answers)) == 1
+
+
+def test_inspect_shows_what_fits(
+    model: str, capsys: pytest.CaptureFixture[str], tiny_model: TinyModelFactory
+) -> None:
+    """Weights in the formats of the GPU, cache and buffers; the host's part by itself."""
+    sizes = ["-c", "4096", "--device", "cuda", "-b", "512", "--json"]
+    memory = report(capsys, "inspect", model, *sizes)["memory_bytes"]
+    assert memory["device"].startswith("cuda:0 (host device")
+    with open_model(Path(model), open_device(0)) as file:
+        loaded = file.load()
+    # Blocks hold pieces at multiples of 256 bytes, and vectors too.
+    assert 0 <= loaded.weight_bytes - memory["weights"] < 64 * 1024
+    parts = ("weights", "kv_cache", "activations")
+    assert memory["total"] == sum(memory[part] for part in parts)
+    assert memory["available"] < 8 * 2**30
+    assert memory["largest_context_that_fits"] == 4096
+    assert memory["on_the_host"] > 0
+    experts = str(tiny_model(**SMALL, architecture="qwen3moe"))
+    assert "mixtures of experts" in report(capsys, "inspect", experts, *sizes)["memory_bytes"]

@@ -33,6 +33,7 @@ class EveryOtherPolicy final : public SparsePolicy {
     sizes_[slot] = count;
     return memory(slot);
   }
+  bool chooses_in_decode() const override { return true; }
   MemorySet select_decode(size_t slot, const SelectionInput& input) override {
     return select_memory(slot, input);
   }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/half.h"
+#include "base/half.h"
 
 namespace edgeh2o::cuda::host {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kWarp = 32;
 
 int8_t byte_of(uint32_t word, unsigned i) { return static_cast<int8_t>(word >> (8 * i)); }
-float half_of(uint32_t word, unsigned i) { return f32_of_f16(static_cast<uint16_t>(word >> (16 * i))); }
+float half_of(uint32_t word, unsigned i) { return f32_from_f16(static_cast<uint16_t>(word >> (16 * i))); }
 
 // The fragments of mma m16n8k32 (s8) and m16n8k16 (f16), PTX ISA 9.7.14: register i of A of lane l holds row
 // l / 4 + 8 (i % 2), and the pieces of a row that lie at l % 4, further ones 4 behind.

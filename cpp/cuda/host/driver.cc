@@ -31,6 +31,7 @@ struct FunctionOfDriver {
 struct ModuleOfDriver {};
 struct ContextOfDriver {};
 struct StreamOfDriver {
+  int number;
   std::deque<std::function<CUresult()>> work;
 };
 
@@ -111,6 +112,9 @@ void* allocate(std::map<uintptr_t, size_t>& memory, size_t n_bytes) {
   memory[reinterpret_cast<uintptr_t>(p)] = n_bytes;
   return p;
 }
+
+// In the log.
+std::string of(CUstream stream) { return " stream " + std::to_string(stream->number); }
 
 CUresult drain(StreamOfDriver& stream) {
   Driver& d = driver();
@@ -220,7 +224,7 @@ EXPORT cuMemFreeHost(void* pointer) {
   return kCudaSuccess;
 }
 EXPORT cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n_bytes, CUstream stream) {
-  BEGIN(std::to_string(n_bytes));
+  BEGIN(std::to_string(n_bytes) + of(stream));
   Driver& d = driver();
   if (!lies_in(d.device_memory, reinterpret_cast<void*>(to), n_bytes)) return kCudaIllegalAddress;
   if (lies_in(d.pinned_memory, from, n_bytes)) {
@@ -238,7 +242,7 @@ EXPORT cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n_bytes, CU
   return kCudaSuccess;
 }
 EXPORT cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t n_bytes, CUstream stream) {
-  BEGIN(std::to_string(n_bytes));
+  BEGIN(std::to_string(n_bytes) + of(stream));
   if (!lies_in(driver().device_memory, reinterpret_cast<void*>(from), n_bytes)) return kCudaIllegalAddress;
   stream->work.push_back([=] {
     std::memcpy(to, reinterpret_cast<const void*>(from), n_bytes);
@@ -248,7 +252,7 @@ EXPORT cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t n_bytes, CUstream
 }
 EXPORT cuStreamCreate(CUstream* stream, unsigned) {
   BEGIN();
-  *stream = new StreamOfDriver;
+  *stream = new StreamOfDriver{driver().n_calls[__func__], {}};
   return kCudaSuccess;
 }
 EXPORT cuStreamDestroy_v2(CUstream stream) {
@@ -259,7 +263,7 @@ EXPORT cuStreamDestroy_v2(CUstream stream) {
   return kCudaSuccess;
 }
 EXPORT cuStreamSynchronize(CUstream stream) {
-  BEGIN();
+  BEGIN(of(stream));
   return drain(*stream);
 }
 EXPORT cuModuleLoadData(CUmodule* module, const void* image) {
@@ -297,7 +301,9 @@ EXPORT cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, uns
   for (const auto& [key, value] : d.functions) {
     if (&value == function) name = key;
   }
-  BEGIN(name + " " + std::to_string(grid_x) + " " + std::to_string(grid_y) + " " + std::to_string(grid_z));
+  std::string detail = name;
+  for (const unsigned n : {grid_x, grid_y, grid_z, block_x, shared_bytes}) detail += " " + std::to_string(n);
+  BEGIN(detail + of(stream));
   if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_y > 65535 || grid_z > 65535) return 1;
   const char* const skipped = std::getenv("EDGEH2O_HOST_DEVICE_SKIP");
   if (skipped != nullptr && name == skipped) return kCudaSuccess;

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda/half.h"
+#include "base/half.h"
 #include "cuda/host/block.h"
 
 #define EH2O_DEVICE inline

@@ -32,27 +32,31 @@ inline constexpr int kPanelRows = 16, kTileDepth = 64;
 // A block of a matrix product: rows and outputs, and tiles on their way.
 inline constexpr int kGemmTile = 64, kGemmStages = 3;
 
+// X(format, name of its kernels, bits, block, whether it has minima)
+#define EH2O_TILED_FORMATS(X)               \
+  X(kQ4, q4, 4, 32, false)                  \
+  X(kQ4Min, q4_min, 4, 32, true)            \
+  X(kQ4Small, q4_small, 4, 16, false)       \
+  X(kQ4SmallMin, q4_small_min, 4, 16, true) \
+  X(kQ8, q8, 8, 32, false)                  \
+  X(kQ8Min, q8_min, 8, 32, true)            \
+  X(kQ8Small, q8_small, 8, 16, false)
+
 template <WeightFormat>
 struct WeightTraits {
   static constexpr int kBits = 0, kBlock = 0;
   static constexpr bool kHasMin = false;
 };
-#define EH2O_WEIGHT_TRAITS(format, bits, block, has_min)   \
-  template <>                                              \
-  struct WeightTraits<WeightFormat::format> {              \
-    static constexpr int kBits = bits, kBlock = block;     \
-    static constexpr bool kHasMin = has_min;               \
-    static constexpr int kBlocks = kTileDepth / block;     \
-    static constexpr int kParts = kBlocks * (1 + has_min); \
-    static constexpr int kTileBytes = 128 * bits;          \
+#define EH2O_WEIGHT_TRAITS(format, name, bits, block, has_min) \
+  template <>                                                  \
+  struct WeightTraits<WeightFormat::format> {                  \
+    static constexpr int kBits = bits, kBlock = block;         \
+    static constexpr bool kHasMin = has_min;                   \
+    static constexpr int kBlocks = kTileDepth / block;         \
+    static constexpr int kParts = kBlocks * (1 + has_min);     \
+    static constexpr int kTileBytes = 128 * bits;              \
   };
-EH2O_WEIGHT_TRAITS(kQ4, 4, 32, false)
-EH2O_WEIGHT_TRAITS(kQ4Min, 4, 32, true)
-EH2O_WEIGHT_TRAITS(kQ4Small, 4, 16, false)
-EH2O_WEIGHT_TRAITS(kQ4SmallMin, 4, 16, true)
-EH2O_WEIGHT_TRAITS(kQ8, 8, 32, false)
-EH2O_WEIGHT_TRAITS(kQ8Min, 8, 32, true)
-EH2O_WEIGHT_TRAITS(kQ8Small, 8, 16, false)
+EH2O_TILED_FORMATS(EH2O_WEIGHT_TRAITS)
 #undef EH2O_WEIGHT_TRAITS
 
 struct DeviceMatrix {
@@ -145,8 +149,9 @@ struct RopeArguments {
   uint32_t stride, n_pairs, first;
 };
 
-// The positions that queries read: all from `lowest` on up to their own (and within the window), or, where
-// `positions` is set, the first counts[kv_head] of positions[kv_head][stride], which lie before all queries.
+// The rows of the cache that queries read: all positions from `lowest` on up to their own (and within the
+// window); where `counts` is set, which all queries see: the first counts[kv_head] of
+// positions[kv_head][stride], or of the cache's rows as they lie if that is null.
 struct KeyList {
   const int32_t* positions;
   const uint32_t* counts;
@@ -160,8 +165,9 @@ struct AttendArguments {
   const float* qkv;  // [rows][stride], rotated
   DeviceCache cache;
   DeviceHeads heads;
-  float* parts;   // [rows][n_heads][n_splits][value_dim] not yet divided by the sum
-  float* states;  // [rows][n_heads][n_splits][2] maximum of the logits times log2(e), sum
+  float* parts;         // [rows][n_heads][n_splits][value_dim] not yet divided by the sum
+  float* states;        // [rows][n_heads][n_splits][2] maximum of the logits times log2(e), sum
+  const float* biases;  // [kv_head][max_context of the cache] added to the logits of its rows, or null
   KeyList keys;
   uint32_t stride, first, first_split, n_splits;
   float scale, soft_cap;
@@ -186,8 +192,8 @@ struct JoinArguments {
 // What a query counts in column sums: 1; the keys of its softmax; 1 for the last n_last rows.
 enum class RowWeight : uint32_t { kOne, kVisibleKeys, kLastRows };
 
-// Column sums: what every key receives from n_rows queries from position first on, of the softmax over the
-// keys of the list, summed over the query heads of the KV head: sums [n_kv_heads][sums_stride].
+// Column sums: what every key of the list receives from n_rows queries from position first on, of the softmax
+// whose states are given, summed over the query heads of the KV head: sums [n_kv_heads][sums_stride].
 // Grid: (keys / 4, n_kv_heads).
 struct ColumnArguments {
   const float* qkv;  // as in AttendArguments
@@ -195,10 +201,20 @@ struct ColumnArguments {
   DeviceHeads heads;
   const float* states;  // [n_rows][n_heads][2]
   float* sums;
+  const uint32_t* is_scored;  // [n_kv_heads], 0: nobody asks for its sums; null: all are
   KeyList keys;
   uint32_t stride, first, n_rows, sums_stride, n_last;
   RowWeight weight;
+  uint32_t squares;  // sums of the squares of the weights instead
   float scale, soft_cap;
+};
+
+// The positive and the negative parts of queries, side by side: of q, [max(q, 0); min(q, 0)], as products
+// with bounds of keys want them. out [rows][n_heads][2 * dim]. Grid: (n_heads, rows).
+struct SignArguments {
+  const float* q;  // [rows][stride], n_heads heads of dim from its start on
+  float* out;
+  uint32_t n_heads, dim, stride;
 };
 
 }  // namespace edgeh2o::cuda

@@ -9,7 +9,7 @@ namespace edgeh2o::cuda {
 inline constexpr int kAttendThreads = 128, kKeyLanes = 8;
 
 EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
-  if (type == DeviceCacheType::kF16) return f32_of_f16(static_cast<const uint16_t*>(rows)[i]);
+  if (type == DeviceCacheType::kF16) return f32_from_f16(static_cast<const uint16_t*>(rows)[i]);
   return static_cast<const float*>(rows)[i];
 }
 
@@ -17,10 +17,10 @@ EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
 EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
   if (type == DeviceCacheType::kF16) {
     const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
-    out[0] = f32_of_f16(static_cast<uint16_t>(w.x & 0xffffu));
-    out[1] = f32_of_f16(static_cast<uint16_t>(w.x >> 16));
-    out[2] = f32_of_f16(static_cast<uint16_t>(w.y & 0xffffu));
-    out[3] = f32_of_f16(static_cast<uint16_t>(w.y >> 16));
+    out[0] = f32_from_f16(static_cast<uint16_t>(w.x & 0xffffu));
+    out[1] = f32_from_f16(static_cast<uint16_t>(w.x >> 16));
+    out[2] = f32_from_f16(static_cast<uint16_t>(w.y & 0xffffu));
+    out[3] = f32_from_f16(static_cast<uint16_t>(w.y >> 16));
   } else {
     const Words4 w = load_constant16(static_cast<const float*>(rows) + i);
     out[0] = float_of_bits(w.x), out[1] = float_of_bits(w.y);
@@ -39,7 +39,8 @@ struct ListedKeys {
     positions = list.positions ? list.positions + static_cast<size_t>(kv_head) * list.stride : nullptr;
     begin = list.window > 0 && query + 1 > list.window ? query + 1 - list.window : 0;
     begin = begin < list.lowest ? list.lowest : begin;
-    count = positions ? list.counts[kv_head] : query + 1 - begin;
+    if (list.counts) begin = 0;
+    count = list.counts ? list.counts[kv_head] : query + 1 - begin;
   }
   EH2O_DEVICE uint32_t position(uint32_t key) const {
     return positions ? static_cast<uint32_t>(positions[key]) : begin + key;
@@ -89,17 +90,24 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
         for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
           float k[4];
           load_cached4(k, a.cache.k, a.cache.k_type, at + i);
-          for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
+          EH2O_UNROLL
+          for (uint32_t g = 0; g < 4; ++g) {
+            if (g0 + g >= group) continue;
             for (uint32_t e = 0; e < 4; ++e) {
               sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
             }
           }
         }
       }
-      for (uint32_t g = 0; g < 4 && g0 + g < group; ++g) {
+      const bool writes = part == 0 && key < n_keys;
+      float bias = 0.0f;
+      if (a.biases && writes) bias = a.biases[head_row + keys.position(first_key + key)];
+      EH2O_UNROLL
+      for (uint32_t g = 0; g < 4; ++g) {
+        if (g0 + g >= group) continue;
         float logit = reduce_add<kKeyLanes>(sums[g]);
         if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
-        if (part == 0 && key < n_keys) logits[(g0 + g) * kSplitKeys + key] = logit * 1.44269504f;
+        if (writes) logits[(g0 + g) * kSplitKeys + key] = (logit + bias) * 1.44269504f;
       }
     }
   }
@@ -175,16 +183,16 @@ EH2O_KERNEL(column_sums, ColumnArguments, kAttendThreads) {
   const uint32_t kv_head = static_cast<uint32_t>(block_y()), key_dim = a.heads.key_dim;
   const uint32_t group = a.heads.n_heads / a.heads.n_kv_heads;
   const ListedKeys keys(a.keys, kv_head, a.first + a.n_rows - 1);
-  if (key >= keys.count) return;
+  if (key >= keys.count || (a.is_scored && a.is_scored[kv_head] == 0)) return;
   const uint32_t position = keys.position(key);
   const size_t at = (static_cast<size_t>(kv_head) * a.cache.max_context + position) * key_dim;
   // A listed key is seen by all queries, others by those from their own position on.
-  const uint32_t first_row = keys.positions ? 0 : position - a.first;
+  const uint32_t first_row = a.keys.counts ? 0 : position - a.first;
   float sum = 0.0f;
   for (uint32_t row = first_row + lane; row < a.n_rows; row += kWarpSize) {
     float weight = 1.0f;
     if (a.weight == RowWeight::kVisibleKeys)
-      weight = static_cast<float>(keys.positions ? keys.count : row + 1);
+      weight = static_cast<float>(a.keys.counts ? keys.count : row + 1);
     if (a.weight == RowWeight::kLastRows && row + a.n_last < a.n_rows) weight = 0.0f;
     for (uint32_t g = 0; g < group; ++g) {
       const uint32_t head = kv_head * group + g;
@@ -197,11 +205,22 @@ EH2O_KERNEL(column_sums, ColumnArguments, kAttendThreads) {
       }
       if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
       const float* state = a.states + 2 * (static_cast<size_t>(row) * a.heads.n_heads + head);
-      sum += weight * divide(exp2_fast(logit * 1.44269504f - state[0]), state[1]);
+      const float share = divide(exp2_fast(logit * 1.44269504f - state[0]), state[1]);
+      sum += weight * (a.squares ? share * share : share);
     }
   }
   sum = reduce_add<kWarpSize>(sum);
   if (lane == 0) a.sums[static_cast<size_t>(kv_head) * a.sums_stride + key] = sum;
+}
+
+EH2O_KERNEL(split_signs, SignArguments, kAttendThreads) {
+  const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
+  const float* q = a.q + static_cast<size_t>(row) * a.stride + head * a.dim;
+  float* out = a.out + (static_cast<size_t>(row) * a.n_heads + head) * 2 * a.dim;
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kAttendThreads) {
+    out[i] = larger(q[i], 0.0f);
+    out[a.dim + i] = -larger(-q[i], 0.0f);
+  }
 }
 
 }  // namespace edgeh2o::cuda

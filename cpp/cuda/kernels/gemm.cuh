@@ -58,10 +58,10 @@ EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const fl
     float scale[2], offset[2], min[2] = {};
     EH2O_UNROLL
     for (int e = 0; e < 2; ++e) {
-      scale[e] = f32_of_f16(scales[j][e * Traits::kParts + part]);
+      scale[e] = f32_from_f16(scales[j][e * Traits::kParts + part]);
       offset[e] = -kMagic * scale[e];
       if constexpr (Traits::kHasMin)
-        min[e] = f32_of_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
+        min[e] = f32_from_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
     }
     EH2O_UNROLL
     for (int i = 0; i < 2; ++i) {

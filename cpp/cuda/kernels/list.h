@@ -13,6 +13,7 @@
   X(combine_splits, CombineArguments)         \
   X(join_states, JoinArguments)               \
   X(column_sums, ColumnArguments)             \
+  X(split_signs, SignArguments)               \
   X(multiply_f32, MultiplyArguments)          \
   X(multiply_f16, MultiplyArguments)          \
   X(multiply_bf16, MultiplyArguments)         \

@@ -8,7 +8,7 @@ namespace edgeh2o::cuda {
 
 inline constexpr int kMultiplyThreads = 128, kMultiplyWarps = kMultiplyThreads / kWarpSize;
 
-EH2O_DEVICE float half_at(const uint16_t* p, int i) { return f32_of_f16(p[i]); }
+EH2O_DEVICE float half_at(const uint16_t* p, int i) { return f32_from_f16(p[i]); }
 
 // What one lane adds for one output and 32 of depth: low and high words of weights and activations.
 template <WeightFormat kFormat>
@@ -99,7 +99,7 @@ EH2O_DEVICE float float_weight(const void* values, size_t i) {
   if constexpr (kFormat == WeightFormat::kF32) {
     return static_cast<const float*>(values)[i];
   } else if constexpr (kFormat == WeightFormat::kF16) {
-    return f32_of_f16(static_cast<const uint16_t*>(values)[i]);
+    return f32_from_f16(static_cast<const uint16_t*>(values)[i]);
   } else {
     return float_of_bits(static_cast<uint32_t>(static_cast<const uint16_t*>(values)[i]) << 16);
   }

@@ -123,7 +123,7 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
   for (uint32_t i = lane; i < dim; i += kWarpSize) {
     if (type == DeviceCacheType::kF16) {
-      static_cast<uint16_t*>(rows)[start + i] = f16_of_f32(x[i]);
+      static_cast<uint16_t*>(rows)[start + i] = f16_from_f32(x[i]);
     } else {
       static_cast<float*>(rows)[start + i] = x[i];
     }

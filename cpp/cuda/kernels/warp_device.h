@@ -33,12 +33,12 @@ EH2O_DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-EH2O_DEVICE float f32_of_f16(uint16_t half) {
+EH2O_DEVICE float f32_from_f16(uint16_t half) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
   return x;
 }
-EH2O_DEVICE uint16_t f16_of_f32(float x) {
+EH2O_DEVICE uint16_t f16_from_f32(float x) {
   uint16_t half;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
   return half;

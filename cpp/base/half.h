@@ -1,12 +1,12 @@
-// IEEE half precision, rounded to nearest even as a GPU does.
+// IEEE half precision, in integers: rounded to nearest even.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-namespace edgeh2o::cuda {
+namespace edgeh2o {
 
-inline float f32_of_f16(uint16_t half) {
+inline float f32_from_f16(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16, exponent = half >> 10 & 31, fraction = half & 0x3ffu;
   float value;
   uint32_t bits;
@@ -21,7 +21,7 @@ inline float f32_of_f16(uint16_t half) {
   return value;
 }
 
-inline uint16_t f16_of_f32(float value) {
+inline uint16_t f16_from_f32(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
@@ -40,4 +40,4 @@ inline uint16_t f16_of_f32(float value) {
   return static_cast<uint16_t>(sign | (bits - 0x38000000u + 0xfffu + odd) >> 13);
 }
 
-}  // namespace edgeh2o::cuda
+}  // namespace edgeh2o
