@@ -212,6 +212,8 @@ void bind_device(py::module_& module) {
                                return ids;
                              })
       .def_property_readonly("position", [](const DeviceSequence& self) { return self.sequence.position(); })
+      // One: products of several rows take other kernels, with sums of another order.
+      .def_property_readonly("max_decode_tokens", [](const DeviceSequence&) { return 1; })
       .def_property_readonly("max_context",
                              [](const DeviceSequence& self) { return self.sequence.shape().max_context; })
       .def_property_readonly("batch_size",
