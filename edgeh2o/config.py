@@ -21,6 +21,8 @@ MAX_BATCH = 2**20
 MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
+MAX_LOOKUP = 15
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
 
 
@@ -185,7 +187,8 @@ class SamplingParams:
 
     ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
-    ``0`` reads the prompt and generates nothing.
+    ``0`` reads the prompt and generates nothing. ``lookup`` changes the time of a text, not the
+    text: ``"auto"``, ``"off"``, or the number of tokens to draft.
     """
 
     temperature: float = option(
@@ -223,6 +226,14 @@ class SamplingParams:
         help="stop before this text; may be given several times",
         metavar="TEXT",
         aliases=("-r", "--reverse-prompt"),
+    )
+    lookup: str = option(
+        AUTO_LOOKUP,
+        "--lookup",
+        help="decode several tokens at a time where the text repeats what stands in the prompt or "
+        "the answer; the text stays the same. N: draft so many, up to 15; auto: as many as pay, "
+        "after prompts of 256 tokens and more; off",
+        metavar="auto|off|N",
     )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
@@ -263,6 +274,14 @@ class SamplingParams:
                 "an empty stop text would end the answer before its first character"
             )
         object.__setattr__(self, "stop", tuple(stop))
+        lookup = str(self.lookup) if isinstance(self.lookup, (str, int)) else ""
+        is_number = lookup.isascii() and lookup.isdigit() and 1 <= int(lookup) <= MAX_LOOKUP
+        if not is_number and lookup not in (AUTO_LOOKUP, LOOKUP_OFF):
+            raise UsageError(
+                f"{_label(self, 'lookup')} must be auto, off or a number of tokens from 1 to "
+                f"{MAX_LOOKUP}, got {self.lookup!r:.80}"
+            )
+        object.__setattr__(self, "lookup", lookup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

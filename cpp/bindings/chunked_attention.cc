@@ -122,9 +122,9 @@ class AttentionSequence {
                          size_t window, bool is_last, bool stays_open, const RotaryTables& rotary,
                          bool is_interleaved, const Output& out) {
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
-    run_locked(layer, call, [&](ChunkedAttention& attention, const LayerKv& kv, size_t first) {
-      const uint64_t n_pairs = attention.run(call.q.as_const(), kv, first, window,
-                                             prompt_end(is_last, stays_open), call.out_rows());
+    run_locked(layer, call, [&](const LayerKv& kv, size_t first) {
+      const uint64_t n_pairs = attention(layer).run(call.q.as_const(), kv, first, window,
+                                                    prompt_end(is_last, stays_open), call.out_rows());
       sequence.count_pairs(n_pairs, causal_pairs(first, call.n_tokens, window));
     });
     last_output_ = call.output;
@@ -139,8 +139,9 @@ class AttentionSequence {
                             const Output& out) {
     EH2O_CHECK(q.ndim() == 3 && q.shape(0) == 1, "decode takes one token: q [1][n_heads][head_dim]");
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
-    run_locked(layer, call, [&](ChunkedAttention& attention, const LayerKv& kv, size_t first) {
-      attention.decode(call.q.as_const(), kv, first, window, true, call.out_rows());
+    run_locked(layer, call, [&](const LayerKv& kv, size_t first) {
+      sequence.decode_call(layer, true, scratch_.data(), static_cast<size_t>(n_threads_))
+          .run(call.q.as_const(), kv, first, window, call.out_rows());
     });
     n_rows_ = 0;  // its scratch held the state
     return call.output;
@@ -234,7 +235,7 @@ class AttentionSequence {
     return sequence.attention(layer, scratch_.data(), static_cast<size_t>(n_threads_));
   }
 
-  // Rotates what is to be rotated, writes the new rows to the cache, and runs f(attention, rows, position).
+  // Rotates what is to be rotated, writes the new rows to the cache, and runs f(rows, position).
   template <typename F>
   void run_locked(size_t layer, const Call& call, const F& f) {
     position(layer);  // that there is one
@@ -245,8 +246,7 @@ class AttentionSequence {
     call.rotary.rotate(table_, call.k.view(), heads_.key_dim);
     const size_t first = position(layer);
     sequence.layer(layer).append(call.k.as_const(), call.v.as_const());
-    ChunkedAttention part = attention(layer);
-    f(part, sequence.layer(layer).rows(), first);
+    f(sequence.layer(layer).rows(), first);
   }
 
   const KernelTable& table_;

@@ -177,6 +177,8 @@ void bind_device(py::module_& module) {
             return self.run({&token, 1}, true, PromptEnd::kFinal, {});
           },
           py::arg("token"))
+      // One: products of several rows take other kernels, with sums of another order.
+      .def_property_readonly("max_decode_tokens", [](const DeviceSequence&) { return 1; })
       .def_static(
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,

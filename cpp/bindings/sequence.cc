@@ -14,6 +14,7 @@
 #include "bindings/sequence_methods.h"
 #include "isa/select.h"
 #include "model/decoder.h"
+#include "ops/decode_attention.h"
 
 namespace py = pybind11;
 
@@ -47,6 +48,7 @@ struct DecoderSequence {
   const Decoder& decoder() const { return *owner->decoder; }
   size_t vocab_size() const { return decoder().config().vocab_size; }
   size_t n_attending() const { return decoder().n_attending_layers(sequence); }
+  size_t max_decode_tokens() const { return std::min(kMaxDecodeTokens, sequence.shape().batch_size); }
   void forget_prompt() { prompt_logits = py::none(); }
   void fetch_rows() {}
   void expect_rows() {}
@@ -124,6 +126,17 @@ py::array_t<float> decode(DecoderSequence& self, int32_t token) {
   return logits;
 }
 
+// Logits [n][vocab_size] after every token; all but the first token are left ahead of the sequence.
+py::array_t<float> decode_batch(DecoderSequence& self, const TokenArray& tokens) {
+  const Span<const int32_t> view = view_tokens(tokens);
+  EH2O_CHECK(view.size <= self.max_decode_tokens(), "a decode call takes 1 to ", self.max_decode_tokens(),
+             " tokens, got ", view.size);
+  py::array_t<float> logits({view.size, self.vocab_size()});
+  const Step step{&self.sequence, view, PromptEnd::kFinal, true, logits.mutable_data()};
+  run_steps(*self.owner, {&step, 1}, {}, &self.last_call_allocations);
+  return logits;
+}
+
 // Steps of several sequences in one call: (sequence, tokens, is_last or None for decode).
 py::list forward(DecoderWorkspace& shared,
                  const std::vector<std::tuple<DecoderSequence*, TokenArray, std::optional<bool>>>& steps) {
@@ -135,6 +148,7 @@ py::list forward(DecoderWorkspace& shared,
     for (const Step& other : rows) {
       EH2O_CHECK(other.sequence != &sequence->sequence, "a sequence stands twice among the steps");
     }
+    EH2O_CHECK(is_last.has_value() || tokens.size() == 1, "decode takes one token, got ", tokens.size());
     const bool has_logits = is_last.value_or(true);
     sequence->forget_prompt();
     py::object result = py::none();
@@ -196,6 +210,10 @@ void bind_sequence(py::module_& module) {
            py::arg("on_attention") = py::none())
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
+      .def("decode_batch", &decode_batch, py::arg("tokens"))
+      .def(
+          "accept", [](DecoderSequence& self, size_t n) { self.sequence.accept(n); }, py::arg("n"))
+      .def_property_readonly("max_decode_tokens", &DecoderSequence::max_decode_tokens)
       .def_property_readonly("last_call_allocations",
                              [](const DecoderSequence& self) -> std::optional<uint64_t> {
                                if (!kCountsAllocations) return std::nullopt;

@@ -8,6 +8,7 @@
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
 #include "model/token_inputs.h"
+#include "ops/decode_attention.h"
 #include "ops/matmul.h"
 #include "ops/rows.h"
 
@@ -35,11 +36,16 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   for (const Step& step : steps) {
     Sequence& sequence = *step.sequence;
     end_row += step.tokens.size;
-    if (step.is_decode || step.end != PromptEnd::kLater)
-      compute_logits(workspace, end_row - 1, 1, step.logits);
+    if (step.is_decode) {
+      compute_logits(workspace, end_row - step.tokens.size, step.tokens.size, step.logits);
+      sequence.append_ahead(step.tokens);
+      sequence.end_call();
+      continue;
+    }
+    if (step.end != PromptEnd::kLater) compute_logits(workspace, end_row - 1, 1, step.logits);
     sequence.append_tokens(step.tokens);
     sequence.end_call();
-    if (!step.is_decode) sequence.end_prefill(sequence.position());
+    sequence.end_prefill(sequence.position());
   }
   if (steps.size == 1 && !steps[0].is_decode) {
     workspace.left = {steps[0].sequence, n_rows, steps[0].sequence->position()};
@@ -78,7 +84,8 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
     sequence.check_whole();
     EH2O_CHECK(n_tokens > 0 && n_tokens <= shape.batch_size, "a call takes 1 to ", shape.batch_size,
                " tokens, got ", n_tokens);
-    EH2O_CHECK(!step.is_decode || n_tokens == 1, "decode takes one token, got ", n_tokens);
+    EH2O_CHECK(!step.is_decode || n_tokens <= kMaxDecodeTokens, "a decode call takes 1 to ", kMaxDecodeTokens,
+               " tokens, got ", n_tokens);
     EH2O_CHECK(n_tokens <= shape.max_context - sequence.position(), "position ", sequence.position(),
                " plus ", n_tokens, " tokens exceeds the context of ", shape.max_context);
     for (const int32_t token : step.tokens) {

@@ -14,9 +14,10 @@ namespace edgeh2o {
 struct Step {
   Sequence* sequence;
   Span<const int32_t> tokens;
-  PromptEnd end;   // of a prefill
-  bool is_decode;  // one generated token, which reads what the policy says
-  float* logits;   // [vocab_size] after the last token, unless end is kLater
+  PromptEnd end;  // of a prefill
+  // A generated token, which reads what the policy says; those after it stay ahead of the sequence.
+  bool is_decode;
+  float* logits;  // [vocab_size] after the last token, unless end is kLater; in decode [n][vocab_size] of all
 };
 
 // One layer's attention of a prefill call: what it read and what came out, before the output projection.

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
-#include "ops/decode_attention.h"
 
 namespace edgeh2o {
 namespace {
@@ -17,19 +16,6 @@ ptrdiff_t first_seen(size_t position, size_t window) {
   if (window == 0) return kNoneHidden;
   return static_cast<ptrdiff_t>(position + 1) - static_cast<ptrdiff_t>(window);
 }
-
-#ifdef EH2O_DEBUG
-bool is_valid_memory(const MemorySet& memory, size_t chunk_begin) {
-  if (memory.positions == nullptr)
-    return memory.range.begin <= memory.range.end && memory.range.end <= chunk_begin;
-  for (size_t i = 0; i < memory.n_listed; ++i) {
-    const int32_t position = memory.positions[i];
-    if (position < 0 || static_cast<size_t>(position) >= chunk_begin) return false;
-    if (i > 0 && position <= memory.positions[i - 1]) return false;
-  }
-  return true;
-}
-#endif
 
 }  // namespace
 
@@ -116,32 +102,6 @@ void ChunkedAttention::run_part(const Call& call) {
   }
 }
 
-void ChunkedAttention::decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
-                              bool asks_policy, MatView<float> out) {
-  EH2O_CHECK(position < shape_.max_context, "position ", position, " exceeds the context of ",
-             shape_.max_context);
-  const size_t n_seen = window == 0 ? position + 1 : std::min(window, position + 1);
-  DecodeAttention decode(plan_, scratch_, n_threads_);
-  asks_policy = asks_policy && window == 0 && policy_.chooses_in_decode();
-  for (size_t kv_head = 0; kv_head < heads_.n_kv_heads; ++kv_head) {
-    MemorySet memory = MemorySet::all_of({position + 1 - n_seen, position});
-    if (asks_policy) {
-      const size_t width = heads_.group_size() * heads_.key_dim;
-      memory = policy_.select(Phase::kDecode, first_slot_ + kv_head,
-                              {{position, position + 1},
-                               {q.data + kv_head * width, 1, width, q.stride},
-                               kv.k(kv_head),
-                               kv.v(kv_head),
-                               table_.add_kv_rows_f32,
-                               nullptr});
-      EH2O_DASSERT(is_valid_memory(memory, position) && memory.synthetic.count == 0);
-    }
-    decode.set_memory(kv_head, memory, position);
-  }
-  if (asks_policy) policy_.end_layer();
-  decode.run(q.data, kv, out.data);
-}
-
 void ChunkedAttention::read_state(size_t n_tokens, float* m, float* l) const {
   const size_t group_size = heads_.group_size();
   for (size_t token = 0; token < n_tokens; ++token) {
@@ -194,8 +154,7 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
 
 // What the next chunk reads besides itself: the policy's choice, or the windows of its queries.
 MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk, size_t kv_head) const {
-  if (call.window > 0)
-    return MemorySet::all_of({chunk.begin + 1 - std::min(call.window, chunk.begin + 1), chunk.begin});
+  if (call.window > 0) return MemorySet::all_seen(chunk.begin, call.window);
   const size_t width = heads_.group_size() * heads_.key_dim;
   const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
   return policy_.select(Phase::kPrefill, slot(kv_head),
@@ -212,7 +171,7 @@ void ChunkedAttention::advance_head(const Call& call, size_t chunk_idx, size_t k
   if (chunk_idx > 0) observe_chunk(call, chunk_idx - 1, kv_head);
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   const MemorySet memory = select_memory(call, chunk, kv_head);
-  EH2O_DASSERT(is_valid_memory(memory, chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
+  EH2O_DASSERT(memory.is_valid(chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
   EH2O_DASSERT(!is_scored(call, kv_head) || memory.n_positions() <= needs_.max_scored_memory);
   rounds_.begin(kv_head, memory, first_seen(chunk.begin, call.window), is_scored(call, kv_head));
   rounds_.plan_next(kv_head, call.kv, call.plan);

@@ -45,11 +45,6 @@ class ChunkedAttention {
   uint64_t run(MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window, PromptEnd end,
                MatView<float> out);
 
-  // Attention of one token at `position` to what the policy names, or to everything before it, or to its
-  // window; scores and memory sets stay as they are.
-  void decode(MatView<const float> q, const LayerKv& kv, size_t position, size_t window, bool asks_policy,
-              MatView<float> out);
-
   // Softmax state of the first n_tokens rows of the run before on this scratch: maxima of the logits and sums
   // of exp(logit - maximum), both [n_tokens][n_heads]. The third part of the state is the output.
   void read_state(size_t n_tokens, float* m, float* l) const;

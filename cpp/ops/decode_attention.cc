@@ -19,13 +19,14 @@ constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
 DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads)
     : plan_(plan), n_threads_(n_threads) {
   const AttentionHeads& heads = plan.shape.heads;
-  const size_t n_ranges = ceil_div(plan.shape.max_context, kRangeKeys);
+  const size_t n_ranges = ceil_div(plan.shape.max_context, kRangeKeys),
+               n_rows = kMaxDecodeTokens * group_size();
   Arena arena(scratch);
-  heads_ = arena.take<HeadKeys>(heads.n_kv_heads);
-  q_ = arena.take<float>(heads.q_dim());
-  weights_ = arena.take<float>(n_threads * group_size() * kRangeKeys);
-  results_ = arena.take<float>(heads.n_kv_heads * n_ranges * group_size() * (2 + plan.sizes.o_stride));
-  merged_ = arena.take<float>(heads.n_kv_heads * 4 * group_size());
+  keys_ = arena.take<HeadKeys>(heads.n_kv_heads * kMaxDecodeTokens);
+  q_ = arena.take<float>(kMaxDecodeTokens * heads.q_dim());
+  weights_ = arena.take<float>(n_threads * n_rows * kRangeKeys);
+  results_ = arena.take<float>(heads.n_kv_heads * n_ranges * n_rows * (2 + plan.sizes.o_stride));
+  merged_ = arena.take<float>(heads.n_kv_heads * 4 * n_rows);
   gathered_bytes_ = kRangeKeys * kv_row_bytes(CacheType::kF32, std::max(heads.key_dim, heads.value_dim));
   gathered_ = arena.take<uint8_t>(n_threads * 2 * gathered_bytes_);
   n_used_ = arena.used();
@@ -37,27 +38,49 @@ size_t DecodeAttention::scratch_bytes(const AttentionPlan& plan, size_t n_thread
 
 size_t DecodeAttention::HeadKeys::n_ranges() const { return ceil_div(n_keys, kRangeKeys); }
 
-void DecodeAttention::set_memory(size_t kv_head, const MemorySet& memory, size_t position) {
-  EH2O_DASSERT(memory.positions != nullptr || memory.range.end == position);
-  const size_t n_keys = memory.n_positions() + 1;
-  heads_[kv_head] = {memory.positions, memory.positions ? 0 : position + 1 - n_keys, n_keys, position};
+size_t DecodeAttention::HeadKeys::n_in_range(size_t range_idx) const {
+  const size_t first = range_idx * kRangeKeys;
+  return first < n_keys ? std::min(kRangeKeys, n_keys - first) : 0;
 }
 
-AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx) const {
+void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position) {
+  EH2O_DASSERT(token < kMaxDecodeTokens);
+  EH2O_DASSERT(memory.positions != nullptr || memory.range.end == position);
+  const size_t n_keys = memory.n_positions() + 1;
+  keys_[kv_head * kMaxDecodeTokens + token] = {memory.positions, memory.positions ? 0 : position + 1 - n_keys,
+                                               n_keys, position};
+}
+
+// Tokens from `token` on that read the same keys in a range: they go together, as rows of one tile.
+size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const {
+  const HeadKeys& first = keys(kv_head, token);
+  const size_t n_keys = first.n_in_range(range_idx);
+  size_t end = token + 1;
+  for (; end < n_tokens && first.positions == nullptr; ++end) {
+    const HeadKeys& other = keys(kv_head, end);
+    if (other.positions || other.begin != first.begin || other.n_in_range(range_idx) != n_keys) break;
+  }
+  return end - token;
+}
+
+AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx, size_t token,
+                                            size_t n_tokens) const {
   const AttentionHeads& heads = plan_.shape.heads;
-  const size_t n_ranges = ceil_div(plan_.shape.max_context, kRangeKeys), n_rows = group_size(),
-               n_floats = n_rows * (2 + plan_.sizes.o_stride);
+  const size_t n_ranges = ceil_div(plan_.shape.max_context, kRangeKeys),
+               n_rows = kMaxDecodeTokens * group_size(), first_row = token * group_size();
+  float* results = results_ + (kv_head * n_ranges + range_idx) * n_rows * (2 + plan_.sizes.o_stride);
   AttentionTile tile;
-  tile.n_rows = tile.group_size = n_rows;
+  tile.n_rows = n_tokens * group_size();
+  tile.group_size = group_size();
   tile.key_dim = heads.key_dim;
   tile.value_dim = heads.value_dim;
   tile.soft_cap = heads.soft_cap * kLog2E;
-  tile.q = q_ + kv_head * n_rows * heads.key_dim;
+  tile.q = q_ + (kv_head * n_rows + first_row) * heads.key_dim;
   tile.weight_stride = kRangeKeys;
-  tile.m = results_ + (kv_head * n_ranges + range_idx) * n_floats;
-  tile.l = tile.m + n_rows;
-  tile.o = tile.l + n_rows;
+  tile.m = results + first_row;
+  tile.l = results + n_rows + first_row;
   tile.o_stride = plan_.sizes.o_stride;
+  tile.o = results + 2 * n_rows + first_row * tile.o_stride;
   return tile;
 }
 
@@ -73,38 +96,48 @@ const uint8_t* DecodeAttention::gather(const HeadKeys& keys, const KvRows& rows,
   return out;
 }
 
-void DecodeAttention::run(const float* q, const LayerKv& kv, float* out) const {
+void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<float> out) const {
   const AttentionHeads& heads = plan_.shape.heads;
   const KernelTable& table = plan_.table;
-  const size_t n_rows = group_size();
-  size_t n_ranges = 0;  // of the head with the most
-  for (size_t i = 0; i < heads.n_kv_heads; ++i) n_ranges = std::max(n_ranges, heads_[i].n_ranges());
-  table.scale_f32(q_, q, heads.scale * kLog2E, heads.q_dim());
+  const size_t n_rows = group_size(), width = n_rows * heads.key_dim, n_tokens = q.rows;
+  size_t n_ranges = 0;  // of the token and head with the most
+  for (size_t head = 0; head < heads.n_kv_heads; ++head) {
+    for (size_t token = 0; token < n_tokens; ++token) {
+      n_ranges = std::max(n_ranges, keys(head, token).n_ranges());
+      table.scale_f32(q_ + (head * kMaxDecodeTokens + token) * width, q.row(token) + head * width,
+                      heads.scale * kLog2E, width);
+    }
+  }
   const size_t n_together =
       std::clamp(heads.n_kv_heads * n_ranges / (kTasksPerThread * n_threads_), size_t{1}, kMaxTaskRanges);
   const size_t n_tasks = ceil_div(n_ranges, n_together);  // of a head
   parallel_for(heads.n_kv_heads * n_tasks, [&](size_t task, size_t thread) {
     const size_t kv_head = task / n_tasks, first_range = task % n_tasks * n_together;
-    const HeadKeys& keys = heads_[kv_head];
     const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
     uint8_t* gathered = gathered_ + thread * 2 * gathered_bytes_;
-    const size_t end = std::min(first_range + n_together, keys.n_ranges());
+    const size_t end = std::min(first_range + n_together, n_ranges);
     for (size_t range_idx = first_range; range_idx < end; ++range_idx) {
-      const size_t first = range_idx * kRangeKeys, n_left = keys.n_keys - first;
-      const size_t n_keys = std::min(kRangeKeys, n_left);
-      const bool is_next_adjacent = keys.positions == nullptr && range_idx + 1 < end;
-      AttentionTile tile = range_result(kv_head, range_idx);
-      tile.weights = weights_ + thread * n_rows * kRangeKeys;
-      table.attention_rows_f32(k.type, v.type, tile, gather(keys, k, first, n_keys, gathered),
-                               gather(keys, v, first, n_keys, gathered + gathered_bytes_), n_keys,
-                               is_next_adjacent ? std::min(kRangeKeys, n_left - n_keys) : 0);
+      for (size_t token = 0, n_alike; token < n_tokens; token += n_alike) {
+        n_alike = count_alike(kv_head, token, n_tokens, range_idx);
+        const HeadKeys& read = keys(kv_head, token);
+        const size_t first = range_idx * kRangeKeys, n_keys = read.n_in_range(range_idx);
+        if (n_keys == 0) continue;
+        const bool is_next_adjacent =
+            read.positions == nullptr && range_idx + 1 < end && token + n_alike == n_tokens;
+        AttentionTile tile = range_result(kv_head, range_idx, token, n_alike);
+        tile.weights = weights_ + thread * kMaxDecodeTokens * n_rows * kRangeKeys;
+        table.attention_rows_f32(k.type, v.type, tile, gather(read, k, first, n_keys, gathered),
+                                 gather(read, v, first, n_keys, gathered + gathered_bytes_), n_keys,
+                                 is_next_adjacent ? read.n_in_range(range_idx + 1) : 0);
+      }
     }
   });
-  parallel_for(heads.n_kv_heads, [&](size_t kv_head, size_t) {
-    float* m = merged_ + kv_head * 4 * n_rows;
-    const SoftmaxRows state{m, m + n_rows, out + kv_head * n_rows * heads.value_dim, 0};
-    for (size_t i = 0; i < heads_[kv_head].n_ranges(); ++i) {
-      table.merge_softmax_f32(state, range_result(kv_head, i), m + 2 * n_rows, i == 0);
+  parallel_for(heads.n_kv_heads * n_tokens, [&](size_t task, size_t) {
+    const size_t kv_head = task / n_tokens, token = task % n_tokens;
+    float* m = merged_ + (kv_head * kMaxDecodeTokens + token) * 4 * n_rows;
+    const SoftmaxRows state{m, m + n_rows, out.row(token) + kv_head * n_rows * heads.value_dim, 0};
+    for (size_t i = 0; i < keys(kv_head, token).n_ranges(); ++i) {
+      table.merge_softmax_f32(state, range_result(kv_head, i, token, 1), m + 2 * n_rows, i == 0);
     }
   });
 }

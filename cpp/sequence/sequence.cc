@@ -83,6 +83,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
   arena_.allocate();
   make_layers();
   tokens_.reserve(shape.max_context);
+  ahead_.reserve(shape.batch_size);
   policy_->begin_session(policy_shape(layers, shape));
 }
 
@@ -117,6 +118,7 @@ uint64_t Sequence::pairs_computed(size_t n_attending) const {
 void Sequence::begin_call() {
   check_whole();
   call_begin_ = position();
+  ahead_.clear();
   is_broken_ = true;
 }
 
@@ -124,7 +126,27 @@ void Sequence::check_whole() const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: reset() the session first");
 }
 
+void Sequence::append_ahead(Span<const int32_t> tokens) {
+  const size_t n_others = tokens.size - 1;
+  for (Layer& layer : layers_) {
+    if (layer.own) layer.own->rewind(layer.own->n_tokens() - n_others);
+  }
+  append_tokens({tokens.data, 1});
+  ahead_.assign(tokens.begin() + 1, tokens.end());
+}
+
+void Sequence::accept(size_t n) {
+  check_whole();
+  EH2O_CHECK(n <= ahead_.size(), "cannot accept ", n, " tokens: the last call left ", ahead_.size());
+  for (Layer& layer : layers_) {
+    if (layer.own) layer.own->advance(n);
+  }
+  append_tokens({ahead_.data(), n});
+  ahead_.erase(ahead_.begin(), ahead_.begin() + static_cast<ptrdiff_t>(n));
+}
+
 void Sequence::rewind_layers(size_t position) {
+  ahead_.clear();
   for (Layer& layer : layers_) {
     if (layer.own) layer.own->rewind(position);
   }

@@ -12,6 +12,7 @@
 #include "base/arena.h"
 #include "base/mat_view.h"
 #include "ops/chunked_attention.h"
+#include "ops/decode_call.h"
 #include "sequence/attention_state.h"
 #include "sparse/sparse_policy.h"
 
@@ -58,6 +59,11 @@ class Sequence {
   ChunkedAttention attention(size_t layer, uint8_t* scratch, size_t n_threads) {
     return {plan(layer), *policy_, policy_->shape().first_slots[layer], scratch, n_threads};
   }
+  // For generated tokens, which go by the policy, and for the last row of a prompt that reads all it may see.
+  DecodeCall decode_call(size_t layer, bool asks_policy, uint8_t* scratch, size_t n_threads) {
+    return {plan(layer), asks_policy ? policy_.get() : nullptr, policy_->shape().first_slots[layer], scratch,
+            n_threads};
+  }
   AttentionState& layer(size_t i) { return *layers_[i].state; }
   const AttentionState& layer(size_t i) const { return *layers_[i].state; }
   bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }  // else layer(i) is another's
@@ -72,6 +78,13 @@ class Sequence {
   void append_tokens(Span<const int32_t> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   }
+
+  // Appends the first of a decode call's tokens, whose rows the layers hold, and sets the others aside: they
+  // are not part of the prompt, and every other call forgets them, unless `accept` appends the first n of
+  // them. Throws std::invalid_argument for more than there are.
+  void append_ahead(Span<const int32_t> tokens);
+  void accept(size_t n);
+  size_t n_ahead() const { return ahead_.size(); }
 
   // A call begins, and has ended well. One that did not leaves the sequence broken: it must go back to a mark
   // or be reset before the next.
@@ -124,7 +137,8 @@ class Sequence {
   std::vector<Layer> layers_;
   Arena arena_;  // of the rows of all layers
   std::vector<int32_t> tokens_;
-  std::vector<Mark> marks_;  // ascending
+  std::vector<int32_t> ahead_;  // whose rows follow those of the last token
+  std::vector<Mark> marks_;     // ascending
   size_t prefill_end_ = 0;
   size_t call_begin_ = 0;
   uint64_t n_pairs_ = 0;        // summed over layers and KV heads

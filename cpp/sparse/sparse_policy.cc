@@ -17,6 +17,15 @@ void PolicyShape::add_layer(size_t n_kv_heads, const SlotShape& head) {
   max_value_dim = std::max(max_value_dim, head.value_dim);
 }
 
+bool MemorySet::is_valid(size_t end) const {
+  if (positions == nullptr) return range.begin <= range.end && range.end <= end;
+  for (size_t i = 0; i < n_listed; ++i) {
+    const int64_t previous = i > 0 ? positions[i - 1] : -1;
+    if (positions[i] <= previous || static_cast<size_t>(positions[i]) >= end) return false;
+  }
+  return true;
+}
+
 void check_positions(Span<const int32_t> positions, size_t end) {
   int64_t previous = -1;
   for (const int32_t position : positions) {

@@ -70,12 +70,18 @@ struct MemorySet {
     set.range = range;
     return set;
   }
+  // Everything before a token, or what its window has of it (0: there is none).
+  static MemorySet all_seen(size_t position, size_t window) {
+    return all_of({window == 0 || window > position ? 0 : position + 1 - window, position});
+  }
   static MemorySet list(const int32_t* positions, size_t count) {
     MemorySet set;
     set.positions = positions;
     set.n_listed = count;
     return set;
   }
+  // For assertions: whether the positions ascend and lie before `end`.
+  bool is_valid(size_t end) const;
   size_t n_positions() const { return positions ? n_listed : range.size(); }
   size_t n_rows() const { return n_positions() + synthetic.count; }
 };

@@ -18,6 +18,7 @@ from ..errors import EdgeH2OError
 from ..host import memory
 from ..runners.base import plan_calls
 from ._sampler import Sampler
+from .lookup import start_lookup
 from .results import FinishReason, GenerationResult
 from .stats import GenerationStats
 from .stop import StopMatcher
@@ -62,7 +63,8 @@ class Generation:
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
     batches of ``batch_size``. ``learner`` looks on while the prompt is read. ``run`` are the fields
     of the statistics that are known before. Counters and times, in seconds, are kept while it runs,
-    so that they can be read after an interrupt too.
+    so that they can be read after an interrupt too. Raises UsageError for a lookup that the runner
+    has not got.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Generation:
         self.pairs_computed = 0
         self.pairs_dense = 0
         self.runner = runner
+        self.lookup = start_lookup(runner, prompt, sampling)
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
         self._prompt = np.asarray(prompt, dtype=np.int32)
         self._sampling = sampling
@@ -128,6 +131,7 @@ class Generation:
                 self.finish_reason = "length"
                 return
             sampler = self._make_sampler()
+            decode = self.runner.decode if self.lookup is None else self.lookup.advance
             token = self._next_token(sampler, logits)
             first_token_at = time.perf_counter()
             self.ttft_s = first_token_at - self._started_at
@@ -135,7 +139,7 @@ class Generation:
                 yield token
                 if token.finish_reason is not None:
                     return
-                logits = self.runner.decode(token.token_id)
+                logits = decode(token.token_id)
                 token = self._next_token(sampler, logits, first_token_at)
         except KeyboardInterrupt:
             self.finish_reason = "interrupted"
@@ -274,6 +278,7 @@ class Generation:
             peak_rss_bytes=memory.peak_rss_bytes(),
             pairs_computed=self.pairs_computed,
             pairs_dense=self.pairs_dense,
+            **({} if self.lookup is None else self.lookup.counts()),
         )
         return GenerationResult(
             text=self.text,

@@ -18,7 +18,9 @@ class GenerationStats:
     ``ttft_s`` runs from the request, tokenisation included, to the first token. Rates and
     ``ttft_s`` are None when the run ended before they could be measured. Pairs are averaged over
     layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose. ``note`` says why
-    a prompt was read dense that was to be read sparse; empty for others.
+    a prompt was read dense that was to be read sparse; empty for others. With prompt lookup,
+    ``decode_calls`` gave the tokens after the first, and ``accepted_tokens`` of the
+    ``drafted_tokens`` were right; all are 0 without.
     """
 
     model: str
@@ -46,6 +48,9 @@ class GenerationStats:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     device: str = "cpu"
     note: str = ""
+    decode_calls: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, fit for JSON."""
@@ -79,9 +84,18 @@ class GenerationStats:
             ("memory", f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"),
             ("run", f"{place}, threads {self.threads}, {attention}, seed {self.seed}"),
         ]
+        if self.drafted_tokens:
+            rows.insert(3, ("lookup", self._format_lookup()))
         if self.note:
             rows.insert(-1, ("attention", self.note))
         return "\n".join(f"{name:<12} {value}" for name, value in rows)
+
+    def _format_lookup(self) -> str:
+        per_call = (self.decode_calls + self.accepted_tokens) / self.decode_calls
+        return (
+            f"{per_call:.2f} tokens a call, {self.accepted_tokens:,} of {self.drafted_tokens:,} "
+            "drafted accepted"
+        )
 
 
 def _format_rate(n_tokens: int, tokens_per_second: float | None) -> str:

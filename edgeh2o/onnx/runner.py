@@ -29,6 +29,8 @@ BLOCK_TOKENS = 256
 class OnnxRunner:
     """Stages in turn, as a ``Runner``."""
 
+    max_decode_tokens = 1  # onnxruntime's sums depend on the number of rows
+
     def __init__(
         self, decoder: LoadedDecoder, policy: _core.SparsePolicy, shape: SessionShape
     ) -> None:

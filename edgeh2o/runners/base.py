@@ -105,6 +105,10 @@ class Runner(Protocol):
         """Tokens of one chunk; calls before the last one take a multiple of it."""
 
     @property
+    def max_decode_tokens(self) -> int:
+        """Most tokens of one decode call; a runner that takes several is a ``BatchRunner``."""
+
+    @property
     def vocab_size(self) -> int:
         """Length of the logits."""
 
@@ -186,6 +190,23 @@ class Runner(Protocol):
         """Writable views of all cached rows of the tokens, in a fixed order.
 
         They are valid until the position changes.
+        """
+
+
+class BatchRunner(Runner, Protocol):
+    """A runner whose tokens give the same bits whether they go one by one or together."""
+
+    def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Appends the first of 1 to ``max_decode_tokens`` tokens [n], and looks at the others.
+
+        Returns the logits [n, vocab_size] after each. The others follow only if ``accept`` says so.
+        ValueError, before anything is written, for tokens that do not fit.
+        """
+
+    def accept(self, n: int) -> None:
+        """Appends the first ``n`` tokens that the latest call has looked at, without work.
+
+        ValueError for more than are left; every call but ``accept`` forgets them.
         """
 
 

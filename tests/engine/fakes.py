@@ -20,6 +20,8 @@ class ScriptedRunner:
     ``calls`` records ("prefill", tokens, is_last) and ("decode", token).
     """
 
+    max_decode_tokens = 1
+
     def __init__(
         self,
         script: Sequence[int],

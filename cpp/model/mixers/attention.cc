@@ -91,14 +91,16 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
   const LayerKv& kv = sequence.layer(call.layer).rows();
-  ChunkedAttention attention = sequence.attention(call.layer, call.workspace.attention_scratch(),
-                                                  static_cast<size_t>(call.workspace.n_threads()));
+  uint8_t* scratch = call.workspace.attention_scratch();
+  const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
   if (is_row) {
     if (first == n) return;
-    attention.decode(queries.rows_from(first, 1), kv, position + first, spec.window, step.is_decode,
-                     attended.rows_from(first, 1));
+    sequence.decode_call(call.layer, step.is_decode, scratch, n_threads)
+        .run(queries.rows_from(first, n - first), kv, position + first, spec.window,
+             attended.rows_from(first, n - first));
   } else {
-    const uint64_t n_pairs = attention.run(queries, kv, position, spec.window, step.end, attended);
+    const uint64_t n_pairs = sequence.attention(call.layer, scratch, n_threads)
+                                 .run(queries, kv, position, spec.window, step.end, attended);
     sequence.count_pairs(n_pairs, causal_pairs(position, n, spec.window));
   }
   const MatView<float> x = call.x();

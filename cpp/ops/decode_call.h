@@ -1,0 +1,30 @@
+// The attention of one layer in a decode call: asks the policy what every token reads, and attends to that.
+#pragma once
+
+#include "base/kv_rows.h"
+#include "base/mat_view.h"
+#include "ops/attention_plan.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+// A few tokens, the first of them at `position`, whose rows are in the cache. Without a policy, or in a
+// window (0: none), they read everything before them that they may see. What comes out for a token does not
+// depend on those after it. Throws std::invalid_argument for more than kMaxDecodeTokens or beyond the
+// context.
+struct DecodeCall {
+  const AttentionPlan& plan;
+  SparsePolicy* policy;  // or null
+  size_t first_slot;     // the policy's, of the layer's first KV head
+  uint8_t* scratch;      // plan.scratch_bytes(n_threads) bytes, of anything
+  size_t n_threads;
+
+  // q [n][q_dim] after rotary embedding, out [n][out_dim].
+  void run(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
+           MatView<float> out) const;
+
+ private:
+  MemorySet select(const float* q, const LayerKv& kv, size_t position, size_t kv_head) const;
+};
+
+}  // namespace edgeh2o
