@@ -218,6 +218,10 @@ class _SequenceMethods:
     def pairs_computed(self) -> int: ...
     @property
     def pairs_dense(self) -> int: ...
+    @property
+    def error_sums(self) -> NDArray[np.float64]: ...
+    @property
+    def n_dense_reads(self) -> int: ...
     def reset(self) -> None: ...
     def rewind(self, position: int) -> None: ...
     def mark(self) -> bool: ...
@@ -242,7 +246,8 @@ class ChunkedAttention(_SequenceMethods):
     ``is_interleaved``. ``out`` is a writable array of the shape of q that takes the output.
 
     v and the output have heads of ``value_dim``, ``head_dim`` if not said otherwise. Calls are
-    shared by ``threads`` of the CPU, by default the number set when it is made.
+    shared by ``threads`` of the CPU, by default the number set when it is made. ``checked_rows``
+    and ``error_limit`` are described at ``SessionShape``; ``state`` needs ``run`` without them.
     """
 
     def __init__(
@@ -261,6 +266,8 @@ class ChunkedAttention(_SequenceMethods):
         cache_type: str = "f16",
         precision: str = "f32",
         value_dim: int | None = None,
+        checked_rows: int = 0,
+        error_limit: float = ...,
         threads: int | None = None,
     ) -> None: ...
     @staticmethod
@@ -354,6 +361,8 @@ class Sequence(_SequenceMethods):
         cache_type: str = "f16",
         precision: str = "f32",
         all_rows: bool = False,
+        checked_rows: int = 0,
+        error_limit: float = ...,
         threads: int | None = None,
         workspace: Workspace | None = None,
     ) -> None:

@@ -66,6 +66,17 @@ void bind_sequence_methods(Class& c) {
              }
              return views;
            })
+      .def_property_readonly("error_sums",
+                             [](const T& self) {
+                               const size_t n_layers = self.sequence.n_layers();
+                               py::array_t<double> sums({n_layers, size_t{2}});
+                               for (size_t i = 0; i < n_layers; ++i) {
+                                 sums.mutable_at(i, 0) = self.sequence.error(i).difference;
+                                 sums.mutable_at(i, 1) = self.sequence.error(i).dense;
+                               }
+                               return sums;
+                             })
+      .def_property_readonly("n_dense_reads", [](const T& self) { return self.sequence.n_dense_reads(); })
       .def_property_readonly("prefill_end", [](const T& self) { return self.sequence.prefill_end(); })
       .def_property_readonly("policy", [](const T& self) { return self.policy; });
 }

@@ -70,7 +70,8 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   if (std::find(recall.begin(), recall.end(), true) != recall.end()) {
     needs.max_scored_pages = recall_.max_pages(shape);
   }
-  if (needs.max_scored_memory + needs.max_scored_pages > 0) needs.max_synthetic = landmarks_.max_rows(shape);
+  needs.reads_all = needs.max_scored_memory + needs.max_scored_pages == 0;
+  if (!needs.reads_all) needs.max_synthetic = landmarks_.max_rows(shape);
   return needs;
 }
 

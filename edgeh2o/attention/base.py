@@ -78,6 +78,14 @@ class SparseAttentionConfig(ABC):
         return self
 
     @property
+    def default_max_error(self) -> float | None:
+        """Percent that the attention may be wrong by, as ``PrefillConfig.max_error`` says it.
+
+        None for settings that promise nothing.
+        """
+        return None
+
+    @property
     def profiled_prompts(self) -> int | None:
         """Prompts that what ``resolved`` filled in is learnt from, if more would improve it."""
         return None

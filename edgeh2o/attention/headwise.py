@@ -9,6 +9,7 @@ the rest of every page. The last tokens of a prompt, which ask the question, rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -35,6 +36,9 @@ DEFAULT_BUDGET = 1024
 PROFILE_BUDGET = 1536
 # What a default run may lose on the texts of its calibration, in percent.
 DEFAULT_MAX_LOSS = 0.5
+# The error of the attention, in percent of its output, that goes with that loss. Losses follow the
+# square of the error: see "The guard" in docs/quality.md.
+ERROR_OF_DEFAULT_LOSS = 4.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 UNIFORM = "uniform"
@@ -238,6 +242,13 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def _max_past(self, chosen: HeadBudgets) -> int:
         return 0 if chosen.reads_all else self.max_past
+
+    @property
+    def default_max_error(self) -> float | None:
+        if self.budget is not None or self.budgets is not None:
+            return None
+        loss = DEFAULT_MAX_LOSS if self.max_loss is None else self.max_loss
+        return ERROR_OF_DEFAULT_LOSS * math.sqrt(loss / DEFAULT_MAX_LOSS)
 
     @property
     def profiled_prompts(self) -> int | None:

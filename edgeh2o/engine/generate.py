@@ -16,7 +16,7 @@ import numpy as np
 from ..config import SamplingParams
 from ..errors import EdgeH2OError
 from ..host import memory
-from ..runners.base import plan_calls
+from ..runners.base import attention_error, plan_calls
 from ._sampler import Sampler
 from .results import FinishReason, GenerationResult
 from .stats import GenerationStats
@@ -94,6 +94,8 @@ class Generation:
         self.ttft_s: float | None = None
         self.pairs_computed = 0
         self.pairs_dense = 0
+        self.attention_error: float | None = None
+        self.layers_read_densely = 0
         self.runner = runner
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
         self._prompt = np.asarray(prompt, dtype=np.int32)
@@ -147,6 +149,8 @@ class Generation:
         runner = self.runner
         begun_at = time.perf_counter()
         pairs_before = (0, 0) if n_cached == 0 else (runner.pairs_computed, runner.pairs_dense)
+        errors_before = np.zeros_like(runner.error_sums) if n_cached == 0 else runner.error_sums
+        again_before = 0 if n_cached == 0 else runner.n_dense_reads
         logits = runner.prompt_logits if n_cached == n_tokens else None
         report = self._on_prefill
         if report is not None:
@@ -166,6 +170,8 @@ class Generation:
             self.prefill_s = time.perf_counter() - begun_at
             self.pairs_computed = runner.pairs_computed - pairs_before[0]
             self.pairs_dense = runner.pairs_dense - pairs_before[1]
+            self.attention_error = attention_error(runner.error_sums - errors_before)
+            self.layers_read_densely = runner.n_dense_reads - again_before
         if logits is None:
             raise ValueError("the runner returned no logits for the last batch of the prompt")
         self._mark()
@@ -274,6 +280,8 @@ class Generation:
             peak_rss_bytes=memory.peak_rss_bytes(),
             pairs_computed=self.pairs_computed,
             pairs_dense=self.pairs_dense,
+            attention_error=self.attention_error,
+            layers_read_densely=self.layers_read_densely,
         )
         return GenerationResult(
             text=self.text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ OPEN_BATCH_TOKENS = 1024
 # that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
 RECHECK_RESERVE_BYTES = 16 * 2**20
+# Of every call and layer, to measure the error of a sparse attention.
+CHECKED_ROWS = 16
 
 SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
 
@@ -206,6 +209,9 @@ class RunPlan:
     def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
         """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
         batch_size = min(self.prefill.batch_size, -(-context // self.chunk_size) * self.chunk_size)
+        percent = self.prefill.max_error
+        if percent is None:
+            percent = self.settings.default_max_error
         return SessionShape(
             max_context=context,
             batch_size=batch_size,
@@ -214,6 +220,8 @@ class RunPlan:
             precision=self.precision,
             threads=self.threads,
             all_rows=all_rows,
+            checked_rows=CHECKED_ROWS,
+            error_limit=math.inf if percent is None else (percent / 100) ** 2,
         )
 
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 # What only the CPU's decoder uses.
-_CPU_SIZES = ("precision", "threads")
+_CPU_SIZES = ("precision", "threads", "checked_rows", "error_limit")
 # Rules that go by column sums alone, or by nothing.
 SUPPORTED_ATTENTION = ("dense", "h2o")
 

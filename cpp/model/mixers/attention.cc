@@ -67,17 +67,16 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
-  const LayerKv& kv = sequence.layer(call.layer).rows();
-  ChunkedAttention attention = sequence.attention(call.layer, call.workspace.attention_scratch(),
-                                                  static_cast<size_t>(call.workspace.n_threads()));
+  uint8_t* scratch = call.workspace.attention_scratch();
+  const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
   const bool is_row = step.is_decode || skips_attention(sequence, call.layer, spec.window);
   if (is_row) {
     if (first == n) return;
-    attention.decode(queries.rows_from(first, 1), kv, position + first, spec.window, step.is_decode,
-                     attended.rows_from(first, 1));
+    sequence.attention(call.layer, scratch, n_threads)
+        .decode(queries.rows_from(first, 1), sequence.layer(call.layer).rows(), position + first, spec.window,
+                step.is_decode, attended.rows_from(first, 1));
   } else {
-    const uint64_t n_pairs = attention.run(queries, kv, position, spec.window, step.end, attended);
-    sequence.count_pairs(n_pairs, causal_pairs(position, n, spec.window));
+    sequence.attend(call.layer, queries, spec.window, step.end, scratch, n_threads, attended);
   }
   const MatView<float> x = call.x();
   if (observer.on_attention && !is_row) {
