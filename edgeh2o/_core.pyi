@@ -142,6 +142,13 @@ class SparsePolicy:
     def scores(self, layer: int, kv_head: int, n: int | None = None) -> NDArray[np.float32]:
         """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
+    def set_budgets(self, budgets: abc.Sequence[int | None]) -> None:
+        """Other budgets per layer and KV head, None for the whole past, from the next call on.
+
+        Between two calls, the first of which read all before it. ValueError for those that the
+        policy has no room for, and for a rule without budgets.
+        """
+
 def make_policy(name: str, **options: Any) -> SparsePolicy:
     """The policy that a file of cpp/sparse/ registers as ``name``.
 

@@ -98,6 +98,19 @@ class SparseAttentionConfig(ABC):
         """What ``resolved`` gave, but for a prompt that is read dense, for its profile."""
         return self
 
+    @property
+    def is_learning(self) -> bool:
+        """Whether this is what ``learning`` gave."""
+        return False
+
+    def learning(self, model: AttentionModel, context: int) -> Self | None:
+        """These settings, resolved, but reading the first ``PROFILE_TOKENS`` of a prompt dense.
+
+        What they teach then gives the budgets of the rest. None where that cannot be, in a session
+        of ``context`` positions.
+        """
+        return None
+
     def holding(self, saved: Mapping[str, Any]) -> Self:
         """These settings with what was looked up when a session was saved, given as ``to_dict``.
 

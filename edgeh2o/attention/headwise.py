@@ -25,7 +25,7 @@ from .base import (
     require_equal_kv_heads,
 )
 from .budget_table import Budget, BudgetTable, find_table, read_table
-from .kept_profiles import ENOUGH_PROMPTS, find_profile
+from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS, find_profile
 from .registry import register_sparse_attention
 
 if TYPE_CHECKING:
@@ -261,6 +261,26 @@ class HeadwiseConfig(SparseAttentionConfig):
     def reading_all(self) -> HeadwiseConfig:
         budgets = tuple(None for _ in self.budgets or ())
         return replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
+
+    @property
+    def is_learning(self) -> bool:
+        return self.source == UNKNOWN and bool(self.budgets) and None not in (self.budgets or ())
+
+    def learning(self, model: AttentionModel, context: int) -> HeadwiseConfig | None:
+        if 0 < self.max_past < context:
+            return None
+        return replace(
+            self,
+            # Room for every budget of a table, and enough to keep all of what is read first.
+            budgets=(PROFILE_TOKENS,) * model.n_slots,
+            budget=self.budget or PROFILE_BUDGET,
+            source=UNKNOWN,
+            prompts=0,
+            max_past=0,
+            max_loss=None,
+            budget_table=None,
+            profile=None,
+        )
 
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
         budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -155,7 +155,7 @@ class Generation:
         report = self._on_prefill
         if report is not None:
             report(0, n_tokens - n_cached)
-        for call in plan_calls(n_cached, n_tokens, runner, self.batch_size):
+        for call in self._plan_calls():
             self._mark()
             prefill: Callable[..., NDArray[np.float32] | None] = runner.prefill
             if self._learner is not None and call.start == 0:
@@ -172,12 +172,26 @@ class Generation:
             self.pairs_dense = runner.pairs_dense - pairs_before[1]
             self.attention_error = attention_error(runner.error_sums - errors_before)
             self.layers_read_densely = runner.n_dense_reads - again_before
+            if self._learner is not None and call.stop == self._learner.first_call:
+                self._learner.finish()
         if logits is None:
             raise ValueError("the runner returned no logits for the last batch of the prompt")
         self._mark()
         if self._learner is not None:
             self._learner.finish()
         return logits
+
+    def _plan_calls(self) -> Iterator[slice]:
+        """The calls of the prompt: first what has to be learnt from before the rest is read."""
+        n_read, n_first = self.n_cached_tokens, self._learner.first_call if self._learner else 0
+        if n_first:
+            yield from plan_calls(n_read, n_first, self.runner, self.batch_size)
+            n_read = n_first
+        yield from plan_calls(n_read, self.n_prompt_tokens, self.runner, self.batch_size)
+
+    def describe_run(self, **run: Any) -> None:
+        """What of ``run`` became known while the prompt was read."""
+        self._run = {**self._run, **run}
 
     def _mark(self) -> None:
         """Notes where a later prompt may begin to differ, or an interrupt go back to.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
+from ..attention.kept_profiles import PROFILE_TOKENS
 from ..config import ModelConfig, PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
@@ -136,6 +137,21 @@ class RunPlan:
         """The same for a prompt that is read dense: in the chunks that suit that, if it may."""
         chunks = self._dense_chunks
         return replace(self, attention=self.attention.reading_all(), chunk_size=max(chunks))
+
+    def reading_all_on(self) -> RunPlan:
+        """The same for the rest of a prompt that is read dense: its chunks stay as they are."""
+        return replace(self, attention=self.attention.reading_all())
+
+    def learning(self, context: int) -> RunPlan:
+        """The same for a prompt that is profiled, in a session of ``context`` positions.
+
+        Its first ``PROFILE_TOKENS`` are read dense and the rest by their profile where that can be,
+        else all of it is read dense.
+        """
+        attention = self.settings.learning(self.config, context)
+        if attention is None or PROFILE_TOKENS % self.chunk_size:
+            return self.reading_all()
+        return replace(self, attention=attention)
 
     @property
     def _dense_chunks(self) -> set[int]:
