@@ -142,6 +142,13 @@ class SparsePolicy:
     def scores(self, layer: int, kv_head: int, n: int | None = None) -> NDArray[np.float32]:
         """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
+    def set_budgets(self, budgets: abc.Sequence[int | None]) -> None:
+        """Other budgets per layer and KV head, None for the whole past, from the next call on.
+
+        Between two calls, the first of which read all before it. ValueError for those that the
+        policy has no room for, and for a rule without budgets.
+        """
+
 def make_policy(name: str, **options: Any) -> SparsePolicy:
     """The policy that a file of cpp/sparse/ registers as ``name``.
 
@@ -218,6 +225,10 @@ class _SequenceMethods:
     def pairs_computed(self) -> int: ...
     @property
     def pairs_dense(self) -> int: ...
+    @property
+    def error_sums(self) -> NDArray[np.float64]: ...
+    @property
+    def n_dense_reads(self) -> int: ...
     def reset(self) -> None: ...
     def rewind(self, position: int) -> None: ...
     def mark(self) -> bool: ...
@@ -242,7 +253,8 @@ class ChunkedAttention(_SequenceMethods):
     ``is_interleaved``. ``out`` is a writable array of the shape of q that takes the output.
 
     v and the output have heads of ``value_dim``, ``head_dim`` if not said otherwise. Calls are
-    shared by ``threads`` of the CPU, by default the number set when it is made.
+    shared by ``threads`` of the CPU, by default the number set when it is made. ``checked_rows``
+    and ``error_limit`` are described at ``SessionShape``; ``state`` needs ``run`` without them.
     """
 
     def __init__(
@@ -261,6 +273,8 @@ class ChunkedAttention(_SequenceMethods):
         cache_type: str = "f16",
         precision: str = "f32",
         value_dim: int | None = None,
+        checked_rows: int = 0,
+        error_limit: float = ...,
         threads: int | None = None,
     ) -> None: ...
     @staticmethod
@@ -377,6 +391,8 @@ class Sequence(_Prompt):
         cache_type: str = "f16",
         precision: str = "f32",
         all_rows: bool = False,
+        checked_rows: int = 0,
+        error_limit: float = ...,
         threads: int | None = None,
         workspace: Workspace | None = None,
     ) -> None:

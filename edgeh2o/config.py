@@ -302,8 +302,21 @@ class PrefillConfig:
         aliases=("--ubatch-size",),
     )
 
+    max_error: float | None = option(
+        None,
+        "--max-attention-error",
+        help="most error of a sparse attention relative to its output, measured on a sample of "
+        "queries: layers that would exceed it are read densely (default: 4.5 if the attention "
+        "chooses its own budget; else it is only shown)",
+        metavar="PERCENT",
+    )
+
     def __post_init__(self) -> None:
         check_int(self, "batch_size", 1, MAX_BATCH)
+        if self.max_error is not None:
+            check_real(
+                self, "max_error", "a percentage >= 0", lambda value: value >= 0, "4.5 is strict"
+            )
         if self.chunk_size is None:
             return
         check_int(self, "chunk_size", 1, MAX_BATCH)

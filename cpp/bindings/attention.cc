@@ -48,6 +48,13 @@ py::array_t<float> scores(const SparsePolicy& policy, size_t layer, size_t kv_he
   return py::array_t<float>(static_cast<py::ssize_t>(count), all.data());
 }
 
+void set_budgets(SparsePolicy& policy, const std::vector<std::optional<size_t>>& budgets) {
+  EH2O_CHECK(policy.shape().n_slots() > 0, "this policy serves no session yet");
+  std::vector<size_t> counts;
+  for (const auto& budget : budgets) counts.push_back(budget.value_or(SIZE_MAX));
+  policy.set_budgets(counts);
+}
+
 PolicyPtr make_named_policy(const std::string& name, const py::kwargs& options) {
   return make_policy(name, PolicyOptions(options.cast<std::map<std::string, PolicyOptions::Value>>()));
 }
@@ -88,6 +95,7 @@ void bind_attention(py::module_& module) {
   py::class_<SparsePolicy, PolicyPtr>(module, "SparsePolicy")
       .def("memory_set", &memory_set, py::arg("layer"), py::arg("kv_head"))
       .def("scores", &scores, py::arg("layer"), py::arg("kv_head"), py::arg("n") = py::none())
+      .def("set_budgets", &set_budgets, py::arg("budgets"))
       .def("__repr__",
            [](const SparsePolicy& policy) { return "<SparsePolicy: " + policy.describe() + ">"; });
   module.def("make_policy", &make_named_policy, py::arg("name"));

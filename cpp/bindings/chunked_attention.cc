@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -122,14 +123,13 @@ class AttentionSequence {
                          size_t window, bool is_last, bool stays_open, const RotaryTables& rotary,
                          bool is_interleaved, const Output& out) {
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
-    run_locked(layer, call, [&](const LayerKv& kv, size_t first) {
-      const uint64_t n_pairs = attention(layer).run(call.q.as_const(), kv, first, window,
-                                                    prompt_end(is_last, stays_open), call.out_rows());
-      sequence.count_pairs(n_pairs, causal_pairs(first, call.n_tokens, window));
+    run_locked(layer, call, [&] {
+      sequence.attend(layer, call.q.as_const(), window, prompt_end(is_last, stays_open), scratch_.data(),
+                      static_cast<size_t>(n_threads_), call.out_rows());
     });
     last_output_ = call.output;
     last_layer_ = layer;
-    n_rows_ = call.n_tokens;
+    n_rows_ = sequence.shape().guard.n_rows > 0 ? 0 : call.n_tokens;  // the guard takes the scratch
     sequence.end_prefill(position(layer));
     return call.output;
   }
@@ -139,9 +139,9 @@ class AttentionSequence {
                             const Output& out) {
     EH2O_CHECK(q.ndim() == 3 && q.shape(0) == 1, "decode takes one token: q [1][n_heads][head_dim]");
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
-    run_locked(layer, call, [&](const LayerKv& kv, size_t first) {
+    run_locked(layer, call, [&] {
       sequence.decode_call(layer, true, scratch_.data(), static_cast<size_t>(n_threads_))
-          .run(call.q.as_const(), kv, first, window, call.out_rows());
+          .run(call.q.as_const(), sequence.layer(layer).rows(), position(layer) - 1, window, call.out_rows());
     });
     n_rows_ = 0;  // its scratch held the state
     return call.output;
@@ -235,7 +235,7 @@ class AttentionSequence {
     return sequence.attention(layer, scratch_.data(), static_cast<size_t>(n_threads_));
   }
 
-  // Rotates what is to be rotated, writes the new rows to the cache, and runs f(rows, position).
+  // Rotates what is to be rotated, writes the new rows to the cache, and runs f.
   template <typename F>
   void run_locked(size_t layer, const Call& call, const F& f) {
     position(layer);  // that there is one
@@ -244,9 +244,8 @@ class AttentionSequence {
     const ThreadScope threads(n_threads_);
     call.rotary.rotate(table_, call.q.view(), heads_.key_dim);
     call.rotary.rotate(table_, call.k.view(), heads_.key_dim);
-    const size_t first = position(layer);
     sequence.layer(layer).append(call.k.as_const(), call.v.as_const());
-    f(sequence.layer(layer).rows(), first);
+    f();
   }
 
   const KernelTable& table_;
@@ -268,12 +267,18 @@ auto with_shape(const F& make) {
   return [make](const PolicyPtr& policy, size_t n_heads, size_t n_kv_heads, size_t head_dim, size_t n_layers,
                 size_t chunk_size, size_t batch_size, size_t max_context, std::optional<float> scale,
                 float soft_cap, const std::string& cache_type, const std::string& precision,
-                std::optional<size_t> value_dim, std::optional<int> threads) {
+                std::optional<size_t> value_dim, size_t checked_rows, double error_limit,
+                std::optional<int> threads) {
     const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     const AttentionHeads heads{
         n_heads, n_kv_heads, head_dim, value_dim.value_or(head_dim), scale.value_or(default_scale), soft_cap};
-    const SequenceShape shape{max_context, batch_size, chunk_size, parse_cache_types(cache_type),
-                              parse_attention_precision(precision)};
+    const SequenceShape shape{max_context,
+                              batch_size,
+                              chunk_size,
+                              parse_cache_types(cache_type),
+                              parse_attention_precision(precision),
+                              true,
+                              {checked_rows, error_limit}};
     return make(policy, heads, n_layers, shape, threads);
   };
 }
@@ -300,7 +305,8 @@ void bind_chunked_attention(py::module_& module) {
     define(py::arg("policy"), py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::kw_only(),
            py::arg("n_layers") = 1, py::arg("chunk_size"), py::arg("batch_size"), py::arg("max_context"),
            py::arg("scale") = py::none(), py::arg("soft_cap") = 0.0f, py::arg("cache_type") = "f16",
-           py::arg("precision") = "f32", py::arg("value_dim") = py::none(), py::arg("threads") = py::none());
+           py::arg("precision") = "f32", py::arg("value_dim") = py::none(), py::arg("checked_rows") = 0,
+           py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none());
   };
   py::class_<AttentionSequence, std::shared_ptr<AttentionSequence>> c(module, "ChunkedAttention");
   shape_args([&](auto&&... args) {

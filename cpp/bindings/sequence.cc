@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
+
 #include "base/allocation_counter.h"
 #include "base/check.h"
 #include "base/parallel.h"
@@ -195,16 +197,19 @@ void bind_sequence(py::module_& module) {
   py::class_<DecoderSequence, std::shared_ptr<DecoderSequence>> c(module, "Sequence");
   c.def(py::init([](std::shared_ptr<Decoder> model, PolicyPtr policy, size_t max_context, size_t batch_size,
                     size_t chunk_size, const std::string& cache_type, const std::string& precision,
-                    bool all_rows, std::optional<int> threads, WorkspacePtr workspace) {
-          const SequenceShape shape =
-              make_shape(max_context, batch_size, chunk_size, cache_type, precision, all_rows);
+                    bool all_rows, size_t checked_rows, double error_limit, std::optional<int> threads,
+                    WorkspacePtr workspace) {
+          const SequenceShape shape = make_shape(max_context, batch_size, chunk_size, cache_type, precision,
+                                                 all_rows, {checked_rows, error_limit});
           if (!workspace) workspace = std::make_shared<DecoderWorkspace>(model, threads);
           EH2O_CHECK(workspace->decoder == model, "the workspace is of another model");
           return std::make_shared<DecoderSequence>(std::move(workspace), std::move(policy), shape);
         }),
         py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
         py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
-        py::arg("all_rows") = false, py::arg("threads") = py::none(), py::arg("workspace") = py::none())
+        py::arg("all_rows") = false, py::arg("checked_rows") = 0,
+        py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none(),
+        py::arg("workspace") = py::none())
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
            py::arg("on_attention") = py::none())
@@ -223,14 +228,16 @@ void bind_sequence(py::module_& module) {
           "estimate_bytes",
           [](const DecoderConfig& config, const PolicyPtr& policy, size_t max_context, size_t batch_size,
              size_t chunk_size, const std::string& cache_type, const std::string& precision, bool all_rows,
-             std::optional<int> threads) {
-            return DecoderSequence::estimate(
-                config, *policy,
-                make_shape(max_context, batch_size, chunk_size, cache_type, precision, all_rows), threads);
+             size_t checked_rows, double error_limit, std::optional<int> threads) {
+            return DecoderSequence::estimate(config, *policy,
+                                             make_shape(max_context, batch_size, chunk_size, cache_type,
+                                                        precision, all_rows, {checked_rows, error_limit}),
+                                             threads);
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
           py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
-          py::arg("all_rows") = false, py::arg("threads") = py::none());
+          py::arg("all_rows") = false, py::arg("checked_rows") = 0,
+          py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none());
   bind_prompt_methods<DecoderSequence>(c);
 }
 

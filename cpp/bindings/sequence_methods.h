@@ -22,7 +22,8 @@ namespace edgeh2o {
 using TokenArray = pybind11::array_t<int32_t, pybind11::array::c_style>;
 
 inline SequenceShape make_shape(size_t max_context, size_t batch_size, size_t chunk_size,
-                                const std::string& cache_type, const std::string& precision, bool all_rows) {
+                                const std::string& cache_type, const std::string& precision, bool all_rows,
+                                const ErrorGuard& guard = {}) {
   EH2O_CHECK(chunk_size > 0 && chunk_size <= batch_size, "chunk_size = ", chunk_size,
              " is not between 1 and batch_size = ", batch_size);
   EH2O_CHECK(batch_size % chunk_size == 0, "batch_size = ", batch_size,
@@ -32,7 +33,8 @@ inline SequenceShape make_shape(size_t max_context, size_t batch_size, size_t ch
           chunk_size,
           parse_cache_types(cache_type),
           parse_attention_precision(precision),
-          all_rows};
+          all_rows,
+          guard};
 }
 
 inline Span<const int32_t> view_tokens(const TokenArray& tokens) {
@@ -104,6 +106,17 @@ void bind_sequence_methods(Class& c) {
              }
              return views;
            })
+      .def_property_readonly("error_sums",
+                             [](const T& self) {
+                               const size_t n_layers = self.sequence.n_layers();
+                               py::array_t<double> sums({n_layers, size_t{2}});
+                               for (size_t i = 0; i < n_layers; ++i) {
+                                 sums.mutable_at(i, 0) = self.sequence.error(i).difference;
+                                 sums.mutable_at(i, 1) = self.sequence.error(i).dense;
+                               }
+                               return sums;
+                             })
+      .def_property_readonly("n_dense_reads", [](const T& self) { return self.sequence.n_dense_reads(); })
       .def_property_readonly("prefill_end", [](const T& self) { return self.sequence.prefill_end(); })
       .def_property_readonly("policy", [](const T& self) { return self.policy; });
 }

@@ -7,6 +7,9 @@
 namespace edgeh2o {
 namespace {
 
+// The part of the layers that a call may read twice.
+constexpr size_t kMaxRepeats = 8;
+
 AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
   const AttentionShape result{heads, shape.max_context, shape.batch_size, shape.chunk_size, shape.precision};
   result.check();
@@ -65,6 +68,8 @@ PolicyShape Sequence::policy_shape(const std::vector<AttentionHeads>& layers, co
 Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& layers,
                    std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape)
     : shape_(shape), policy_(std::move(policy)) {
+  EH2O_CHECK(shape.guard.limit >= 0.0, "the limit of the attention's error is ", shape.guard.limit,
+             "; it must be at least 0");
   std::vector<size_t> plan_of_layer;
   plans_ = make_plans(table, layers, *policy_, shape, &plan_of_layer);
   const auto make_layers = [&] {
@@ -76,7 +81,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
             std::make_unique<AttentionState>(table, layers[i], shape.cache_types, shape.max_context, arena_);
       }
       AttentionState* state = own ? own.get() : layers_[i - layers[i].kv_distance].state;
-      layers_.push_back({std::move(own), state, plan_of_layer[i]});
+      layers_.push_back({std::move(own), state, plan_of_layer[i], {}});
     }
   };
   make_layers();
@@ -84,6 +89,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
   make_layers();
   tokens_.reserve(shape.max_context);
   ahead_.reserve(shape.batch_size);
+  allow_errors();
   policy_->begin_session(policy_shape(layers, shape));
 }
 
@@ -119,6 +125,7 @@ void Sequence::begin_call() {
   check_whole();
   call_begin_ = position();
   ahead_.clear();
+  allow_errors();
   is_broken_ = true;
 }
 
@@ -145,6 +152,43 @@ void Sequence::accept(size_t n) {
   ahead_.erase(ahead_.begin(), ahead_.begin() + static_cast<ptrdiff_t>(n));
 }
 
+void Sequence::allow_errors() {
+  error_left_ = shape_.guard.limit * static_cast<double>(layers_.size());
+  n_repeats_ = 0;
+}
+
+void Sequence::attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
+                      size_t n_threads, MatView<float> out) {
+  const AttentionPlan& plan = this->plan(layer);
+  const LayerKv& kv = this->layer(layer).rows();
+  const size_t first = this->layer(layer).n_tokens() - q.rows;
+  const ErrorGuard& guard = shape_.guard;
+  const bool is_guarded = guard.n_rows > 0 && window == 0 && !plan.needs.reads_all;
+  const auto run = [&](size_t seen) {
+    return attention(layer, scratch, n_threads).run(q, kv, first, seen, end, out);
+  };
+  // A window over everything: the policy is neither asked nor told.
+  const size_t everything = first + q.rows;
+  const bool is_hopeless = is_guarded && n_repeats_ >= std::max<size_t>(1, layers_.size() / kMaxRepeats);
+  uint64_t n_pairs = run(is_hopeless ? everything : window);
+  if (is_hopeless) ++n_dense_reads_;
+  if (is_guarded && !is_hopeless) {
+    const size_t n_dense = end == PromptEnd::kLater ? 0 : plan.needs.n_dense_tail;
+    const MatView<const float> given{out.data, out.rows, out.cols, out.stride};
+    AttentionError error =
+        ErrorSample(plan, scratch, n_threads).measure(q, kv, first, given, n_dense, guard.n_rows, layer);
+    if (error.relative() > 0.5 * error_left_) {
+      n_pairs += run(everything);
+      error.difference = 0.0;
+      ++n_dense_reads_;
+      ++n_repeats_;
+    }
+    error_left_ -= error.relative();
+    layers_[layer].error += error;
+  }
+  count_pairs(n_pairs, causal_pairs(first, q.rows, window));
+}
+
 void Sequence::rewind_layers(size_t position) {
   ahead_.clear();
   for (Layer& layer : layers_) {
@@ -159,6 +203,9 @@ void Sequence::reset() {
   marks_.clear();
   prefill_end_ = 0;
   n_pairs_ = n_pairs_dense_ = 0;
+  for (Layer& layer : layers_) layer.error = {};
+  n_dense_reads_ = 0;
+  allow_errors();
   is_broken_ = false;
 }
 

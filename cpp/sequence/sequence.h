@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -13,10 +14,20 @@
 #include "base/mat_view.h"
 #include "ops/chunked_attention.h"
 #include "ops/decode_call.h"
+#include "ops/error_sample.h"
 #include "sequence/attention_state.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
+
+// A guard of the sparse attention while it runs. In every prefill call and layer n_rows queries also read
+// everything; what they differ by is the layer's error (AttentionError::relative). The errors of a call may
+// sum to `limit` times the number of layers: a layer whose error is more than half of what is left of that is
+// read again, densely. Once an eighth of the layers was, the others are read densely at once.
+struct ErrorGuard {
+  size_t n_rows = 0;  // 0: nothing is measured
+  double limit = std::numeric_limits<double>::infinity();
+};
 
 struct SequenceShape {
   size_t max_context;  // positions that the caches hold
@@ -25,6 +36,7 @@ struct SequenceShape {
   CacheTypes cache_types;
   AttentionPrecision precision;
   bool all_rows = true;  // the last layer is computed, scored and kept for all tokens of a prompt
+  ErrorGuard guard = {};
 };
 
 // Bytes by purpose.
@@ -64,6 +76,12 @@ class Sequence {
     return {plan(layer), asks_policy ? policy_.get() : nullptr, policy_->shape().first_slots[layer], scratch,
             n_threads};
   }
+
+  // The attention of a prefill call in one layer, whose rows are in the cache: ChunkedAttention::run under
+  // the guard. Its pairs and its error are counted.
+  void attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
+              size_t n_threads, MatView<float> out);
+
   AttentionState& layer(size_t i) { return *layers_[i].state; }
   const AttentionState& layer(size_t i) const { return *layers_[i].state; }
   bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }  // else layer(i) is another's
@@ -94,13 +112,18 @@ class Sequence {
   void check_whole() const;
 
   // Query-key pairs of a prefill call of one layer: computed, summed over KV heads, and what the model
-  // computes without a sparse policy, per head.
+  // computes without a sparse policy, per head. For attention that runs elsewhere; attend counts them.
   void count_pairs(uint64_t computed, uint64_t dense) { n_pairs_ += computed, n_pairs_dense_ += dense; }
 
   // Pairs per head of the prompt so far, averaged over the layers that attend for all tokens: all, or all but
   // the last.
   uint64_t pairs_computed(size_t n_attending) const;
   uint64_t pairs_dense(size_t n_attending) const { return n_pairs_dense_ / std::max<size_t>(1, n_attending); }
+
+  // Of the layer, over all calls since the last reset: what the guard measured and let pass.
+  const AttentionError& error(size_t layer) const { return layers_[layer].error; }
+  // Layers of calls that it had read densely.
+  size_t n_dense_reads() const { return n_dense_reads_; }
 
   void reset();
 
@@ -123,6 +146,7 @@ class Sequence {
     std::unique_ptr<AttentionState> own;  // null where keys and values are another layer's
     AttentionState* state;
     size_t plan;
+    AttentionError error = {};
   };
   struct Mark {
     size_t position;
@@ -130,6 +154,7 @@ class Sequence {
   };
 
   void rewind_layers(size_t position);
+  void allow_errors();
 
   SequenceShape shape_;
   std::shared_ptr<SparsePolicy> policy_;
@@ -141,6 +166,9 @@ class Sequence {
   std::vector<Mark> marks_;     // ascending
   size_t prefill_end_ = 0;
   size_t call_begin_ = 0;
+  double error_left_ = 0.0;  // of what the guard lets the call have
+  size_t n_repeats_ = 0;     // layers of the call that were read twice
+  size_t n_dense_reads_ = 0;
   uint64_t n_pairs_ = 0;        // summed over layers and KV heads
   uint64_t n_pairs_dense_ = 0;  // summed over layers
   bool is_broken_ = false;      // a call is running or was interrupted

@@ -30,9 +30,27 @@ HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
       hitters_({/*is_mean=*/true, options.decay}),
       landmarks_(options.page_size, options.max_past),
       recall_(options.max_past) {
-  EH2O_CHECK(!options.budgets.empty(), "headwise needs a budget for every layer and KV head, got none");
-  for (const size_t budget : options.budgets) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
+  check_budgets(options.budgets);
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
+}
+
+void HeadwisePolicy::check_budgets(const std::vector<size_t>& budgets) const {
+  EH2O_CHECK(!budgets.empty(), "headwise needs a budget for every layer and KV head, got none");
+  for (const size_t budget : budgets) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
+}
+
+void HeadwisePolicy::set_budgets(const std::vector<size_t>& budgets) {
+  check_budgets(budgets);
+  EH2O_CHECK(budgets.size() == options_.budgets.size(), budgets.size(), " budgets for ",
+             options_.budgets.size(), " heads");
+  for (size_t slot = 0; slot < budgets.size(); ++slot) {
+    const bool is_full = budgets[slot] == HeadwiseOptions::kFull;
+    const bool was_full = options_.budgets[slot] == HeadwiseOptions::kFull;
+    EH2O_CHECK(was_full || !is_full || !recall_.is_needed(shape()), "a head cannot get the whole past of ",
+               shape().max_context, " positions, of which only ", options_.max_past, " are read, any more");
+    hitters_.set_capacity(slot, is_full ? 0 : std::min(budgets[slot], shape().max_context));
+  }
+  options_.budgets = budgets;
 }
 
 std::string HeadwisePolicy::describe() const {
@@ -70,7 +88,8 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   if (std::find(recall.begin(), recall.end(), true) != recall.end()) {
     needs.max_scored_pages = recall_.max_pages(shape);
   }
-  if (needs.max_scored_memory + needs.max_scored_pages > 0) needs.max_synthetic = landmarks_.max_rows(shape);
+  needs.reads_all = needs.max_scored_memory + needs.max_scored_pages == 0;
+  if (!needs.reads_all) needs.max_synthetic = landmarks_.max_rows(shape);
   needs.looks_at_past = needs.max_synthetic + needs.max_scored_pages > 0;
   return needs;
 }

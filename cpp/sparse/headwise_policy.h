@@ -32,6 +32,7 @@ class HeadwisePolicy final : public SparsePolicy {
   explicit HeadwisePolicy(const HeadwiseOptions& options);
 
   std::string describe() const override;
+  void set_budgets(const std::vector<size_t>& budgets) override;
   PolicyNeeds needs(const PolicyShape& shape) const override;
   size_t state_bytes(const PolicyShape& shape) const override;
   void begin_prompt() override;
@@ -57,6 +58,8 @@ class HeadwisePolicy final : public SparsePolicy {
   std::vector<size_t> capacities(const PolicyShape& shape) const;  // 0: the whole past
   std::vector<bool> recalls(const PolicyShape& shape) const;       // full heads that may need pages
   void take_buffers(Arena& arena, const PolicyShape& shape);
+
+  void check_budgets(const std::vector<size_t>& budgets) const;
 
   HeadwiseOptions options_;
   HeavyHitters hitters_;

@@ -19,7 +19,7 @@ void HeavyHitters::take_buffers(Arena& arena, const PolicyShape& shape,
   for (size_t i = 0; i < capacities.size(); ++i) {
     Slot slot;
     if (capacities[i] > 0) {
-      slot.capacity = capacities[i];
+      slot.capacity = slot.most = capacities[i];
       slot.sums = arena.take<float>(shape.max_context);
       slot.ages = rule_.is_mean ? arena.take<float>(shape.max_context) : nullptr;
       slot.memory = arena.take<int32_t>(capacities[i]);
@@ -37,6 +37,14 @@ void HeavyHitters::begin_prompt() {
     }
     slot.n_memory = slot.chunk_begin = slot.n_scored = 0;
   }
+}
+
+void HeavyHitters::set_capacity(size_t slot, size_t capacity) {
+  Slot& state = slots_[slot];
+  EH2O_CHECK(capacity <= state.most, "a budget of ", capacity, " is more than the ", state.most,
+             " that there is room for");
+  state.capacity = capacity;
+  state.n_memory = state.chunk_begin = 0;
 }
 
 float HeavyHitters::score(const Slot& slot, size_t position) const {

@@ -34,6 +34,10 @@ class HeavyHitters {
   void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<size_t>& capacities);
   void begin_prompt();
 
+  // Of the memory sets from now on, up to those of take_buffers; 0: the slot has none any more. The next sets
+  // may hold every position that was scored: the ones so far must have held all.
+  void set_capacity(size_t slot, size_t capacity);
+
   // The memory set of the chunk: the forced positions, and up to the capacity those candidates that have the
   // highest scores; ties go to the lower position. n_sinks + n_local must not exceed the capacity.
   MemorySet select(size_t slot, const SelectionInput& input, const Forced& forced);
@@ -50,10 +54,10 @@ class HeavyHitters {
 
  private:
   struct Slot {
-    float* sums = nullptr;      // [max_context]
-    float* ages = nullptr;      // [max_context] decayed numbers of queries; null unless scores are means
-    int32_t* memory = nullptr;  // [capacity] ascending
-    size_t capacity = 0;
+    float* sums = nullptr;          // [max_context]
+    float* ages = nullptr;          // [max_context] decayed numbers of queries; null unless scores are means
+    int32_t* memory = nullptr;      // [capacity] ascending
+    size_t capacity = 0, most = 0;  // of the buffer: most
     size_t n_memory = 0;
     size_t chunk_begin = 0;  // where the latest chunk began
     size_t n_scored = 0;     // positions [0, n_scored) may have sums other than 0

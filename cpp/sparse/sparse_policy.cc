@@ -43,6 +43,10 @@ void SparsePolicy::begin_session(const PolicyShape& shape) {
   begin_prompt();
 }
 
+void SparsePolicy::set_budgets(const std::vector<size_t>&) {
+  throw_invalid("this policy (", describe(), ") has no budgets");
+}
+
 void SparsePolicy::save(size_t, ByteWriter&) const {
   throw_invalid("this policy (", describe(), ") cannot be saved");
 }

@@ -164,6 +164,10 @@ class SparsePolicy {
   // Forgets the prompt.
   virtual void begin_prompt() = 0;
 
+  // Other budgets for the slots, SIZE_MAX for the whole past, between two calls that have read everything so
+  // far. Throws std::invalid_argument for those that it cannot have, or if it has none.
+  virtual void set_budgets(const std::vector<size_t>& budgets);
+
   // False: the slot gets no column sums, and its memory may be larger than max_scored_memory.
   virtual bool is_scored(size_t /*slot*/) const { return true; }
   // Whether generated tokens read what select_decode says, instead of everything.

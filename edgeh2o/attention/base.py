@@ -78,6 +78,14 @@ class SparseAttentionConfig(ABC):
         return self
 
     @property
+    def default_max_error(self) -> float | None:
+        """Percent that the attention may be wrong by, as ``PrefillConfig.max_error`` says it.
+
+        None for settings that promise nothing.
+        """
+        return None
+
+    @property
     def profiled_prompts(self) -> int | None:
         """Prompts that what ``resolved`` filled in is learnt from, if more would improve it."""
         return None
@@ -89,6 +97,19 @@ class SparseAttentionConfig(ABC):
     def reading_all(self) -> Self:
         """What ``resolved`` gave, but for a prompt that is read dense, for its profile."""
         return self
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether this is what ``learning`` gave."""
+        return False
+
+    def learning(self, model: AttentionModel, context: int) -> Self | None:
+        """These settings, resolved, but reading the first ``PROFILE_TOKENS`` of a prompt dense.
+
+        What they teach then gives the budgets of the rest. None where that cannot be, in a session
+        of ``context`` positions.
+        """
+        return None
 
     def holding(self, saved: Mapping[str, Any]) -> Self:
         """These settings with what was looked up when a session was saved, given as ``to_dict``.

@@ -9,6 +9,7 @@ the rest of every page. The last tokens of a prompt, which ask the question, rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -24,7 +25,7 @@ from .base import (
     require_equal_kv_heads,
 )
 from .budget_table import Budget, BudgetTable, find_table, read_table
-from .kept_profiles import ENOUGH_PROMPTS, find_profile
+from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS, find_profile
 from .registry import register_sparse_attention
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ DEFAULT_BUDGET = 1024
 PROFILE_BUDGET = 1536
 # What a default run may lose on the texts of its calibration, in percent.
 DEFAULT_MAX_LOSS = 0.5
+# The error of the attention, in percent of its output, that goes with that loss. Losses follow the
+# square of the error: see "The guard" in docs/quality.md.
+ERROR_OF_DEFAULT_LOSS = 4.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 UNIFORM = "uniform"
@@ -240,6 +244,13 @@ class HeadwiseConfig(SparseAttentionConfig):
         return 0 if chosen.reads_all else self.max_past
 
     @property
+    def default_max_error(self) -> float | None:
+        if self.budget is not None or self.budgets is not None:
+            return None
+        loss = DEFAULT_MAX_LOSS if self.max_loss is None else self.max_loss
+        return ERROR_OF_DEFAULT_LOSS * math.sqrt(loss / DEFAULT_MAX_LOSS)
+
+    @property
     def profiled_prompts(self) -> int | None:
         is_wanted = self.prompts is not None and self.prompts < ENOUGH_PROMPTS
         return self.prompts if is_wanted else None
@@ -250,6 +261,26 @@ class HeadwiseConfig(SparseAttentionConfig):
     def reading_all(self) -> HeadwiseConfig:
         budgets = tuple(None for _ in self.budgets or ())
         return replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
+
+    @property
+    def is_learning(self) -> bool:
+        return self.source == UNKNOWN and bool(self.budgets) and None not in (self.budgets or ())
+
+    def learning(self, model: AttentionModel, context: int) -> HeadwiseConfig | None:
+        if 0 < self.max_past < context:
+            return None
+        return replace(
+            self,
+            # Room for every budget of a table, and enough to keep all of what is read first.
+            budgets=(PROFILE_TOKENS,) * model.n_slots,
+            budget=self.budget or PROFILE_BUDGET,
+            source=UNKNOWN,
+            prompts=0,
+            max_past=0,
+            max_loss=None,
+            budget_table=None,
+            profile=None,
+        )
 
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
         budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -16,7 +16,7 @@ import numpy as np
 from ..config import SamplingParams
 from ..errors import EdgeH2OError
 from ..host import memory
-from ..runners.base import plan_calls
+from ..runners.base import attention_error, plan_calls
 from ._sampler import Sampler
 from .lookup import start_lookup
 from .results import FinishReason, GenerationResult
@@ -96,6 +96,8 @@ class Generation:
         self.ttft_s: float | None = None
         self.pairs_computed = 0
         self.pairs_dense = 0
+        self.attention_error: float | None = None
+        self.layers_read_densely = 0
         self.runner = runner
         self.lookup = start_lookup(runner, prompt, sampling)
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
@@ -151,11 +153,13 @@ class Generation:
         runner = self.runner
         begun_at = time.perf_counter()
         pairs_before = (0, 0) if n_cached == 0 else (runner.pairs_computed, runner.pairs_dense)
+        errors_before = np.zeros_like(runner.error_sums) if n_cached == 0 else runner.error_sums
+        again_before = 0 if n_cached == 0 else runner.n_dense_reads
         logits = runner.prompt_logits if n_cached == n_tokens else None
         report = self._on_prefill
         if report is not None:
             report(0, n_tokens - n_cached)
-        for call in plan_calls(n_cached, n_tokens, runner, self.batch_size):
+        for call in self._plan_calls():
             self._mark()
             prefill: Callable[..., NDArray[np.float32] | None] = runner.prefill
             if self._learner is not None and call.start == 0:
@@ -170,12 +174,28 @@ class Generation:
             self.prefill_s = time.perf_counter() - begun_at
             self.pairs_computed = runner.pairs_computed - pairs_before[0]
             self.pairs_dense = runner.pairs_dense - pairs_before[1]
+            self.attention_error = attention_error(runner.error_sums - errors_before)
+            self.layers_read_densely = runner.n_dense_reads - again_before
+            if self._learner is not None and call.stop == self._learner.first_call:
+                self._learner.finish()
         if logits is None:
             raise ValueError("the runner returned no logits for the last batch of the prompt")
         self._mark()
         if self._learner is not None:
             self._learner.finish()
         return logits
+
+    def _plan_calls(self) -> Iterator[slice]:
+        """The calls of the prompt: first what has to be learnt from before the rest is read."""
+        n_read, n_first = self.n_cached_tokens, self._learner.first_call if self._learner else 0
+        if n_first:
+            yield from plan_calls(n_read, n_first, self.runner, self.batch_size)
+            n_read = n_first
+        yield from plan_calls(n_read, self.n_prompt_tokens, self.runner, self.batch_size)
+
+    def describe_run(self, **run: Any) -> None:
+        """What of ``run`` became known while the prompt was read."""
+        self._run = {**self._run, **run}
 
     def _mark(self) -> None:
         """Notes where a later prompt may begin to differ, or an interrupt go back to.
@@ -278,6 +298,8 @@ class Generation:
             peak_rss_bytes=memory.peak_rss_bytes(),
             pairs_computed=self.pairs_computed,
             pairs_dense=self.pairs_dense,
+            attention_error=self.attention_error,
+            layers_read_densely=self.layers_read_densely,
             **({} if self.lookup is None else self.lookup.counts()),
         )
         return GenerationResult(

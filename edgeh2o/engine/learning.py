@@ -33,8 +33,9 @@ def may_learn(plan: RunPlan, model: LoadedModel, n_tokens: int) -> bool:
 class Learner:
     """An ``on_attention`` of the first call of a prompt; ``finish`` keeps what it measured.
 
-    ``on_learnt(table)`` gets the profile that the model then has; ``known`` is the one that this
-    process has. It is not called for a prompt that is interrupted before.
+    ``on_learnt(table)`` gets the profile that the model then has, None if there can be none;
+    ``known`` is the one that this process has. It is not called for a prompt that is interrupted
+    before. Of a prompt that is learning it has to be called after its ``first_call`` tokens.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Learner:
         model: LoadedModel,
         plan: RunPlan,
         n_tokens: int,
-        on_learnt: Callable[[BudgetTable], None],
+        on_learnt: Callable[[BudgetTable | None], None],
         *,
         known: BudgetTable | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Learner:
         self._known = known
         self._n_tokens = n_tokens
         self._on_learnt = on_learnt
+        self.first_call = FIRST_CALL if plan.attention.is_learning else 0
 
     def watch(self, runner: Runner) -> Callable[..., Any]:
         """The ``prefill`` of a runner of a model that shows its attention, to look on."""
@@ -67,9 +69,9 @@ class Learner:
     def finish(self) -> None:
         """Adds the prompt to what is known, once."""
         profiler, self._profiler = self._profiler, None
-        table = None if profiler is None else profiler.table(self._n_tokens)
-        if table is not None:
-            self._on_learnt(keep_profile(table, self._known))
+        if profiler is not None:
+            table = profiler.table(self._n_tokens)
+            self._on_learnt(None if table is None else keep_profile(table, self._known))
 
 
 def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, learns: bool) -> str:

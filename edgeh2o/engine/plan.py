@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
+from ..attention.kept_profiles import PROFILE_TOKENS
 from ..config import ModelConfig, PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
@@ -31,6 +33,8 @@ OPEN_BATCH_TOKENS = 1024
 # that was checked when the weights were loaded: part of it may be in use since.
 RESERVE_BYTES = 64 * 2**20
 RECHECK_RESERVE_BYTES = 16 * 2**20
+# Of every call and layer, to measure the error of a sparse attention.
+CHECKED_ROWS = 16
 
 SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, int]]
 
@@ -134,6 +138,21 @@ class RunPlan:
         chunks = self._dense_chunks
         return replace(self, attention=self.attention.reading_all(), chunk_size=max(chunks))
 
+    def reading_all_on(self) -> RunPlan:
+        """The same for the rest of a prompt that is read dense: its chunks stay as they are."""
+        return replace(self, attention=self.attention.reading_all())
+
+    def learning(self, context: int) -> RunPlan:
+        """The same for a prompt that is profiled, in a session of ``context`` positions.
+
+        Its first ``PROFILE_TOKENS`` are read dense and the rest by their profile where that can be,
+        else all of it is read dense.
+        """
+        attention = self.settings.learning(self.config, context)
+        if attention is None or PROFILE_TOKENS % self.chunk_size:
+            return self.reading_all()
+        return replace(self, attention=attention)
+
     @property
     def _dense_chunks(self) -> set[int]:
         """Tokens of a chunk that a prompt which is read dense may have."""
@@ -207,6 +226,9 @@ class RunPlan:
     def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
         """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
         batch_size = min(self.prefill.batch_size, -(-context // self.chunk_size) * self.chunk_size)
+        percent = self.prefill.max_error
+        if percent is None:
+            percent = self.settings.default_max_error
         return SessionShape(
             max_context=context,
             batch_size=batch_size,
@@ -215,6 +237,8 @@ class RunPlan:
             precision=self.precision,
             threads=self.threads,
             all_rows=all_rows,
+            checked_rows=CHECKED_ROWS,
+            error_limit=math.inf if percent is None else (percent / 100) ** 2,
         )
 
     @property

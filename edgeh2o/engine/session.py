@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.kept_profiles import merge_profiles
 from ..config import SamplingParams
@@ -158,12 +158,31 @@ class Session:
         """What looks on while a prompt is read from its beginning, if it is to be profiled."""
         if not may_learn(self._running, self.model, n_prompt_tokens):
             return None
-        return Learner(self.model, self._running, n_prompt_tokens, self._learn, known=self._profile)
+        return Learner(
+            self.model,
+            self._running,
+            n_prompt_tokens,
+            self._learn_while_reading,
+            known=self._profile,
+        )
 
     def _learn(self, table: BudgetTable) -> None:
-        """Prompts that begin anew go by the profile; the one in the cache stays as it is."""
+        """Prompts that begin anew go by the profile."""
         self._profile = table
         self.plan = self.plan.varied(self.plan.settings.with_profile(table))
+
+    def _learn_while_reading(self, table: BudgetTable | None) -> None:
+        """And so does the rest of a prompt that is learning; without a profile it is read dense."""
+        if table is not None:
+            self._learn(table)
+        runner, generation, running = self.runner, self._generation, self._running
+        if not running.attention.is_learning or runner is None or generation is None:
+            return
+        self._running = running.reading_all_on() if table is None else self.plan
+        cast("Any", runner).policy.set_budgets(cast("Any", self._running.attention).budgets)
+        if table is not None:
+            note = f"the first {runner.position:,} tokens read dense and profiled"
+            generation.describe_run(**self._running.report(), note=note)
 
     def profile(self, token_ids: NDArray[np.int32]) -> bool:
         """Makes a profile of ``token_ids`` [n], if nothing is known of the model and n suffices.
@@ -207,14 +226,14 @@ class Session:
     def prepare(self, n_prompt_tokens: int, max_tokens: int, plan: RunPlan | None = None) -> Runner:
         """A runner at position 0 with room for the prompt. Raises as ``_begin`` does.
 
-        ``plan`` is that of a saved session; else a prompt from which the model is learnt is read
-        dense if it is the first.
+        ``plan`` is that of a saved session; else the first prompt from which the model is learnt
+        begins dense.
         """
         needed = self.plan.choose_context(n_prompt_tokens, max_tokens)
         if plan is None:
             plan, learns = self.plan, may_learn(self.plan, self.model, n_prompt_tokens)
             if learns and plan.attention.profiled_prompts == 0:
-                plan = plan.reading_all()
+                plan = plan.learning(needed)
         is_same = plan == self._running
         if self.runner is not None and is_same and self.runner.max_context >= needed:
             self.runner.reset()

@@ -18,9 +18,11 @@ class GenerationStats:
     ``ttft_s`` runs from the request, tokenisation included, to the first token. Rates and
     ``ttft_s`` are None when the run ended before they could be measured. Pairs are averaged over
     layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose. ``note`` says why
-    a prompt was read dense that was to be read sparse; empty for others. With prompt lookup,
-    ``decode_calls`` gave the tokens after the first, and ``accepted_tokens`` of the
-    ``drafted_tokens`` were right; all are 0 without.
+    a prompt was read dense that was to be read sparse; empty for others. ``attention_error`` is the
+    norm of what the sparse attention is wrong by, relative to its output, measured on a sample of
+    queries, None where nothing was; ``layers_read_densely`` counts layers of logical batches that
+    were read densely because of it. With prompt lookup, ``decode_calls`` gave the tokens after the
+    first, and ``accepted_tokens`` of the ``drafted_tokens`` were right; all are 0 without.
     """
 
     model: str
@@ -48,6 +50,8 @@ class GenerationStats:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     device: str = "cpu"
     note: str = ""
+    attention_error: float | None = None
+    layers_read_densely: int = 0
     decode_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -86,8 +90,9 @@ class GenerationStats:
         ]
         if self.drafted_tokens:
             rows.insert(3, ("lookup", self._format_lookup()))
-        if self.note:
-            rows.insert(-1, ("attention", self.note))
+        attention_notes = [self._describe_error(), self.note]
+        if any(attention_notes):
+            rows.insert(-1, ("attention", "; ".join(filter(None, attention_notes))))
         return "\n".join(f"{name:<12} {value}" for name, value in rows)
 
     def _format_lookup(self) -> str:
@@ -96,6 +101,15 @@ class GenerationStats:
             f"{per_call:.2f} tokens a call, {self.accepted_tokens:,} of {self.drafted_tokens:,} "
             "drafted accepted"
         )
+
+    def _describe_error(self) -> str:
+        if self.attention_error is None:
+            return ""
+        text = f"error {100 * self.attention_error:.1f} %"
+        again = self.layers_read_densely
+        if again:
+            text += f", {again} layer{'s' if again > 1 else ''} read densely"
+        return text
 
 
 def _format_rate(n_tokens: int, tokens_per_second: float | None) -> str:

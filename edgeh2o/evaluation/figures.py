@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..host.memory_profile import MemoryProfile
     from .ablation import AblationReport, AblationResult
+    from .long_suite import TaskReport
     from .needle import NeedleReport
     from .throughput import Throughput
 
@@ -255,6 +256,33 @@ def draw_ablation(report: AblationReport, path: Path) -> None:
         axes.grid(alpha=0.3)
         if len(lines) > 1:
             axes.legend()
+
+
+def draw_tasks(report: TaskReport, path: Path) -> None:
+    """Share of right answers by task, dense beside sparse; bars: error of their difference."""
+    tasks = report.tasks
+    places = np.arange(len(tasks))
+    with picture(path, 3.0 + 1.3 * len(tasks), 6.5) as figure:
+        axes = figure.subplots()
+        axes.bar(places - 0.2, [task.dense_percent for task in tasks], 0.4, label="dense")
+        axes.bar(
+            places + 0.2,
+            [task.sparse_percent for task in tasks],
+            0.4,
+            yerr=[task.difference_error for task in tasks],
+            capsize=4,
+            label=str(report.attention["algorithm"]),
+        )
+        axes.set_xticks(places, [task.task for task in tasks], rotation=20)
+        axes.set_ylim(0, 108)
+        axes.set_xlabel("task")
+        axes.set_ylabel("right answers (%)")
+        axes.grid(axis="y", alpha=0.3)
+        axes.legend(loc="upper right", ncols=2)
+        figure.suptitle(
+            f"{shorten_name(report.model)}: texts of {report.context:,} tokens, "
+            f"{report.keys_per_query:,.0f} keys per query"
+        )
 
 
 def draw_memory_profile(profile: MemoryProfile, allocated: Mapping[str, int], path: Path) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .filler import write_filler
 from .windows import find_beginning
+from .words import draw_key, draw_subject, encode, filler_sentences
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 # Of the manual, what `edgeh2o calibrate` reads is left out.
 _SKIPPED_CHARACTERS = 100_000
 _MODULES = ("tarfile", "typing", "asyncio.base_events", "email.message")
-_SYLLABLES = "ba,ke,lo,mi,nu,ra,se,ti,vo,xa,zen,dor,fil,gam,hul,jor,pek,quin,sul,tam,wex,yor"
-_NAMES = (
-    "Anna,Boris,Clara,David,Elena,Farid,Greta,Hugo,Irene,Jonas,Karin,Leon,Maria,Nadia,Oscar,Paula,"
-    "Quentin,Rosa,Stefan,Tessa,Ulrich,Vera,Walter,Xenia,Yusuf,Zoe"
-)
-_SURNAMES = (
-    "Adler,Brook,Castle,Dunn,Ellis,Ford,Green,Hart,Ivers,Jung,Klein,Lowe,Marsh,North,Olsen,Price,"
-    "Quist,Reed,Stone,Tower,Urban,Vale,West,York,Zorn"
-)
-_ASPECTS = "locker number,office room,badge number,parking space,phone extension,desk number"
-_LEAST_TOKENS_PER_LINE = 4
 
 Window = NDArray[np.int32]
 
@@ -62,27 +51,18 @@ def make_window(llm: LLM, kind: str, length: int, *, seed: int = 0) -> Window:
     return window
 
 
-def _draw(rng: random.Random, words: str) -> str:
-    """One of ``words`` between commas."""
-    return rng.choice(words.split(","))
-
-
-def _encode(llm: LLM, text: str) -> list[int]:
-    return llm.tokenize(text, add_special=False, parse_special=False)
-
-
 def _prose(llm: LLM, length: int, seed: int) -> list[int]:
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[name] for name in sorted(topics))[_SKIPPED_CHARACTERS:]
-    tokens = _encode(llm, text)
+    tokens = encode(llm, text)
     start = seed * length % max(1, len(tokens) - length)
     return tokens[start : start + length]
 
 
 def _code(llm: LLM, length: int, seed: int) -> list[int]:
     module = import_module(_MODULES[seed % len(_MODULES)])
-    return _encode(llm, inspect.getsource(module))[:length]
+    return encode(llm, inspect.getsource(module))[:length]
 
 
 def _copied(source: Callable[[LLM, int, int], list[int]]) -> Callable[[LLM, int, int], list[int]]:
@@ -100,8 +80,7 @@ def _pairs(llm: LLM, length: int, seed: int) -> list[int]:
     rng = random.Random(seed)
 
     def draw() -> str:
-        key = "".join(_draw(rng, _SYLLABLES) for _ in range(3))
-        return f"{key}: {rng.randrange(1000, 10000)}\n"
+        return f"{draw_key(rng)}: {rng.randrange(1000, 10000)}\n"
 
     return _asked_again(llm, length, rng, draw, lambda line: line, "Table\n", "\nSorted table\n")
 
@@ -111,8 +90,7 @@ def _facts(llm: LLM, length: int, seed: int) -> list[int]:
     rng = random.Random(seed)
 
     def draw() -> str:
-        name = f"{_draw(rng, _NAMES)} {_draw(rng, _SURNAMES)}"
-        return f"The {_draw(rng, _ASPECTS)} of {name} is {rng.randrange(100, 1000)}.\n"
+        return f"The {draw_subject(rng)} is {rng.randrange(100, 1000)}.\n"
 
     def ask(line: str) -> str:
         fact, _, answer = line[len("The ") : -2].rpartition(" is ")
@@ -132,7 +110,7 @@ def _asked_again(
 ) -> list[int]:
     """Lines that fill ``length`` tokens together with what asks for them, shuffled."""
     lines: dict[str, str] = {}
-    tokens, asked = _encode(llm, title), _encode(llm, between)
+    tokens, asked = encode(llm, title), encode(llm, between)
     questions: list[list[int]] = []
     n_tokens = len(tokens) + len(asked)
     while n_tokens < length:
@@ -141,7 +119,7 @@ def _asked_again(
         if subject in lines:
             continue
         lines[subject] = line
-        said, question = _encode(llm, line), _encode(llm, ask(line))
+        said, question = encode(llm, line), encode(llm, ask(line))
         tokens += said
         questions.append(question)
         n_tokens += len(said) + len(question)
@@ -152,14 +130,11 @@ def _asked_again(
 def _dialogue(llm: LLM, length: int, seed: int) -> list[int]:
     """A long conversation: a user tells things and asks for what was said before."""
     rng = random.Random(seed)
-    story = iter(
-        write_filler(length // _LEAST_TOKENS_PER_LINE, seed=seed).replace("\n\n", " ").split(". ")
-    )
+    story = iter(filler_sentences(length, seed=seed))
     told: list[tuple[str, str]] = []
     tokens: list[int] = []
     while len(tokens) < length:
-        name, aspect = f"{_draw(rng, _NAMES)} {_draw(rng, _SURNAMES)}", _draw(rng, _ASPECTS)
-        fact = (f"the {aspect} of {name}", str(rng.randrange(100, 1000)))
+        fact = (f"the {draw_subject(rng)}", str(rng.randrange(100, 1000)))
         said = ". ".join(next(story) for _ in range(2))
         user = f"{said}. By the way, {fact[0]} is {fact[1]}."
         answer = f"Thank you. I have noted that {fact[0]} is {fact[1]}."
@@ -168,7 +143,7 @@ def _dialogue(llm: LLM, length: int, seed: int) -> list[int]:
             user += f" Do you remember {what}?"
             answer += f" You told me that {what} is {value}."
         told.append(fact)
-        tokens += _encode(llm, f"User: {user}\nAssistant: {answer}\n\n")
+        tokens += encode(llm, f"User: {user}\nAssistant: {answer}\n\n")
     return tokens
 
 

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
-from ..engine.generate import log_probability
 from ..errors import UsageError
 from .filler import filler_tokens
 from .progress import Progress
-from .reading import prefill_prompt
+from .reading import prefill_prompt, score_answer, split_answer
 from .reporting import markdown_table
 from .windows import find_beginning
 
@@ -237,7 +236,7 @@ class _PromptMaker:
         rng = random.Random(f"{seed} {length} {depth} {place}")
         passkey = str(10000 + int(rng.random() * 90000))
         needle = self._tokenize(_NEEDLE.format(key=passkey))
-        ending, answer = self._split_answer(f" {passkey}")
+        ending, answer = split_answer(self._llm, self._ending, f" {passkey}")
         first, last = len(self._before), length - len(ending) - len(needle)
         if last < first:
             raise UsageError(
@@ -262,21 +261,6 @@ class _PromptMaker:
 
     def _tokenize(self, text: str) -> NDArray[np.int32]:
         return np.array(self._llm.tokenize(text, add_special=False), dtype=np.int32)
-
-    def _split_answer(self, answer: str) -> tuple[NDArray[np.int32], list[int]]:
-        """Tokens of the prompt's ending, and of the answer as they follow it.
-
-        A blank with a token of its own belongs to the prompt: what is asked for is the passkey,
-        and not whether the model would rather begin with another word.
-        """
-        alone = self._llm.tokenize(self._ending, add_special=False)
-        joined = self._llm.tokenize(self._ending + answer, add_special=False)
-        n_shared = 0
-        while n_shared < len(alone) and alone[n_shared] == joined[n_shared]:
-            n_shared += 1
-        while n_shared + 1 < len(joined) and self._llm.detokenize(joined[n_shared:][:1]).isspace():
-            n_shared += 1
-        return np.array(joined[:n_shared], dtype=np.int32), joined[n_shared:]
 
 
 def place_needle(
@@ -303,12 +287,5 @@ def _chat_frame(llm: LLM) -> tuple[str, str]:
 
 
 def _ask(runner: Runner, prompt: _Prompt) -> tuple[bool, float]:
-    """Whether the most likely tokens are the answer's, and the mean log-probability of those."""
-    logits = prefill_prompt(runner, prompt.tokens)
-    logprobs, is_exact = [], True
-    for index, token in enumerate(prompt.answer):
-        if index:
-            logits = runner.decode(prompt.answer[index - 1])
-        logprobs.append(log_probability(logits, token))
-        is_exact &= int(logits.argmax()) == token
-    return is_exact, float(np.mean(logprobs))
+    """As ``score_answer``."""
+    return score_answer(runner, prefill_prompt(runner, prompt.tokens), prompt.answer)

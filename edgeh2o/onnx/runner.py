@@ -85,6 +85,14 @@ class OnnxRunner:
         return self._attention.pairs_dense
 
     @property
+    def error_sums(self) -> NDArray[np.float64]:
+        return self._attention.error_sums
+
+    @property
+    def n_dense_reads(self) -> int:
+        return self._attention.n_dense_reads
+
+    @property
     def memory_bytes(self) -> Mapping[str, int]:
         activations = self._store.n_bytes + self._products.n_bytes
         return {**self._sizes, "activations": activations}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,12 @@ class SessionShape:
     ``all_rows`` is for evaluation: the last layer is computed for all tokens of a prompt, for
     ``row_logits`` and for a look at what was chosen there; else for its last token only, where that
     is all that an answer needs.
+
+    Of every prefill call so many ``checked_rows`` in each layer also read everything; the square
+    of what that changes, relative to that of the dense output, is the layer's error. The errors of
+    a call may sum to ``error_limit`` times the number of layers: a layer that has more than half
+    of what is left of that is read again, densely; once an eighth of the layers was, the others
+    are read densely at once.
     """
 
     max_context: int
@@ -36,6 +43,8 @@ class SessionShape:
     precision: str = "f32"
     threads: int = 1
     all_rows: bool = False
+    checked_rows: int = 0
+    error_limit: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,17 @@ class Runner(Protocol):
         """The rule that chooses what this prompt's chunks read, for inspection."""
 
     @property
+    def error_sums(self) -> NDArray[np.float64]:
+        """What ``checked_rows`` measured since the prompt began, [n_layers, 2]; zeros if nothing.
+
+        Sums of squares, over rows and heads: of sparse less dense outputs, and of dense ones.
+        """
+
+    @property
+    def n_dense_reads(self) -> int:
+        """Layers of calls that were read densely for their error since the prompt began."""
+
+    @property
     def memory_bytes(self) -> Mapping[str, int]:
         """Allocated bytes by purpose."""
 
@@ -208,6 +228,18 @@ class BatchRunner(Runner, Protocol):
 
         ValueError for more than are left; every call but ``accept`` forgets them.
         """
+
+
+def attention_error(sums: NDArray[np.float64]) -> float | None:
+    """The norm of what the attention is wrong by, relative to its output: of ``error_sums``.
+
+    The root of the mean over the layers that were measured; None if none was.
+    """
+    difference, dense = sums.T
+    measured = dense > 0
+    if not measured.any():
+        return None
+    return math.sqrt(float((difference[measured] / dense[measured]).mean()))
 
 
 def plan_calls(first: int, end: int, runner: Runner, batch: int | None = None) -> Iterator[slice]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
 from edgeh2o.cli.main import main
 from tests.cli.conftest import ExpectUsageError
+from tests.evaluation.pictures import png_size
 
 SIZES = ["--ctx", "300", "-b", "64", "-ub", "32", "--h2o-local", "8", "--h2o-heavy", "8"]
 
@@ -29,9 +31,26 @@ def test_formats_agree(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [float(row["kl"]) for row in rows] == [kind["kl"] for kind in report["kinds"]]
 
 
+def test_tasks_and_their_picture(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = tmp_path / "tasks.png"
+    sizes = ["--ctx", "500", *SIZES[2:]]
+    command = ["evaluate", model, *sizes, "--suite", "long", "--tasks", "needles-4,copy"]
+    assert main([*command, "--text-seeds", "1", "--plot", str(plot), "-o", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert (rows[0]["task"], rows[0]["questions"]) == ("needles-4", "4")
+    assert [row["task"] for row in rows] == ["needles-4", "copy"]
+    assert png_size(plot)[0] > 300
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--tasks", "json"], "--tasks belongs to --suite long"),
+        (["--plot", "x.png"], "--plot belongs to --suite long"),
+        (["--suite", "long", "--kinds", "prose"], "--kinds belongs to --suite texts"),
+        (["--suite", "long", "--tasks", "poems"], "no task 'poems'"),
         (["--kinds", "poems"], "no texts of kind 'poems'"),
         (["--text-seeds", "one"], "values between commas"),
         (["--ctx", "100"], "at least 256 tokens"),

@@ -29,6 +29,8 @@ def test_calls_allocate_nothing(
         max_context=640,
         batch_size=256,
         chunk_size=64,
+        checked_rows=16,
+        error_limit=1e-3,
     )
     if session.last_call_allocations is None:
         pytest.skip("this is a release build: EDGEH2O_DEBUG=1 makes one that counts allocations")

@@ -54,6 +54,14 @@ class ScriptedRunner:
         return self.position
 
     @property
+    def error_sums(self) -> NDArray[np.float64]:
+        return np.zeros((N_LAYERS, 2))
+
+    @property
+    def n_dense_reads(self) -> int:
+        return 0
+
+    @property
     def memory_bytes(self) -> Mapping[str, int]:
         return {"kv_cache": 4 * self.max_context}
 

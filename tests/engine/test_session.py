@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from edgeh2o import _core, isa
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, RuntimeConfig
 from edgeh2o.engine.plan import RECHECK_RESERVE_BYTES, RESERVE_BYTES, RunPlan
@@ -92,7 +94,30 @@ def test_batch_is_no_larger_than_the_context_in_whole_chunks(context: int, batch
         cache_type="f16",
         precision=isa.attention_precision("auto"),
         threads=3,
+        checked_rows=16,
     )
+
+
+@pytest.mark.parametrize(
+    ("attention", "prefill", "percent"),
+    [
+        (HeadwiseConfig(), PrefillConfig(), 4.5),
+        (HeadwiseConfig(budget=256), PrefillConfig(), math.inf),
+        (HeadwiseConfig(budget=256), PrefillConfig(max_error=3.0), 3.0),
+        (HeadwiseConfig(), PrefillConfig(max_error=0), 0.0),
+        (H2OConfig(), PrefillConfig(), math.inf),
+    ],
+)
+def test_a_budget_by_hand_is_not_guarded(
+    attention: SparseAttentionConfig, prefill: PrefillConfig, percent: float
+) -> None:
+    plan = RunPlan.of(CONFIG, attention, prefill, RuntimeConfig())
+    assert plan.shape(64).error_limit == pytest.approx((percent / 100) ** 2)
+
+
+def test_a_stricter_promise_allows_less_error() -> None:
+    default, strict = (HeadwiseConfig(max_loss=loss).default_max_error for loss in (0.5, 0.125))
+    assert default == HeadwiseConfig().default_max_error == 2 * (strict or 0)
 
 
 def test_the_precision_of_a_session_is_the_one_asked_for() -> None:

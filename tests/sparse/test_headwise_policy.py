@@ -375,3 +375,53 @@ def test_budgets_must_fit_the_model(n_budgets: int) -> None:
         ValueError, match=f"{n_budgets} budgets do not fit 1 layers with 3 KV heads"
     ):
         make_attention(policy, SHAPE, chunk_size=S, max_context=S)
+
+
+def test_budgets_change_after_what_was_read_whole() -> None:
+    """What a prompt teaches gives its rest the budgets; a saved state is that of the new ones."""
+    n_tokens, n_first = 256, 96
+    room = (n_first,) * SHAPE.n_kv_heads
+    attention, layer = make_headwise(n_tokens, room)
+    qkv = separated(n_tokens)
+    first = prefill(attention, qkv, ends=(n_first,), is_last=False)
+    expected = layer.prefill(*(array[:, :n_first] for array in qkv), is_last=False)
+    np.testing.assert_allclose(first, expected, **CLOSE)
+    np.testing.assert_allclose(first, causal_attention(*qkv)[:, :n_first], **CLOSE)
+    attention.policy.set_budgets(list(BUDGETS))
+    layer.budgets = BUDGETS
+    assert attention.mark()
+    rest = prefill(attention, qkv, ends=(n_tokens,), first=n_first)
+    expected = layer.prefill(*(array[:, n_first:] for array in qkv), is_last=True)
+    np.testing.assert_allclose(rest, expected, **CLOSE)
+    check_latest_chunk(attention.policy, layer)
+    attention.rewind(n_first)
+    np.testing.assert_array_equal(prefill(attention, qkv, ends=(n_tokens,), first=n_first), rest)
+    state = attention.save_state()
+    other, _ = make_headwise(n_tokens, BUDGETS)
+    other.load_state(state)
+    for head in range(SHAPE.n_kv_heads):
+        np.testing.assert_array_equal(
+            other.policy.memory_set(0, head) if BUDGETS[head] else [],
+            attention.policy.memory_set(0, head) if BUDGETS[head] else [],
+        )
+
+
+def test_budgets_that_there_is_no_room_for() -> None:
+    policy = _core.headwise_policy([8, 16, None], max_past=60)
+    with pytest.raises(ValueError, match="serves no session yet"):
+        policy.set_budgets([8, 16, None])
+    attention = make_attention(policy, SHAPE, chunk_size=S, max_context=256)
+    for budgets, message in (
+        ([8, 16], "2 budgets for 3 heads"),
+        ([8, 17, None], "17 is more than the 16 that there is room for"),
+        ([0, 16, None], "a budget is 0"),
+        ([None, 16, None], "of which only 60 are read"),
+        ([8, 16, 1], "1 is more than the 0 that there is room for"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            policy.set_budgets(budgets)
+    attention.policy.set_budgets([4, 16, None])
+    with pytest.raises(ValueError, match="has no budgets"):
+        make_attention(
+            _core.dense_policy(), SHAPE, chunk_size=S, max_context=64
+        ).policy.set_budgets([1])

@@ -90,18 +90,15 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
-  const LayerKv& kv = sequence.layer(call.layer).rows();
   uint8_t* scratch = call.workspace.attention_scratch();
   const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
   if (is_row) {
     if (first == n) return;
     sequence.decode_call(call.layer, step.is_decode, scratch, n_threads)
-        .run(queries.rows_from(first, n - first), kv, position + first, spec.window,
-             attended.rows_from(first, n - first));
+        .run(queries.rows_from(first, n - first), sequence.layer(call.layer).rows(), position + first,
+             spec.window, attended.rows_from(first, n - first));
   } else {
-    const uint64_t n_pairs = sequence.attention(call.layer, scratch, n_threads)
-                                 .run(queries, kv, position, spec.window, step.end, attended);
-    sequence.count_pairs(n_pairs, causal_pairs(position, n, spec.window));
+    sequence.attend(call.layer, queries, spec.window, step.end, scratch, n_threads, attended);
   }
   const MatView<float> x = call.x();
   if (observer.on_attention && !is_row) {

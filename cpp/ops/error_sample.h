@@ -1,0 +1,43 @@
+// What a sparse attention costs, measured while it runs: a few queries of a call also read everything.
+#pragma once
+
+#include "base/arena.h"
+#include "base/kv_rows.h"
+#include "base/mat_view.h"
+#include "ops/attention_plan.h"
+#include "ops/decode_attention.h"
+
+namespace edgeh2o {
+
+// Sums of squares over the sampled rows and their heads: of what the sparse output differs by, and of the
+// dense output.
+struct AttentionError {
+  double difference = 0.0, dense = 0.0;
+
+  double relative() const { return dense > 0.0 ? difference / dense : 0.0; }
+  AttentionError& operator+=(const AttentionError& other) {
+    difference += other.difference;
+    dense += other.dense;
+    return *this;
+  }
+};
+
+class ErrorSample {
+ public:
+  // scratch: scratch_bytes bytes, of anything.
+  ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads);
+  static size_t scratch_bytes(const AttentionPlan& plan, size_t n_threads);
+
+  // Of at most n_rows rows of a call that gave `out` [n_tokens][out_dim]: those at even distances among the
+  // ones that may have missed something, which begin after the first chunk of a prompt and end before the
+  // n_dense last rows. Each `turn` takes others. q, first_position, kv: as for ChunkedAttention::run.
+  AttentionError measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                         MatView<const float> out, size_t n_dense, size_t n_rows, size_t turn);
+
+ private:
+  const AttentionPlan& plan_;
+  float* row_;  // [out_dim]
+  DecodeAttention attention_;
+};
+
+}  // namespace edgeh2o

@@ -1,0 +1,183 @@
+"""The guard of the sparse attention: what it measures, and layers that it has read again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgeh2o import _core
+from edgeh2o.runners.base import attention_error
+from tests.ops.attention_case import Shape, head_major, token_major
+from tests.reference.dense import causal_attention
+from tests.reference.qkv import random_qkv
+
+CHUNK, TAIL, N_TOKENS, N_LAYERS = 32, 20, 230, 3
+SHAPE = Shape(n_kv_heads=2, group=3, head_dim=16)
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def make_policy() -> _core.SparsePolicy:
+    return _core.h2o_policy(9, 14, tail=TAIL)
+
+
+def make_attention(
+    checked_rows: int,
+    *,
+    error_limit: float = math.inf,
+    policy: _core.SparsePolicy | None = None,
+    threads: int | None = None,
+) -> _core.ChunkedAttention:
+    return _core.ChunkedAttention(
+        policy or make_policy(),
+        SHAPE.n_heads,
+        SHAPE.n_kv_heads,
+        SHAPE.head_dim,
+        n_layers=N_LAYERS,
+        chunk_size=CHUNK,
+        batch_size=N_TOKENS,
+        max_context=2 * N_TOKENS,
+        cache_type="f32",
+        checked_rows=checked_rows,
+        error_limit=error_limit,
+        threads=threads,
+    )
+
+
+def run(
+    attention: _core.ChunkedAttention,
+    layer: int,
+    *,
+    ends: tuple[int, ...] = (N_TOKENS,),
+    window: int = 0,
+) -> np.ndarray:
+    """Output [n_heads, n, d] of the prompt of a layer, one call per end."""
+    qkv = [token_major(array) for array in layer_qkv(layer)]
+    outputs, start = [], 0
+    for end in ends:
+        q, k, v = (array[start:end] for array in qkv)
+        outputs.append(attention.run(layer, q, k, v, window=window, is_last=end == ends[-1]))
+        start = end
+    return head_major(np.concatenate(outputs))
+
+
+def layer_qkv(layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = random_qkv(layer, n_tokens=N_TOKENS, **SHAPE.heads)
+    return 3 * q, k, v
+
+
+def expected_sums(sparse: np.ndarray, layer: int, rows: np.ndarray) -> list[float]:
+    dense = causal_attention(*layer_qkv(layer))[:, rows]
+    return [float(np.sum((sparse[:, rows] - dense) ** 2)), float(np.sum(dense**2))]
+
+
+def sampled_rows(n_rows: int, begin: int, end: int, layer: int) -> np.ndarray:
+    """At even distances; those of every layer begin at another multiple of the golden ratio."""
+    offset = layer * (math.sqrt(5) - 1) / 2 % 1
+    return begin + (np.arange(n_rows) + offset) * (end - begin) // n_rows
+
+
+@pytest.mark.parametrize("n_rows", [1, 7, 1000])
+def test_sums_are_those_of_the_sampled_rows(n_rows: int) -> None:
+    attention, plain = make_attention(n_rows), make_attention(0)
+    begin, end = CHUNK, N_TOKENS - TAIL
+    for layer in range(N_LAYERS):
+        output = run(attention, layer)
+        np.testing.assert_array_equal(output, run(plain, layer))
+        rows = sampled_rows(min(n_rows, end - begin), begin, end, layer).astype(int)
+        expected = expected_sums(output, layer, rows)
+        np.testing.assert_allclose(attention.error_sums[layer], expected, rtol=1e-4)
+        assert expected[0] > 1e-3 * expected[1]
+    assert attention.n_dense_reads == 0
+    assert not plain.error_sums.any()
+    assert attention_error(plain.error_sums) is None
+    ratios = attention.error_sums[:, 0] / attention.error_sums[:, 1]
+    assert attention_error(attention.error_sums) == pytest.approx(math.sqrt(ratios.mean()))
+
+
+def test_calls_add_up_and_a_reset_forgets() -> None:
+    attention = make_attention(1000)
+    output = run(attention, 0, ends=(64, 128, N_TOKENS))
+    rows = np.arange(CHUNK, N_TOKENS - TAIL)
+    np.testing.assert_allclose(attention.error_sums[0], expected_sums(output, 0, rows), rtol=1e-4)
+    attention.reset()
+    assert not attention.error_sums.any()
+
+
+def test_the_sample_does_not_depend_on_threads() -> None:
+    sums = []
+    for threads in (1, 3):
+        attention = make_attention(5, threads=threads)
+        run(attention, 1)
+        sums.append(attention.error_sums)
+    np.testing.assert_array_equal(*sums)
+
+
+def test_nothing_is_measured_where_everything_is_read() -> None:
+    full = _core.headwise_policy([None] * SHAPE.n_kv_heads * N_LAYERS)
+    for policy, window in ((_core.dense_policy(), 0), (full, 0), (make_policy(), 40)):
+        attention = make_attention(4, policy=policy, error_limit=0.0)
+        attention.begin_call()
+        run(attention, 0, window=window)
+        assert not attention.error_sums.any()
+        assert attention.n_dense_reads == 0
+
+
+def test_layers_that_would_exceed_the_limit_are_read_again_densely() -> None:
+    """Half of what is left of the call's sum may go to a layer."""
+    loose = make_attention(1000)
+    outputs = [run(loose, layer) for layer in range(N_LAYERS)]
+    errors = loose.error_sums[:, 0] / loose.error_sums[:, 1]
+    # The first layer fits just so, and what is left is too little for the second.
+    limit = 2.05 * errors[0] / N_LAYERS
+    assert errors[1] > 0.525 * errors[0]
+    attention = make_attention(1000, error_limit=limit)
+    attention.begin_call()
+    np.testing.assert_array_equal(run(attention, 0), outputs[0])
+    assert attention.n_dense_reads == 0
+    again = run(attention, 1)
+    np.testing.assert_allclose(again, causal_attention(*layer_qkv(1)), rtol=0, atol=2e-5)
+    assert attention.n_dense_reads == 1
+    assert attention.error_sums[1, 0] == 0 < attention.error_sums[1, 1]
+
+
+def test_once_an_eighth_was_read_twice_the_others_are_read_densely_at_once() -> None:
+    attention = make_attention(3, error_limit=0.0)
+    attention.begin_call()
+    pairs = []
+    for layer in range(N_LAYERS):
+        before = attention.pairs_computed * N_LAYERS
+        output = run(attention, layer)
+        pairs.append(attention.pairs_computed * N_LAYERS - before)
+        expected = causal_attention(*layer_qkv(layer))
+        np.testing.assert_allclose(output, expected, rtol=0, atol=2e-5)
+    assert attention.n_dense_reads == N_LAYERS
+    assert attention_error(attention.error_sums) == 0.0
+    dense = N_TOKENS * (N_TOKENS + 1) // 2
+    rounding = N_LAYERS  # they are counted as the mean of the layers
+    assert pairs[1:] == pytest.approx([dense, dense], abs=rounding)
+    assert pairs[0] > 1.1 * dense
+
+
+def test_every_call_may_err_anew() -> None:
+    """Not what one call may have, of which nothing is left, but that of the next."""
+    attention = make_attention(3, error_limit=0.0)
+    q, k, v = (token_major(array) for array in layer_qkv(0))
+    tried = []
+    for start, end in ((0, 64), (64, N_TOKENS)):
+        attention.begin_call()
+        for layer in range(N_LAYERS):
+            attention.run(layer, q[start:end], k[start:end], v[start:end], is_last=False)
+        attention.end_call()
+        tried.append(attention.error_sums[:, 1].copy())
+    assert attention.n_dense_reads == 2 * N_LAYERS
+    assert 0 < tried[0][0] < tried[1][0]
+    assert not tried[1][1:].any()  # layers that were not tried
+
+
+@pytest.mark.parametrize("limit", [-1.0, math.nan])
+def test_a_limit_is_at_least_zero(limit: float) -> None:
+    with pytest.raises(ValueError, match="limit of the attention's error"):
+        make_attention(3, error_limit=limit)
