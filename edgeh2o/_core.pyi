@@ -222,6 +222,10 @@ class _SequenceMethods:
     def rewind(self, position: int) -> None: ...
     def mark(self) -> bool: ...
     def find_mark(self, position: int) -> int: ...
+    @property
+    def marks(self) -> list[int]:
+        """Positions of the marks, ascending."""
+
     def save_state(self) -> bytes: ...
     def cached_rows(self) -> list[NDArray[np.uint8]]:
         """Layer by layer, KV head by KV head: the tokens' keys, then their values."""
@@ -362,6 +366,10 @@ class Sequence(_SequenceMethods):
         Without a ``workspace`` of the model it makes one of its own, for ``threads``.
         """
     @property
+    def workspace(self) -> Workspace:
+        """What its calls write to; sequences of one workspace go into one ``forward``."""
+
+    @property
     def position(self) -> int: ...
     @property
     def token_ids(self) -> list[int]: ...
@@ -395,6 +403,13 @@ class Sequence(_SequenceMethods):
         """
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...
+    def copy_from(self, other: Sequence, position: int) -> None:
+        """Takes up the tokens of another sequence of the model, up to one of its ``marks``.
+
+        What comes after is what it would be for the other. ValueError, and no prompt, for a
+        position without a mark and for a sequence of other cache types or another policy.
+        """
+
     def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...
     @staticmethod
     def estimate_bytes(

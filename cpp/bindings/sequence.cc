@@ -208,6 +208,12 @@ void load_state(DecoderSequence& self, const py::buffer& state,
   self.sequence.append_tokens({tokens->data(), tokens->size()});
 }
 
+void copy_from(DecoderSequence& self, const DecoderSequence& other, size_t position) {
+  EH2O_CHECK(&self.decoder() == &other.decoder(), "the other sequence is of another model");
+  self.forget_prompt();
+  self.sequence.copy_from(other.sequence, position);
+}
+
 }  // namespace
 
 void bind_sequence(py::module_& module) {
@@ -236,7 +242,9 @@ void bind_sequence(py::module_& module) {
       .def("row_logits", &row_logits, py::arg("first"), py::arg("n_rows"))
       .def("decode", &decode, py::arg("token"))
       .def("load_state", &load_state, py::arg("state"), py::arg("token_ids") = py::none())
+      .def("copy_from", &copy_from, py::arg("other"), py::arg("position"))
       .def_readwrite("prompt_logits", &DecoderSequence::prompt_logits)
+      .def_property_readonly("workspace", [](const DecoderSequence& self) { return self.owner; })
       .def_property_readonly("token_ids", &token_ids)
       .def_property_readonly("position", [](const DecoderSequence& self) { return self.sequence.position(); })
       .def_property_readonly("max_context",
