@@ -72,7 +72,7 @@ def test_a_copy_needs_a_sequence_of_the_same_kind(pair: ModelPair) -> None:
     for policy, cache_type in ((_core.dense_policy(), "f32"), (_core.h2o_policy(12, 4), "f16")):
         sizes = {"batch_size": BATCH, "chunk_size": CHUNK_SIZE, "max_context": 4 * BATCH}
         copy = _core.Sequence(pair.core, policy, cache_type=cache_type, **sizes)
-        with pytest.raises(ValueError, match="other|differ"):
+        with pytest.raises(ValueError, match=r"other|differ"):
             copy.copy_from(source, BATCH)
         assert copy.position == 0
 
