@@ -233,6 +233,10 @@ class _SequenceMethods:
     def rewind(self, position: int) -> None: ...
     def mark(self) -> bool: ...
     def find_mark(self, position: int) -> int: ...
+    @property
+    def marks(self) -> list[int]:
+        """Positions of the marks, ascending."""
+
     def save_state(self) -> bytes: ...
     def cached_rows(self) -> list[NDArray[np.uint8]]:
         """Layer by layer, KV head by KV head: the tokens' keys, then their values."""
@@ -402,6 +406,9 @@ class Sequence(_Prompt):
         """
     @property
     def last_call_allocations(self) -> int | None: ...
+    @property
+    def workspace(self) -> Workspace:
+        """What its calls write to; sequences of one workspace go into one ``forward``."""
     def prefill(
         self,
         tokens: NDArray[np.int32],
@@ -420,6 +427,12 @@ class Sequence(_Prompt):
         """
     def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...
     def accept(self, n: int) -> None: ...
+    def copy_from(self, other: Sequence, position: int) -> None:
+        """Takes up the tokens of another sequence of the model, up to one of its ``marks``.
+
+        What comes after is what it would be for the other. ValueError, and no prompt, for a
+        position without a mark and for a sequence of other cache types or another policy.
+        """
     @staticmethod
     def estimate_bytes(
         config: DecoderConfig, policy: SparsePolicy, **sizes: Any

@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
     ("__main__",),
     ("cli",),
     ("__init__", "memory"),
-    ("evaluation",),
+    ("evaluation", "serving"),
     ("llm",),
     ("engine", "export"),
     ("onnx",),

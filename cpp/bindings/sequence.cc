@@ -185,6 +185,12 @@ py::array_t<float> row_logits(DecoderSequence& self, size_t first, size_t n_rows
   return logits;
 }
 
+void copy_from(DecoderSequence& self, const DecoderSequence& other, size_t position) {
+  EH2O_CHECK(&self.decoder() == &other.decoder(), "the other sequence is of another model");
+  self.forget_prompt();
+  self.sequence.copy_from(other.sequence, position);
+}
+
 }  // namespace
 
 void bind_sequence(py::module_& module) {
@@ -219,6 +225,8 @@ void bind_sequence(py::module_& module) {
       .def(
           "accept", [](DecoderSequence& self, size_t n) { self.sequence.accept(n); }, py::arg("n"))
       .def_property_readonly("max_decode_tokens", &DecoderSequence::max_decode_tokens)
+      .def("copy_from", &copy_from, py::arg("other"), py::arg("position"))
+      .def_property_readonly("workspace", [](const DecoderSequence& self) { return self.owner; })
       .def_property_readonly("last_call_allocations",
                              [](const DecoderSequence& self) -> std::optional<uint64_t> {
                                if (!kCountsAllocations) return std::nullopt;

@@ -88,6 +88,7 @@ void bind_sequence_methods(Class& c) {
           },
           py::arg("position"))
       .def("mark", [](T& self) { return self.sequence.mark(); })
+      .def_property_readonly("marks", [](const T& self) { return self.sequence.marks(); })
       .def(
           "find_mark", [](const T& self, size_t position) { return self.sequence.find_mark(position); },
           py::arg("position"))

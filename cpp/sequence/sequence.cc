@@ -1,6 +1,7 @@
 #include "sequence/sequence.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -246,6 +247,43 @@ void Sequence::rewind(size_t position) {
   tokens.resize(std::min(tokens.size(), position));
   tokens_ = std::move(tokens);
   marks_ = std::move(marks);
+}
+
+std::vector<size_t> Sequence::marks() const {
+  std::vector<size_t> positions;
+  for (const Mark& mark : marks_) positions.push_back(mark.position);
+  return positions;
+}
+
+void Sequence::copy_from(const Sequence& other, size_t position) {
+  EH2O_CHECK(this != &other, "a sequence cannot be copied to itself");
+  const auto found = std::find_if(other.marks_.begin(), other.marks_.end(),
+                                  [position](const Mark& mark) { return mark.position == position; });
+  EH2O_CHECK(found != other.marks_.end(), "nothing is noted of the state at position ", position);
+  EH2O_CHECK(layers_.size() == other.layers_.size() && policy_->describe() == other.policy_->describe(),
+             "the other sequence is of another model or policy");
+  load_state({found->state.data(), found->state.size()});
+  const auto copy_rows = [position](const KvRows& to, const KvRows& from) {
+    const auto n_bytes = static_cast<size_t>(to.row(position) - to.row(0));
+    EH2O_CHECK(to.type == from.type && to.head_dim == from.head_dim, "the rows of the caches differ");
+    std::memcpy(to.row(0), from.row(0), n_bytes);
+  };
+  try {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const LayerKv &to = layer(i).rows(), &from = other.layer(i).rows();
+      EH2O_CHECK(layer(i).n_kv_heads() == other.layer(i).n_kv_heads(), "layer ", i, " has other KV heads");
+      for (size_t head = 0; head < layer(i).n_kv_heads(); ++head) {
+        copy_rows(to.k(head), from.k(head));
+        copy_rows(to.v(head), from.v(head));
+      }
+    }
+  } catch (...) {
+    reset();
+    throw;
+  }
+  const Span<const int32_t> tokens = other.tokens();
+  tokens_.assign(tokens.data, tokens.data + position);
+  marks_.assign(other.marks_.begin(), found + 1);
 }
 
 std::vector<uint8_t> Sequence::save_state() const {

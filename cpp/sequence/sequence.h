@@ -135,6 +135,14 @@ class Sequence {
   // name.
   void rewind(size_t position);
 
+  // Where marks lie, ascending.
+  std::vector<size_t> marks() const;
+  // Forgets the prompt and takes up the first tokens of another sequence, up to one of its marks: tokens,
+  // rows, the policy's state, and the marks before. Both go on as one would that had read these tokens. The
+  // other may have been interrupted later. Throws std::invalid_argument, and leaves an empty sequence, for a
+  // position without a mark and for a sequence of other layers, cache types or another policy.
+  void copy_from(const Sequence& other, size_t position);
+
   // The state is all that later calls depend on but the tokens and the cached rows. load_state forgets the
   // prompt and takes bytes from anywhere; it throws std::invalid_argument, and leaves an empty sequence, for
   // a state that a sequence like this could not have saved. The caller then writes the rows.

@@ -22,6 +22,7 @@ from .report import printable
 VERBS = (
     "run",
     "chat",
+    "serve",
     "pull",
     "inspect",
     "doctor",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
     from .learning import Learner
+    from .logits import LogitsProcessor
 
 # Short enough to survive JSON readers that keep numbers as doubles.
 SEED_BYTES = 4
@@ -61,10 +62,10 @@ class Generation:
 
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
-    batches of ``batch_size``. ``learner`` looks on while the prompt is read. ``run`` are the fields
-    of the statistics that are known before. Counters and times, in seconds, are kept while it runs,
-    so that they can be read after an interrupt too. Raises UsageError for a lookup that the runner
-    has not got.
+    batches of ``batch_size``. ``learner`` looks on while the prompt is read, ``processor`` changes
+    the logits that tokens are drawn from. ``run`` are the fields of the statistics that are known
+    before. Counters and times, in seconds, are kept while it runs, so that they can be read after
+    an interrupt too. Raises UsageError for a lookup that the runner has not got.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Generation:
         batch_size: int | None = None,
         on_prefill: OnPrefill | None = None,
         learner: Learner | None = None,
+        processor: LogitsProcessor | None = None,
         started_at: float | None = None,
         run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -113,6 +115,7 @@ class Generation:
         self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._learner = learner
+        self._processor = processor
         self._started_at = time.perf_counter() if started_at is None else started_at
 
     @property
@@ -238,12 +241,15 @@ class Generation:
     ) -> GenerationChunk:
         """Draws a token, its text, and whether it is the last one."""
         try:
-            token_id = sampler.sample(logits)
+            choice = logits if self._processor is None else self._processor.process(logits)
+            token_id = sampler.sample(choice)
         except ValueError as error:
             raise EdgeH2OError(
                 f"no token can be drawn: {error}; the model file may be damaged"
             ) from None
         sampler.accept(token_id)
+        if self._processor is not None:
+            self._processor.accept(token_id)
         self.token_ids.append(token_id)
         self.n_said += 1
         text = ""

@@ -104,10 +104,15 @@ class PromptReader:
             parse_special=parse_special,
         )
 
-    def open_chat(self, messages: Sequence[Message]) -> Prompt:
-        """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do."""
+    def open_chat(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> Prompt:
+        """The prompt that the template makes of ``messages``. Raises as both it and ``open`` do.
+
+        ``variables`` are of this conversation alone.
+        """
         template = self.chat_template
-        chat = template.render(messages)
+        chat = template.render(messages, variables=variables)
         return self._open_text(chat.text, chat, partial(template.encode_rendered, chat))
 
     def _open_text(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.budget_table import BudgetTable
+    from .logits import LogitsProcessor
     from .models import DescribedModel, LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
@@ -67,7 +68,7 @@ class Session:
         self.plan.choose_context(len(opening().encode()), max_tokens)
 
     def stream(
-        self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
+        self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: Any
     ) -> GenerationStream:
         """Chunks of the answer to a prompt; options as those of ``_begin``.
 
@@ -78,7 +79,7 @@ class Session:
             return GenerationStream(generation, self.access, self._require_current)
 
     def generate(
-        self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: bool
+        self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: Any
     ) -> GenerationResult:
         """The whole answer to a prompt; see ``stream``."""
         with self.access.call():
@@ -94,6 +95,7 @@ class Session:
         *,
         logprobs: bool = False,
         keep_cache: bool = False,
+        processor: LogitsProcessor | None = None,
     ) -> Generation:
         """Makes room for a prompt and its answer, and ends the prompt before.
 
@@ -132,6 +134,7 @@ class Session:
             batch_size=batch_size,
             on_prefill=None if report is None else partial(report, "prefill"),
             learner=learner,
+            processor=processor,
             started_at=started_at,
             run={
                 **self._running.report(),
@@ -282,6 +285,29 @@ class Session:
         for rows, copy in zip(old.cached_rows(), runner.cached_rows(), strict=True):
             copy[:] = rows
         return runner
+
+    def begin_as(self, other: Session, n_tokens: int, context: int) -> None:
+        """Takes up the first ``n_tokens`` of another session of the model, up to one of its marks.
+
+        With room for ``context`` tokens. The other stays as it is, and may be at work. Raises
+        ResourceError for what does not fit in memory, ValueError for runners without ``copy_from``.
+        """
+        with self.access.call():
+            source, self.runner = other.runner, None
+            runner = other._running.start_runner(self.model, context)
+            copy = getattr(runner, "copy_from", None)
+            if copy is None or source is None:
+                raise ValueError("these runners cannot be copied")
+            copy(source, n_tokens)
+            self.plan, self._profile = other.plan, other._profile
+            self._running, self.runner = other._running, runner
+            self._generation, self._transcript = None, other._transcript
+            self._is_open = True
+
+    @property
+    def transcript(self) -> Transcript | None:
+        """What the cache holds as text, where it was read as text."""
+        return self._latest_transcript()
 
     def forget(self) -> None:
         """Leaves nothing to go on from, and no word of it to save."""

@@ -74,13 +74,18 @@ class ChatTemplate:
         self._environment, self._template = compile_template(source)
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
         """The conversation as the model was taught to read it, ready for its next answer.
 
         A message has a ``role`` of letters, digits, "_" and "-", and a ``content``; both are
-        strings. Further keys hold plain values. Raises UsageError for other messages and
-        FormatError for whatever the template does wrong, its own refusals included.
+        strings. Further keys hold plain values, and so do ``variables`` of this conversation, such
+        as ``tools``, which are as untrusted as the messages. Raises UsageError for other messages
+        and FormatError for whatever the template does wrong, its own refusals included.
         """
         if isinstance(messages, (str, bytes, Mapping)) or not all(
             isinstance(message, Mapping) for message in messages
@@ -89,8 +94,10 @@ class ChatTemplate:
                 'messages are a list such as [{"role": "user", "content": "Hello"}], '
                 f"got {messages!r:.80}"
             )
-        marker = _Marker(self._tokenizer.control_texts, (self._source, messages))
+        given = dict(variables or {})
+        marker = _Marker(self._tokenizer.control_texts, (self._source, messages, given))
         marked = [marker.mark_message(message) for message in messages]
+        given = {name: marker.mark(value) for name, value in given.items()}
         tokenizer = self._tokenizer
         self._environment.begin(
             max_size=MIN_OUTPUT_CHARACTERS + MAX_GROWTH * marker.n_characters,
@@ -98,7 +105,7 @@ class ChatTemplate:
         )
         text = _guarded(
             lambda: self._template.render(
-                self._variables,
+                self._variables | given,
                 messages=marked,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=tokenizer.bos_text,
@@ -108,6 +115,10 @@ class ChatTemplate:
         if tokenizer.add_bos:
             text = text.removeprefix(tokenizer.bos_text)  # the tokenizer adds it
         return RenderedChat(text, marker.stand_ins)
+
+    def mentions(self, name: str) -> bool:
+        """Whether the template may ask for a variable of this name."""
+        return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
     def encode(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -159,15 +170,16 @@ class _Marker:
             )
         if not isinstance(content, str):
             raise UsageError(f"the content of a message must be text, got {content!r:.80}")
-        return {str(key): self._mark(value) for key, value in message.items()}
+        return {str(key): self.mark(value) for key, value in message.items()}
 
-    def _mark(self, value: Any) -> Any:
+    def mark(self, value: Any) -> Any:
+        """Plain values with stand-ins in all their texts."""
         if isinstance(value, str):
             return self._mark_text(value)
         if isinstance(value, Mapping):
-            return {self._mark(key): self._mark(item) for key, item in value.items()}
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._mark(item) for item in value]
+            return [self.mark(item) for item in value]
         return value
 
     def _mark_text(self, text: str) -> str:

@@ -41,6 +41,43 @@ def read(sequence: _core.Sequence, tokens: np.ndarray, *, marks: bool = True) ->
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_copy_goes_on_as_the_sequence_would_from_its_mark(pair: ModelPair, policy: str) -> None:
+    def start(max_context: int) -> _core.Sequence:
+        sizes = {"batch_size": BATCH, "chunk_size": CHUNK_SIZE, "max_context": max_context}
+        return _core.Sequence(pair.core, POLICIES[policy](), **sizes)
+
+    tokens = random_tokens(3 * BATCH + 5)
+    first = start(4 * BATCH)
+    read(first, tokens)
+    for token in random_tokens(3, seed=1):
+        first.decode(int(token))
+    assert first.marks == [0, BATCH, 2 * BATCH, 3 * BATCH]
+    other = np.concatenate([tokens[: 2 * BATCH], random_tokens(BATCH + 7, seed=2)])
+    whole, copy = start(4 * BATCH), start(6 * BATCH)  # rows of heads lie elsewhere
+    read(copy, random_tokens(50, seed=3))
+    copy.copy_from(first, 2 * BATCH)
+    assert (copy.token_ids, copy.marks) == (tokens[: 2 * BATCH].tolist(), [0, BATCH, 2 * BATCH])
+    np.testing.assert_array_equal(read(copy, other), read(whole, other))
+    assert copy.save_state() == whole.save_state()
+    assert first.position == 3 * BATCH + 8  # left as it was
+    with pytest.raises(ValueError, match=f"nothing is noted of the state at position {BATCH + 1}"):
+        copy.copy_from(first, BATCH + 1)
+    with pytest.raises(ValueError, match="to itself"):
+        first.copy_from(first, BATCH)
+
+
+def test_a_copy_needs_a_sequence_of_the_same_kind(pair: ModelPair) -> None:
+    source = pair.session(_core.dense_policy(), batch_size=BATCH)
+    read(source, random_tokens(BATCH + 1))
+    for policy, cache_type in ((_core.dense_policy(), "f32"), (_core.h2o_policy(12, 4), "f16")):
+        sizes = {"batch_size": BATCH, "chunk_size": CHUNK_SIZE, "max_context": 4 * BATCH}
+        copy = _core.Sequence(pair.core, policy, cache_type=cache_type, **sizes)
+        with pytest.raises(ValueError, match=r"other|differ"):
+            copy.copy_from(source, BATCH)
+        assert copy.position == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -1,0 +1,178 @@
+"""``edgeh2o serve``: answers requests over HTTP, in the form of OpenAI's interface."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import SamplingParams
+from ..errors import EdgeH2OError, UsageError
+from .chat_options import read_template
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    print_note,
+    read_model_options,
+)
+from .options import add_config_options, read_config
+from .prompt import read_text
+
+if TYPE_CHECKING:
+    from ..engine.session import Session
+
+HELP = "answer requests over HTTP (OpenAI's interface)"
+DESCRIPTION = (
+    "Serve a model over HTTP in the form of OpenAI's interface: /v1/chat/completions, "
+    "/v1/completions, /v1/models, /health, /metrics. Needs edgeh2o[serve]."
+)
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client", "llguidance")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
+    add_model_argument(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine alone)"
+    )
+    group.add_argument("--port", type=int, default=8080, metavar="N", help="(default: 8080)")
+    group.add_argument(
+        "--api-key", metavar="KEY", help="what clients must send (better by EDGEH2O_API_KEY)"
+    )
+    group.add_argument(
+        "--api-key-file", metavar="FILE", help="read the key from a file, such as a secret's"
+    )
+    group.add_argument(
+        "--cors",
+        action="append",
+        metavar="ORIGIN",
+        help="pages of this origin may call the server; may be given several times",
+    )
+    group.add_argument(
+        "--alias", metavar="NAME", help="name of the model for clients (default: the file's)"
+    )
+    group.add_argument(
+        "--parallel",
+        type=int,
+        default=4,
+        metavar="N",
+        help="answered at once (default: 4)",
+    )
+    group.add_argument(
+        "--max-queue", type=int, default=32, metavar="N", help="requests that wait (default: 32)"
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=0,
+        metavar="S",
+        help="seconds that an answer may take, 0 = no limit (default: 0)",
+    )
+    group.add_argument(
+        "--prefix-cache-ram",
+        type=parse_size,
+        metavar="SIZE",
+        help="memory of conversations kept to go on from, such as 512M (default: a quarter of "
+        "what is free once the model is loaded)",
+    )
+    template = parser.add_argument_group("chat")
+    template.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="jinja2 template that takes the place of the model's own",
+    )
+    template.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the template as one JSON object; requests may set others",
+    )
+    add_config_options(parser, SamplingParams, title="sampling, where a request says nothing")
+    add_model_options(parser)
+    add_verbosity_options(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Loads the model and serves it until a signal comes; returns the exit code."""
+    require_packages()
+    for flag, value, least in (
+        ("--parallel", args.parallel, 1),
+        ("--max-queue", args.max_queue, 0),
+        ("--timeout", args.timeout, 0),
+    ):
+        if not least <= value <= 10**6:
+            raise UsageError(f"{flag} must be at least {least}, got {value}")
+    if not 0 <= args.port <= 65535:
+        raise UsageError(f"--port must be from 0 to 65535, got {args.port}")
+    sampling = read_config(args, SamplingParams)
+    options = read_model_options(args)
+    key = _read_key(args)
+    if args.host not in LOOPBACK and key is None:
+        print_note(
+            f"edgeh2o: warning: everybody who reaches {args.host} can use the model; set "
+            "EDGEH2O_API_KEY"
+        )
+
+    from ..serving.answers import AnswerEngine
+    from ..serving.app import ServerSettings, make_app
+    from ..serving.server import open_socket, run_server
+
+    logging.getLogger("edgeh2o.serving").setLevel(logging.INFO if args.verbose else logging.WARNING)
+    listening = open_socket(args.host, args.port)  # before the weights are read
+    opened: list[Session] = []
+    template = read_template(args)
+    with listening, open_model(options, check=opened.append, **template) as (llm, bars):
+        bars.close()
+        engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
+        settings = ServerSettings(
+            model_name=args.alias or Path(llm.model_path).stem,
+            api_key=key,
+            cors_origins=tuple(args.cors or ()),
+            allowed_hosts=(*LOOPBACK, "[::1]") if args.host in LOOPBACK else None,
+            parallel=args.parallel,
+            max_queue=args.max_queue,
+            timeout_s=args.timeout,
+            sampling=sampling,
+        )
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        address = f"http://{host}:{listening.getsockname()[1]}"
+
+        def announce() -> None:
+            if not args.quiet:
+                print_note(f"serving {settings.model_name} at {address}/v1 (Ctrl-C ends)")
+
+        run_server(make_app(engine, settings), listening, on_ready=announce)
+    return 0
+
+
+def require_packages() -> None:
+    """Raises an error with the command that installs what is missing."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise EdgeH2OError(f'serving needs {", ".join(missing)}: pip install "edgeh2o[serve]"')
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512M", "1.5 GiB" or a plain number, for argparse."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512M or 2G")
+    return int(float(match[1]) * 2 ** (10 * " KMG".index(match[2].upper() or " ")))
+
+
+def _read_key(args: argparse.Namespace) -> str | None:
+    if args.api_key is not None and args.api_key_file is not None:
+        raise UsageError("--api-key and --api-key-file exclude each other")
+    key = args.api_key
+    if args.api_key_file is not None:
+        key = read_text(args.api_key_file, flag="--api-key-file").strip()
+    if key is not None and not key:
+        raise UsageError("the API key is empty; set another one, or none")
+    return None if key is None else str(key)

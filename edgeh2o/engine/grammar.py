@@ -1,0 +1,218 @@
+"""Answers of a given form, by llguidance: JSON of a schema, a regular expression, a Lark grammar.
+
+A grammar comes from anywhere: its size, and what the library may spend on it, are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..tokenizer import Tokenizer
+
+MAX_GRAMMAR_CHARACTERS = 2**17
+MAX_SCHEMA_DEPTH = 64
+# About 20 ms of building and 15 ms a token at most; real schemas take a thousandth of it.
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+}
+# With these an object's properties are listed elsewhere too.
+_COMPOSITIONS = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if")
+_ANY_OBJECT = {"type": "object"}
+
+GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of an answer: a JSON schema as JSON text, a regular expression, or a grammar."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if len(self.text) > MAX_GRAMMAR_CHARACTERS:
+            raise UsageError(
+                f"the {self.kind} has {len(self.text)} characters, more than "
+                f"{MAX_GRAMMAR_CHARACTERS}; make it shorter"
+            )
+
+    @classmethod
+    def of_schema(cls, schema: object) -> Grammar:
+        """JSON of a schema: a mapping, its JSON text, or a class or adapter of pydantic.
+
+        Objects whose properties are listed have no others, unless ``additionalProperties`` says
+        so: small models find no end else. Raises UsageError for anything else, and for a schema
+        that is too large or too deep.
+        """
+        for name in ("model_json_schema", "json_schema"):  # pydantic's
+            make = getattr(schema, name, None)
+            if callable(make):
+                schema = make()
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"the schema is not JSON: {error}") from None
+        if not isinstance(schema, (Mapping, bool)):
+            raise UsageError(f"a JSON schema is an object, got {type(schema).__name__}")
+        _check_depth(schema)
+        return cls("json_schema", json.dumps(_close_objects(schema)))
+
+    @classmethod
+    def any_json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.of_schema(_ANY_OBJECT)
+
+
+class GrammarCompiler:
+    """Makes processors of grammars for one tokenizer; ``vocab_size`` is that of the logits.
+
+    The library's form of the vocabulary is made at the first grammar. Any thread may call.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._lock = Lock()
+        self._prepared: Any = None
+
+    def compile(self, grammar: Grammar) -> GrammarProcessor:
+        """Raises UsageError for a grammar that is wrong or too large, or without llguidance."""
+        try:
+            import llguidance
+        except ImportError:
+            raise UsageError(
+                'structured output needs llguidance: pip install "edgeh2o[serve]"'
+            ) from None
+        with self._lock:
+            if self._prepared is None:
+                self._prepared = llguidance.LLTokenizer(
+                    llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer)),
+                    n_vocab=self._vocab_size,
+                    eos_token=sorted(self._tokenizer.eog_ids),
+                )
+        matcher_class = llguidance.LLMatcher
+        try:
+            if grammar.kind == "json_schema":
+                # Blanks without end are what small models fall into.
+                text = matcher_class.grammar_from_json_schema(
+                    grammar.text, overrides={"whitespace_pattern": r"[\x20\x0A]{0,8}"}
+                )
+            elif grammar.kind == "regex":
+                text = matcher_class.grammar_from_regex(grammar.text)
+            else:
+                lark = grammar.text
+                if grammar.kind == "gbnf":
+                    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+                    lark = gbnf_to_lark(lark)
+                text = matcher_class.grammar_from_lark(lark)
+        except ValueError as error:
+            raise _refuse(grammar, str(error)) from None
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        matcher = matcher_class(self._prepared, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _refuse(grammar, matcher.get_error())
+        return GrammarProcessor(matcher, self._vocab_size)
+
+
+class GrammarProcessor:
+    """A ``LogitsProcessor`` that leaves tokens with which the text may still become complete."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._require_good()
+        allowed = np.unpackbits(mask, bitorder="little", count=self._vocab_size)
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+    def accept(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+        self._require_good()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far has the form."""
+        return bool(self._matcher.is_accepting())
+
+    def _require_good(self) -> None:
+        if self._matcher.is_error():
+            reason = _first_line(self._matcher.get_error())
+            raise UsageError(f"the grammar cannot go on: {reason}; make it simpler")
+
+
+class _Vocabulary:
+    """What the library asks a tokenizer for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        size = tokenizer.vocab_size
+        visible = [tokenizer.token_bytes(i, skip_special=True) for i in range(size)]
+        self.tokens = [text or tokenizer.token_bytes(i) for i, text in enumerate(visible)]
+        self.special_token_ids = [i for i, text in enumerate(visible) if not text]
+        eog = sorted(tokenizer.eog_ids)
+        self.eos_token_id = tokenizer.eos_id if tokenizer.eos_id is not None else eog[0]
+        self.bos_token_id = tokenizer.bos_id
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def _check_depth(schema: object) -> None:
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        inner: list[object] = []
+        for value in level:
+            if isinstance(value, Mapping):
+                inner += value.values()
+            elif isinstance(value, (list, tuple)):
+                inner += value
+        if not inner:
+            return
+        level = inner
+    raise UsageError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep; make it flatter")
+
+
+def _close_objects(schema: object) -> object:
+    if isinstance(schema, (list, tuple)):
+        return [_close_objects(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = dict(schema)
+    for name in ("items", "prefixItems", "anyOf", "oneOf"):
+        if name in closed:
+            closed[name] = _close_objects(closed[name])
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(closed.get(name), Mapping):
+            inner = closed[name].items()
+            closed[name] = {str(key): _close_objects(value) for key, value in inner}
+    if "properties" in closed and closed.keys().isdisjoint(_COMPOSITIONS):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _refuse(grammar: Grammar, reason: str) -> UsageError:
+    return UsageError(f"the {grammar.kind} cannot be used: {_first_line(reason)}")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n")[0][:300]

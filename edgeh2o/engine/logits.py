@@ -1,0 +1,88 @@
+"""What may change the logits of a generation, or look at them, before a token is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class LogitsProcessor(Protocol):
+    """One per generation; ``process`` and ``accept`` are called in turn, token by token."""
+
+    def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What is drawn from instead of ``logits`` [vocab_size], which stay as they are."""
+
+    def accept(self, token_id: int) -> None:
+        """``token_id`` was drawn."""
+
+
+class ProcessorChain:
+    """Processors one after the other."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        self._processors = tuple(processors)
+
+    def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        for processor in self._processors:
+            logits = processor.process(logits)
+        return logits
+
+    def accept(self, token_id: int) -> None:
+        for processor in self._processors:
+            processor.accept(token_id)
+
+
+class Penalties:
+    """OpenAI's: ``bias`` is added to tokens; what was generated loses by presence and frequency.
+
+    logit[t] += bias[t] - frequency * count[t] - presence * (count[t] > 0)
+    """
+
+    def __init__(
+        self, bias: Mapping[int, float], *, presence: float = 0.0, frequency: float = 0.0
+    ) -> None:
+        self._bias = dict(bias)
+        self._presence, self._frequency = presence, frequency
+        self._counts: Counter[int] = Counter()
+
+    def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        adjusted = logits.copy()
+        for token_id, value in self._bias.items():
+            adjusted[token_id] += np.float32(value)
+        for token_id, count in self._counts.items():
+            adjusted[token_id] -= np.float32(self._frequency * count + self._presence)
+        return adjusted
+
+    def accept(self, token_id: int) -> None:
+        self._counts[token_id] += 1
+
+
+class TopLogProbabilities:
+    """Notes the ``count`` most likely tokens before each that was drawn, and their logarithms.
+
+    ``records[i]`` are pairs (token id, natural logarithm of its probability before any filter),
+    most likely first, of the i-th token.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.records: list[list[tuple[int, float]]] = []
+
+    def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        wide = logits.astype(np.float64) - float(logits.max())
+        count = min(self._count, len(wide))
+        order = np.argpartition(wide, -count) if count else np.empty(0, np.int64)
+        best = order[len(order) - count :]
+        total = float(np.log(np.exp(wide).sum()))
+        found = [(int(token_id), float(wide[token_id]) - total) for token_id in best]
+        self.records.append(sorted(found, key=lambda pair: (-pair[1], pair[0])))
+        return logits
+
+    def accept(self, token_id: int) -> None:
+        """Nothing depends on it."""

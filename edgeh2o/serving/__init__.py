@@ -1,0 +1,1 @@
+"""Many requests on one copy of the weights, and the HTTP interface to them."""

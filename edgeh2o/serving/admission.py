@@ -1,0 +1,130 @@
+"""Which requests are answered now, which wait, and which are sent away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from .answers import Event, Progress, Ticket
+from .api_error import ApiError
+
+if TYPE_CHECKING:
+    from .answers import AnswerEngine
+    from .metrics import Metrics
+    from .requests import GenerationRequest
+
+RETRY_AFTER_S = 5
+_OWN_ADDRESSES = ("", "127.0.0.1", "::1")
+
+
+class Admission:
+    """First come, first served: ``parallel`` at work, up to ``max_queue`` waiting.
+
+    One address may have half of the queue and of the places at most, where there are several; that
+    of the machine itself, which may be a proxy, all.
+    """
+
+    def __init__(
+        self, engine: AnswerEngine, metrics: Metrics, *, parallel: int, max_queue: int
+    ) -> None:
+        self._engine, self._metrics = engine, metrics
+        self._places = asyncio.Semaphore(parallel)
+        self._max_queue = max_queue
+        self._most_of_one = max(parallel, (parallel + max_queue) // 2)
+        self._n_waiting = 0
+        self._clients: Counter[str] = Counter()
+        self._tickets: set[Ticket] = set()
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="edgeh2o-answer")
+        self.is_closing = False
+
+    @asynccontextmanager
+    async def admit(self, client: str) -> AsyncIterator[Ticket]:
+        """Waits for a place. Raises ApiError where too many wait already."""
+        if self.is_closing:
+            raise ApiError("the server is shutting down", status=503, kind="server_error")
+        is_full = self._places.locked() and self._n_waiting >= self._max_queue
+        is_greedy = client not in _OWN_ADDRESSES and self._clients[client] >= self._most_of_one
+        if is_full or is_greedy:
+            self._metrics.requests.labels("rejected").inc()
+            raise ApiError(
+                f"too many requests wait already ({self._n_waiting}); try again later",
+                status=429,
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+            )
+        self._clients[client] += 1
+        ticket = Ticket()
+        self._tickets.add(ticket)
+        try:
+            self._n_waiting += 1
+            self._metrics.waiting.inc()
+            try:
+                await self._places.acquire()
+            finally:
+                self._n_waiting -= 1
+                self._metrics.waiting.dec()
+            self._metrics.running.inc()
+            try:
+                yield ticket
+            finally:
+                self._metrics.running.dec()
+                self._places.release()
+        finally:
+            self._tickets.discard(ticket)
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+    async def answer(
+        self, request: GenerationRequest, ticket: Ticket
+    ) -> AsyncGenerator[Event, None]:
+        """The events of an answer; of progress only the latest. Raises what the engine raises.
+
+        Left early, the request is cancelled, and its thread waited for.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        def work() -> None:
+            try:
+                self._engine.answer(request, emit, ticket)
+            finally:
+                loop.call_soon_threadsafe(events.put_nowait, None)
+
+        done = loop.run_in_executor(self._threads, work)
+        try:
+            while (event := await events.get()) is not None:
+                if isinstance(event, Progress) and not events.empty():
+                    continue
+                yield event
+            await done
+        finally:
+            if not done.done():
+                ticket.cancel("the client has gone")
+                await asyncio.shield(asyncio.wait([done]))
+            if not done.cancelled():
+                done.exception()  # it was raised above, or nobody is there to be told
+
+    def cancel_all(self, reason: str) -> None:
+        """Ends all that are at work and that wait."""
+        for ticket in tuple(self._tickets):
+            ticket.cancel(reason)
+
+    async def drain(self, seconds: float) -> None:
+        """Lets those at work come to their end, for so long; then cancels them."""
+        self.is_closing = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while self._tickets and loop.time() < end:
+            await asyncio.sleep(0.05)
+        self.cancel_all("the server is shutting down")
+        while self._tickets and loop.time() < end + 10:
+            await asyncio.sleep(0.05)
+        self._threads.shutdown(wait=False)

@@ -1,0 +1,225 @@
+"""Answers requests on the kept conversations, token by token, until done or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ..engine.grammar import Grammar, GrammarCompiler
+from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogProbabilities
+from ..engine.prompt import Prompt
+from .api_error import ApiError
+from .conversations import ConversationPool
+from .requests import GenerationRequest
+from .scheduler import CancelledError, Scheduler
+from .segments import THINKING_BEGINS, AnswerParser, Segment
+from .shared_runner import SharedRunner
+from .tools import describe_tools, grammar_of_call
+
+if TYPE_CHECKING:
+    from ..engine.session import Session
+    from ..engine.stats import GenerationStats
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A token of an answer: its bytes, and natural logarithms of probabilities if asked for.
+
+    ``top`` are (bytes, logarithm) of the most likely tokens in its place.
+    """
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token has made certain."""
+
+    segments: tuple[Segment, ...]
+    record: TokenRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Tokens of the prompt that are read, cached ones left out of both."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of an answer: "stop", "length" or "tool_calls", and what it cost."""
+
+    finish_reason: str
+    stats: GenerationStats
+
+
+Event = Piece | Progress | Finished
+
+
+class Ticket:
+    """A request's right to go on; any thread may take it back."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._runner: SharedRunner | None = None
+        self._reason: str | None = None
+
+    def cancel(self, reason: str) -> None:
+        """Ends the request with a CancelledError, between two layers at the latest."""
+        with self._lock:
+            if self._reason is None:
+                self._reason = reason
+            if self._runner is not None:
+                self._runner.cancel(self._reason)
+
+    def attach(self, runner: SharedRunner | None) -> None:
+        """The runner that the request has from now on; None: it has none any more."""
+        with self._lock:
+            self._runner = runner
+            if runner is not None and self._reason is not None:
+                runner.cancel(self._reason)
+
+    def require(self) -> None:
+        """Raises the CancelledError of a request that was given up."""
+        if self._reason is not None:
+            raise CancelledError(self._reason)
+
+
+class AnswerEngine:
+    """Answers requests of several threads on one copy of the weights."""
+
+    def __init__(self, opened: Session, *, prefix_ram_bytes: int | None = None) -> None:
+        self.scheduler = Scheduler()
+        self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes)
+        self.tokenizer = opened.model.tokenizer
+        self.grammars = GrammarCompiler(self.tokenizer, opened.plan.config.vocab_size)
+
+    def close(self) -> None:
+        """Ends what is in progress with a CancelledError."""
+        self.scheduler.close()
+
+    def open_prompt(self, request: GenerationRequest) -> Prompt:
+        """The prompt of a request. Raises as ``PromptReader`` does."""
+        with self.pool.prompt_lock:
+            prompts = self.pool.prompts
+            if request.kind == "text":
+                text = request.prompt
+                return prompts.open(text if isinstance(text, str) else list(text))
+            messages, variables = list(request.messages), dict(request.template_variables)
+            if request.tools and request.tool_choice.mode != "none":
+                if prompts.chat_template.mentions("tools"):
+                    variables["tools"] = [dict(tool.source) for tool in request.tools]
+                else:
+                    messages = describe_tools(messages, request.tools)
+            return prompts.open_chat(messages, variables)
+
+    def answer(
+        self, request: GenerationRequest, emit: Callable[[Event], None], ticket: Ticket
+    ) -> None:
+        """Calls ``emit`` with pieces and, at last, with ``Finished``; progress comes before.
+
+        ``emit`` of progress is called in the scheduler's thread. Raises ApiError and the engine's
+        errors, CancelledError once ``ticket`` is cancelled.
+        """
+        grammar = self._grammar_of(request)
+        processor, top = self._processors(request, grammar)
+        prompt = self.open_prompt(request)
+        ticket.require()
+        n_tokens = len(prompt.encode())
+        text = prompt.transcript.prompt if prompt.transcript is not None else ""
+        names = [tool.name for tool in request.tools] if request.tool_choice.mode != "none" else []
+        parser = AnswerParser(
+            names,
+            is_call=request.tool_choice.is_forced,
+            is_plain=request.kind == "text",
+            is_thinking=text.rstrip().endswith(THINKING_BEGINS),
+        )
+        sampling = request.sampling
+        if grammar is not None:  # it says itself where an answer may end
+            sampling = replace(sampling, ignore_eos=False)
+        with self.pool.borrow(prompt, sampling.max_tokens) as conversation:
+            conversation.on_prefill = lambda done, total: emit(Progress(done, total))
+            stream = conversation.session.stream(
+                lambda: prompt,
+                sampling,
+                logprobs=top is not None,
+                keep_cache=True,
+                processor=processor,
+            )
+            runner = conversation.runner
+            assert runner is not None
+            runner.expect_prompt(n_tokens)
+            ticket.attach(runner)
+            has_calls = False
+            try:
+                for index, chunk in enumerate(stream):
+                    ticket.require()
+                    segments = parser.push(chunk.text)
+                    if chunk.finish_reason is not None:
+                        segments += parser.finish()
+                    has_calls |= any(segment.kind == "call" for segment in segments)
+                    record = None
+                    if top is not None and chunk.logprob is not None:
+                        record = self._record(chunk.token_id, chunk.logprob, top.records[index])
+                    emit(Piece(tuple(segments), record))
+                result = stream.result()
+            finally:
+                ticket.attach(None)
+                stream.close()
+        reason = "tool_calls" if has_calls else str(result.finish_reason)
+        emit(Finished(reason, result.stats))
+
+    def _processors(
+        self, request: GenerationRequest, grammar: Grammar | None
+    ) -> tuple[LogitsProcessor | None, TopLogProbabilities | None]:
+        """What changes and what notes the logits, in the order in which they are called."""
+        processors: list[LogitsProcessor] = []
+        top = None
+        if request.top_logprobs is not None:
+            top = TopLogProbabilities(request.top_logprobs)
+            processors.append(top)
+        if request.bias or request.presence_penalty or request.frequency_penalty:
+            vocab_size = self.pool.plan.config.vocab_size
+            if any(token_id >= vocab_size for token_id in request.bias):
+                raise ApiError(
+                    f"'logit_bias' names a token beyond the vocabulary of {vocab_size}",
+                    param="logit_bias",
+                )
+            processors.append(
+                Penalties(
+                    request.bias,
+                    presence=request.presence_penalty,
+                    frequency=request.frequency_penalty,
+                )
+            )
+        if grammar is not None:
+            processors.append(self.grammars.compile(grammar))
+        return (ProcessorChain(processors) if processors else None), top
+
+    @staticmethod
+    def _grammar_of(request: GenerationRequest) -> Grammar | None:
+        if request.tool_choice.is_forced:
+            return grammar_of_call(request.tools, request.tool_choice)
+        return request.grammar
+
+    def _record(self, token_id: int, logprob: float, top: list[tuple[int, float]]) -> TokenRecord:
+        read = self.tokenizer.token_bytes
+        vocab_size = self.tokenizer.vocab_size
+        named = tuple((read(i) if i < vocab_size else b"", value) for i, value in top)
+        return TokenRecord(read(token_id), logprob, named)
+
+
+def usage_of(stats: GenerationStats) -> Mapping[str, Any]:
+    """The object ``usage`` of an answer."""
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.generated_tokens,
+        "total_tokens": stats.prompt_tokens + stats.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": stats.cached_tokens},
+    }

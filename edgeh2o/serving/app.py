@@ -1,0 +1,388 @@
+"""The HTTP interface: OpenAI's, and what clients of local servers ask for besides."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .._version import __version__
+from ..config import SamplingParams
+from ..errors import EdgeH2OError
+from .admission import RETRY_AFTER_S, Admission
+from .answers import Event, Finished, Piece, Progress
+from .api_error import ApiError, as_api_error
+from .event_stream import HEARTBEAT_S, EventStream
+from .fields import Fields, parse_body
+from .metrics import CONTENT_TYPE, Metrics
+from .openai_format import AnswerFormat, ChatFormat, TextFormat
+from .requests import GenerationRequest, read_chat_request, read_text_request
+
+if TYPE_CHECKING:
+    from .answers import AnswerEngine
+
+_logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 * 2**20
+BODY_TIMEOUT_S = 60.0
+DRAIN_S = 20.0
+_NOT_SERVED = {
+    "/v1/embeddings": "this server runs models that generate text; use another one for embeddings",
+    "/v1/responses": "use /v1/chat/completions",
+    "/v1/messages": "use /v1/chat/completions",
+    "/v1/audio/transcriptions": "this server reads text only",
+    "/v1/images/generations": "this server writes text only",
+}
+_OPEN_PATHS = ("/health", "/")  # without an API key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How requests are admitted; ``timeout_s`` is for a whole answer, 0 for none.
+
+    ``allowed_hosts`` are the names by which browsers may call the server, None for any;
+    ``cors_origins`` the pages of other origins that may.
+    """
+
+    model_name: str
+    api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
+    parallel: int = 4
+    max_queue: int = 32
+    timeout_s: float = 0.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+def make_app(engine: AnswerEngine, settings: ServerSettings) -> Starlette:
+    """The application; its lifespan ends the requests in progress and closes the engine."""
+    return _Server(engine, settings).app
+
+
+class _Server:
+    def __init__(self, engine: AnswerEngine, settings: ServerSettings) -> None:
+        self._engine, self._settings = engine, settings
+        self._metrics = Metrics(engine)
+        self._admission = Admission(
+            engine, self._metrics, parallel=settings.parallel, max_queue=settings.max_queue
+        )
+        self._started_at = int(time.time())
+        post, get = ["POST"], ["GET"]
+        routes = [
+            Route("/health", self._guard(self._health), methods=get),
+            Route("/metrics", self._guard(self._show_metrics), methods=get),
+            Route("/props", self._guard(self._props), methods=get),
+            Route("/v1/chat/completions", self._guard(self._chat), methods=post),
+            Route("/v1/completions", self._guard(self._complete), methods=post),
+        ]
+        for prefix in ("", "/v1"):
+            routes += [
+                Route(f"{prefix}/models", self._guard(self._models), methods=get),
+                Route(f"{prefix}/tokenize", self._guard(self._tokenize), methods=post),
+                Route(f"{prefix}/detokenize", self._guard(self._detokenize), methods=post),
+            ]
+        routes.append(Route("/v1/models/{name:path}", self._guard(self._model), methods=get))
+        for path in _NOT_SERVED:
+            routes.append(Route(path, self._guard(self._refuse), methods=post))
+        middleware = []
+        if settings.cors_origins:
+            middleware.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(settings.cors_origins),
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["*"],
+                )
+            )
+        if settings.allowed_hosts is not None:
+            hosts = list(settings.allowed_hosts)
+            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts))
+        self.app = Starlette(
+            routes=routes,
+            middleware=middleware,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _refuse_path},  # type: ignore[dict-item]
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self._admission.drain(DRAIN_S)
+            self._engine.close()
+
+    def _guard(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Asks for the key and turns errors into answers."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._require_key(request)
+                return await handler(request)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it
+            except Exception as error:
+                return error_response(error)
+
+        return guarded
+
+    def _require_key(self, request: Request) -> None:
+        key = self._settings.api_key
+        if key is None or request.url.path in _OPEN_PATHS:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and hmac.compare_digest(given.encode(), key.encode()):
+            return
+        raise ApiError(
+            "Incorrect API key provided; send it as 'Authorization: Bearer KEY'",
+            status=401,
+            code="invalid_api_key",
+        )
+
+    async def _health(self, _: Request) -> Response:
+        if self._admission.is_closing:
+            return JSONResponse({"status": "shutting down"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def _show_metrics(self, _: Request) -> Response:
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _props(self, _: Request) -> Response:
+        pool = self._engine.pool
+        return JSONResponse(
+            {
+                "model": self._settings.model_name,
+                "context_size": pool.context_limit,
+                "parallel": self._settings.parallel,
+                "version": __version__,
+                "has_chat_template": self._engine.tokenizer is not None
+                and isinstance(pool.model.chat_template, str),
+                "attention": pool.plan.report()["attention"],
+            }
+        )
+
+    def _describe_model(self) -> dict[str, Any]:
+        pool = self._engine.pool
+        return {
+            "id": self._settings.model_name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "edgeh2o",
+            "context_length": pool.context_limit,
+            "max_model_len": pool.context_limit,
+        }
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._describe_model()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._settings.model_name:
+            raise ApiError(
+                f"The model '{name[:200]}' does not exist", status=404, code="model_not_found"
+            )
+        return JSONResponse(self._describe_model())
+
+    async def _tokenize(self, request: Request) -> Response:
+        fields = await read_body(request)
+        text = fields.text("content", fields.text("prompt"))
+        if text is None:
+            fields.refuse("content", "a string")
+        tokenizer = self._engine.tokenizer
+        ids = await asyncio.to_thread(
+            tokenizer.encode,
+            text,
+            add_special=fields.flag("add_special"),
+            parse_special=fields.flag("parse_special", True),
+        )
+        return JSONResponse({"tokens": ids, "count": len(ids)})
+
+    async def _detokenize(self, request: Request) -> Response:
+        fields = await read_body(request)
+        ids = fields.raw("tokens")
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            fields.refuse("tokens", "an array of token ids")
+        return JSONResponse({"content": self._engine.tokenizer.decode(ids)})
+
+    async def _refuse(self, request: Request) -> Response:
+        raise ApiError(
+            f"{request.url.path} is not served: {_NOT_SERVED[request.url.path]}",
+            status=501,
+            code="unsupported_endpoint",
+        )
+
+    async def _chat(self, request: Request) -> Response:
+        fields = await read_body(request)
+        wanted = read_chat_request(fields, self._settings.sampling)
+        form = ChatFormat(self._settings.model_name, include_usage=wanted.include_usage)
+        return await self._respond(request, wanted, form)
+
+    async def _complete(self, request: Request) -> Response:
+        fields = await read_body(request)
+        wanted = read_text_request(fields, self._settings.sampling)
+        form = TextFormat(self._settings.model_name, include_usage=wanted.include_usage)
+        return await self._respond(request, wanted, form)
+
+    async def _respond(
+        self, request: Request, wanted: GenerationRequest, form: AnswerFormat
+    ) -> Response:
+        """A stream's first event is awaited for a while, so that refusals have a status."""
+        events = self._events(request, wanted)
+        if not wanted.stream:
+            work = asyncio.ensure_future(_collect(events))
+            try:
+                await _finish_or_leave(request, work)
+                pieces, finished = work.result()
+            finally:
+                await _end(work, events)
+            return JSONResponse(form.whole(pieces, finished))
+        first = asyncio.ensure_future(anext(events))
+        try:
+            await _finish_or_leave(request, first, timeout_s=HEARTBEAT_S)
+            if first.done():
+                first.result()
+        except BaseException:
+            await _end(first, events)
+            raise
+        return EventStream(_format(form, first, events, wanted), lambda: _end(first, events))
+
+    async def _events(
+        self, request: Request, wanted: GenerationRequest
+    ) -> AsyncGenerator[Event, None]:
+        client = request.client.host if request.client else ""
+        outcome = "failed"
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._admission.admit(client) as ticket:
+                timer, seconds = None, self._settings.timeout_s
+                if seconds:
+                    reason = f"the answer took longer than {seconds:g} seconds (--timeout)"
+                    timer = loop.call_later(seconds, ticket.cancel, reason)
+                answer = self._admission.answer(wanted, ticket)
+                try:
+                    async for event in answer:
+                        if isinstance(event, Finished):
+                            self._metrics.count(event)
+                            outcome = ""
+                        yield event
+                finally:
+                    await answer.aclose()
+                    if timer is not None:
+                        timer.cancel()
+        except (GeneratorExit, asyncio.CancelledError):
+            outcome = outcome and "cancelled"
+            raise
+        finally:
+            if outcome:
+                self._metrics.requests.labels(outcome).inc()
+
+
+async def _collect(events: AsyncIterator[Event]) -> tuple[Sequence[Piece], Finished]:
+    pieces = []
+    async for event in events:
+        if isinstance(event, Piece):
+            pieces.append(event)
+        elif isinstance(event, Finished):
+            return pieces, event
+    raise ApiError("the answer has no end", status=500, kind="server_error")
+
+
+async def _format(
+    form: AnswerFormat,
+    first: asyncio.Future[Event],
+    events: AsyncIterator[Event],
+    wanted: GenerationRequest,
+) -> AsyncIterator[Mapping[str, Any] | None]:
+    """Chunks of a stream; None where something has to be sent lest the client gives up."""
+    for chunk in form.begin():
+        yield chunk
+    event: Event | None = await asyncio.shield(first)
+    while event is not None:
+        if isinstance(event, Progress):
+            yield form.progress(event.done, event.total) if wanted.wants_progress else None
+        elif isinstance(event, Piece):
+            for chunk in form.pieces(event):
+                yield chunk
+        else:
+            for chunk in form.end(event):
+                yield chunk
+        event = await anext(events, None)
+
+
+async def _finish_or_leave(
+    request: Request, work: asyncio.Future[Any], *, timeout_s: float | None = None
+) -> None:
+    """Waits for ``work``. Raises ClientDisconnect if the client goes before it is done."""
+    gone = asyncio.ensure_future(_wait_for_end(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
+        if gone.done() and not work.done():
+            raise ClientDisconnect
+    finally:
+        gone.cancel()
+
+
+async def _end(work: asyncio.Future[Any], events: AsyncGenerator[Event, None]) -> None:
+    """Ends ``work``, which reads ``events``, and them; the request is cancelled by that."""
+    if not work.done():
+        work.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await work
+    await events.aclose()
+
+
+async def _wait_for_end(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_body(request: Request) -> Fields:
+    """The JSON object of a request. Raises ApiError for another type, too much, or too slowly."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError("the body must be JSON: send 'Content-Type: application/json'", status=415)
+    try:
+        data = await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise ApiError("the body came too slowly", status=408) from None
+    return parse_body(data)
+
+
+async def _read_stream(request: Request) -> bytes:
+    data = bytearray()
+    async for block in request.stream():
+        data += block
+        if len(data) > MAX_BODY_BYTES:
+            raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
+    return bytes(data)
+
+
+def error_response(error: BaseException) -> Response:
+    """What a client gets of an error; one that is a defect goes to the log too."""
+    told = as_api_error(error)
+    if not isinstance(error, (EdgeH2OError, MemoryError)):
+        _logger.error("a request failed", exc_info=error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else None
+    return JSONResponse(told.to_dict(), told.status, headers)
+
+
+async def _refuse_path(_: Request, error: HTTPException) -> Response:
+    message = "this path is not served" if error.status_code == 404 else error.detail
+    told = ApiError(message, status=error.status_code)
+    return JSONResponse(told.to_dict(), error.status_code, error.headers)

@@ -1,0 +1,155 @@
+"""Reads the fields of a request's body: every value is checked before it is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from .api_error import ApiError
+
+MAX_DEPTH = 64
+
+
+def parse_body(data: bytes) -> Fields:
+    """The JSON object of a body. Raises ApiError for anything else, and if it is too deep."""
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ApiError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise ApiError(f"the body is nested more than {MAX_DEPTH} deep") from None
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(f"the body must be a JSON object, got {_kind(value)}")
+    _check_depth(value)
+    return Fields(value)
+
+
+class Fields:
+    """A JSON object whose values are taken by type; ``null`` counts as absent.
+
+    Raises ApiError with the name of the field for a value of another type or out of range.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def raw(self, name: str) -> Any:
+        """The value as it is, None if there is none."""
+        return self._values.get(name)
+
+    def label(self, name: str) -> str:
+        """The name with the objects that it lies in."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        """Raises the error of a field."""
+        value = self._values.get(name)
+        shown = _kind(value) if isinstance(value, (dict, list, str)) else json.dumps(value)
+        label = self.label(name)
+        raise ApiError(f"'{label}' must be {expected}, got {shown:.100}", param=label)
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A string."""
+        value = self._values.get(name, default)
+        if value is not None and not isinstance(value, str):
+            self.refuse(name, "a string")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    def integer(self, name: str, least: int, most: int, default: int | None = None) -> int | None:
+        """A whole number; a float without a fraction counts."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.refuse(name, f"an integer from {least} to {most}")
+        return int(value)
+
+    def number(
+        self, name: str, least: float, most: float, default: float | None = None
+    ) -> float | None:
+        """A finite number."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most or not math.isfinite(value):
+            self.refuse(name, f"a number from {least:g} to {most:g}")
+        return float(value)
+
+    def object(self, name: str) -> Fields | None:
+        """A JSON object."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(name, "an object")
+        return Fields(value, self.label(name))
+
+    def objects(self, name: str, most: int) -> list[Fields]:
+        """An array of JSON objects, empty where there is none."""
+        values = self._values.get(name)
+        if values is None:
+            return []
+        if not isinstance(values, list) or not all(isinstance(item, dict) for item in values):
+            self.refuse(name, "an array of objects")
+        if len(values) > most:
+            raise ApiError(
+                f"'{self.label(name)}' has {len(values)} entries, more than {most}",
+                param=self.label(name),
+            )
+        return [Fields(item, f"{self.label(name)}[{i}]") for i, item in enumerate(values)]
+
+    def texts(self, name: str, most: int) -> tuple[str, ...]:
+        """A string or an array of them, none of them empty."""
+        value = self._values.get(name)
+        values = () if value is None else (value,) if isinstance(value, str) else value
+        if not isinstance(values, Sequence) or not all(isinstance(v, str) and v for v in values):
+            self.refuse(name, "a non-empty string or an array of such")
+        if len(values) > most:
+            self.refuse(name, f"at most {most} strings")
+        return tuple(values)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """A JSON object as it is, empty where there is none."""
+        inner = self.object(name)
+        return {} if inner is None else inner._values
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_depth(value: object) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        if not inner:
+            return
+        level = inner
+    raise ApiError(f"the body is nested more than {MAX_DEPTH} deep")
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return names.get(type(value), "null" if value is None else "a number")

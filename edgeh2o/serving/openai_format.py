@@ -1,0 +1,216 @@
+"""Answers in the form of OpenAI's interface: whole, and as the chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .answers import Finished, Piece, TokenRecord, usage_of
+from .segments import Segment
+
+Chunk = dict[str, Any]
+
+
+class AnswerFormat:
+    """One answer: its id and time, and what has been said of it so far."""
+
+    prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._model = model
+        self._include_usage = include_usage
+
+    def _envelope(self, kind: str, choices: list[Any]) -> Chunk:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def chunk(self, choice: Mapping[str, Any] | None) -> Chunk:
+        """A chunk with one choice, or with none: that of the usage or the progress."""
+        chunk = self._envelope(self.chunk_object, [] if choice is None else [dict(choice)])
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def progress(self, done: int, total: int) -> Chunk:
+        """What of the prompt is read, as llama-server says it."""
+        return self.chunk(None) | {"prompt_progress": {"processed": done, "total": total}}
+
+    def begin(self) -> Iterator[Chunk]:
+        """The first chunks of a stream."""
+        yield from ()
+
+    def pieces(self, piece: Piece) -> Iterator[Chunk]:
+        """The chunks of what has become certain."""
+        raise NotImplementedError
+
+    def end(self, finished: Finished) -> Iterator[Chunk]:
+        """The last chunks."""
+        yield self.chunk(self._last_choice(finished.finish_reason)) | {"timings": timings(finished)}
+        if self._include_usage:
+            yield self.chunk(None) | {"usage": usage_of(finished.stats)}
+
+    def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:
+        """The answer in one object."""
+        segments = [segment for piece in pieces for segment in piece.segments]
+        records = [piece.record for piece in pieces if piece.record is not None]
+        choice = self._whole_choice(segments, records, finished.finish_reason)
+        return self._envelope(self.whole_object, [choice]) | {
+            "usage": usage_of(finished.stats),
+            "timings": timings(finished),
+        }
+
+    def _whole_choice(
+        self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
+    ) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+class ChatFormat(AnswerFormat):
+    """``chat.completion`` and its chunks."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+        super().__init__(model, include_usage=include_usage)
+        self._n_calls = 0
+
+    def begin(self) -> Iterator[Chunk]:
+        yield self.chunk(_choice(delta={"role": "assistant", "content": ""}))
+
+    def pieces(self, piece: Piece) -> Iterator[Chunk]:
+        logprobs = _chat_logprobs([piece.record]) if piece.record is not None else None
+        for segment in piece.segments:
+            for delta in self._deltas(segment):
+                yield self.chunk(_choice(delta=delta, logprobs=logprobs))
+                logprobs = None
+        if logprobs is not None:  # of a token whose text is not certain yet
+            yield self.chunk(_choice(delta={"content": ""}, logprobs=logprobs))
+
+    def _deltas(self, segment: Segment) -> Iterator[dict[str, Any]]:
+        if segment.call is None:
+            name = "content" if segment.kind == "text" else "reasoning_content"
+            yield {name: segment.text}
+            return
+        call, index = segment.call.to_dict(), self._n_calls
+        self._n_calls += 1
+        arguments = call["function"]["arguments"]
+        call["function"]["arguments"] = ""
+        yield {"tool_calls": [{"index": index, **call}]}
+        yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+    def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
+        return _choice(delta={}, finish_reason=finish_reason)
+
+    def _whole_choice(
+        self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
+    ) -> Mapping[str, Any]:
+        calls = [segment.call.to_dict() for segment in segments if segment.call is not None]
+        text = _join(segments, "text")
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thoughts := _join(segments, "reasoning"):
+            message["reasoning_content"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+            message["content"] = text.strip() or None
+        return _choice(
+            message=message,
+            logprobs=_chat_logprobs(records) if records else None,
+            finish_reason=finish_reason,
+        )
+
+
+class TextFormat(AnswerFormat):
+    """``text_completion``, whole and in chunks."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
+        super().__init__(model, include_usage=include_usage)
+        self._n_characters = 0
+
+    def pieces(self, piece: Piece) -> Iterator[Chunk]:
+        text = _join(piece.segments, "text")
+        records = [piece.record] if piece.record is not None else []
+        if text or records:
+            yield self.chunk(_choice(text=text, logprobs=self._logprobs(records)))
+
+    def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
+        return _choice(text="", finish_reason=finish_reason)
+
+    def _whole_choice(
+        self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
+    ) -> Mapping[str, Any]:
+        text = _join(segments, "text")
+        return _choice(text=text, logprobs=self._logprobs(records), finish_reason=finish_reason)
+
+    def _logprobs(self, records: Sequence[TokenRecord]) -> dict[str, Any] | None:
+        if not records:
+            return None
+        tokens = [_decode(record.data) for record in records]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._n_characters)
+            self._n_characters += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [record.logprob for record in records],
+            "top_logprobs": [
+                {_decode(data): value for data, value in record.top} for record in records
+            ],
+            "text_offset": offsets,
+        }
+
+
+def timings(finished: Finished) -> dict[str, Any]:
+    """Rates and times of an answer, for those who look at speed."""
+    stats = finished.stats
+    return {
+        "cached_tokens": stats.cached_tokens,
+        "prompt_tokens_per_second": stats.prefill_tps,
+        "predicted_tokens_per_second": stats.decode_tps,
+        "time_to_first_token_s": stats.ttft_s,
+        "note": stats.note,
+    }
+
+
+def _choice(
+    *, logprobs: Mapping[str, Any] | None = None, finish_reason: str | None = None, **content: Any
+) -> dict[str, Any]:
+    return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _join(segments: Sequence[Segment], kind: str) -> str:
+    return "".join(segment.text for segment in segments if segment.kind == kind)
+
+
+def _chat_logprobs(records: Sequence[TokenRecord]) -> dict[str, Any]:
+    return {
+        "content": [
+            _token(record.data, record.logprob)
+            | {"top_logprobs": [_token(data, value) for data, value in record.top]}
+            for record in records
+        ],
+        "refusal": None,
+    }
+
+
+def _token(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _decode(data), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

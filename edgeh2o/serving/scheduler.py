@@ -1,0 +1,185 @@
+"""One thread that calls the core for all requests: decodes together, prefill calls by turns."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Event, Thread
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from ..errors import EdgeH2OError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .. import _core
+
+T = TypeVar("T")
+
+# Decode steps of all running answers between two calls of prefill.
+DECODES_PER_PREFILL = 4
+# How long a step waits for answers whose last token is being drawn, so that they share it.
+GATHER_S = 0.004
+
+
+class CancelledError(EdgeH2OError):
+    """The request ended before its answer: its client went, its time is up, the server stops."""
+
+
+class _Job(Generic[T]):
+    """Work that another thread waits for."""
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self.run = run
+        self._done = Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def execute(self) -> None:
+        try:
+            self.finish(self.run())
+        except BaseException as error:
+            self.fail(error)
+
+    def finish(self, result: T) -> None:
+        self._result = result
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._done.set()
+
+    def wait(self) -> T:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+class _DecodeJob(_Job["NDArray[np.float32]"]):
+    """One token to append to a sequence of a workspace, or to any runner without one."""
+
+    def __init__(self, runner: Any, token: int, workspace: _core.Workspace | None) -> None:
+        super().__init__(lambda: runner.decode(token))
+        self.runner, self.token, self.workspace = runner, token, workspace
+
+
+class Scheduler:
+    """Takes calls of any number of threads and runs them in one thread of its own.
+
+    Decode steps that wait at the same time become one pass over the weights; what comes out for
+    a sequence does not depend on the others. Between two calls of prefill, which take turns, there
+    are up to ``DECODES_PER_PREFILL`` such steps.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._calls: deque[_Job[Any]] = deque()
+        self._decodes: list[_DecodeJob] = []
+        self._decoding: set[int] = set()  # ids of runners whose next step is expected
+        self._n_decodes_since_call = 0
+        self._last_step_at = 0.0
+        self._is_closed = False
+        self.n_steps = self.n_step_rows = 0  # for statistics: steps, and tokens in them
+        self._thread = Thread(target=self._loop, name="edgeh2o-scheduler", daemon=True)
+        self._thread.start()
+
+    def call(self, run: Callable[[], T]) -> T:
+        """Runs ``run`` when its turn comes and returns its result, or raises what it raises."""
+        job = _Job(run)
+        with self._changed:
+            self._require_open()
+            self._calls.append(job)
+            self._changed.notify()
+        return job.wait()
+
+    def decode(
+        self, runner: Any, token: int, workspace: _core.Workspace | None
+    ) -> NDArray[np.float32]:
+        """Logits [vocab_size] after ``token``; ``leave`` says that no more will come."""
+        job = _DecodeJob(runner, token, workspace)
+        with self._changed:
+            self._require_open()
+            self._decoding.add(id(runner))
+            self._decodes.append(job)
+            self._changed.notify()
+        return job.wait()
+
+    def leave(self, runner: Any) -> None:
+        """Steps need not wait for ``runner`` any more."""
+        with self._changed:
+            self._decoding.discard(id(runner))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread; calls that wait get a CancelledError."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise CancelledError("the server is shutting down")
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._calls or self._decodes or self._is_closed):
+                    self._changed.wait()
+                if self._is_closed:
+                    for job in (*self._calls, *self._decodes):
+                        job.fail(CancelledError("the server is shutting down"))
+                    return
+                steps, call = self._choose()
+            if steps:
+                _decode_together(steps)
+                self.n_steps += 1
+                self.n_step_rows += len(steps)
+                self._last_step_at = time.monotonic()
+            elif call is not None:
+                call.execute()
+                self._last_step_at = 0.0  # those that decode had time to draw their tokens
+
+    def _choose(self) -> tuple[list[_DecodeJob], _Job[Any] | None]:
+        """What is next; may wait for steps that are about to come."""
+        is_calls_turn = self._n_decodes_since_call >= DECODES_PER_PREFILL or not self._decodes
+        if self._calls and is_calls_turn:
+            self._n_decodes_since_call = 0
+            return [], self._calls.popleft()
+        end = self._last_step_at + GATHER_S
+        while len(self._decodes) < len(self._decoding) and not self._is_closed:
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            self._changed.wait(left)
+        steps, self._decodes = self._decodes, []
+        self._n_decodes_since_call += 1
+        return steps, None
+
+
+def _decode_together(jobs: list[_DecodeJob]) -> None:
+    """One pass for all that share a workspace; one by one for others."""
+    groups: dict[int, list[_DecodeJob]] = {}
+    for job in jobs:
+        groups.setdefault(id(job.workspace or job), []).append(job)
+    for group in groups.values():
+        workspace = group[0].workspace
+        if workspace is None or len(group) == 1:
+            for job in group:
+                job.execute()
+            continue
+        try:
+            results = workspace.forward(
+                [(job.runner, np.array([job.token], np.int32), None) for job in group]
+            )
+        except BaseException as error:
+            for job in group:
+                job.fail(error)
+        else:
+            for job, logits in zip(group, results, strict=True):
+                assert logits is not None
+                job.finish(logits)

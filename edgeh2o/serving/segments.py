@@ -1,0 +1,121 @@
+"""Tells apart what an answer is made of while it is written: reasoning, text, calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .tools import CALL_BEGINS, CALL_ENDS, ToolCall, parse_calls
+
+THINKING_BEGINS, THINKING_ENDS = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of an answer; ``call`` is set for one of kind "call", ``text`` for the others."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class AnswerParser:
+    """Takes the pieces of an answer and gives segments as soon as they are certain.
+
+    ``tool_names`` are what may be called; with ``is_call`` the whole answer is one call.
+    ``is_thinking`` says that the prompt has begun the reasoning already, ``is_plain`` that the
+    answer is text whatever it holds.
+    """
+
+    def __init__(
+        self,
+        tool_names: Sequence[str] = (),
+        *,
+        is_call: bool = False,
+        is_plain: bool = False,
+        is_thinking: bool = False,
+    ) -> None:
+        self._names = tuple(tool_names)
+        self._is_call = is_call
+        self._held = ""
+        self._state = "text" if is_plain else "thinking" if is_thinking else "start"
+
+    def push(self, piece: str) -> list[Segment]:
+        """Adds a piece of the answer."""
+        self._held += piece
+        segments: list[Segment] = []
+        while self._step(segments):
+            pass
+        return segments
+
+    def finish(self) -> list[Segment]:
+        """What is still held back, at the end of the answer."""
+        held, self._held = self._held, ""
+        if self._is_call or self._state in ("json", "call"):
+            if calls := parse_calls(held, self._names):
+                return [Segment("call", call=call) for call in calls]
+            prefix = CALL_BEGINS if self._state == "call" else ""
+            return [Segment("text", prefix + held)] if held else []
+        kind: Literal["text", "reasoning"] = "reasoning" if self._state == "thinking" else "text"
+        return [Segment(kind, held)] if held else []
+
+    def _step(self, segments: list[Segment]) -> bool:
+        """One step; whether there may be another."""
+        if self._is_call:
+            return False
+        if self._state == "start":
+            return self._begin()
+        if self._state == "thinking":
+            return self._pass_until(THINKING_ENDS, "reasoning", "text", segments)
+        if self._state == "call":
+            return self._take_call(segments)
+        if self._state == "text" and self._names:
+            return self._pass_until(CALL_BEGINS, "text", "call", segments)
+        if self._state == "text" and self._held:
+            segments.append(Segment("text", self._held))
+            self._held = ""
+        return False
+
+    def _begin(self) -> bool:
+        """The first characters tell what it is."""
+        text = self._held.lstrip()
+        if text.startswith(THINKING_BEGINS):
+            self._held = text.removeprefix(THINKING_BEGINS)
+            self._state = "thinking"
+            return True
+        if not text or THINKING_BEGINS.startswith(text):
+            return False
+        if self._names and text.startswith(("{", "[")):
+            self._state = "json"
+            return False
+        self._state = "text"
+        return True
+
+    def _pass_until(
+        self, end: str, kind: Literal["text", "reasoning"], after: str, segments: list[Segment]
+    ) -> bool:
+        before, found, rest = self._held.partition(end)
+        if not found:
+            n_held = next((n for n in range(len(end) - 1, 0, -1) if before.endswith(end[:n])), 0)
+            before, rest = before[: len(before) - n_held], before[len(before) - n_held :]
+        if before:
+            segments.append(Segment(kind, before))
+        self._held = rest
+        if found:
+            self._state = after
+            if kind == "reasoning":
+                self._held = rest.lstrip("\n")
+        return bool(found)
+
+    def _take_call(self, segments: list[Segment]) -> bool:
+        inside, found, rest = self._held.partition(CALL_ENDS)
+        if not found:
+            return False
+        calls = parse_calls(inside, self._names)
+        if calls:
+            segments += [Segment("call", call=call) for call in calls]
+        else:
+            segments.append(Segment("text", CALL_BEGINS + inside + CALL_ENDS))
+        self._held, self._state = rest.lstrip("\n") if calls else rest, "text"
+        return True

@@ -1,0 +1,162 @@
+"""Tools: how the model is told of them, and how its calls are found in what it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.grammar import Grammar
+from .api_error import ApiError
+from .fields import Fields
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
+CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
+# For models whose template says nothing of tools: the words of the Hermes format, which several
+# families were trained on.
+_INSTRUCTIONS = """You may call functions to answer. They are, as JSON:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments between these tags:
+<tool_call>
+{{"name": "<function>", "arguments": {{...}}}}
+</tool_call>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; ``source`` is as the client gave it."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    source: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """``mode`` is "none", "auto" or "required"; ``name`` the one function that must be called."""
+
+    mode: str
+    name: str | None = None
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer is a call."""
+        return self.mode == "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in an answer, with an id of its own."""
+        return {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+def read_tools(fields: Fields) -> tuple[Tool, ...]:
+    """The field ``tools``. Raises ApiError for anything but functions with a name."""
+    tools = []
+    for entry in fields.objects("tools", MAX_TOOLS):
+        function = entry.object("function")
+        if entry.raw("type") != "function" or function is None:
+            entry.refuse("type", '"function", with an object "function"')
+        name = function.text("name")
+        if name is None or not _NAME.fullmatch(name):
+            function.refuse("name", "1 to 64 letters, digits, _ and -")
+        parameters = function.mapping("parameters") or {"type": "object", "properties": {}}
+        function.text("description")
+        source = {"type": "function", "function": dict(entry.mapping("function"))}
+        tools.append(Tool(name, parameters, source))
+    return tuple(tools)
+
+
+def read_tool_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
+    """The field ``tool_choice``. Raises ApiError for one that names no tool."""
+    value = fields.raw("tool_choice")
+    if value is None:
+        return ToolChoice("auto" if tools else "none")
+    if isinstance(value, dict):
+        function = Fields(value, "tool_choice").object("function")
+        name = None if function is None else function.text("name")
+        if name not in {tool.name for tool in tools}:
+            raise ApiError("'tool_choice' names none of the tools", param="tool_choice")
+        return ToolChoice("required", name)
+    if value not in ("none", "auto", "required"):
+        fields.refuse("tool_choice", '"none", "auto", "required" or a function')
+    if value == "required" and not tools:
+        raise ApiError("'tool_choice' is required and there are no tools", param="tool_choice")
+    return ToolChoice(value if tools else "none")
+
+
+def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
+    """JSON of one call, to one of the tools."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
+            "required": ["name", "arguments"],
+        }
+        for tool in tools
+        if choice.name in (None, tool.name)
+    ]
+    return Grammar.of_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+
+
+def describe_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> list[Mapping[str, Any]]:
+    """The messages with a description of the tools in the first system message."""
+    text = _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool.source) for tool in tools))
+    rest = [_as_text(message) for message in messages]
+    if rest and rest[0]["role"] == "system":
+        first = rest.pop(0)
+        text = f"{first['content']}\n\n{text}"
+    return [{"role": "system", "content": text}, *rest]
+
+
+def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of calls or results, for a template that knows neither."""
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [f"{CALL_BEGINS}\n{json.dumps(call['function'])}\n{CALL_ENDS}" for call in calls]
+    return {"role": message["role"], "content": "\n".join([message["content"], *texts]).strip()}
+
+
+def parse_calls(text: str, names: Sequence[str]) -> list[ToolCall] | None:
+    """The calls that JSON text is: an object with a name and arguments, or an array of such.
+
+    None if it is anything else, or calls what is not there.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    calls = []
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, dict) or item.get("name") not in names:
+            return None
+        arguments = item.get("arguments", item.get("parameters", {}))
+        if isinstance(arguments, str):
+            calls.append(ToolCall(item["name"], arguments))
+        elif isinstance(arguments, dict):
+            calls.append(ToolCall(item["name"], json.dumps(arguments, ensure_ascii=False)))
+        else:
+            return None
+    return calls or None

@@ -1,0 +1,141 @@
+"""What is read after a kept beginning equals a whole read, bit by bit; memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeh2o import DenseConfig, H2OConfig, HeadwiseConfig
+from edgeh2o.engine.grammar import Grammar
+from edgeh2o.serving.answers import AnswerEngine, Progress, Ticket
+from edgeh2o.serving.api_error import ApiError
+from edgeh2o.serving.scheduler import CancelledError
+from tests.serving.answering import answer, request_of
+from tests.serving.conftest import open_engine
+
+ATTENTIONS = {
+    "dense": DenseConfig(),
+    "h2o": H2OConfig(local=24, heavy=24),
+    "headwise": HeadwiseConfig(budget=64, local=16),
+}
+
+
+@pytest.fixture(scope="module", params=ATTENTIONS)
+def engines(
+    request: pytest.FixtureRequest, serving_model: Path
+) -> Iterator[tuple[AnswerEngine, AnswerEngine]]:
+    """One that keeps what it reads, and one that keeps nothing."""
+    attention = ATTENTIONS[request.param]
+    with (
+        open_engine(serving_model, attention=attention) as keeping,
+        open_engine(serving_model, attention=attention, prefix_ram_bytes=0) as forgetting,
+    ):
+        yield keeping, forgetting
+
+
+def tokens_of(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 300, length).tolist()
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_prompts_with_edits_anywhere_get_the_answers_of_whole_reads(
+    engines: tuple[AnswerEngine, AnswerEngine], data: st.DataObject
+) -> None:
+    keeping, forgetting = engines
+    length = data.draw(st.integers(100, 900), label="length")
+    prompt = tokens_of(length, seed=data.draw(st.integers(0, 5)))
+    for turn in range(3):
+        alone = answer(forgetting, request_of(prompt))
+        got = answer(keeping, request_of(prompt))
+        assert alone.stats.cached_tokens == 0
+        assert (got.text, got.logprobs) == (alone.text, alone.logprobs)
+        begin = data.draw(st.integers(0, len(prompt) - 1), label="begin")
+        end = min(len(prompt), begin + data.draw(st.integers(0, 80), label="removed"))
+        added = tokens_of(data.draw(st.integers(1, 200), label="added"), seed=100 + turn)
+        prompt = prompt[:begin] + added + prompt[end:]
+
+
+def test_a_second_question_reads_the_document_no_more(
+    engines: tuple[AnswerEngine, AnswerEngine],
+) -> None:
+    keeping, forgetting = engines
+    document = tokens_of(2000, seed=50)
+    for number in range(3):
+        prompt = document + tokens_of(20, seed=60 + number)
+        got = answer(keeping, request_of(prompt))
+        assert got.logprobs == answer(forgetting, request_of(prompt)).logprobs
+        if number:
+            # The last whole chunk before the question, and what the last call has at least.
+            assert got.stats.cached_tokens >= 2000 - 2 * 64
+    changed = [*document[:1000], 9, *document[1001:], *tokens_of(20, seed=70)]
+    got = answer(keeping, request_of(changed))
+    assert 700 <= got.stats.cached_tokens <= 1000
+    assert got.logprobs == answer(forgetting, request_of(changed)).logprobs
+
+
+def test_a_conversation_goes_on_from_its_answer(serving_model: Path) -> None:
+    with open_engine(serving_model) as engine:
+        text = "the hen is in the pen and " * 4
+        letters = Grammar("regex", "[a-z ]+")  # tokens that are whole characters
+        first = answer(engine, request_of(text, 10, grammar=letters))
+        again = answer(engine, request_of(text + first.text + " the art", 4))
+        # The last token was drawn and not read.
+        assert again.stats.cached_tokens == first.stats.prompt_tokens + 9
+        assert len(engine.pool) == 1
+
+
+def test_a_copy_leaves_the_other_conversation_to_go_on(serving_model: Path) -> None:
+    with open_engine(serving_model) as engine:
+        shared, tail = tokens_of(300, seed=1), tokens_of(800, seed=2)
+        answer(engine, request_of(shared + tail))
+        other = answer(engine, request_of(shared + tokens_of(100, seed=3)))
+        assert 200 <= other.stats.cached_tokens <= 300
+        back = answer(engine, request_of(shared + tail + [5, 6]))
+        assert back.stats.cached_tokens >= 1000
+        assert len(engine.pool) == 2
+
+
+def test_what_is_kept_stays_within_its_bound(serving_model: Path) -> None:
+    with open_engine(serving_model, prefix_ram_bytes=2**20) as engine:
+        seen = []
+        for seed in range(12):
+            answer(engine, request_of(tokens_of(600, seed=seed)))
+            assert engine.pool.n_bytes <= 2**20
+            seen.append(len(engine.pool))
+        assert 1 < max(seen) < 12
+        # The latest are kept, the first are not.
+        assert answer(engine, request_of(tokens_of(600, seed=11))).stats.cached_tokens == 600
+        assert answer(engine, request_of(tokens_of(600, seed=0))).stats.cached_tokens == 0
+
+
+def test_a_cancelled_prompt_goes_on_where_it_was_left(serving_model: Path) -> None:
+    with open_engine(serving_model) as engine, open_engine(serving_model) as other:
+        prompt, ticket = tokens_of(1500, seed=9), Ticket()
+
+        def emit(event: object) -> None:
+            if isinstance(event, Progress) and event.done > 700:
+                ticket.cancel("the client has gone")
+
+        with pytest.raises(CancelledError, match="client has gone"):
+            engine.answer(request_of(prompt), emit, ticket)
+        got = answer(engine, request_of(prompt))
+        assert 400 <= got.stats.cached_tokens <= 800
+        assert got.logprobs == answer(other, request_of(prompt)).logprobs
+
+
+def test_a_prompt_beyond_the_context_is_refused(serving_model: Path) -> None:
+    with open_engine(serving_model, context_size=512) as engine:
+        with pytest.raises(ApiError, match="maximum context length is 512") as caught:
+            answer(engine, request_of(tokens_of(513, seed=1)))
+        assert caught.value.code == "context_length_exceeded"
+        full = answer(engine, request_of(tokens_of(510, seed=1), 50))
+        assert full.finish_reason == "length"
+        assert full.stats.generated_tokens == 3
