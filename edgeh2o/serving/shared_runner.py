@@ -151,6 +151,11 @@ class SharedRunner:
         return int(self.runner.chunk_size)
 
     @property
+    def max_decode_tokens(self) -> int:
+        """One: the steps of several prompts go together, not several tokens of one."""
+        return 1
+
+    @property
     def vocab_size(self) -> int:
         return int(self.runner.vocab_size)
 
@@ -161,6 +166,15 @@ class SharedRunner:
     @property
     def pairs_dense(self) -> int:
         return int(self.runner.pairs_dense)
+
+    @property
+    def error_sums(self) -> NDArray[np.float64]:
+        sums: NDArray[np.float64] = self.runner.error_sums
+        return sums
+
+    @property
+    def n_dense_reads(self) -> int:
+        return int(self.runner.n_dense_reads)
 
     @property
     def policy(self) -> _core.SparsePolicy:
