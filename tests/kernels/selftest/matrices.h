@@ -252,7 +252,7 @@ struct Activations {
   }
 
   size_t tile_bytes(size_t tile_rows) const { return n_records * tile_rows * kActivationRecordPerRow; }
-  std::vector<uint8_t> pack(size_t tile_rows) const {
+  std::vector<uint8_t> pack(size_t tile_rows, int32_t dot_bias) const {
     std::vector<uint8_t> bytes;
     for (size_t first = 0; first < n_rows; first += tile_rows) {
       for (size_t record = 0; record < n_records; ++record) {
@@ -263,8 +263,11 @@ struct Activations {
         };
         each([&](size_t row) { return d(row, record); });
         each([&](size_t row) { return scaled_sum(row, record); });
-        each([&](size_t row) { return static_cast<int32_t>(-8 * sum(row, record)); });
-        each([&](size_t row) { return static_cast<int32_t>(-8 * sum(row, record, kBlock / 2)); });
+        for (const size_t n : {kBlock, kBlock / 2}) {
+          for (size_t row = first; row < first + tile_rows; ++row) {
+            append(bytes, dot_bias - (row < n_rows ? 8 * sum(row, record, n) : 0));
+          }
+        }
         for (size_t k = record * kBlock; k < (record + 1) * kBlock; k += 4) {
           each([&](size_t row) {
             uint32_t four = 0;
@@ -284,7 +287,7 @@ struct Activations {
 
 // d = max|x| / 127 and q = rint(x / d); a block whose 127 / max|x| is not finite counts as zero.
 inline std::vector<uint8_t> quantize_reference(const float* x, size_t stride, size_t n_rows, size_t tile_rows,
-                                               size_t depth) {
+                                               size_t depth, int32_t dot_bias) {
   std::vector<float> d;
   std::vector<int8_t> quants;
   for (size_t row = 0; row < n_rows; ++row) {
@@ -300,7 +303,7 @@ inline std::vector<uint8_t> quantize_reference(const float* x, size_t stride, si
       }
     }
   }
-  return Activations(n_rows, depth / kBlock, std::move(d), std::move(quants)).pack(tile_rows);
+  return Activations(n_rows, depth / kBlock, std::move(d), std::move(quants)).pack(tile_rows, dot_bias);
 }
 
 struct Product {

@@ -26,7 +26,8 @@ void check_quantize(const KernelTable& table, Check& check) {
         }
         // Any 32 neighbours get a maximum of 127, hence the scale 1, which makes pattern 1 a row of ties.
         for (size_t i = 0; pattern == 1 && i < x.size(); i += kBlock) x[i] = 127;
-        const std::vector<uint8_t> want = quantize_reference(x.data(), stride, n_rows, tile_rows, depth);
+        const std::vector<uint8_t> want =
+            quantize_reference(x.data(), stride, n_rows, tile_rows, depth, table.layout.dot_bias);
         std::vector<uint8_t> got(want.size() + kGuard, 0xa5);
         table.quantize_q8p_f32(got.data(), x.data(), stride, n_rows, tile_rows, depth);
         for (size_t i = 0; i < got.size(); ++i) check.equal(got[i], i < want.size() ? want[i] : 0xa5);
@@ -87,7 +88,7 @@ void check_gemm_q8(const KernelTable& table, Check& check) {
     bool accumulate;
   } shapes[] = {{2 * mr + 1, nr, true}, {mr, nr - 1, true}, {mr - 1, 1, false}, {1, nr / 2 + 1, false}};
   for_each_product(table, 2 * mr + 1, [&](const WeightPanel& w, const Activations& x, bool exact) {
-    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr);
+    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout.dot_bias);
     for (const auto& shape : shapes) {
       const size_t stride = nr + 3;
       std::vector<float> c((shape.n_rows + 1) * stride, kUntouched);
@@ -115,7 +116,7 @@ void check_gemv_q8(const KernelTable& table, Check& check) {
   const size_t nr = table.layout.panel_cols, stride = nr + 3;
   for (size_t tile_rows = 1; tile_rows <= table.layout.vector_rows; ++tile_rows) {
     for_each_product(table, tile_rows, [&](const WeightPanel& w, const Activations& x, bool exact) {
-      const std::vector<uint8_t> packed_x = x.pack(tile_rows);
+      const std::vector<uint8_t> packed_x = x.pack(tile_rows, table.layout.dot_bias);
       for (const size_t n_cols : {nr, nr - 1, nr / 2 + 1, size_t{1}}) {
         const size_t n_rows = n_cols == 1 ? 1 : tile_rows;
         const bool accumulate = n_cols % 2 == 1;
@@ -145,19 +146,19 @@ void check_rows_alike(const KernelTable& table, Check& check) {
     const WeightPanel w(format, table.layout, n_records, Values::kRandom, Scales::kAny, 4);
     const Activations x(1, n_records, Values::kRandom, Scales::kAny, 5);
     std::vector<float> want(nr, kUntouched), got(nr);
-    table.gemv_f32_q8_qp(format.format, want.data(), nr, x.pack(1).data(), 1, w.packed.data(), n_records, 1,
-                         nr, true);
+    table.gemv_f32_q8_qp(format.format, want.data(), nr, x.pack(1, table.layout.dot_bias).data(), 1,
+                         w.packed.data(), n_records, 1, nr, true);
     const auto compare = [&] {
       for (size_t col = 0; col < nr; ++col) check.equal(got[col], want[col]);
       got.assign(nr, kUntouched);
     };
     got.assign(nr, kUntouched);
     for (size_t tile_rows = 2; tile_rows <= table.layout.vector_rows; ++tile_rows) {
-      table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows).data(), tile_rows,
-                           w.packed.data(), n_records, 1, nr, true);
+      table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows, table.layout.dot_bias).data(),
+                           tile_rows, w.packed.data(), n_records, 1, nr, true);
       compare();
     }
-    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr);
+    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout.dot_bias);
     const size_t x_half = x.tile_bytes(mr) / 2, w_half = unpacked.size() / 2;
     for (const size_t half : {0, 1}) {
       table.gemm_f32_q8_qp(format.format, got.data(), nr, packed_x.data() + half * x_half, x_half,
