@@ -139,7 +139,7 @@ class DecoderConfig(ModelConfig):
     temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0 is none, and so is a
     ``logit_soft_cap`` of 0. ``norms_values`` norms the heads of the values, without weights. Layers
     may have an input of their own per token, of width ``token_input_dim``, and a factor of their
-    output.
+    output. With ``has_sinks`` every head has a logit without a value in its softmax.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -162,6 +162,7 @@ class DecoderConfig(ModelConfig):
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0
     temperature_period: int = 0
+    has_sinks: bool = False
     norms_values: bool = False
     token_input_dim: int = 0
     has_output_scale: bool = False
@@ -173,8 +174,9 @@ class DecoderConfig(ModelConfig):
 
     @property
     def has_like_layers(self) -> bool:
-        """Whether all layers have keys and values of their own, in heads of one size."""
-        return not any(layer.head_dim or layer.kv_distance for layer in self.layers)
+        """Whether layers attend alike: to keys and values of their own, in heads of one size."""
+        differ = any(layer.head_dim or layer.kv_distance for layer in self.layers)
+        return not differ and not self.has_sinks
 
     @property
     def n_slots(self) -> int:

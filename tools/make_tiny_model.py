@@ -348,6 +348,12 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 del tensors[f"{prefix}{name}.weight"]
                 stacked = f"{prefix}{name}_exps.weight"
                 normal(stacked, model.n_experts, rows, cols, std=cols**-0.5)
+            if family.is_gpt_oss:
+                normal(ROUTER.format(layer_idx).replace("weight", "bias"), model.n_experts, std=0.3)
+                normal(f"{prefix}attn_sinks.weight", n_heads, std=1.0, mean=1.0)
+                normal(f"{prefix}attn_output.bias", width, std=0.2)
+                for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
+                    normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
             if model.shared_ffn_dim:
                 shared = model.shared_ffn_dim
                 normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
@@ -387,7 +393,7 @@ def llama3_factors(
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1 or name.endswith(ROUTER_SUFFIX):
+    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, ".bias")):
         return "F32"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

@@ -56,6 +56,7 @@ void Weights::for_each_tensor(const F& f) {
                true);
       }
     }
+    if (spec.has_sinks) vector(prefix + "attn_sinks.weight", layer.attn_sinks, heads.n_heads, true);
     if (spec.norms_values) layer.attn_v_norm.assign(heads.value_dim, 1.0f);
     linear(prefix + "attn_q", layer.attn_q, heads.q_dim(), model_dim);
     if (heads.has_own_kv()) {

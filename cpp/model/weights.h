@@ -26,6 +26,7 @@ struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
   Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [k_dim], [v_dim], [model_dim] outputs
   std::vector<float> attn_q_norm, attn_k_norm;   // [key_dim] or [q_dim] and [k_dim], or empty
+  std::vector<float> attn_sinks;                 // [n_heads], or empty
   std::vector<float> attn_v_norm;                // [value_dim] ones, where values are normed
   std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
   std::vector<FeedForward> ffn;                  // one, or one per expert

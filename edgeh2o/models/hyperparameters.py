@@ -50,6 +50,7 @@ class Hyperparameters:
         head_dim = layer.head_dim or self.head_dim
         return {
             "one": 1,
+            "n_heads": layer.n_heads,
             "token_input_dim": self.token_input_dim,
             "token_inputs_dim": self.token_input_dim * len(self.layers),
             "model_dim": self.model_dim,

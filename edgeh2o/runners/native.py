@@ -281,6 +281,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "attention_soft_cap": config.attention_soft_cap,
         "qk_norm": config.qk_norm,
         "qk_norm_after_rope": config.qk_norm_after_rope,
+        "has_sinks": config.has_sinks,
         "norms_values": config.norms_values,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
