@@ -213,8 +213,11 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_rope_scaling_attn_factors(LONGROPE_ATTENTION_FACTOR)
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
-    if model.sliding_window is not None:
-        writer.add_sliding_window(model.sliding_window)
+    window = model.sliding_window
+    if window is None and model.family.is_gemma4:
+        window = 24  # the key must be there
+    if window is not None:
+        writer.add_sliding_window(window)
     if model.family.is_gemma4:
         _add_gemma4_metadata(writer, model)
     elif model.sliding_window_pattern is not None:

@@ -22,7 +22,7 @@ register_architecture(
         norms_values=True,
         activation="gelu_tanh",
         windows=SlidingWindows(
-            needs_pattern=True, has_own_heads=True, rope_base=10000.0, has_plain_rope=True
+            is_required=True, has_own_heads=True, rope_base=10000.0, has_plain_rope=True
         ),
         attention_scale=1.0,
         scales={"logit_soft_cap": "final_logit_softcapping"},
