@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +71,13 @@ def test_layers_that_attend_unlike_others_have_no_table(
     assert main(["export-onnx", path, str(tmp_path / "folder")]) == 1
     assert f"{what} cannot be written" in capsys.readouterr().err
     flags = ["-p", "the " * 600, "-n", "2", "--temp", "0"]
-    for attention in (["headwise"], ["headwise", "--budget", "64"], ["h2o"], ["dense"]):
+    for attention in (["headwise", "--budget", "64"], ["h2o"], ["dense"]):
         assert main(["run", path, *flags, "--attention", *attention]) == 0
+    flags[1] = "the art of war " * 400
+    capsys.readouterr()
+    assert main(["run", path, *flags, "--json"]) == 0
+    note = json.loads(capsys.readouterr().out)["note"]
+    assert "cannot be profiled: --budget lets it" in note
 
 
 @pytest.mark.parametrize("architecture", ["mistral3", "qwen2moe", "smollm3", "hunyuan-dense"])
