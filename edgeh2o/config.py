@@ -137,9 +137,9 @@ class DecoderConfig(ModelConfig):
     to 1 (``normalises_experts``), and through a shared one of width ``shared_ffn_dim``, 0 for none,
     weighted by a gate if it has one. A query at position p is multiplied by ``1 +
     temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0 is none, and so is a
-    ``logit_soft_cap`` of 0. ``norms_values`` norms the heads of the values, without weights. Layers
-    may have an input of their own per token, of width ``token_input_dim``, and a factor of their
-    output. With ``has_sinks`` every head has a logit without a value in its softmax.
+    ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without weights; ``has_sinks``
+    adds a logit without a value to every head's softmax. A layer's input per token, if its width
+    ``token_input_dim`` is not 0, has a table loaded in parts of ``token_input_rows`` tokens.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -165,6 +165,7 @@ class DecoderConfig(ModelConfig):
     has_sinks: bool = False
     norms_values: bool = False
     token_input_dim: int = 0
+    token_input_rows: int = 0
     has_output_scale: bool = False
     activation: str = "silu"
     logit_soft_cap: float = 0.0

@@ -118,6 +118,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);
+  reader.read("token_input_rows", config.token_input_rows);
   reader.finish();
   config.check();
   return config;

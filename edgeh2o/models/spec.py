@@ -188,6 +188,7 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         norms_values=spec.norms_values,
         has_sinks=spec.has_sinks,
         token_input_dim=shape.token_input_dim,
+        token_input_rows=shape.token_input_rows,
         has_output_scale=spec.has_output_scale,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,

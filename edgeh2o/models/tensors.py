@@ -41,8 +41,9 @@ class TensorRule:
     holds several weights of the core. One of three dimensions holds a matrix per entry of the
     last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
     ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
-    contains ``{part}`` is one of several of equal rows. Layers that share keys and values leave
-    out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a matrix.
+    contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
+    leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
+    matrix.
     """
 
     name: str
@@ -187,9 +188,10 @@ def _parts(
     first_row = 0
     for part in rule.parts:
         n_rows = sizes[part.rows]
-        for index in range(info.rows // n_rows if "{part}" in part.name else 1):
-            yield replace(part, name=part.name.replace("{part}", str(index))), first_row, n_rows
-            first_row += n_rows
+        for index in range(-(-info.rows // n_rows) if "{part}" in part.name else 1):
+            count = min(n_rows, info.rows - first_row)
+            yield replace(part, name=part.name.replace("{part}", str(index))), first_row, count
+            first_row += count
 
 
 def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) -> None:

@@ -308,6 +308,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,
+            token_input_rows=config.token_input_rows,
         )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None
