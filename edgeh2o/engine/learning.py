@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..attention.budget_table import BudgetTable
 from ..attention.headwise import PROFILE_BUDGET, UNKNOWN
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
-from ..config import DecoderConfig
+from ..model_config import DecoderConfig
 
 if TYPE_CHECKING:
     from ..runners.base import Runner

@@ -14,9 +14,9 @@ from ..attention.base import require_equal_kv_heads
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
-from ..config import DecoderConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
+from ..model_config import DecoderConfig
 from .comparison import WindowComparer
 from .long_texts import make_window
 from .progress import Progress

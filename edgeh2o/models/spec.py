@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..config import DecoderConfig
 from ..errors import FormatError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
+from ..model_config import DecoderConfig
 from .experts import SHARED_KEY, ExpertRule
 from .hyperparameters import (
     SHARED_KV_KEY,

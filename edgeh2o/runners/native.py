@@ -11,13 +11,13 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
-from ..config import DecoderConfig, LayerConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
+from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
 from .base import SessionShape
 from .weight_loading import OnBytes, WeightLoading, mapped_bytes

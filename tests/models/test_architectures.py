@@ -12,9 +12,9 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from edgeh2o.config import DecoderConfig
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
+from edgeh2o.model_config import DecoderConfig
 from edgeh2o.models import TensorBinding, read_model, registered_architectures
 from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequencies
 from tests.tiny_architectures import FAMILIES
