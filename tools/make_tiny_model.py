@@ -63,7 +63,8 @@ class TinyModel:
         embedding_type: type of the token embedding and output; None for tensor_type.
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
-        shared_ffn_dim: width of the expert that every token goes through; None for no key.
+        shared_ffn_dim: width of the expert that every token goes through; None for no key, which
+            means none, or one of ffn_dim where it has a gate.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
@@ -357,8 +358,9 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 normal(f"{prefix}attn_output.bias", width, std=0.2)
                 for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
                     normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
-            if model.shared_ffn_dim:
-                shared = model.shared_ffn_dim
+            # Without a key, one with a gate is as wide as feed_forward_length says.
+            shared = model.shared_ffn_dim or (ffn_dim if family.shared_gate else 0)
+            if shared:
                 normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_up_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
