@@ -47,6 +47,7 @@ class DecoderConfig:
         logit_scale: float = 1.0,
         logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,
+        token_input_rows: int = 0,
     ) -> None: ...
 
 class Model:

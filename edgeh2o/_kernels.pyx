@@ -37,6 +37,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
         void (*swiglu_f32)(float*, const float*, const float*, size_t) noexcept
         void (*geglu_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*swiglu_clamped_f32)(float*, const float*, const float*, size_t) noexcept
         void (*soft_cap_f32)(float*, float, size_t) noexcept
         void (*add_f32)(float*, const float*, size_t) noexcept
         void (*scale_f32)(float*, const float*, float, size_t) noexcept
@@ -188,6 +189,15 @@ def geglu(str isa, const float[::1] gate, const float[::1] up):
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.empty(gate.shape[0], np.float32)
     table_of(isa).geglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def swiglu_clamped(str isa, const float[::1] gate, const float[::1] up):
+    """g sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up in [-7, 7]; all [n] float32."""
+    if gate.shape[0] != up.shape[0]:
+        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
+    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
+    table_of(isa).swiglu_clamped_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
     return np.asarray(out)
 
 

@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: what a model is, how it is run, how tokens are drawn.
+"""Settings as frozen dataclasses: how a model is run, how tokens are drawn.
 
 Every class checks its values when it is made and raises ``UsageError`` that names the field, the
 command line flag and the cure. The command line takes flags, defaults and help from the field
@@ -73,112 +73,6 @@ def check_real(
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not is_real or not math.isfinite(value) or not is_allowed(value):
         raise UsageError(f"{_label(owner, name)} must be {allowed}, got {value!r}; {cure}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """What sessions, attention and statistics need to know of a model of any format.
-
-    ``n_heads`` and ``n_kv_heads`` are the largest of a layer. ``context_length`` is in positions.
-    An ``attention_soft_cap`` of 0 is none. ``has_key_bias`` tells of biases of the key projection.
-    ``fingerprint`` names the weights, whatever their quantisation.
-    """
-
-    architecture: str
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int
-    attention_scale: float
-    attention_soft_cap: float = 0.0
-    has_key_bias: bool = False
-    fingerprint: str = ""
-
-    @property
-    def n_slots(self) -> int:
-        """KV heads of all layers."""
-        return self.n_layers * self.n_kv_heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerConfig:
-    """What a layer has of its own.
-
-    ``window`` counts the positions that a query sees, its own included; 0: all. ``ffn_dim`` is the
-    width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
-    positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
-    those of ``kv_distance`` layers before it.
-    """
-
-    n_heads: int
-    n_kv_heads: int
-    ffn_dim: int
-    window: int = 0
-    has_rope: bool = True
-    head_dim: int = 0
-    kv_distance: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig(ModelConfig):
-    """Shape and constants of a decoder that the core runs, as read from a model file.
-
-    ``rope_inv_freq`` has ``rotary_dim / 2`` entries in radians per position, with every scaling
-    of the file already applied. Layers with a sliding window take ``sliding_rope_inv_freq``
-    instead unless it is empty, and a session for more than ``long_rope_after`` positions
-    ``long_rope_inv_freq``.
-
-    ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
-    output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
-    "projection", or "none"; before the rotary embedding or after it. With experts, every token
-    goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may add up
-    to 1 (``normalises_experts``), and through a shared one of width ``shared_ffn_dim``, 0 for none,
-    weighted by a gate if it has one. A query at position p is multiplied by ``1 +
-    temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0 is none, and so is a
-    ``logit_soft_cap`` of 0. ``norms_values`` norms the heads of the values, without weights. Layers
-    may have an input of their own per token, of width ``token_input_dim``, and a factor of their
-    output.
-    """
-
-    layers: tuple[LayerConfig, ...]
-    model_dim: int
-    rotary_dim: int
-    norm_eps: float
-    rope_inv_freq: tuple[float, ...]
-    n_experts: int = 0
-    n_experts_used: int = 0
-    normalises_experts: bool = True
-    shared_ffn_dim: int = 0
-    has_shared_gate: bool = False
-    rope_attention_factor: float = 1.0
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    logit_scale: float = 1.0
-    tied_embeddings: bool = False
-    norm_placement: str = "pre"
-    qk_norm: str = "none"
-    qk_norm_after_rope: bool = False
-    temperature_scale: float = 0.0
-    temperature_period: int = 0
-    norms_values: bool = False
-    token_input_dim: int = 0
-    has_output_scale: bool = False
-    activation: str = "silu"
-    logit_soft_cap: float = 0.0
-    sliding_rope_inv_freq: tuple[float, ...] = ()
-    long_rope_inv_freq: tuple[float, ...] = ()
-    long_rope_after: int = 0
-
-    @property
-    def has_like_layers(self) -> bool:
-        """Whether all layers have keys and values of their own, in heads of one size."""
-        return not any(layer.head_dim or layer.kv_distance for layer in self.layers)
-
-    @property
-    def n_slots(self) -> int:
-        return sum(layer.n_kv_heads for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

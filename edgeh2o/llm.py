@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
-from .config import ModelConfig, PrefillConfig, RuntimeConfig, SamplingParams
+from .config import PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.opening import load_session
+from .model_config import ModelConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,9 +118,8 @@ class LLM:
     ) -> list[int]:
         """Token ids of ``text``.
 
-        ``add_special`` adds BOS and EOS where the model asks for them; ``parse_special`` turns
-        the text of control tokens, such as ``<|im_start|>``, into those tokens. Raises UsageError
-        for a lone surrogate.
+        ``add_special`` adds BOS and EOS where the model asks for them; ``parse_special`` turns text
+        of control tokens, such as ``<|im_start|>``, into these. UsageError for a lone surrogate.
         """
         return self._session.prompts.model.tokenizer.encode(
             text, add_special=add_special, parse_special=parse_special

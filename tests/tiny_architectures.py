@@ -19,6 +19,7 @@ class Family:
         has_experts: the feed-forward network is a mixture of experts.
         has_expert_width: a key says how wide an expert is, not feed_forward_length.
         shared_gate: the shared expert has a gate.
+        is_gpt_oss: attention has sinks, and experts and their router have biases.
         is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
             and have inputs per token.
         has_sections: rotated pairs are parted among axes.
@@ -36,6 +37,7 @@ class Family:
     has_experts: bool = False
     has_expert_width: bool = True
     shared_gate: bool = False
+    is_gpt_oss: bool = False
     is_gemma4: bool = False
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
@@ -68,6 +70,12 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(keys={**SCALES, "attention.scale": 0.35}),
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False
+    ),
+    "gpt-oss": Family(
+        qkv_biases=True,
+        ffn_norm="post_attention_norm",
+        has_experts=True,
+        is_gpt_oss=True,
     ),
     "glm4": Family(post_norms=True, qkv_biases=True, fused_gate_up=True),
     "exaone4": Family(pre_norms=False, post_norms=True, qk_norm="head"),

@@ -34,7 +34,7 @@ PYTHON_LAYERS = (
     ("runners", "host"),
     ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
-    ("config", "_core", "_kernels", "_version"),
+    ("config", "model_config", "_core", "_kernels", "_version"),
     ("errors",),
 )
 # Lowest first, as the source tree lists them.

@@ -33,6 +33,10 @@ SEED_OPTIONS: tuple[dict[str, object], ...] = (
     {"tensor_type": "F16", "biases": True, "tied": False},
     {"tensor_type": "Q8_0", "rope_scaling": "linear", "rotary_dim": 8},
     {"tensor_type": "BF16", "rope_scaling": "llama3"},
+    {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window_pattern": 2},
+        **{"n_shared_kv": 1, "head_dim_sliding": 8, "token_input_dim": 8},
+    },
     {"n_layers": 2, "n_heads": (2, 4), "n_kv_heads": (1, 2), "ffn_dim": (32, 64)},
 )
 

@@ -63,7 +63,8 @@ class TinyModel:
         embedding_type: type of the token embedding and output; None for tensor_type.
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
-        shared_ffn_dim: width of the expert that every token goes through; None for no key.
+        shared_ffn_dim: width of the expert that every token goes through; None for no key, which
+            means none, or one of ffn_dim where it has a gate.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
@@ -213,8 +214,11 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_rope_scaling_attn_factors(LONGROPE_ATTENTION_FACTOR)
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
-    if model.sliding_window is not None:
-        writer.add_sliding_window(model.sliding_window)
+    window = model.sliding_window
+    if window is None and model.family.is_gemma4:
+        window = 24  # the key must be there
+    if window is not None:
+        writer.add_sliding_window(window)
     if model.family.is_gemma4:
         _add_gemma4_metadata(writer, model)
     elif model.sliding_window_pattern is not None:
@@ -348,8 +352,15 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 del tensors[f"{prefix}{name}.weight"]
                 stacked = f"{prefix}{name}_exps.weight"
                 normal(stacked, model.n_experts, rows, cols, std=cols**-0.5)
-            if model.shared_ffn_dim:
-                shared = model.shared_ffn_dim
+            if family.is_gpt_oss:
+                normal(ROUTER.format(layer_idx).replace("weight", "bias"), model.n_experts, std=0.3)
+                normal(f"{prefix}attn_sinks.weight", n_heads, std=1.0, mean=1.0)
+                normal(f"{prefix}attn_output.bias", width, std=0.2)
+                for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
+                    normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
+            # Without a key, one with a gate is as wide as feed_forward_length says.
+            shared = model.shared_ffn_dim or (ffn_dim if family.shared_gate else 0)
+            if shared:
                 normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_up_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
@@ -387,7 +398,7 @@ def llama3_factors(
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1 or name.endswith(ROUTER_SUFFIX):
+    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, ".bias")):
         return "F32"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

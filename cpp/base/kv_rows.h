@@ -39,6 +39,8 @@ struct KvRows {
 struct LayerKv {
   KvRows k_head0, v_head0;
   size_t n_positions = 0;  // rows between two KV heads
+  // [n_heads] a logit per query head that takes part in every softmax and has no value, or null.
+  const float* sinks = nullptr;
   KvRows k(size_t kv_head) const {
     return {k_head0.type, k_head0.row(kv_head * n_positions), k_head0.head_dim};
   }

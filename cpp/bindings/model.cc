@@ -78,12 +78,15 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read_choice("qk_norm", layer.qk_norm,
                      {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"projection", QkNorm::kProjection}});
   reader.read("qk_norm_after_rope", layer.qk_norm_after_rope);
+  reader.read("has_sinks", layer.has_sinks);
   reader.read("norms_values", layer.norms_values);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);
   reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
   reader.read_choice("activation", layer.activation,
-                     {{"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}});
+                     {{"silu", Activation::kSilu},
+                      {"gelu_tanh", Activation::kGeluTanh},
+                      {"silu_clamped", Activation::kSiluClamped}});
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
@@ -115,6 +118,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);
+  reader.read("token_input_rows", config.token_input_rows);
   reader.finish();
   config.check();
   return config;

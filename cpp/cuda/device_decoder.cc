@@ -35,6 +35,9 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(layer.heads.has_own_kv() && !layer.norms_values && layer.token_input_dim == 0 &&
                    !layer.has_output_scale,
                "layers that share keys and values or have inputs per token do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.has_sinks, "attention sinks do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.activation != Activation::kSiluClamped, "this activation does not run on a GPU yet",
+               cure);
     EH2O_CHECK(!layer.qk_norm_after_rope,
                "queries and keys that are normed after their rotation do not run on a GPU yet", cure);
     EH2O_CHECK(layer.temperature_period == 0, "queries scaled by their position do not run on a GPU yet",

@@ -74,6 +74,7 @@ const KernelTable kTable = {
     rope_f32,
     swiglu_f32,
     geglu_f32,
+    swiglu_clamped_f32,
     soft_cap_f32,
     add_f32,
     scale_f32,

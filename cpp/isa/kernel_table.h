@@ -59,6 +59,7 @@ struct KernelTable {
   void (*rope_f32)(float* x, const float* cos, const float* sin, size_t n_pairs);
   void (*swiglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*geglu_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*swiglu_clamped_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*soft_cap_f32)(float* x, float cap, size_t n);
   void (*add_f32)(float* out, const float* x, size_t n);
   void (*scale_f32)(float* out, const float* x, float factor, size_t n);

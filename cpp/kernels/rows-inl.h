@@ -77,6 +77,19 @@ inline void geglu_f32(float* out, const float* gate, const float* up, size_t n) 
   });
 }
 
+// out = g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up in [-7, 7] (gpt-oss); out may be
+// gate.
+inline void swiglu_clamped_f32(float* out, const float* gate, const float* up, size_t n) {
+  using namespace simd;
+  const F32 high = set1(7.0f), low = set1(-7.0f), one = set1(1.0f);
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 g = min(high, load_n(gate + i, count));  // the second operand, where one is NaN
+    const F32 u = max(low, min(high, load_n(up + i, count)));
+    const F32 swish = div(g, add(one, exp(mul(g, set1(-1.702f)))));
+    store_n(out + i, mul(swish, add(u, one)), count);
+  });
+}
+
 // x = cap * tanh(x / cap) (Bello et al. 2016), as cap - 2 cap / (exp(2 x / cap) + 1).
 inline void soft_cap_f32(float* x, float cap, size_t n) {
   using namespace simd;

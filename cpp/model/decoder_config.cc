@@ -44,6 +44,8 @@ void DecoderConfig::check() const {
   EH2O_CHECK(!layers.empty() && model_dim > 0 && vocab_size > 0,
              "decoder sizes must be positive: n_layers=", layers.size(), ", model_dim=", model_dim,
              ", vocab_size=", vocab_size);
+  EH2O_CHECK((token_input_rows > 0) == (token_input_dim() > 0), "token_input_rows = ", token_input_rows,
+             " with token_input_dim = ", token_input_dim());
   for (const RopeConfig& rope : ropes) {
     EH2O_CHECK(rope.long_inv_freq.empty() || rope.long_inv_freq.size() == rope.n_pairs(),
                "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",

@@ -32,6 +32,7 @@ struct DecoderConfig {
   float logit_scale = 1.0f;
   float logit_soft_cap = 0.0f;  // of the output; 0: none
   bool tied_embeddings = false;
+  size_t token_input_rows = 0;  // tokens of each part that the table of inputs per token is loaded in
 
   size_t n_layers() const { return layers.size(); }
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }

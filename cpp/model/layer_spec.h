@@ -10,7 +10,7 @@ namespace edgeh2o {
 
 enum class MixerKind : uint8_t { kAttention };
 enum class FfnKind : uint8_t { kGated, kExperts };
-enum class Activation : uint8_t { kSilu, kGeluTanh };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped };
 
 // Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both.
 enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
@@ -25,6 +25,7 @@ struct LayerSpec {
   size_t rope = 0;    // of DecoderConfig::ropes
   QkNorm qk_norm = QkNorm::kNone;
   bool qk_norm_after_rope = false;
+  bool has_sinks = false;     // a logit per head that takes a part of every softmax and has no value
   bool norms_values = false;  // RMS norm of every head of the values, without weights
   // A query at position p is multiplied by 1 + temperature_scale * ln(1 + floor(p / temperature_period)).
   float temperature_scale = 0.0f;

@@ -24,8 +24,9 @@ MatView<float> make_inputs(const LayerCall& call, Span<const int32_t> tokens) {
   const MatmulOutput output = output_of(proj, projected.data, dim);
   matmul(table, pack_rows(table, rows, proj.weight.is_quantised() ? a.packed : nullptr), {&output, 1},
          a.scratch);
-  embed_columns(table, weights.token_inputs(), tokens, call.layer * dim, std::sqrt(static_cast<float>(dim)),
-                inputs);
+  const std::vector<PackedMatrix>& parts = weights.token_inputs();
+  embed_columns(table, {parts.data(), parts.size()}, tokens, call.layer * dim,
+                std::sqrt(static_cast<float>(dim)), inputs);
   add_rows(table, inputs, projected, weights.token_input_norm().data(), config.norm_eps, 1.0f);
   scale_logits(table, inputs, std::sqrt(0.5f), 0.0f);
   return inputs;

@@ -31,7 +31,12 @@ void Weights::for_each_tensor(const F& f) {
   const size_t input_dim = config_.token_input_dim();
   if (input_dim > 0) {
     const size_t all_inputs = layers_.size() * input_dim;
-    matrix("per_layer_token_embd.weight", token_inputs_.weight, config_.vocab_size, all_inputs, true);
+    const size_t n_rows = config_.token_input_rows;
+    token_inputs_.resize(ceil_div(config_.vocab_size, n_rows));
+    for (size_t part = 0; part < token_inputs_.size(); ++part) {
+      matrix("per_layer_token_embd." + std::to_string(part) + ".weight", token_inputs_[part],
+             std::min(n_rows, config_.vocab_size - part * n_rows), all_inputs, true);
+    }
     vector("per_layer_proj_norm.weight", token_input_norm_, input_dim, true);
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -56,6 +61,7 @@ void Weights::for_each_tensor(const F& f) {
                true);
       }
     }
+    if (spec.has_sinks) vector(prefix + "attn_sinks.weight", layer.attn_sinks, heads.n_heads, true);
     if (spec.norms_values) layer.attn_v_norm.assign(heads.value_dim, 1.0f);
     linear(prefix + "attn_q", layer.attn_q, heads.q_dim(), model_dim);
     if (heads.has_own_kv()) {
@@ -140,9 +146,9 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
 
 void Weights::check_complete(const std::function<bool(const Slot&)>& is_filled) const {
   const size_t input_dim = config_.token_input_dim();
-  EH2O_CHECK(!token_inputs_.weight.is_quantised() || input_dim % PackedMatrix::kRangeStep == 0,
-             "inputs per token of ", input_dim, " numbers cannot be quantised: only multiples of ",
-             PackedMatrix::kRangeStep, " can");
+  const bool is_quantised = !token_inputs_.empty() && token_inputs_[0].is_quantised();
+  EH2O_CHECK(!is_quantised || input_dim % PackedMatrix::kRangeStep == 0, "inputs per token of ", input_dim,
+             " numbers cannot be quantised: only multiples of ", PackedMatrix::kRangeStep, " can");
   const auto is_filled_here = [](const Slot& slot) {
     return slot.matrix ? static_cast<bool>(*slot.matrix) : !slot.vector->empty();
   };

@@ -26,6 +26,7 @@ struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
   Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [k_dim], [v_dim], [model_dim] outputs
   std::vector<float> attn_q_norm, attn_k_norm;   // [key_dim] or [q_dim] and [k_dim], or empty
+  std::vector<float> attn_sinks;                 // [n_heads], or empty
   std::vector<float> attn_v_norm;                // [value_dim] ones, where values are normed
   std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
   std::vector<FeedForward> ffn;                  // one, or one per expert
@@ -78,7 +79,9 @@ class Weights {
   const PackedMatrix& token_embd() const { return token_embd_.weight; }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
   const std::vector<float>& output_norm() const { return output_norm_; }
-  const PackedMatrix& token_inputs() const { return token_inputs_.weight; }  // [vocab][n_layers * width]
+  // [vocab][n_layers * width], in parts of DecoderConfig::token_input_rows tokens: it is the largest tensor
+  // by far, and one that is loaded is held twice.
+  const std::vector<PackedMatrix>& token_inputs() const { return token_inputs_; }
   const std::vector<float>& token_input_norm() const { return token_input_norm_; }  // [width]
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
   const KernelTable& table() const { return *table_; }
@@ -88,7 +91,8 @@ class Weights {
   DecoderConfig config_;
   const KernelTable* table_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
-  Linear token_embd_, output_, token_inputs_;
+  Linear token_embd_, output_;
+  std::vector<PackedMatrix> token_inputs_;
   std::vector<float> output_norm_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/attention_sinks.h"
 
 namespace edgeh2o {
 namespace {
@@ -233,9 +234,20 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
   }
 }
 
+// Whether the rows have sinks, which they begin with.
+bool ChunkedAttention::has_begun(const Call& call, size_t kv_head, const LoadedTile& tile) const {
+  const size_t group_size = heads_.group_size();
+  if (call.kv.sinks) {
+    begin_with_sinks(tile.state, call.kv.sinks + kv_head * group_size, tile.scratch.tile.n_rows, group_size,
+                     heads_.value_dim);
+  }
+  return call.kv.sinks != nullptr;
+}
+
 // Attends to the chunk's own keys: in one piece if they get column sums.
 void ChunkedAttention::attend_intra(const Call& call, const Task& task, const LoadedTile& tile,
                                     bool is_first) const {
+  is_first = is_first && !has_begun(call, task.kv_head, tile);
   AttentionTile part = tile.scratch.tile;
   const bool is_whole = is_scored(call, task.kv_head);
   const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
@@ -263,6 +275,7 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
 void ChunkedAttention::attend_memory(const Call& call, const Task& task, const LoadedTile& tile,
                                      bool is_first) const {
   const HeadWork& work = buffers_.heads[task.kv_head];
+  is_first = is_first && !has_begun(call, task.kv_head, tile);
   for (size_t i = 0; i < work.n_pieces; ++i) {
     AttentionTile part = tile.scratch.tile;
     const bool has_sums = work.is_scored && i == 0 && work.memory.n_positions() > 0;

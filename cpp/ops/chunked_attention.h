@@ -102,6 +102,7 @@ class ChunkedAttention {
   void attend_intra(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
   void attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
 
+  bool has_begun(const Call& call, size_t kv_head, const LoadedTile& tile) const;
   void clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const;
   void add_sums(const Call& call, const Task& task, const LoadedTile& tile, const AttentionTile& part,
                 const AttentionPiece& piece, const float* m_part, float* sums) const;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/attention_sinks.h"
 
 namespace edgeh2o {
 namespace {
@@ -136,8 +137,9 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
     const size_t kv_head = task / n_tokens, token = task % n_tokens;
     float* m = merged_ + (kv_head * kMaxDecodeTokens + token) * 4 * n_rows;
     const SoftmaxRows state{m, m + n_rows, out.row(token) + kv_head * n_rows * heads.value_dim, 0};
+    if (kv.sinks) begin_with_sinks(state, kv.sinks + kv_head * n_rows, n_rows, n_rows, heads.value_dim);
     for (size_t i = 0; i < keys(kv_head, token).n_ranges(); ++i) {
-      table.merge_softmax_f32(state, range_result(kv_head, i, token, 1), m + 2 * n_rows, i == 0);
+      table.merge_softmax_f32(state, range_result(kv_head, i, token, 1), m + 2 * n_rows, !kv.sinks && i == 0);
     }
   });
 }

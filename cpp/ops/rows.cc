@@ -35,14 +35,16 @@ MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols,
 
 void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
                 float scale, MatView<float> out) {
-  embed_columns(table, embedding, tokens, 0, scale, out);
+  embed_columns(table, {&embedding, 1}, tokens, 0, scale, out);
 }
 
-void embed_columns(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+void embed_columns(const KernelTable& table, Span<const PackedMatrix> parts, Span<const int32_t> tokens,
                    size_t first, float scale, MatView<float> out) {
   parallel_for(tokens.size, [&](size_t i, size_t) {
     float* row = out.row(i);
-    embedding.dequantize_range(row, static_cast<size_t>(tokens[i]), first, out.cols);
+    const auto token = static_cast<size_t>(tokens[i]);
+    const size_t n_rows = parts.data[0].rows();
+    parts.data[token / n_rows].dequantize_range(row, token % n_rows, first, out.cols);
     if (scale != 1.0f) table.scale_f32(row, row, scale, out.cols);
   });
 }

@@ -13,8 +13,9 @@ namespace edgeh2o {
 // out[i] = scale * row tokens[i] of the embedding.
 void embed_rows(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
                 float scale, MatView<float> out);
-// The same of the out.cols columns from `first` on, a multiple of PackedMatrix::kRangeStep if quantised.
-void embed_columns(const KernelTable& table, const PackedMatrix& embedding, Span<const int32_t> tokens,
+// The same of the out.cols columns from `first` on, a multiple of PackedMatrix::kRangeStep if quantised. The
+// rows lie in parts, equal but for the last.
+void embed_columns(const KernelTable& table, Span<const PackedMatrix> parts, Span<const int32_t> tokens,
                    size_t first, float scale, MatView<float> out);
 
 // logits *= scale, then soft_cap * tanh(logits / soft_cap) unless that is 0.

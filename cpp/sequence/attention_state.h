@@ -25,6 +25,7 @@ class AttentionState final : public LayerState {
                  Arena& arena);
 
   const LayerKv& rows() const { return kv_; }
+  void set_sinks(const float* sinks) { kv_.sinks = sinks; }  // of the layer that attends next
   size_t n_kv_heads() const { return n_kv_heads_; }
 
   // The tokens' rows of one KV head's keys or values.

@@ -21,9 +21,9 @@ from .report import add_json_option, print_report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..config import DecoderConfig, ModelConfig
     from ..engine.plan import RunPlan, SessionEstimate
     from ..formats.gguf import GgufFile
+    from ..model_config import DecoderConfig, ModelConfig
     from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
     from .model_options import ModelOptions

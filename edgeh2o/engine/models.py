@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
-    from ..config import ModelConfig
+    from ..model_config import ModelConfig
     from ..runners.base import Runner, SessionShape
     from ..tokenizer import Tokenizer
 

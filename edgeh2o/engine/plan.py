@@ -13,10 +13,11 @@ from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
 from ..attention.kept_profiles import PROFILE_TOKENS
-from ..config import ModelConfig, PrefillConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
+from ..model_config import ModelConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:

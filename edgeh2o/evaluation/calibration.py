@@ -14,9 +14,9 @@ from ..attention.base import require_equal_kv_heads
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
-from ..config import DecoderConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
+from ..model_config import DecoderConfig
 from .comparison import WindowComparer
 from .long_texts import make_window
 from .progress import Progress
@@ -103,8 +103,8 @@ def calibrate(
     require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
     if isinstance(llm.config, DecoderConfig) and not llm.config.has_like_layers:
         raise UsageError(
-            "calibration is for models whose layers have keys and values of their own, in heads of "
-            "one size; give --budget, for all heads the same"
+            "calibration does not measure attention sinks, nor layers that share keys and values "
+            "or differ in the size of their heads; give --budget, for all heads the same"
         )
     if not model.shows_attention:
         raise UsageError(

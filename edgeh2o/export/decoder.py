@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import DecoderConfig
 from ..errors import FormatError
+from ..model_config import DecoderConfig
 from ..onnx.blocks import BLOCK_SIZE, INT8_ACTIVATIONS, BlockOperands, pack_blocks
 from ..onnx.packages import onnx
 from ..runners.native import NativeModel

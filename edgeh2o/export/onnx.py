@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import DecoderConfig
 from ..errors import ResourceError, UsageError
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
+from ..model_config import DecoderConfig
 from ..models.spec import read_model
 from ..onnx.config import FINGERPRINT_PROPERTY
 from ..runners.native import NativeModelFile

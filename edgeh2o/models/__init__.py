@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     gemma3,
     gemma4,
     glm4,
+    gpt_oss,
     granite,
     hunyuan,
     internlm2,

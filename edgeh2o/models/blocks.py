@@ -84,6 +84,17 @@ SHARED_EXPERT = tuple(
     )
 )
 SHARED_EXPERT_GATE = (tensor("blk.{layer}.ffn_gate_inp_shexp.weight", "model_dim"),)
+# A row per expert.
+EXPERT_BIASES = tuple(
+    tensor(
+        f"blk.{{layer}}.ffn_{name}_exps.bias",
+        width,
+        "n_experts",
+        parts=(TensorPart(f"blk.{{layer}}.ffn_{name}_exps.{{part}}.bias", "one"),),
+        is_vectors=True,
+    )
+    for name, width in (("gate", "ffn_dim"), ("up", "ffn_dim"), ("down", "model_dim"))
+)
 EXPERTS = (
     tensor("blk.{layer}.ffn_gate_inp.weight", "model_dim", "n_experts"),
     tensor("blk.{layer}.ffn_gate_exps.weight", "model_dim", "ffn_dim", "n_experts"),

@@ -22,7 +22,7 @@ register_architecture(
         norms_values=True,
         activation="gelu_tanh",
         windows=SlidingWindows(
-            needs_pattern=True, has_own_heads=True, rope_base=10000.0, has_plain_rope=True
+            is_required=True, has_own_heads=True, rope_base=10000.0, has_plain_rope=True
         ),
         attention_scale=1.0,
         scales={"logit_soft_cap": "final_logit_softcapping"},
@@ -41,7 +41,13 @@ register_architecture(
             tensor("blk.{layer}.attn_q_norm.weight", "head_dim"),
             tensor("blk.{layer}.attn_k_norm.weight", "head_dim", of_kv=True),
             *blocks.FEED_FORWARD,
-            tensor("per_layer_token_embd.weight", "token_inputs_dim", "vocab_size", required=False),
+            tensor(
+                "per_layer_token_embd.weight",
+                "token_inputs_dim",
+                "vocab_size",
+                required=False,
+                parts=(TensorPart("per_layer_token_embd.{part}.weight", "token_input_rows"),),
+            ),
             tensor(
                 "per_layer_model_proj.weight",
                 "model_dim",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import MAX_CONTEXT, LayerConfig
+from ..config import MAX_CONTEXT
 from ..errors import FormatError
 from ..formats.metadata import Metadata
+from ..model_config import LayerConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .keys import ArchitectureKeys
 from .rope import PLAIN_ROPE, RopeRule, RopeScaling, check_sections, read_rope_scaling
@@ -19,6 +20,8 @@ BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
+# Tokens of each part that the table of inputs per token is loaded in.
+TOKEN_INPUT_ROWS = 16384
 
 MAX_LAYERS = 512
 MAX_HEADS = 2**12
@@ -45,13 +48,20 @@ class Hyperparameters:
     temperature_scale: float
     token_input_dim: int
 
+    @property
+    def token_input_rows(self) -> int:
+        """See ``DecoderConfig``."""
+        return TOKEN_INPUT_ROWS if self.token_input_dim else 0
+
     def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
         """Named sizes that the shapes of a layer's tensors are declared in."""
         head_dim = layer.head_dim or self.head_dim
         return {
             "one": 1,
+            "n_heads": layer.n_heads,
             "token_input_dim": self.token_input_dim,
             "token_inputs_dim": self.token_input_dim * len(self.layers),
+            "token_input_rows": self.token_input_rows,
             "model_dim": self.model_dim,
             "ffn_dim": layer.ffn_dim,
             "n_experts": self.feed_forward.n_experts,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..config import DecoderConfig
 from ..errors import FormatError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
+from ..model_config import DecoderConfig
 from .experts import SHARED_KEY, ExpertRule
 from .hyperparameters import (
     SHARED_KV_KEY,
@@ -59,7 +59,7 @@ class ArchitectureSpec:
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_output_scale: see ``DecoderConfig``.
+        norms_values, has_sinks, has_output_scale: see ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
@@ -86,6 +86,7 @@ class ArchitectureSpec:
     scales_embedding_by_width: bool = False
     attention_scale: float | None = None
     norms_values: bool = False
+    has_sinks: bool = False
     has_output_scale: bool = False
     shares_kv: bool = False
     has_token_inputs: bool = False
@@ -185,7 +186,9 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         activation=spec.activation,
         attention_scale=spec.attention_scale or 1.0 / math.sqrt(logit_dim),
         norms_values=spec.norms_values,
+        has_sinks=spec.has_sinks,
         token_input_dim=shape.token_input_dim,
+        token_input_rows=shape.token_input_rows,
         has_output_scale=spec.has_output_scale,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,

@@ -41,8 +41,9 @@ class TensorRule:
     holds several weights of the core. One of three dimensions holds a matrix per entry of the
     last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
     ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
-    contains ``{part}`` is one of several of equal rows. Layers that share keys and values leave
-    out what is ``of_kv``, or have it for nothing.
+    contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
+    leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
+    matrix.
     """
 
     name: str
@@ -52,6 +53,7 @@ class TensorRule:
     parts: tuple[TensorPart, ...]
     core_name: str = ""
     of_kv: bool = False
+    is_vectors: bool = False
 
 
 def tensor(
@@ -62,9 +64,10 @@ def tensor(
     parts: Sequence[TensorPart] = (),
     core_name: str = "",
     of_kv: bool = False,
+    is_vectors: bool = False,
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated, tuple(parts), core_name, of_kv)
+    return TensorRule(name, shape, required, rotated, tuple(parts), core_name, of_kv, is_vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +188,10 @@ def _parts(
     first_row = 0
     for part in rule.parts:
         n_rows = sizes[part.rows]
-        for index in range(info.rows // n_rows if "{part}" in part.name else 1):
-            yield replace(part, name=part.name.replace("{part}", str(index))), first_row, n_rows
-            first_row += n_rows
+        for index in range(-(-info.rows // n_rows) if "{part}" in part.name else 1):
+            count = min(n_rows, info.rows - first_row)
+            yield replace(part, name=part.name.replace("{part}", str(index))), first_row, count
+            first_row += count
 
 
 def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) -> None:
@@ -198,7 +202,8 @@ def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) 
             f"make it {list(expected)} ({', '.join(rule.shape)}); the file is damaged or was "
             "converted wrongly"
         )
-    supported = _core.supported_types() if len(expected) > 1 else VECTOR_TYPES
+    is_matrix = len(expected) > 1 and not rule.is_vectors
+    supported = _core.supported_types() if is_matrix else VECTOR_TYPES
     if info.type_name not in supported:
         raise FormatError(
             f"tensor {quote(info.name)} is of type {info.type_name}, which is not supported here; "

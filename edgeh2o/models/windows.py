@@ -23,7 +23,7 @@ class SlidingWindows:
             that all layers have a window.
         default: width in positions if the file has no key; None: a file without it has no windows.
         n_layers_by_default: the default is for the model of the family with so many layers; 0: all.
-        needs_pattern: the file must say which layers have one.
+        is_required: the file must say how wide they are and which layers have one.
         has_own_heads: heads of layers with a window have another size, which the file gives, and a
             rotary embedding of their own, without the tensors of the others.
         rope_base: base of the rotary embedding in layers with a window; None: that of the model.
@@ -33,7 +33,7 @@ class SlidingWindows:
     full_every: int = 0
     default: int | None = None
     n_layers_by_default: int = 0
-    needs_pattern: bool = False
+    is_required: bool = False
     has_own_heads: bool = False
     rope_base: float | None = None
     has_plain_rope: bool = False
@@ -47,8 +47,12 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
     default = 0
     if rule and rule.default and rule.n_layers_by_default in (0, keys.n_layers):
         default = rule.default
+    is_required = rule is not None and rule.is_required
     window = keys.integer(
-        WINDOW_KEY, minimum=1 if default else 0, maximum=MAX_WINDOW, default=default
+        WINDOW_KEY,
+        minimum=1 if default or is_required else 0,
+        maximum=MAX_WINDOW,
+        default=None if is_required else default,
     )
     if window == 0:
         return (0,) * keys.n_layers
@@ -57,7 +61,7 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
             f"{keys.quoted(WINDOW_KEY)} is {window}, but sliding windows are not supported for "
             f"architecture {quote(keys.architecture)}"
         )
-    if rule.needs_pattern and not keys.has(PATTERN_KEY):
+    if rule.is_required and not keys.has(PATTERN_KEY):
         raise FormatError(f"{keys.quoted(PATTERN_KEY)} is missing; the file is incomplete")
     return tuple(window * has_window for has_window in _read_pattern(keys, rule.full_every))
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..model_config import ModelConfig
 from ..runners.base import SessionShape
 from .cut import LOGITS, Cut
 from .folder import OnnxFolder

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..model_config import ModelConfig
 from .cut import Cut
 from .graph import describe_node
 from .sessions import LoadedSegment

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..config import ModelConfig
 from ..errors import FormatError, ResourceError, UsageError
+from ..model_config import ModelConfig
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks, check_caches

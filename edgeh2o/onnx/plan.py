@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..model_config import ModelConfig
 from .cut import CONTEXT_INPUTS, LOGITS
 from .products import ProductGroup
 from .sessions import LoadedSegment, LoadedStage

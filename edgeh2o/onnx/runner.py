@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..config import ModelConfig
 from ..errors import ResourceError
+from ..model_config import ModelConfig
 from ..runners.base import OnLayer, SessionShape
 from .config import attention_args
 from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS

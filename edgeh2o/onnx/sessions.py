@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import ModelConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..model_config import ModelConfig
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
 from .graph import OnnxGraph
 from .packages import onnx, onnxruntime

@@ -16,7 +16,7 @@ from .weight_loading import OnBytes
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
-    from ..config import DecoderConfig
+    from ..model_config import DecoderConfig
     from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
 

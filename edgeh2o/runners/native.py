@@ -11,13 +11,13 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
-from ..config import DecoderConfig, LayerConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
+from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
 from .base import SessionShape
 from .weight_loading import OnBytes, WeightLoading, mapped_bytes
@@ -281,6 +281,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "attention_soft_cap": config.attention_soft_cap,
         "qk_norm": config.qk_norm,
         "qk_norm_after_rope": config.qk_norm_after_rope,
+        "has_sinks": config.has_sinks,
         "norms_values": config.norms_values,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
@@ -307,6 +308,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,
+            token_input_rows=config.token_input_rows,
         )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeh2o.config import ModelConfig
+from edgeh2o.model_config import ModelConfig
 from edgeh2o.runners.base import OnLayer, SessionShape
 
 N_LAYERS = 2

@@ -48,6 +48,19 @@ def test_swiglu_of_extreme_gates(isa: str) -> None:
     np.testing.assert_allclose(result, np.where(gate > 0, gate, 0), atol=1e-30)
 
 
+def test_clamped_swiglu(isa: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    gate, up = (rng.uniform(-12, 12, n).astype(np.float32) for _ in range(2))
+    g, u = (np.asarray(x, np.float64) for x in (np.minimum(gate, 7), np.clip(up, -7, 7)))
+    exact = g / (1 + np.exp(-1.702 * g)) * (u + 1)
+    result = _kernels.swiglu_clamped(isa, gate, up)
+    np.testing.assert_allclose(result, exact, rtol=2e-5, atol=2e-5)
+    nans = np.full_like(gate, np.nan)
+    assert np.isnan(_kernels.swiglu_clamped(isa, nans, np.ones_like(gate))).all()
+    assert np.isnan(_kernels.swiglu_clamped(isa, np.ones_like(gate), nans)).all()
+    assert np.isnan(_kernels.swiglu_clamped(isa, np.full_like(gate, -1e30), up)).sum() == 0
+
+
 def test_geglu(isa: str, n: int) -> None:
     gate, up = normal(n, n) * 3, normal(n + 1, n)
     g = gate.astype(np.float64)

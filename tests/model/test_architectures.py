@@ -65,6 +65,7 @@ MODELS = {
         **{"architecture": "gemma4", "n_layers": 4, "sliding_window": WIDE},
         **{"sliding_window_pattern": 2, "n_shared_kv": 1, "n_kv_heads": (2, 1, 2, 1)},
     },
+    "gpt-oss": {"architecture": "gpt-oss", "n_layers": 4, "sliding_window": WIDE},
     "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},
     "unequal": {**UNEQUAL, "biases": True},
     "unequal-projection-norms": {**UNEQUAL, "architecture": "olmo2", "tied": False},
@@ -90,7 +91,7 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MODELS if name not in ("mistral", "phi3-window")]
+    "name", [name for name in MODELS if name not in ("mistral", "phi3-window", "gpt-oss")]
 )
 def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, name: str) -> None:
     pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
@@ -101,6 +102,16 @@ def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, 
     assert relative_error(prefill(session, tokens), expected) < 2e-5
     dense = pair.reference.start(layers_of("dense")[0]).prefill(tokens)
     assert relative_error(expected[CHUNK_SIZE:], dense[CHUNK_SIZE:]) > 0.01
+
+
+def test_sinks_under_a_policy_that_reads_all(tiny_model: TinyModelFactory) -> None:
+    """In one piece, and in two parts whose column sums are wanted."""
+    pair = load_pair(tiny_model, **{**SHAPE, **MODELS["gpt-oss"]})
+    tokens = random_tokens(3 * CHUNK_SIZE + 17)
+    expected = pair.reference.start(layers_of("dense")[0]).prefill(tokens)
+    for policy in (_core.h2o_policy(12, 1000), _core.headwise_policy([1000] * 8, local=8)):
+        session = pair.session(policy, cache_type="f32")
+        assert relative_error(prefill(session, tokens), expected) < 2e-5
 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3-window"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         **{"n_layers": 6, "sliding_window": 20, "head_dim": 32, "head_dim_sliding": 16},
         **{"n_shared_kv": 3, "token_input_dim": 8},
     },
+    "gpt-oss": {"n_layers": 4, "sliding_window": 20},
     "granitemoe": {"shared_ffn_dim": 80},
     "mistral3": {"original_context": 50},
     "qwen2moe": {"shared_ffn_dim": 80},
@@ -51,17 +53,31 @@ def test_a_session_is_saved_and_goes_back(tiny_model: TinyModelFactory, architec
     np.testing.assert_array_equal(go_on(session), expected)
 
 
-def test_layers_that_share_keys_and_values_have_no_table(
-    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [("gemma4", "layers that share keys and values"), ("gpt-oss", "a mixture of experts")],
+)
+def test_layers_that_attend_unlike_others_have_no_table(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    architecture: str,
+    what: str,
 ) -> None:
-    path = str(tiny_model(architecture="gemma4", context_length=4096, **SHAPE | OPTIONS["gemma4"]))
+    options = {**SHAPE, **OPTIONS[architecture], "context_length": 4096}
+    path = str(tiny_model(architecture=architecture, **options))
     assert main(["calibrate", path, "-o", str(tmp_path / "table.json")]) == 2
-    assert "calibration is for models whose layers have keys" in capsys.readouterr().err
+    assert "calibration does not measure attention sinks" in capsys.readouterr().err
     assert main(["export-onnx", path, str(tmp_path / "folder")]) == 1
-    assert "layers that share keys and values cannot be written" in capsys.readouterr().err
-    options = ["-p", "the " * 600, "-n", "2", "--temp", "0"]
-    for attention in (["headwise"], ["headwise", "--budget", "64"], ["h2o"], ["dense"]):
-        assert main(["run", path, *options, "--attention", *attention]) == 0
+    assert f"{what} cannot be written" in capsys.readouterr().err
+    flags = ["-p", "the " * 600, "-n", "2", "--temp", "0"]
+    for attention in (["headwise", "--budget", "64"], ["h2o"], ["dense"]):
+        assert main(["run", path, *flags, "--attention", *attention]) == 0
+    flags[1] = "the art of war " * 400
+    capsys.readouterr()
+    assert main(["run", path, *flags, "--json"]) == 0
+    note = json.loads(capsys.readouterr().out)["note"]
+    assert "cannot be profiled: --budget lets it" in note
 
 
 @pytest.mark.parametrize("architecture", ["mistral3", "qwen2moe", "smollm3", "hunyuan-dense"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from edgeh2o import _core
 from edgeh2o.errors import FormatError
 from edgeh2o.runners.native import NativeModelFile
 from tests.model.model_pair import (
@@ -44,3 +46,24 @@ def test_inputs_that_fit_no_block_are_refused(tiny_model: TinyModelFactory) -> N
         pytest.raises(FormatError, match=r"inputs per token of 32 numbers.*multiples of 256"),
     ):
         file.load()
+
+
+@pytest.mark.parametrize("tensor_type", ["F32", "Q8_0"])
+def test_the_table_is_loaded_in_parts(
+    tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch, tensor_type: str
+) -> None:
+    path = tiny_model(**MODEL, token_input_dim=256, tensor_type=tensor_type)
+    tokens = random_tokens(90)
+    logits = []
+    for n_rows, n_parts in ((16384, 1), (100, 4), (320, 1), (319, 2)):
+        monkeypatch.setattr("edgeh2o.models.hyperparameters.TOKEN_INPUT_ROWS", n_rows)
+        with NativeModelFile(path) as file:
+            core = file.load()._core_model
+        with pytest.raises(ValueError, match="not part of this model"):
+            core.dequantize(f"per_layer_token_embd.{n_parts}.weight")
+        session = _core.Sequence(
+            core, _core.dense_policy(), max_context=128, batch_size=128, chunk_size=64
+        )
+        logits.append(session.prefill(tokens, is_last=True))
+    for others in logits[1:]:
+        np.testing.assert_array_equal(others, logits[0])

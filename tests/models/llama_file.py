@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeh2o.config import DecoderConfig
 from edgeh2o.formats.gguf import open_gguf
+from edgeh2o.model_config import DecoderConfig
 from edgeh2o.models import TensorBinding, read_model
 from tests.formats import raw_gguf as raw
 

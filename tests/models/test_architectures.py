@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from numpy.typing import NDArray
 
-from edgeh2o.config import DecoderConfig
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
+from edgeh2o.model_config import DecoderConfig
 from edgeh2o.models import TensorBinding, read_model, registered_architectures
 from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequencies
 from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
-from tools.make_tiny_model import write_tiny_model
+from tools.make_tiny_model import TinyModel, _random_tensors, write_tiny_model
 
 SHAPE = {"n_layers": 6, "model_dim": 32, "n_heads": 4, "head_dim": 8, "ffn_dim": 16}
 
@@ -183,6 +184,67 @@ def test_experts_and_the_shared_one(tiny_model: TinyModelFactory) -> None:
     assert granitemoe.normalises_experts
     assert read_tiny(tiny_model, "granitemoe").shared_ffn_dim == 0
     assert {layer.ffn_dim for layer in read_tiny(tiny_model, "olmoe").layers} == {16}
+
+
+@pytest.mark.parametrize("key", ["sliding_window", "sliding_window_pattern"])
+def test_gemma4_says_what_its_windows_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(GGUFWriter, f"add_{key}", lambda *arguments: None)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="gemma4", **SHAPE)
+    with pytest.raises(FormatError, match=rf"'gemma4.attention.{key}'.* is missing"):
+        read(path)
+
+
+GEMMA4: dict[str, object] = {
+    **{"architecture": "gemma4", "sliding_window": 5, "sliding_window_pattern": 3},
+    **{"head_dim_sliding": 4, "n_shared_kv": 3, "token_input_dim": 4},
+}
+
+
+def test_layers_of_gemma4(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, **GEMMA4)
+    assert [layer.window for layer in config.layers] == [5, 5, 0] * 2
+    assert [layer.head_dim for layer in config.layers] == [4, 4, 8] * 2
+    assert [layer.kv_distance for layer in config.layers] == [0, 0, 0, 2, 3, 3]
+    assert (config.attention_scale, config.token_input_dim) == (1.0, 4)
+    assert len(config.rope_inv_freq) == 4 and len(config.sliding_rope_inv_freq) == 2
+    # A quarter of the pairs of the other layers is rotated.
+    np.testing.assert_allclose(config.rope_inv_freq, [1.0, 0.0, 0.0, 0.0], atol=1e-20)
+    assert not config.has_like_layers
+
+
+def test_keys_and_values_that_nobody_reads_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_unread(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            tensors[f"blk.5.{name}.weight"] = tensors[f"blk.2.{name}.weight"]
+        return tensors
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", with_unread)
+    path = write_tiny_model(tmp_path / "tiny.gguf", **{**SHAPE, **GEMMA4})
+    names = {binding.name for binding in read(path)[1]}
+    assert "blk.2.attn_k.weight" in names and "blk.5.attn_q.weight" in names
+    assert not names & {f"blk.5.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_shared_kv": 6}, "shared_kv_layers' is 6"),
+        ({"n_shared_kv": 5}, "finds no layer of its kind"),
+        ({"n_kv_heads": (2, 2, 2, 2, 2, 1)}, "layer 5 finds no layer of its kind and KV heads"),
+        ({"head_dim_sliding": 3}, "value_length_swa' is 3"),
+    ],
+)
+def test_layers_of_gemma4_that_cannot_be(
+    tmp_path: Path, options: dict[str, object], problem: str
+) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", **{**SHAPE, **GEMMA4, **options})
+    with pytest.raises(FormatError, match=problem):
+        read(path)
 
 
 def test_scales_that_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

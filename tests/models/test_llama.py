@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from edgeh2o import _core
-from edgeh2o.config import DecoderConfig, LayerConfig
 from edgeh2o.errors import FormatError
 from edgeh2o.formats.gguf import open_gguf
+from edgeh2o.model_config import DecoderConfig, LayerConfig
 from edgeh2o.models import (
     ArchitectureSpec,
     read_model,

@@ -21,6 +21,7 @@ def causal_attention(
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Causal attention, full or in a sliding window.
 
@@ -31,6 +32,7 @@ def causal_attention(
         scale: factor of the logits; None for 1 / sqrt(d).
         window: positions that a query sees, its own included; None for all.
         soft_cap: bound of the logits, cap * tanh(logit / cap); None for none.
+        sinks: [n_heads] logits that take part in the softmax and have no value.
 
     Returns:
         [n_heads, n, value_dim].
@@ -48,14 +50,18 @@ def causal_attention(
         visible=visible,
         soft_cap=soft_cap,
     )
-    return state.o.reshape(*q.shape[:2], -1)
+    out = state.o.reshape(*q.shape[:2], -1)
+    if sinks is None:
+        return out
+    others = state.log_sum_exp.reshape(q.shape[:2])
+    return out / (1.0 + np.exp(sinks[:, None] - others))[..., None]
 
 
 class CachedLayer:
     """Keys and values of one layer during one prompt; the options are those of `causal_attention`.
 
     Attributes:
-        scale, window, soft_cap: the options.
+        scale, window, soft_cap, sinks: the options.
         k, v: [n_kv_heads, n_positions, d], None before the first row.
     """
 
@@ -65,7 +71,9 @@ class CachedLayer:
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Array | None = None,
     ) -> None:
+        self.sinks = sinks
         self.scale = scale
         self.window = window
         self.soft_cap = soft_cap
@@ -87,7 +95,13 @@ class CachedLayer:
     def read_all(self, q: Array) -> Array:
         """Output [n_heads, n, d] of the last n cached positions, which read all before them."""
         return causal_attention(
-            q, self.k, self.v, scale=self.scale, window=self.window, soft_cap=self.soft_cap
+            q,
+            self.k,
+            self.v,
+            scale=self.scale,
+            window=self.window,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
 
 

@@ -4,6 +4,20 @@
 #include "ops/rows.h"
 
 namespace edgeh2o {
+namespace {
+
+GateKernel gate_kernel(const KernelTable& table, Activation activation) {
+  switch (activation) {
+    case Activation::kGeluTanh:
+      return table.geglu_f32;
+    case Activation::kSiluClamped:
+      return table.swiglu_clamped_f32;
+    default:
+      return table.swiglu_f32;
+  }
+}
+
+}  // namespace
 
 void add_gated(const LayerCall& call, MatView<float> x) {
   const LayerWeights& w = call.layer_weights();
@@ -16,8 +30,7 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const KernelTable& table = call.table();
   const Activations& a = call.buffers();
   const size_t n = input.rows.rows, ffn_dim = ffn.gate.weight.rows();
-  const GateKernel activation =
-      call.spec().activation == Activation::kGeluTanh ? table.geglu_f32 : table.swiglu_f32;
+  const GateKernel activation = gate_kernel(table, call.spec().activation);
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
   matmul(table, input, {outputs, 2}, a.scratch);
   const bool is_quantised = ffn.down.weight.is_quantised();

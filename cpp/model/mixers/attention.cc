@@ -90,6 +90,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
+  sequence.layer(call.layer).set_sinks(w.attn_sinks.empty() ? nullptr : w.attn_sinks.data());
   uint8_t* scratch = call.workspace.attention_scratch();
   const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
   if (is_row) {

@@ -90,6 +90,18 @@ void check_geglu(const KernelTable& table, Check& check) {
   });
 }
 
+void check_clamped_swiglu(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> gate = random.uniform_vector(n, -12, 12), up = random.uniform_vector(n, -12, 12);
+    table.swiglu_clamped_f32(out.data(), gate.data(), up.data(), n);
+    for (size_t i = 0; i < n; ++i) {
+      const double g = std::min(double{gate[i]}, 7.0), u = std::max(-7.0, std::min(double{up[i]}, 7.0));
+      const double want = g / (1 + std::exp(-1.702 * g)) * (u + 1);
+      check.near(out[i], want, 100 * kEps * (std::fabs(want) + std::fabs(g)));
+    }
+  });
+}
+
 void check_soft_cap(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     for (const float cap : {0.5f, 30.0f}) {
@@ -136,9 +148,15 @@ void check_load_f16(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& row_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"rms_norm_f32", check_rms_norm}, {"rope_f32", check_rope},         {"swiglu_f32", check_swiglu},
-      {"geglu_f32", check_geglu},       {"soft_cap_f32", check_soft_cap}, {"add_f32", check_add},
-      {"scale_f32", check_scale},       {"load_f32_f16", check_load_f16},
+      {"rms_norm_f32", check_rms_norm},
+      {"rope_f32", check_rope},
+      {"swiglu_f32", check_swiglu},
+      {"geglu_f32", check_geglu},
+      {"swiglu_clamped_f32", check_clamped_swiglu},
+      {"soft_cap_f32", check_soft_cap},
+      {"add_f32", check_add},
+      {"scale_f32", check_scale},
+      {"load_f32_f16", check_load_f16},
   };
   return checks;
 }

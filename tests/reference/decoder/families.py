@@ -21,6 +21,7 @@ class Family:
         normalises_experts: the weights of a token's experts add up to 1.
         is_gemma4: values are normed without weights, attention logits are not scaled, layers with
             a window have a rotary embedding and heads of their own.
+        has_clamped_gate: the gate is that of gpt-oss.
         ffn_norm: name of the norm of the feed-forward network's input.
     """
 
@@ -33,7 +34,14 @@ class Family:
     has_gelu: bool = False
     normalises_experts: bool = True
     is_gemma4: bool = False
+    has_clamped_gate: bool = False
     ffn_norm: str = "ffn_norm"
+
+    @property
+    def activation(self) -> str:
+        if self.has_clamped_gate:
+            return "clamped"
+        return "gelu" if self.has_gelu else "silu"
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -45,6 +53,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
     "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
     "glm4": Family(is_interleaved=True),
+    "gpt-oss": Family(window_period=2, has_clamped_gate=True, ffn_norm="post_attention_norm"),
     "granite": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),

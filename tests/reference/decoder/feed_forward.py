@@ -21,16 +21,33 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def gated(linear: Linear, prefix: str, suffix: str, x: Array, *, has_gelu: bool) -> Array:
-    """down(activation(gate(x)) * up(x)); the suffix tells an expert's matrices."""
+def by_silu(gate: Array, up: Array) -> Array:
+    return silu(gate) * up
+
+
+def by_gelu(gate: Array, up: Array) -> Array:
+    return gelu(gate) * up
+
+
+def by_clamped_silu(gate: Array, up: Array) -> Array:
+    """That of gpt-oss: both are bounded, the gate is steeper, and 1 is added to the other."""
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return gate / (1.0 + np.exp(-1.702 * gate)) * (up + 1.0)
+
+
+Activate = Callable[[Array, Array], Array]
+ACTIVATIONS: dict[str, Activate] = {"silu": by_silu, "gelu": by_gelu, "clamped": by_clamped_silu}
+
+
+def gated(linear: Linear, prefix: str, suffix: str, x: Array, *, activate: Activate) -> Array:
+    """down(activate(gate(x), up(x))); the suffix tells an expert's matrices."""
     gate = linear(f"{prefix}ffn_gate{suffix}", x)
     up = linear(f"{prefix}ffn_up{suffix}", x)
-    activated = gelu(gate) if has_gelu else silu(gate)
-    return linear(f"{prefix}ffn_down{suffix}", activated * up)
+    return linear(f"{prefix}ffn_down{suffix}", activate(gate, up))
 
 
 def mixture(
-    linear: Linear, prefix: str, x: Array, *, n_used: int, is_normalised: bool, has_gelu: bool
+    linear: Linear, prefix: str, x: Array, *, n_used: int, is_normalised: bool, activate: Activate
 ) -> Array:
     """The experts of highest probability, weighted by it, or by what they have of their sum."""
     logits = linear(prefix + "ffn_gate_inp", x)
@@ -42,6 +59,6 @@ def mixture(
         total = probability[chosen].sum() if is_normalised else 1.0
         for expert in chosen:
             suffix = f"_exps.{expert}"
-            output = gated(linear, prefix, suffix, x[row : row + 1], has_gelu=has_gelu)[0]
+            output = gated(linear, prefix, suffix, x[row : row + 1], activate=activate)[0]
             out[row] += probability[expert] / total * output
     return out

@@ -192,3 +192,6 @@ def _name_experts(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
+    for name in [name for name in weights if name.endswith("_exps.bias")]:
+        for index, vector in enumerate(weights.pop(name)):
+            weights[name.replace(".bias", f".{index}.bias")] = vector

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
-from .feed_forward import gated, gelu, mixture
+from .feed_forward import ACTIVATIONS, gated, gelu, mixture
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
@@ -80,19 +80,21 @@ class ReferenceDecoder:
         """
         return DecoderRun(
             self,
-            [self._make_layer(make_layer, window) for window in self.config.windows],
+            [self._make_layer(make_layer, i) for i in range(self.config.n_layers)],
             rope_layout=rope_layout if self.config.family.is_interleaved else "half_split",
             quantise_activations=quantise_activations,
             cache_type=cache_type,
         )
 
-    def _make_layer(
-        self, make_layer: Callable[..., AttentionLayer], window: int | None
-    ) -> AttentionLayer:
-        options = {
+    def _make_layer(self, make_layer: Callable[..., AttentionLayer], layer: int) -> AttentionLayer:
+        window = self.config.windows[layer]
+        options: dict[str, Any] = {
             "scale": self.config.attention_scale,
             "soft_cap": self.config.attention_soft_cap,
         }
+        sinks = self.weights.get(f"blk.{layer}.attn_sinks.weight")
+        if sinks is not None:
+            options["sinks"] = sinks.astype(np.float64)
         return make_layer(**options) if window is None else DenseLayer(window=window, **options)
 
 
@@ -215,20 +217,20 @@ class DecoderRun:
 
     def _ffn_block(self, prefix: str, x: Array) -> Array:
         config = self._decoder.config
-        has_gelu = config.family.has_gelu
+        activate = ACTIVATIONS[config.family.activation]
         normed = self._norm(prefix + config.family.ffn_norm, x)
         if not config.n_experts_used:
-            return gated(self._linear, prefix, "", normed, has_gelu=has_gelu)
+            return gated(self._linear, prefix, "", normed, activate=activate)
         out = mixture(
             self._linear,
             prefix,
             normed,
             n_used=config.n_experts_used,
             is_normalised=config.family.normalises_experts,
-            has_gelu=has_gelu,
+            activate=activate,
         )
         if f"{prefix}ffn_up_shexp.weight" in self._decoder.weights:
-            shared = gated(self._linear, prefix, "_shexp", normed, has_gelu=has_gelu)
+            shared = gated(self._linear, prefix, "_shexp", normed, activate=activate)
             out = out + self._shared_shares(prefix, normed) * shared
         return out
 

@@ -1,0 +1,114 @@
+"""What a model is, as read from its file: sizes and constants, in frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What sessions, attention and statistics need to know of a model of any format.
+
+    ``n_heads`` and ``n_kv_heads`` are the largest of a layer. ``context_length`` is in positions.
+    An ``attention_soft_cap`` of 0 is none. ``has_key_bias`` tells of biases of the key projection.
+    ``fingerprint`` names the weights, whatever their quantisation.
+    """
+
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    attention_scale: float
+    attention_soft_cap: float = 0.0
+    has_key_bias: bool = False
+    fingerprint: str = ""
+
+    @property
+    def n_slots(self) -> int:
+        """KV heads of all layers."""
+        return self.n_layers * self.n_kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """What a layer has of its own.
+
+    ``window`` counts the positions that a query sees, its own included; 0: all. ``ffn_dim`` is the
+    width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
+    positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
+    those of ``kv_distance`` layers before it.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    window: int = 0
+    has_rope: bool = True
+    head_dim: int = 0
+    kv_distance: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """Shape and constants of a decoder that the core runs, as read from a model file.
+
+    ``rope_inv_freq`` has ``rotary_dim / 2`` entries in radians per position, with every scaling
+    of the file already applied. Layers with a sliding window take ``sliding_rope_inv_freq``
+    instead unless it is empty, and a session for more than ``long_rope_after`` positions
+    ``long_rope_inv_freq``.
+
+    ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
+    output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
+    "projection", or "none"; before the rotary embedding or after it. With experts, every token
+    goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may add up
+    to 1 (``normalises_experts``), and through a shared one of width ``shared_ffn_dim``, 0 for none,
+    weighted by a gate if it has one. A query at position p is multiplied by ``1 +
+    temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0 is none, and so is a
+    ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without weights; ``has_sinks``
+    adds a logit without a value to every head's softmax. A layer's input per token, if its width
+    ``token_input_dim`` is not 0, has a table loaded in parts of ``token_input_rows`` tokens.
+    """
+
+    layers: tuple[LayerConfig, ...]
+    model_dim: int
+    rotary_dim: int
+    norm_eps: float
+    rope_inv_freq: tuple[float, ...]
+    n_experts: int = 0
+    n_experts_used: int = 0
+    normalises_experts: bool = True
+    shared_ffn_dim: int = 0
+    has_shared_gate: bool = False
+    rope_attention_factor: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    tied_embeddings: bool = False
+    norm_placement: str = "pre"
+    qk_norm: str = "none"
+    qk_norm_after_rope: bool = False
+    temperature_scale: float = 0.0
+    temperature_period: int = 0
+    has_sinks: bool = False
+    norms_values: bool = False
+    token_input_dim: int = 0
+    token_input_rows: int = 0
+    has_output_scale: bool = False
+    activation: str = "silu"
+    logit_soft_cap: float = 0.0
+    sliding_rope_inv_freq: tuple[float, ...] = ()
+    long_rope_inv_freq: tuple[float, ...] = ()
+    long_rope_after: int = 0
+
+    @property
+    def has_like_layers(self) -> bool:
+        """Whether layers attend alike: to keys and values of their own, in heads of one size."""
+        differ = any(layer.head_dim or layer.kv_distance for layer in self.layers)
+        return not differ and not self.has_sinks
+
+    @property
+    def n_slots(self) -> int:
+        return sum(layer.n_kv_heads for layer in self.layers)
