@@ -7,7 +7,8 @@
 #     PYTHON=python3 bench/cuda.sh --dry-run [FOLDER]  the same on the host device, to try this script
 #
 # The Python needs edgeh2o built in place or installed, with images (python -m tools.build_cuda_images --fetch), and what
-# its tests need: numpy, pytest, gguf. MODEL=FILE.gguf times that model too; TESTS='-k q8' runs some of the tests.
+# its tests need: numpy, pytest, gguf. MODEL=FILE.gguf times that model too, and LLAMA_BENCH=PROGRAM llama.cpp's
+# llama-bench on it; TESTS='-k q8' runs some of the tests.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -54,10 +55,13 @@ fi
 tiny=$out/tiny.gguf
 $python -m tools.make_tiny_model "$tiny" --tensor-type Q4_0 || failed=1
 for model in "$tiny" ${MODEL:-}; do
-  sizes="-p 512 -n 64"
-  if [ "$dry" = yes ]; then sizes="-p 16 -n 2"; fi
-  step "bench_$(basename "$model" .gguf)" 150 $python -m edgeh2o bench "$model" $sizes -r 1 --modes dense --attention dense --device cuda
+  sizes="-p 512,4096 -n 64 --budget 1024"
+  if [ "$dry" = yes ]; then sizes="-p 48 -n 2 -b 32 -ub 16 --budget 8"; fi
+  step "bench_$(basename "$model" .gguf)" 150 $python -m edgeh2o bench "$model" $sizes -r 1 --device cuda
 done
+if [ "$dry" = no ] && [ -n "${LLAMA_BENCH:-}" ] && [ -n "${MODEL:-}" ]; then
+  step llama_bench 100 "$LLAMA_BENCH" -m "$MODEL" -p 512,4096 -n 64 -r 1 -ngl 99
+fi
 echo
 if [ "$dry" = yes ]; then echo "dry run: no time above is that of a GPU"; fi
 [ "$failed" = 0 ] && echo "all passed" || echo "FAILED: see above"

@@ -5,8 +5,9 @@
 The wheel and its dependencies (aarch64 wheels of NumPy, tokenizers, ... from the package index) go
 into a Python of Debian arm64 under qemu-user. There `edgeh2o run` answers a prompt with sparse
 prefill; text, greedy tokens and logits must be those of the edgeh2o that runs this script. The
-models are small random ones, of float and of 4-bit weights, or --model. With --tests FOLDER ...
-pytest runs those in the same place instead. Without a wheel it is built first.
+models are small random ones, of float and of 4-bit weights, or --model. The wheel must hold the
+kernels for GPUs, if they are built here, and refuse a GPU in a line for want of a driver. With
+--tests FOLDER ... pytest runs those in the same place instead. Without a wheel it is built first.
 
 Exit status: 0 equal, 1 not, 77 skipped because a tool is missing (stderr names it).
 """
@@ -33,11 +34,14 @@ from tools.aarch64_python import (
     find_missing,
     install_python,
 )
+from tools.build_cuda_images import IMAGES, LIST_NAME, TARGETS, are_current, find_nvrtc
 from tools.make_tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = 77
 PROBE = ROOT / "tools" / "aarch64_probe.py"
+# What refuses a GPU there.
+NO_DRIVER = "there is no NVIDIA driver"
 # The instruction set that each processor model of qemu must choose by itself.
 PROCESSORS = {"cortex-a76": "neon_dotprod", "cortex-a72": "neon", "max": "neon_i8mm"}
 ATTENTION = ("h2o", "headwise")
@@ -147,6 +151,26 @@ def check_refusal(python: EmulatedPython, model: Path) -> None:
     print(f"cortex-a72: {result.stderr.strip()}")
 
 
+def check_gpu(python: EmulatedPython, model: Path) -> None:
+    """The wheel has the kernels for GPUs that were made here, and says that there is no driver."""
+    edgeh2o = python.site / "bin" / "edgeh2o"
+    result = python.run("cortex-a76", [edgeh2o, "doctor", "--json"])
+    gpu = json.loads(checked(result, "edgeh2o doctor"))["gpu"]
+    targets = [image.split(" ")[0] for image in gpu["images"] or ()]
+    # As setup.py provides them.
+    expected = [name for name, major in TARGETS.items() if major in find_nvrtc()]
+    if are_current(IMAGES):
+        expected = json.loads((IMAGES / LIST_NAME).read_text())["images"]
+    if sorted(targets) != sorted(expected) or NO_DRIVER not in gpu["why_none"]:
+        raise DifferentError(f"doctor shows {gpu}, not images for {expected} and no driver")
+    command = [edgeh2o, "run", model, "-p", "the", "--device", "cuda", "--quiet"]
+    refused = python.run("cortex-a76", command)
+    lines = refused.stderr.splitlines()
+    if refused.returncode != 1 or len(lines) != 1 or NO_DRIVER not in lines[0]:
+        raise DifferentError(f"--device cuda was not refused in a line: {refused}")
+    print(f"images for {', '.join(targets) or 'no GPU'}; --device cuda: {lines[0]}")
+
+
 def run_tests(python: EmulatedPython, processor: str, tests: Sequence[str], out: Path) -> None:
     """pytest on the installed package; the tests come from this repository."""
     command = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
@@ -179,6 +203,7 @@ def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path
                 compare_logits(python, processor, probe, out, max(tolerance, NARROW_TOLERANCE))
             compare_answers(python, processor, ["run", model, "-f", prompt, *RUN_OPTIONS])
     check_refusal(python, next(iter(models)))
+    check_gpu(python, next(iter(models)))
 
 
 def main(argv: list[str] | None = None) -> int:

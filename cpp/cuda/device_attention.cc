@@ -3,14 +3,12 @@
 #include <algorithm>
 
 #include "cuda/device_decoder.h"
+#include "cuda/launches.h"
 #include "ops/chunk_plan.h"
 
 namespace edgeh2o::cuda {
 namespace {
 
-constexpr size_t kThreads = 128;
-
-uint32_t u32(size_t n) { return static_cast<uint32_t>(n); }
 size_t ranges_of(size_t n_keys) { return ceil_div(n_keys, size_t{kSplitKeys}); }
 
 RowWeight row_weight(QueryWeights weights) {

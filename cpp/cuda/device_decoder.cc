@@ -4,23 +4,15 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "cuda/launches.h"
 #include "ops/chunk_plan.h"
 #include "ops/rows.h"
 
 namespace edgeh2o::cuda {
 namespace {
 
-constexpr size_t kThreads = 128;      // of most kernels
-constexpr size_t kSmallShared = 256;  // what they add up in
-
 // Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
 constexpr size_t kGemmFromRows = 8;
-
-uint32_t u32(size_t n) { return static_cast<uint32_t>(n); }
-
-QuantisedRows rows_of(const DeviceBuffer& q, const DeviceBuffer& d, size_t depth) {
-  return {q.as<int8_t>(), d.as<float>(), u32(round_up(depth, kTileDepth))};
-}
 
 DeviceHeads heads_of(const AttentionHeads& heads) {
   return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
@@ -31,7 +23,6 @@ DeviceHeads heads_of(const AttentionHeads& heads) {
 void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(layer.ffn == FfnKind::kGated, "mixtures of experts do not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.has_own_kv() && !layer.norms_values && layer.token_input_dim == 0 &&
                    !layer.has_output_scale,
                "layers that share keys and values or have inputs per token do not run on a GPU yet", cure);
@@ -178,24 +169,32 @@ void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
 
 void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
+  if (spec.ffn == FfnKind::kExperts) return add_experts(rows, layer);
   const LayerWeights& w = weights_.host().layer(layer);
   const FeedForward& ffn = w.ffn[0];
   DeviceState& state = rows.state;
-  float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
   begin_branch(rows, w.ffn_norm, {&ffn.gate, &ffn.up});
   const float* input = w.ffn_norm.empty() ? rows.x(config_.model_dim) : state.norm_.as<float>();
-  multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, spec.ffn_dim,
+  gate_up(rows, ffn, spec.activation, input);
+  end_branch(rows, state.gate_.as<float>(), ffn.down, w.ffn_post_norm, spec.residual_scale);
+}
+
+// act(gate) * up, for what multiplies it next: in 8 bits, or as floats in gate_.
+void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation activation,
+                            const float* input) {
+  DeviceState& state = rows.state;
+  const size_t ffn_dim = weights_.matrix(ffn.gate.weight).n_out;
+  float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
+  multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, ffn_dim,
            false);
-  multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, spec.ffn_dim,
-           false);
+  multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, ffn_dim, false);
   const bool is_quantised = is_tiled(weights_.matrix(ffn.down.weight).format);
-  QuantisedRows q8 = rows_of(state.q8_, state.d8_, spec.ffn_dim);
+  QuantisedRows q8 = rows_of(state.q8_, state.d8_, ffn_dim);
   if (!is_quantised) q8.q = nullptr;
   device_->launch("gate_rows",
-                  GateArguments{gate, up, is_quantised ? nullptr : gate, q8, u32(spec.ffn_dim),
-                                spec.activation == Activation::kGeluTanh},
+                  GateArguments{gate, up, is_quantised ? nullptr : gate, q8, u32(ffn_dim),
+                                activation == Activation::kGeluTanh},
                   rows.n, 1, 1, kThreads, 0);
-  end_branch(rows, gate, ffn.down, w.ffn_post_norm, spec.residual_scale);
 }
 
 void DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& weight,

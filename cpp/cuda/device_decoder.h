@@ -59,8 +59,12 @@ class DeviceState {
   DeviceBuffer memory_, joined_, sums_, synthetic_, bounds_, signs_;
   DeviceBuffer staged_memory_, staged_sums_, staged_synthetic_, staged_queries_;  // pinned
   std::vector<size_t> n_on_host_;                                                 // rows of every layer
-  std::vector<DeviceBuffer> ropes_;      // cos, then sin, of all rows of a call
-  DeviceBuffer staged_, staged_logits_;  // pinned
+  // Of experts, of kRowsAtOnce: normed rows, logits of the router, outputs of all experts of a row; which
+  // rows an expert has, and what goes into a row.
+  DeviceBuffer expert_input_, router_, expert_outputs_, routes_;
+  DeviceBuffer staged_router_, staged_routes_;  // pinned
+  std::vector<DeviceBuffer> ropes_;             // cos, then sin, of all rows of a call
+  DeviceBuffer staged_, staged_logits_;         // pinned
 };
 
 // Called after every layer: layers done, of all.
@@ -111,6 +115,11 @@ class DeviceDecoder {
   void project_qkv(const Rows& rows, size_t layer);
   void add_attended(const Rows& rows, size_t layer);
   void feed_forward(const Rows& rows, size_t layer);
+  void add_experts(const Rows& rows, size_t layer);
+  const float* route(const Rows& rows, const LayerSpec& spec, const LayerWeights& w);
+  void run_expert(const Rows& n_rows, const LayerSpec& spec, const FeedForward& ffn, const int32_t* indices,
+                  float* out);
+  void gate_up(const Rows& rows, const FeedForward& ffn, Activation activation, const float* input);
   // Queries read every position up to their own, or their window.
   void attend_to_all(const Rows& rows, size_t layer);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);

@@ -8,16 +8,9 @@
 #include "base/check.h"
 #include "base/parallel.h"
 #include "cuda/device_decoder.h"
+#include "cuda/launches.h"
 
 namespace edgeh2o::cuda {
-namespace {
-
-constexpr size_t kThreads = 128;
-
-uint32_t u32(size_t n) { return static_cast<uint32_t>(n); }
-
-}  // namespace
-
 // Scores pages by the device's kernels: attention of the chunk's queries to bounds of keys, without values,
 // and column sums of the squared weights. The slots of a layer ask in parallel and get their turn; hooks of a
 // rule must not throw, so that an error waits until all are done.

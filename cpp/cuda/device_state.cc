@@ -15,7 +15,8 @@ struct Sizes {
     const auto widest = [&](const auto& f) { return config.widest(f); };
     const size_t out_dim = widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
     const size_t n_heads = widest([](const LayerSpec& layer) { return layer.heads.n_heads; });
-    const size_t ffn_dim = widest([](const LayerSpec& layer) { return layer.ffn_dim; });
+    const size_t ffn_dim =
+        widest([](const LayerSpec& layer) { return std::max(layer.ffn_dim, layer.shared_ffn_dim); });
     const size_t deepest = round_up(std::max({config.model_dim, out_dim, ffn_dim}), kTileDepth);
     const size_t row = kRowsAtOnce * sizeof(float), n_splits = splits_of(shape.max_context);
     const size_t all_rows = shape.batch_size * sizeof(float);
@@ -45,6 +46,14 @@ struct Sizes {
       if (needs.looks_at_queries) queries = qkv / shape.batch_size * chunk;
       take_scores(config, shape, needs, chunk, n_kv_heads, n_heads);
     }
+    const size_t n_experts = widest([](const LayerSpec& layer) { return layer.n_experts; });
+    // A shared expert is one more of every row, its gate one more logit.
+    const size_t n_used =
+        widest([](const LayerSpec& layer) { return layer.n_experts_used + (layer.shared_ffn_dim > 0); });
+    router = n_experts > 0 ? row * (n_experts + 1) : 0;
+    expert_input = n_experts > 0 ? norm : 0;
+    expert_outputs = norm * n_used;
+    routes = row * 3 * n_used;
     for (const RopeConfig& rope : config.ropes) {
       ropes.push_back(shape.batch_size * rope.n_pairs() * 2 * sizeof(float));
       staged = std::max(staged, ropes.back());
@@ -56,16 +65,20 @@ struct Sizes {
 
   size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
   size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0;
+  size_t router, expert_input, expert_outputs, routes;
   size_t staged = 0, staged_total = 0;
   std::vector<size_t> ropes;
 
   size_t device_total() const {
     size_t total = x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states + tokens + logits +
-                   memory + synthetic + joined + sums + bounds + signs;
+                   memory + synthetic + joined + sums + bounds + signs + router + expert_input +
+                   expert_outputs + routes;
     for (const size_t size : ropes) total += size;
     return total;
   }
-  size_t pinned_total() const { return staged_total + logits + memory + sums + synthetic + queries; }
+  size_t pinned_total() const {
+    return staged_total + logits + memory + sums + synthetic + queries + router + routes;
+  }
 
  private:
   void take_scores(const DecoderConfig& config, const SequenceShape& shape, const PolicyNeeds& needs,
@@ -122,6 +135,12 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   staged_memory_ = DeviceBuffer(device, sizes.memory, true);
   staged_sums_ = DeviceBuffer(device, sizes.sums, true);
   staged_synthetic_ = DeviceBuffer(device, sizes.synthetic, true);
+  expert_input_ = DeviceBuffer(device, sizes.expert_input);
+  router_ = DeviceBuffer(device, sizes.router);
+  expert_outputs_ = DeviceBuffer(device, sizes.expert_outputs);
+  routes_ = DeviceBuffer(device, sizes.routes);
+  staged_router_ = DeviceBuffer(device, sizes.router, true);
+  staged_routes_ = DeviceBuffer(device, sizes.routes, true);
   staged_queries_ = DeviceBuffer(device, sizes.queries, true);
   n_on_host_.assign(config.n_layers(), 0);
   for (const size_t size : sizes.ropes) ropes_.emplace_back(device, size);

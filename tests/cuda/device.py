@@ -37,8 +37,9 @@ Multiply = _structure(
 )  # fmt: skip
 Norm = _structure(
     "Norm", x=_P, weight=_P, out=_P, xq=Quantised, dim=_U, n_groups=_U, x_stride=_U,
-    out_stride=_U, eps=_F,
+    out_stride=_U, eps=_F, indices=_P,
 )  # fmt: skip
+Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
 Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, is_gelu=_U)
 Embed = _structure("Embed", w=Matrix, tokens=_P, out=_P, scale=_F)
@@ -59,7 +60,7 @@ Columns = _structure(
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
 Combine = _structure("Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U)
 ARGUMENTS = {
-    "norm_rows": Norm, "add_rows": Add, "gate_rows": Gate, "rope_rows": Rope,
+    "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
     "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
     "join_states": Join, "column_sums": Columns,
     "split_signs": Signs,

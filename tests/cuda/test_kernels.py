@@ -22,6 +22,7 @@ from tests.cuda.device import (
     Heads,
     Join,
     KeyList,
+    Mix,
     Multiply,
     Norm,
     Quantised,
@@ -197,6 +198,31 @@ def test_norm_of_groups_in_place(device: Device) -> None:
     expected = normed(x.reshape(2, 5, 16)[:, :3], weight).reshape(2, 48)
     np.testing.assert_allclose(got[:, :48], expected, rtol=3e-6)
     np.testing.assert_array_equal(got[:, 48:], x[:, 48:])
+
+
+def test_rows_of_experts(device: Device) -> None:
+    """Rows are rounded where an index says; a row adds up what its entries name."""
+    random = np.random.default_rng(6)
+    x = random.normal(size=(5, 72)).astype(np.float32)
+    indices = np.array([4, 0, 0, 3], np.int32)
+    out, rounded = device.empty(4 * 72 * 4), empty_quantised(device, 4, 72)
+    arguments = Norm(
+        x=device.put(x), out=out, xq=rounded, dim=72, n_groups=1, x_stride=72, out_stride=72,
+        indices=device.put(indices),
+    )  # fmt: skip
+    device.launch("norm_rows", arguments, (4,), shared=16)
+    np.testing.assert_array_equal(device.get(out, (4, 72), np.float32), x[indices])
+    check_quantised(device, rounded, x[indices].astype(np.float64))
+    entries = np.array([[0, 3], [2, 1], [1, 4]], np.int32)
+    weights = random.uniform(size=entries.shape).astype(np.float32)
+    mix = Mix(
+        x=device.put(x), entries=device.put(entries), weights=device.put(weights), out=out, dim=72,
+        n_used=2,
+    )  # fmt: skip
+    device.launch("mix_rows", mix, (3,))
+    expected = (x[entries].astype(np.float64) * weights[:, :, None]).sum(1)
+    got = device.get(out, expected.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("has_norm", [True, False])

@@ -88,7 +88,7 @@ struct MultiplyArguments {
   uint32_t n_rows;  // for matrix products
 };
 
-// Row r of x is group r % n_groups of row r / n_groups. Grid: (rows).
+// Row r of x is group r % n_groups of row r / n_groups; or, without groups, row indices[r]. Grid: (rows).
 struct NormArguments {
   const float* x;
   const float* weight;  // [dim], or null for no norm
@@ -96,6 +96,7 @@ struct NormArguments {
   QuantisedRows xq;     // [rows]; q may be null
   uint32_t dim, n_groups, x_stride, out_stride;
   float eps;
+  const int32_t* indices = nullptr;
 };
 
 // x[row] += scale * norm(y[row]), no norm where weight is null. Grid: (rows).
@@ -105,6 +106,15 @@ struct AddArguments {
   const float* weight;
   uint32_t dim;
   float eps, scale;
+};
+
+// out[row] = the sum of weights[row][i] * x[entries[row][i]], in this order. Grid: (rows).
+struct MixArguments {
+  const float* x;          // [n][dim]
+  const int32_t* entries;  // [rows][n_used]
+  const float* weights;    // [rows][n_used]
+  float* out;              // [rows][dim]
+  uint32_t dim, n_used;
 };
 
 // act(gate) * up, gate and up [rows][dim]. Grid: (rows).

@@ -6,6 +6,7 @@
 #define EH2O_CUDA_KERNELS(X)                  \
   X(norm_rows, NormArguments)                 \
   X(add_rows, AddArguments)                   \
+  X(mix_rows, MixArguments)                   \
   X(gate_rows, GateArguments)                 \
   X(rope_rows, RopeArguments)                 \
   X(embed_rows, EmbedArguments)               \

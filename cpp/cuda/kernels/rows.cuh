@@ -59,7 +59,8 @@ EH2O_DEVICE float norm_factor(const float* x, uint32_t dim, float eps) {
 EH2O_KERNEL(norm_rows, NormArguments, kRowThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x()), t = static_cast<uint32_t>(thread_index());
   const uint32_t group = row % a.n_groups;
-  const float* x = a.x + static_cast<size_t>(row / a.n_groups) * a.x_stride + group * a.dim;
+  const uint32_t from = a.indices ? static_cast<uint32_t>(a.indices[row]) : row / a.n_groups;
+  const float* x = a.x + static_cast<size_t>(from) * a.x_stride + group * a.dim;
   const float factor = a.weight ? norm_factor(x, a.dim, a.eps) : 1.0f;
   const auto value = [&](uint32_t i) { return a.weight ? x[i] * factor * a.weight[i] : x[i]; };
   // Before out is written, which may be x.
@@ -84,6 +85,19 @@ EH2O_DEVICE float silu(float x) { return divide(x, 1.0f + exponential(-x)); }
 EH2O_DEVICE float gelu(float x) {
   const float cubic = multiply_add(x * x * 0.044715f, x, x);
   return divide(x, 1.0f + exponential(cubic * -1.5957691216f));
+}
+
+EH2O_KERNEL(mix_rows, MixArguments, kRowThreads) {
+  const size_t row = static_cast<size_t>(block_x());
+  const int32_t* entries = a.entries + row * a.n_used;
+  const float* weights = a.weights + row * a.n_used;
+  for (uint32_t d = static_cast<uint32_t>(thread_index()); d < a.dim; d += kRowThreads) {
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < a.n_used; ++i) {
+      sum = multiply_add(weights[i], a.x[static_cast<size_t>(entries[i]) * a.dim + d], sum);
+    }
+    a.out[row * a.dim + d] = sum;
+  }
 }
 
 EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
