@@ -7,16 +7,12 @@ metadata (``flags`` and ``help``), so an option is described once.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
-from typing import Any
+from dataclasses import dataclass, replace
 
 from .errors import UsageError
+from .option_fields import MAX_CONTEXT, check_int, check_real, label, option
 
-MAX_CONTEXT = 2**31 - 1
 MAX_BATCH = 2**20
 MAX_THREADS = 256
 CACHE_TYPES = ("f16", "f32", "q8_0")
@@ -24,55 +20,6 @@ DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
-
-
-def option(
-    default: Any,
-    *flags: str,
-    help: str,
-    metavar: str | None = None,
-    choices: tuple[str, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field that is also a command line option named ``flags``.
-
-    ``aliases`` are the names that users of llama.cpp know it by.
-    """
-    metadata = {
-        "flags": flags,
-        "help": help,
-        "metavar": metavar,
-        "choices": choices,
-        "aliases": aliases,
-    }
-    return field(default=default, metadata=metadata)
-
-
-def _label(owner: Any, name: str) -> str:
-    for item in fields(owner):
-        if item.name == name and item.metadata.get("flags"):
-            return f"{name} ({item.metadata['flags'][-1]})"
-    return name
-
-
-def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: str = "") -> None:
-    """Raises UsageError unless the field ``name`` is an integer from ``low`` to ``high``."""
-    value = getattr(owner, name)
-    is_int = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_int or not low <= value <= high:
-        hint = f"; {cure}" if cure else ""
-        allowed = f">= {low}" if high == MAX_CONTEXT else f"from {low} to {high}"
-        raise UsageError(f"{_label(owner, name)} must be an integer {allowed}, got {value!r}{hint}")
-
-
-def check_real(
-    owner: Any, name: str, allowed: str, is_allowed: Callable[[float], bool], cure: str
-) -> None:
-    """Raises UsageError unless the field ``name`` is a finite number that ``is_allowed``."""
-    value = getattr(owner, name)
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_real or not math.isfinite(value) or not is_allowed(value):
-        raise UsageError(f"{_label(owner, name)} must be {allowed}, got {value!r}; {cure}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +111,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, (tuple, list)) or not all(isinstance(s, str) and s for s in stop):
             raise UsageError(
-                f"{_label(self, 'stop')} must be non-empty strings, got {self.stop!r}; "
+                f"{label(self, 'stop')} must be non-empty strings, got {self.stop!r}; "
                 "an empty stop text would end the answer before its first character"
             )
         object.__setattr__(self, "stop", tuple(stop))
@@ -172,7 +119,7 @@ class SamplingParams:
         is_number = lookup.isascii() and lookup.isdigit() and 1 <= int(lookup) <= MAX_LOOKUP
         if not is_number and lookup not in (AUTO_LOOKUP, LOOKUP_OFF):
             raise UsageError(
-                f"{_label(self, 'lookup')} must be auto, off or a number of tokens from 1 to "
+                f"{label(self, 'lookup')} must be auto, off or a number of tokens from 1 to "
                 f"{MAX_LOOKUP}, got {self.lookup!r:.80}"
             )
         object.__setattr__(self, "lookup", lookup)

@@ -35,6 +35,7 @@ PYTHON_LAYERS = (
     ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
     ("config", "model_config", "_core", "_kernels", "_version"),
+    ("option_fields",),
     ("errors",),
 )
 # Lowest first, as the source tree lists them.

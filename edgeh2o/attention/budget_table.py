@@ -16,9 +16,9 @@ from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from ..config import MAX_CONTEXT
 from ..errors import FormatError
 from ..formats.atomic_file import make_folder, write_file
+from ..option_fields import MAX_CONTEXT
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".budgets.json"

@@ -10,8 +10,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ..config import check_int, check_real, option
 from ..errors import UsageError
+from ..option_fields import check_int, check_real, option
 from .base import AttentionModel, SparseAttentionConfig
 from .registry import register_sparse_attention
 

@@ -16,8 +16,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..config import check_int, check_real, option
 from ..errors import UsageError
+from ..option_fields import check_int, check_real, option
 from .base import (
     AttentionModel,
     SparseAttentionConfig,

@@ -1,7 +1,7 @@
 """Turns the fields of a configuration dataclass into flags, and parsed flags back into one.
 
-A field's flags and help come from its metadata (see ``config.option``). A field without flags gets
-``--<prefix>-<name>`` when a prefix is given, as the sparse attention configurations do.
+A field's flags and help come from its metadata (see ``option_fields.option``). A field without
+flags gets ``--<prefix>-<name>`` when a prefix is given, as the sparse attention configurations do.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import MAX_CONTEXT
 from ..errors import FormatError
 from ..formats.metadata import Metadata
 from ..model_config import LayerConfig
+from ..option_fields import MAX_CONTEXT
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .keys import ArchitectureKeys
 from .rope import PLAIN_ROPE, RopeRule, RopeScaling, check_sections, read_rope_scaling

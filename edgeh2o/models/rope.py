@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from ..config import MAX_CONTEXT
 from ..errors import FormatError
 from ..formats.gguf import GgufFile
 from ..formats.metadata import quote
+from ..option_fields import MAX_CONTEXT
 from .keys import ArchitectureKeys
 
 FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeh2o._core import SparsePolicy, make_policy
 from edgeh2o.attention.base import AttentionModel, SparseAttentionConfig
 from edgeh2o.attention.registry import register_sparse_attention
-from edgeh2o.config import check_int, option
+from edgeh2o.option_fields import check_int, option
 
 
 @register_sparse_attention("every_other")

@@ -1,0 +1,63 @@
+"""Fields of the settings: their command line flags, and checks of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import field, fields
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import UsageError
+
+MAX_CONTEXT = 2**31 - 1
+
+
+def option(
+    default: Any,
+    *flags: str,
+    help: str,
+    metavar: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is also a command line option named ``flags``.
+
+    ``aliases`` are the names that users of llama.cpp know it by.
+    """
+    metadata = {
+        "flags": flags,
+        "help": help,
+        "metavar": metavar,
+        "choices": choices,
+        "aliases": aliases,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def label(owner: Any, name: str) -> str:
+    """How an error names a field: with its flag, if it has one."""
+    for item in fields(owner):
+        if item.name == name and item.metadata.get("flags"):
+            return f"{name} ({item.metadata['flags'][-1]})"
+    return name
+
+
+def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: str = "") -> None:
+    """Raises UsageError unless the field ``name`` is an integer from ``low`` to ``high``."""
+    value = getattr(owner, name)
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_int or not low <= value <= high:
+        hint = f"; {cure}" if cure else ""
+        allowed = f">= {low}" if high == MAX_CONTEXT else f"from {low} to {high}"
+        raise UsageError(f"{label(owner, name)} must be an integer {allowed}, got {value!r}{hint}")
+
+
+def check_real(
+    owner: Any, name: str, allowed: str, is_allowed: Callable[[float], bool], cure: str
+) -> None:
+    """Raises UsageError unless the field ``name`` is a finite number that ``is_allowed``."""
+    value = getattr(owner, name)
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real or not math.isfinite(value) or not is_allowed(value):
+        raise UsageError(f"{label(owner, name)} must be {allowed}, got {value!r}; {cure}")
