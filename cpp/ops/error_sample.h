@@ -36,7 +36,8 @@ class ErrorSample {
 
  private:
   const AttentionPlan& plan_;
-  float* row_;  // [out_dim]
+  float* q_;    // [kMaxDecodeTokens][q_dim] queries, which lie apart in the call
+  float* out_;  // [kMaxDecodeTokens][out_dim]
   DecodeAttention attention_;
 };
 

@@ -176,8 +176,9 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   if (is_guarded && !is_hopeless) {
     const size_t n_dense = end == PromptEnd::kLater ? 0 : plan.needs.n_dense_tail;
     const MatView<const float> given{out.data, out.rows, out.cols, out.stride};
+    const size_t n_rows = ceil_div(guard.n_rows * q.rows, shape_.batch_size);
     AttentionError error =
-        ErrorSample(plan, scratch, n_threads).measure(q, kv, first, given, n_dense, guard.n_rows, layer);
+        ErrorSample(plan, scratch, n_threads).measure(q, kv, first, given, n_dense, n_rows, layer);
     if (error.relative() > 0.5 * error_left_) {
       n_pairs += run(everything);
       error.difference = 0.0;

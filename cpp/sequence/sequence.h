@@ -20,10 +20,11 @@
 
 namespace edgeh2o {
 
-// A guard of the sparse attention while it runs. In every prefill call and layer n_rows queries also read
-// everything; what they differ by is the layer's error (AttentionError::relative). The errors of a call may
-// sum to `limit` times the number of layers: a layer whose error is more than half of what is left of that is
-// read again, densely. Once an eighth of the layers was, the others are read densely at once.
+// A guard of the sparse attention while it runs. In every layer n_rows queries of a prefill call of
+// batch_size tokens, and in proportion of a shorter one, also read everything; what they differ by is the
+// layer's error (AttentionError::relative). The errors of a call may sum to `limit` times the number of
+// layers: a layer whose error is more than half of what is left of that is read again, densely. Once an
+// eighth of the layers was, the others are read densely at once.
 struct ErrorGuard {
   size_t n_rows = 0;  // 0: nothing is measured
   double limit = std::numeric_limits<double>::infinity();

@@ -89,6 +89,7 @@ class LayerProbe:
     It is an ``on_attention`` of a prefill call of at least ``n_tokens`` tokens, and looks at that
     many of the first. Errors [n_layers * n_kv_heads, n_levels] are exact, or with ``n_directions``
     estimates: |Wo d|^2 is the mean of (r Wo d)^2 over directions r of independent normal entries.
+    Of the queries from ``first_query`` on every ``query_step``-th counts.
     """
 
     def __init__(
@@ -102,13 +103,14 @@ class LayerProbe:
         rule: HeadwiseConfig,
         chunk_size: int,
         n_directions: int = 0,
+        query_step: int = 1,
     ) -> None:
         config = model.config
         self._model = model
         # Not NumPy's product, whose threads and ours would spin against each other.
         self._multiply = partial(_kernels.gemm_f32, _core.active_isa())
         self._n_tokens = n_tokens
-        self._first_query = first_query
+        self._measured = slice(first_query, n_tokens, query_step)
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
         self._layers = config.layers
@@ -142,6 +144,7 @@ class LayerProbe:
         counts = {layer.n_heads for layer in config.layers}
         self._attentions = {n: [make(n, level) for level in levels] for n in counts}
         self._dense = {n: make(n, None) for n in counts}
+        self._outputs = {n: np.empty((2, n_tokens, n, config.head_dim), np.float32) for n in counts}
         self.errors = np.zeros((config.n_layers * config.n_kv_heads, len(levels)))
 
     def __call__(
@@ -157,13 +160,14 @@ class LayerProbe:
         if self._layers[layer].window:
             return  # a layer with a window reads its window, whatever the policy
         n_heads = self._layers[layer].n_heads
-        measured = slice(self._first_query, self._n_tokens)
+        measured = self._measured
         stream = float(np.square(residual[measured]).sum(dtype=np.float64))
         heads = [a[: self._n_tokens].reshape(self._n_tokens, -1, self._head_dim) for a in (q, k, v)]
-        dense = self._run(self._dense[n_heads], heads) if attended is None else attended
+        kept, out = self._outputs[n_heads]
+        dense = self._run(self._dense[n_heads], heads, kept) if attended is None else attended
         parts = self._error_products(layer)
         for level, attention in enumerate(self._attentions[n_heads]):
-            difference = self._run(attention, heads)[measured] - dense[measured]
+            difference = self._run(attention, heads, out)[measured] - dense[measured]
             for head, products in enumerate(parts):
                 width = len(products)
                 part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
@@ -173,9 +177,9 @@ class LayerProbe:
                 self.errors[layer * self._n_kv_heads + head, level] = error / stream
 
     @staticmethod
-    def _run(attention: _core.ChunkedAttention, heads: Sequence[Floats]) -> Floats:
+    def _run(attention: _core.ChunkedAttention, heads: Sequence[Floats], out: Floats) -> Floats:
         attention.reset()
-        output = attention.run(0, *heads, is_last=True)
+        output = attention.run(0, *heads, is_last=True, out=out)
         return output.reshape(len(output), -1)
 
     def _error_products(self, layer: int) -> list[Floats]:

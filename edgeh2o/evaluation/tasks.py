@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 # Questions about one text, where the task itself does not say how many.
-N_QUESTIONS = 8
+N_QUESTIONS = 10
 N_EXAMPLES = 50
 # Tokens left for a question and its answer.
 QUESTION_TOKENS = 96

@@ -29,11 +29,11 @@ class SessionShape:
     ``row_logits`` and for a look at what was chosen there; else for its last token only, where that
     is all that an answer needs.
 
-    Of every prefill call so many ``checked_rows`` in each layer also read everything; the square
-    of what that changes, relative to that of the dense output, is the layer's error. The errors of
-    a call may sum to ``error_limit`` times the number of layers: a layer that has more than half
-    of what is left of that is read again, densely; once an eighth of the layers was, the others
-    are read densely at once.
+    Of a prefill call of a batch so many ``checked_rows`` in each layer, and of a shorter one in
+    proportion, also read everything; the square of what that changes, relative to that of the
+    dense output, is the layer's error. The errors of a call may sum to ``error_limit`` times the
+    number of layers: a layer that has more than half of what is left of that is read again,
+    densely; once an eighth of the layers was, the others are read densely at once.
     """
 
     max_context: int

@@ -106,6 +106,15 @@ def test_calls_add_up_and_a_reset_forgets() -> None:
     assert not attention.error_sums.any()
 
 
+def test_short_calls_are_sampled_in_proportion() -> None:
+    attention = make_attention(8)
+    output = run(attention, 1, ends=(100, N_TOKENS))
+    dense = causal_attention(*layer_qkv(1))
+    rows = [*sampled_rows(4, CHUNK, 100, 1), *sampled_rows(5, 100, N_TOKENS - TAIL, 1)]
+    difference = (output - dense)[:, np.array(rows, int)]
+    assert attention.error_sums[1, 0] == pytest.approx(np.sum(difference**2), rel=1e-4)
+
+
 def test_the_sample_does_not_depend_on_threads() -> None:
     sums = []
     for threads in (1, 3):

@@ -1,0 +1,71 @@
+"""A small version of ``bench.promise``: what a model without a table loses by default.
+
+Measured with AVX512-VNNI on key-value pairs of 4,096 tokens, the kind that asks for most: the first
+prompt +0.8 +- 0.6 %, KL 8.2e-3, the second +0.2 +- 0.5 %, 8.0e-3.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.promise import Loss, make_table, measure_chat, measure_windows
+from edgeh2o import isa
+
+pytestmark = pytest.mark.skipif(
+    isa.active() == "scalar", reason="takes minutes with scalar kernels"
+)
+
+
+def test_the_first_prompts_keep_the_promise(smollm2_path: Path) -> None:
+    args = Namespace(threads=None, ctx=4096, kinds=("pairs",), text_seeds=(0,), onnx=None)
+    losses = {loss.prompt: loss for loss in measure_windows(smollm2_path, args)}
+    assert list(losses) == ["first prompt", "second prompt"]
+    for loss in losses.values():
+        assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 2
+        assert loss.kl is not None and 4e-3 < loss.kl < 12e-3
+        assert 0.5 < loss.attention_error_percent < 4.5
+        assert loss.dense_reads == 0
+
+
+def test_a_chat_keeps_the_promise(smollm2_path: Path) -> None:
+    args = Namespace(threads=None, document=3000)
+    loss = measure_chat(smollm2_path, args, 0)
+    assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 3
+    assert 0 < loss.attention_error_percent < 4.5
+
+
+def test_windows_of_a_kind_share_a_row() -> None:
+    differences = np.array([0.01, 0.03, -0.01, 0.01])
+    losses = [
+        Loss.of(
+            "chat", "dialogue", 0, differences, kl=None, attention_error_percent=1.0, dense_reads=2
+        ),
+        Loss.of(
+            "first prompt",
+            "pairs",
+            0,
+            differences,
+            kl=0.5,
+            attention_error_percent=2.0,
+            dense_reads=0,
+        ),
+        Loss.of(
+            "first prompt",
+            "pairs",
+            1,
+            -differences,
+            kl=0.7,
+            attention_error_percent=3.0,
+            dense_reads=1,
+        ),
+    ]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in make_table(losses).splitlines()
+    ]
+    assert rows[2][:3] == ["pairs", "first prompt", "2"]
+    assert rows[2][4:] == ["0.6000", "2.5", "1"]
+    assert rows[3] == ["dialogue", "chat", "1", "+1.01 +- 0.82", "-", "1.0", "2"]
