@@ -188,8 +188,9 @@ class SamplingParams:
     ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
     ``0`` reads the prompt and generates nothing. ``lookup`` changes the time of a text, not the
-    text: ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the answer: a JSON
-    schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs llguidance.
+    text: ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the
+    answer: a JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
+    llguidance.
     """
 
     temperature: float = option(
