@@ -29,7 +29,9 @@ class SamplingParams:
     ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
     ``0`` reads the prompt and generates nothing. ``lookup`` changes the time of a text, not the
-    text: ``"auto"``, ``"off"``, or the number of tokens to draft.
+    text: ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the
+    answer: a JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
+    llguidance.
     """
 
     temperature: float = option(
@@ -79,6 +81,7 @@ class SamplingParams:
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
     )
+    schema: object = None
 
     def __post_init__(self) -> None:
         check_real(
@@ -123,6 +126,10 @@ class SamplingParams:
                 f"{MAX_LOOKUP}, got {self.lookup!r:.80}"
             )
         object.__setattr__(self, "lookup", lookup)
+        if self.schema is not None and self.ignore_eos:
+            raise UsageError(
+                "an answer of a given form ends where the form does; leave ignore_eos out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,11 @@ from .model_options import (
     read_model_options,
 )
 from .options import add_config_options, read_config
-from .prompt import add_prompt_options, read_prompt
+from .prompt import add_prompt_options, read_prompt, read_text
 
 if TYPE_CHECKING:
     from ..engine.access import GenerationStream
+    from ..engine.grammar import Grammar, GrammarKind
     from ..engine.results import GenerationResult
     from ..engine.session import Session
     from ..llm import LLM
@@ -58,6 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="take the prompt for a message of a chat (default: for raw text)",
     )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json-schema", metavar="FILE", help="the answer is JSON of this schema (edgeh2o[serve])"
+    )
+    form.add_argument(
+        "--grammar",
+        metavar="FILE",
+        help="the answer has the form of this grammar, of Lark or, in a file *.gbnf, of llama.cpp",
+    )
     add_session_options(parser)
     add_config_options(parser, SamplingParams, title="sampling")
     add_model_options(parser)
@@ -69,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Loads the model, streams the answer; returns the exit code."""
-    sampling = read_config(args, SamplingParams)
+    sampling = replace(read_config(args, SamplingParams), schema=_read_form(args))
     options = read_model_options(args)
     prompt = read_prompt(args)
     given = (args.system, args.chat_template, args.chat_template_kwargs)
@@ -110,6 +121,18 @@ def execute(args: argparse.Namespace) -> int:
         finally:
             save_session(llm, args, {})
     return 0 if is_complete else EXIT_INTERRUPTED
+
+
+def _read_form(args: argparse.Namespace) -> Grammar | None:
+    """The form that the answer is to have, None for any."""
+    if args.json_schema is None and args.grammar is None:
+        return None
+    from ..engine.grammar import Grammar
+
+    if args.json_schema is not None:
+        return Grammar.of_schema(read_text(args.json_schema, flag="--json-schema"))
+    kind: GrammarKind = "gbnf" if args.grammar.endswith(".gbnf") else "lark"
+    return Grammar(kind, read_text(args.grammar, flag="--grammar"))
 
 
 def _refuse_conversation(args: argparse.Namespace) -> None:

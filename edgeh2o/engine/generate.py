@@ -115,6 +115,10 @@ class Generation:
         self._stays_open = stays_open
         self._on_prefill = on_prefill
         self._learner = learner
+        if sampling.schema is not None:
+            from .grammar import constrain
+
+            processor = constrain(sampling.schema, tokenizer, runner.vocab_size)
         self._processor = processor
         self._started_at = time.perf_counter() if started_at is None else started_at
 
@@ -240,8 +244,8 @@ class Generation:
         self, sampler: Sampler, logits: NDArray[np.float32], first_token_at: float | None = None
     ) -> GenerationChunk:
         """Draws a token, its text, and whether it is the last one."""
+        choice = logits if self._processor is None else self._processor.process(logits)
         try:
-            choice = logits if self._processor is None else self._processor.process(logits)
             token_id = sampler.sample(choice)
         except ValueError as error:
             raise EdgeH2OError(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -128,6 +129,23 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _refuse(grammar, matcher.get_error())
         return GrammarProcessor(matcher, self._vocab_size)
+
+
+_compilers: WeakKeyDictionary[Tokenizer, GrammarCompiler] = WeakKeyDictionary()
+
+
+def compiler_of(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler:
+    """The one of a tokenizer, which takes a while to get ready; ``vocab_size`` is the model's."""
+    compiler = _compilers.get(tokenizer)
+    if compiler is None:
+        compiler = _compilers[tokenizer] = GrammarCompiler(tokenizer, vocab_size)
+    return compiler
+
+
+def constrain(schema: object, tokenizer: Tokenizer, vocab_size: int) -> GrammarProcessor:
+    """A processor of a ``Grammar``, or of what ``Grammar.of_schema`` takes. Raises as both do."""
+    grammar = schema if isinstance(schema, Grammar) else Grammar.of_schema(schema)
+    return compiler_of(tokenizer, vocab_size).compile(grammar)
 
 
 class GrammarProcessor:

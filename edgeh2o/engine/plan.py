@@ -22,7 +22,7 @@ from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
-    from .models import LoadedModel, ModelFile
+    from .models import DescribedModel, LoadedModel, ModelFile
 
 MIN_DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
@@ -108,6 +108,15 @@ class RunPlan:
             device=device,
             has_device_memory=has_device_memory,
         )
+
+    def fingerprint(self, model: DescribedModel) -> Mapping[str, Any]:
+        """What a session file must agree with: the model and, budgets included, how it is run."""
+        return {
+            "model": model.fingerprint,
+            "attention": self.attention.to_dict(),
+            "chunk_size": self.chunk_size,
+            "cache_type": self.cache_type,
+        }
 
     def report(self) -> dict[str, Any]:
         """What statistics say of it, by field of ``GenerationStats``."""

@@ -17,7 +17,7 @@ from ..runners.base import Runner, RunnerState
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn
-from .transcript import Transcript
+from .transcript import Transcript, count_common
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..attention.budget_table import BudgetTable
     from .logits import LogitsProcessor
-    from .models import DescribedModel, LoadedModel
+    from .models import LoadedModel
     from .plan import RunPlan
     from .prompt import Prompt, PromptReader
     from .results import GenerationResult
@@ -256,7 +256,7 @@ class Session:
         runner, n_kept = self.runner, 0
         needed = self._running.choose_context(len(prompt), max_tokens)
         if runner is not None and self._is_open:
-            n_kept = _count_common(runner.token_ids, prompt)
+            n_kept = count_common(runner.token_ids, prompt)
             if n_kept == len(prompt) and (
                 runner.prompt_logits is None or n_kept != runner.prefill_end
             ):
@@ -342,7 +342,7 @@ class Session:
             document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
             write_session(
                 path,
-                fingerprint=self._describe(self.model, self._running),
+                fingerprint=self._running.fingerprint(self.model),
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
@@ -355,7 +355,7 @@ class Session:
         vocab_size = self.plan.config.vocab_size
         with self.access.call(), ExitStack() as stack:
             plan = self._plan_of_file(path)
-            fingerprint = self._describe(self.model, plan)
+            fingerprint = plan.fingerprint(self.model)
             saved = stack.enter_context(
                 open_session(path, fingerprint=fingerprint, vocab_size=vocab_size)
             )
@@ -391,25 +391,10 @@ class Session:
         from .session_file import check_session_file
 
         plan = self._plan_of_file(path)
-        check_session_file(path, self._describe(self.prompts.model, plan))
+        check_session_file(path, plan.fingerprint(self.prompts.model))
 
     def _plan_of_file(self, path: Path) -> RunPlan:
         """How a saved session goes on: with the budgets that were looked up when it was made."""
         from .session_file import read_settings
 
         return self.plan.holding(read_settings(path))
-
-    def _describe(self, model: DescribedModel, plan: RunPlan) -> Mapping[str, Any]:
-        """What a session file must agree with: the model and, budgets included, how it is run."""
-        return {
-            "model": model.fingerprint,
-            "attention": plan.attention.to_dict(),
-            "chunk_size": plan.chunk_size,
-            "cache_type": plan.cache_type,
-        }
-
-
-def _count_common(known: Sequence[int], prompt: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
-    pairs = zip(known, prompt, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(prompt)))

@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import FormatError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..tokenizer import Tokenizer
 
 
@@ -88,3 +92,11 @@ class Transcript:
             answer=str(texts[1]),
             answer_ids=tuple(ids[1] or ()),
         )
+
+
+def count_common(known: Sequence[int], prompt: Sequence[int] | NDArray[np.int32]) -> int:
+    """Length of the longest common beginning of two lists of tokens."""
+    n_tokens = min(len(known), len(prompt))
+    first, second = (np.asarray(tokens[:n_tokens], np.int32) for tokens in (known, prompt))
+    differs = np.flatnonzero(first != second)
+    return int(differs[0]) if differs.size else n_tokens

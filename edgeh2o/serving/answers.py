@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ..engine.grammar import Grammar, GrammarCompiler
+from ..engine.grammar import Grammar, compiler_of
 from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogProbabilities
 from ..engine.prompt import Prompt
 from .api_error import ApiError
@@ -98,7 +98,7 @@ class AnswerEngine:
         self.scheduler = Scheduler()
         self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes)
         self.tokenizer = opened.model.tokenizer
-        self.grammars = GrammarCompiler(self.tokenizer, opened.plan.config.vocab_size)
+        self.grammars = compiler_of(self.tokenizer, opened.plan.config.vocab_size)
 
     def close(self) -> None:
         """Ends what is in progress with a CancelledError."""

@@ -133,6 +133,7 @@ class _Server:
 
         async def guarded(request: Request) -> Response:
             try:
+                _require_one_length(request)
                 self._require_key(request)
                 return await handler(request)
             except ClientDisconnect:
@@ -364,6 +365,14 @@ async def read_body(request: Request) -> Fields:
     return parse_body(data)
 
 
+def _require_one_length(request: Request) -> None:
+    """A body with two lengths ends at one place for a proxy and at another one here."""
+    if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        raise ApiError(
+            "Content-Length and Transfer-Encoding exclude each other", code="two_lengths"
+        )
+
+
 async def _read_stream(request: Request) -> bytes:
     data = bytearray()
     async for block in request.stream():
@@ -378,7 +387,9 @@ def error_response(error: BaseException) -> Response:
     told = as_api_error(error)
     if not isinstance(error, (EdgeH2OError, MemoryError)):
         _logger.error("a request failed", exc_info=error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else None
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
+    if told.code == "two_lengths" or told.status in (408, 413):
+        headers["Connection"] = "close"  # what follows may be a part of the body
     return JSONResponse(told.to_dict(), told.status, headers)
 
 

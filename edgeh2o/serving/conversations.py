@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..engine.session import Session
+from ..engine.transcript import count_common
 from ..errors import ResourceError
 from ..host import memory
 from .api_error import context_length_exceeded
@@ -244,10 +243,3 @@ class ConversationPool:
                 text,
                 n_usable,
             )
-
-
-def count_common(known: Sequence[int], prompt: np.ndarray) -> int:
-    """Length of the longest common beginning."""
-    n_tokens = min(len(known), len(prompt))
-    differs = np.flatnonzero(np.asarray(known[:n_tokens], np.int32) != prompt[:n_tokens])
-    return int(differs[0]) if differs.size else n_tokens

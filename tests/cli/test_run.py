@@ -19,6 +19,7 @@ from edgeh2o.cli.main import main
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.runners.native import NativeModelFile
 from edgeh2o.tokenizer import build_tokenizer
+from tests.cli.conftest import ExpectUsageError
 
 PROMPT = "the thing is that the art is there"
 JSON_FIELDS = {
@@ -273,3 +274,24 @@ def test_memory_profile_of_an_unknown_kind_is_refused_before_the_load(
 ) -> None:
     assert main(["run", "missing.gguf", "-p", "x", "--memory-profile", "memory.txt"]) == 2
     assert "name it memory.csv or memory.json" in capsys.readouterr().err
+
+
+def test_answers_of_a_given_form(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    expect_usage_error: ExpectUsageError,
+) -> None:
+    schema, grammar, wrong = (tmp_path / name for name in ("s.json", "g.gbnf", "wrong.lark"))
+    schema.write_text('{"enum": ["hen", "pen"]}')
+    grammar.write_text('root ::= "a" "b"')
+    wrong.write_text("start: nothing")
+    run = ["run", model, "-p", "the", "--quiet"]
+    assert main([*run, "--json-schema", str(schema)]) == 0
+    assert capsys.readouterr().out.strip() in ('"hen"', '"pen"')
+    assert main([*run, "--grammar", str(grammar)]) == 0
+    assert capsys.readouterr().out == "ab\n"
+    expect_usage_error(main([*run, "--grammar", str(wrong)]), "the lark cannot be used")
+    expect_usage_error(
+        main([*run, "--grammar", str(grammar), "--json-schema", str(schema)]), "not allowed with"
+    )
