@@ -79,8 +79,8 @@ void attend_prompt(AttentionPrecision precision, size_t repetitions) {
 void attend_token(size_t repetitions) {
   Attention a(kCachedTokens, AttentionPrecision::kF32);
   for (size_t i = 0; i < repetitions; ++i) {
-    a.attention().decode(a.rows<const float>(a.q, 1), a.cache(), kCachedTokens - 1, 0, true,
-                         a.rows<float>(a.out, 1));
+    a.sequence.decode_call(0, true, a.scratch.data(), 1)
+        .run(a.rows<const float>(a.q, 1), a.cache(), kCachedTokens - 1, 0, a.rows<float>(a.out, 1));
   }
 }
 
