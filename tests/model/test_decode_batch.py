@@ -10,8 +10,8 @@ import pytest
 
 from edgeh2o import _core
 from edgeh2o.runners.native import NativeModelFile
+from tests.model.golden_cases import CASES, SHAPE
 from tests.model.model_pair import CHUNK_SIZE, random_tokens
-from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
 
 MAX_CONTEXT = 640
@@ -102,14 +102,9 @@ def test_equals_single_calls_with_every_group(
     _require_equal(model, attention, sizes=(4,) * 15)
 
 
-@pytest.mark.parametrize("architecture", list(FAMILIES))
-def test_equals_single_calls_in_every_architecture(
-    tiny_model: TinyModelFactory, architecture: str
-) -> None:
-    windows = {}
-    if architecture in ("gemma2", "gemma3"):
-        windows = {"sliding_window": 37, "sliding_window_pattern": 2}
-    _require_equal(_load(tiny_model, architecture=architecture, tensor_type="Q8_0", **windows))
+@pytest.mark.parametrize("case", list(CASES))
+def test_equals_single_calls_in_every_architecture(tiny_model: TinyModelFactory, case: str) -> None:
+    _require_equal(_load(tiny_model, **{**SHAPE, **CASES[case]}))
 
 
 def test_does_not_depend_on_threads(tiny_model: TinyModelFactory) -> None:
