@@ -23,6 +23,7 @@ VERBS = (
     "run",
     "chat",
     "serve",
+    "batch",
     "pull",
     "inspect",
     "doctor",

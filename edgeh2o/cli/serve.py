@@ -128,11 +128,11 @@ def execute(args: argparse.Namespace) -> int:
     listening = open_socket(args.host, args.port)  # before the weights are read
     opened: list[Session] = []
     template = read_template(args)
-    with listening, open_model(options, check=opened.append, **template) as (llm, bars):
+    with listening, open_model(options, check=opened.append, **template) as (_, bars):
         bars.close()
         engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
         settings = ServerSettings(
-            model_name=args.alias or Path(llm.model_path).stem,
+            model_name=args.alias or model_name(options.model),
             api_key=key,
             cors_origins=tuple(args.cors or ()),
             allowed_hosts=(*LOOPBACK, "[::1]") if args.host in LOOPBACK else None,
@@ -157,6 +157,11 @@ def require_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise EdgeH2OError(f'serving needs {", ".join(missing)}: pip install "edgeh2o[serve]"')
+
+
+def model_name(model: str) -> str:
+    """What clients call a model that was given as a path or by a known name."""
+    return Path(model).name.removesuffix(".gguf").removesuffix(".onnx") or "model"
 
 
 def parse_size(text: str) -> int:

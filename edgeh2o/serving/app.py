@@ -30,6 +30,7 @@ from .event_stream import HEARTBEAT_S, EventStream
 from .fields import Fields, parse_body
 from .metrics import CONTENT_TYPE, Metrics
 from .openai_format import AnswerFormat, ChatFormat, TextFormat
+from .page import page_response
 from .requests import GenerationRequest, read_chat_request, read_text_request
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class _Server:
         self._started_at = int(time.time())
         post, get = ["POST"], ["GET"]
         routes = [
+            Route("/", self._guard(page_response), methods=get),
             Route("/health", self._guard(self._health), methods=get),
             Route("/metrics", self._guard(self._show_metrics), methods=get),
             Route("/props", self._guard(self._props), methods=get),
@@ -172,8 +174,7 @@ class _Server:
                 "context_size": pool.context_limit,
                 "parallel": self._settings.parallel,
                 "version": __version__,
-                "has_chat_template": self._engine.tokenizer is not None
-                and isinstance(pool.model.chat_template, str),
+                "has_chat_template": isinstance(pool.model.chat_template, str),
                 "attention": pool.plan.report()["attention"],
             }
         )

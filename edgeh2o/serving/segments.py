@@ -39,6 +39,7 @@ class AnswerParser:
         self._names = tuple(tool_names)
         self._is_call = is_call
         self._held = ""
+        self._drops_newlines = False  # those between two parts
         self._state = "text" if is_plain else "thinking" if is_thinking else "start"
 
     def push(self, piece: str) -> list[Segment]:
@@ -64,6 +65,9 @@ class AnswerParser:
         """One step; whether there may be another."""
         if self._is_call:
             return False
+        if self._drops_newlines:
+            self._held = self._held.lstrip("\n")
+            self._drops_newlines = not self._held
         if self._state == "start":
             return self._begin()
         if self._state == "thinking":
@@ -104,8 +108,7 @@ class AnswerParser:
         self._held = rest
         if found:
             self._state = after
-            if kind == "reasoning":
-                self._held = rest.lstrip("\n")
+            self._drops_newlines = kind == "reasoning"
         return bool(found)
 
     def _take_call(self, segments: list[Segment]) -> bool:
@@ -117,5 +120,5 @@ class AnswerParser:
             segments += [Segment("call", call=call) for call in calls]
         else:
             segments.append(Segment("text", CALL_BEGINS + inside + CALL_ENDS))
-        self._held, self._state = rest.lstrip("\n") if calls else rest, "text"
+        self._held, self._state, self._drops_newlines = rest, "text", bool(calls)
         return True

@@ -320,7 +320,11 @@ class SharedRunner:
     def copy_from(self, other: SharedRunner, position: int) -> None:
         """Takes up the beginning of another runner, which may be at work, up to a mark of it."""
         self._forget()
-        self._scheduler.call(lambda: self.runner.copy_from(other.runner, position))
-        self._tokens = list(other.token_ids[:position])
-        self._marks = tuple(mark for mark in other.marks if mark <= position)
+
+        def copy() -> None:
+            self.runner.copy_from(other.runner, position)
+            # Of what was copied: the other may have gone back since it was looked at.
+            self._tokens, self._marks = list(self.runner.token_ids), tuple(self.runner.marks)
+
+        self._scheduler.call(copy)
         self.most_tokens = max(self.most_tokens, position)

@@ -1,0 +1,111 @@
+"""``edgeh2o batch``: answers a file of requests, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import SamplingParams
+from ..errors import UsageError
+from .chat_options import leaving_on_signals, read_template
+from .model_options import (
+    add_model_argument,
+    add_model_options,
+    add_verbosity_options,
+    open_model,
+    print_note,
+    read_model_options,
+)
+from .options import add_config_options, read_config
+from .serve import model_name, parse_size
+
+if TYPE_CHECKING:
+    from ..engine.session import Session
+
+HELP = "answer a file of requests (OpenAI's batch format)"
+DESCRIPTION = (
+    "Answer every request of a JSONL file in OpenAI's batch format. A result is a line, written as "
+    "it comes; the same command again goes on where it was stopped. Requests that begin alike are "
+    "read once as far as they do: put the shared instructions first."
+)
+_SECONDS_BETWEEN_NOTES = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the verb's arguments and flags."""
+    add_model_argument(parser)
+    parser.add_argument("input", metavar="IN.jsonl", help="the requests")
+    parser.add_argument("-o", "--output", metavar="OUT.jsonl", required=True, help="the results")
+    parser.add_argument(
+        "--parallel", type=int, default=2, metavar="N", help="answered at once (default: 2)"
+    )
+    parser.add_argument(
+        "--prefix-cache-ram",
+        type=parse_size,
+        metavar="SIZE",
+        help="memory of prompts kept to go on from (default: a quarter of what is free)",
+    )
+    group = parser.add_argument_group("chat")
+    group.add_argument("--chat-template", metavar="FILE", help="as that of run")
+    group.add_argument("--chat-template-kwargs", metavar="JSON", help="as that of run")
+    add_config_options(parser, SamplingParams, title="sampling, where a request says nothing")
+    add_model_options(parser)
+    add_verbosity_options(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Answers what has no result yet; returns 1 if a request was refused, else 0."""
+    if not 1 <= args.parallel <= 256:
+        raise UsageError(f"--parallel must be from 1 to 256, got {args.parallel}")
+    sampling = read_config(args, SamplingParams)
+    options = read_model_options(args)
+
+    from ..serving.answers import AnswerEngine
+    from ..serving.batch import ResultFile, read_items, run_batch
+
+    source, target = Path(args.input), Path(args.output)
+    items = read_items(source)
+    if target.exists() and target.samefile(source):
+        raise UsageError("-o names the file of the requests; name another one")
+    results = ResultFile(target)
+    opened: list[Session] = []
+    started_at = time.monotonic()
+    noted_at, n_before = started_at, None
+
+    def report(done: int, total: int) -> None:
+        nonlocal noted_at, n_before
+        now = time.monotonic()
+        if n_before is None:
+            n_before = done
+        is_due = now - noted_at >= _SECONDS_BETWEEN_NOTES or done == total
+        if args.quiet or not is_due:
+            return
+        noted_at, n_new = now, done - n_before
+        left = f", {(now - started_at) / n_new * (total - done):,.0f} s left" if n_new else ""
+        print_note(f"{done:,} of {total:,} requests{left}")
+
+    try:
+        if all(item.digest in results.done for item in items):
+            report(len(items), len(items))
+            return 0
+        with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
+            bars.close()
+            engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
+            try:
+                with leaving_on_signals():
+                    n_failed = run_batch(
+                        engine,
+                        items,
+                        results,
+                        model_name=model_name(options.model),
+                        sampling=sampling,
+                        parallel=args.parallel,
+                        on_done=report,
+                    )
+            finally:
+                engine.close()
+    finally:
+        results.close()
+    return 1 if n_failed else 0

@@ -1,0 +1,249 @@
+"""Many requests of a file, in the form of OpenAI's batches; a run that was killed goes on.
+
+Every result is one line of the output file, written and synced as it comes, with the id and a hash
+of its request. A second run keeps the whole lines, reads a line that was cut off again, and answers
+what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import IO, TYPE_CHECKING, Any
+
+from ..config import SamplingParams
+from ..errors import EdgeH2OError, ResourceError, UsageError
+from .answers import Event, Finished, Piece, Ticket
+from .api_error import ApiError, as_api_error
+from .fields import parse_body
+from .openai_format import AnswerFormat, ChatFormat, TextFormat
+from .requests import read_chat_request, read_text_request
+
+if TYPE_CHECKING:
+    from .answers import AnswerEngine
+
+MAX_LINE_BYTES = 32 * 2**20
+_HASH_BYTES = 16
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+OnDone = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """A line of the input: its id, its path of the interface, the body, and a hash of all."""
+
+    custom_id: str
+    url: str
+    body: bytes
+    digest: str
+
+
+def read_items(path: Path) -> list[BatchItem]:
+    """The requests of a file. Raises UsageError that names the line that is none."""
+    items: list[BatchItem] = []
+    seen: set[str] = set()
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(_bounded_lines(path, lines), start=1):
+                if line.strip():
+                    item = _read_item(f"{path}, line {number}", line)
+                    if item.custom_id in seen:
+                        raise UsageError(
+                            f"{path}, line {number}: the id {item.custom_id!r:.80} is there twice"
+                        )
+                    seen.add(item.custom_id)
+                    items.append(item)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if not items:
+        raise UsageError(f"{path} holds no requests")
+    return items
+
+
+def _bounded_lines(path: Path, lines: IO[bytes]) -> Iterator[bytes]:
+    while line := lines.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise UsageError(f"{path} has a line of more than {MAX_LINE_BYTES // 2**20} MiB")
+        yield line
+
+
+def _read_item(place: str, line: bytes) -> BatchItem:
+    try:
+        fields = parse_body(line)
+        custom_id, url = fields.text("custom_id"), fields.text("url", CHAT)
+        body = fields.mapping("body")
+    except ApiError as error:
+        raise UsageError(f"{place}: {error}") from None
+    if not custom_id or not body:
+        raise UsageError(f"{place}: a request needs a custom_id and a body")
+    if url not in (CHAT, TEXT):
+        raise UsageError(f"{place}: the url must be {CHAT} or {TEXT}")
+    data = json.dumps(body, sort_keys=True).encode()
+    digest = hashlib.blake2b(f"{custom_id}\0{url}\0".encode() + data, digest_size=_HASH_BYTES)
+    return BatchItem(custom_id, url, data, digest.hexdigest())
+
+
+class ResultFile:
+    """The output: whole lines of earlier runs stay, others are cut off; one process at a time.
+
+    ``done`` are the hashes of the requests that have a result. Raises UsageError for a file that
+    is something else, ResourceError for one that cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.done: set[str] = set()
+        self.n_failed = 0
+        try:
+            self._file = path.open("r+b" if path.exists() else "w+b")
+        except OSError as error:
+            raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+        try:
+            self._lock_file()
+            end = self._read_back()
+            self._file.truncate(end)
+            self._file.seek(end)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock_file(self) -> None:
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"another run writes to {self._path}") from None
+
+    def _read_back(self) -> int:
+        """Takes in the results that are there; returns where the last whole line ends."""
+        end = 0
+        for number, line in enumerate(_bounded_lines(self._path, self._file), start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                value = json.loads(line)
+                self.done.add(value["request_hash"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise UsageError(
+                    f"{self._path}, line {number}, is no result of a batch; name another file"
+                ) from None
+            end += len(line)
+        return end
+
+    def add(self, item: BatchItem, result: Mapping[str, Any]) -> None:
+        """Writes a result to the disk."""
+        line = json.dumps(
+            {
+                "id": f"batch_req_{secrets.token_hex(12)}",
+                "custom_id": item.custom_id,
+                **result,
+                "request_hash": item.digest,
+            },
+            ensure_ascii=False,
+        )
+        try:
+            self._file.write(line.encode("utf-8") + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {self._path}: {error.strerror}; free some space and run it again"
+            ) from None
+        self.done.add(item.digest)
+
+    def close(self) -> None:
+        """Lets others write."""
+        self._file.close()
+
+
+def run_batch(
+    engine: AnswerEngine,
+    items: Sequence[BatchItem],
+    results: ResultFile,
+    *,
+    model_name: str,
+    sampling: SamplingParams,
+    parallel: int = 1,
+    on_done: OnDone | None = None,
+) -> int:
+    """Answers what has no result yet, ``parallel`` at once; returns how many of them failed.
+
+    A request that is refused gets a line with its error; only what nobody meant ends the run. The
+    first request is read alone where several begin alike, so that the others find it.
+    """
+    left = deque(item for item in items if item.digest not in results.done)
+    n_done, n_failed = len(items) - len(left), 0
+    tickets: set[Ticket] = set()
+    lock = Lock()
+
+    def work(item: BatchItem) -> dict[str, Any]:
+        ticket = Ticket()
+        with lock:
+            tickets.add(ticket)
+        try:
+            return _answer(engine, item, model_name, sampling, ticket)
+        finally:
+            with lock:
+                tickets.discard(ticket)
+
+    if on_done is not None:
+        on_done(n_done, len(items))
+    running: dict[Future[dict[str, Any]], BatchItem] = {}
+    threads = ThreadPoolExecutor(parallel, thread_name_prefix="edgeh2o-batch")
+    try:
+        width = 1
+        while left or running:
+            while left and len(running) < width:
+                item = left.popleft()
+                running[threads.submit(work, item)] = item
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                item, result = running.pop(future), future.result()
+                results.add(item, result)
+                n_done += 1
+                n_failed += result["error"] is not None
+                if on_done is not None:
+                    on_done(n_done, len(items))
+            width = parallel
+    finally:
+        for ticket in tuple(tickets):
+            ticket.cancel("the batch was interrupted")
+        threads.shutdown(cancel_futures=True)
+    return n_failed
+
+
+def _answer(
+    engine: AnswerEngine,
+    item: BatchItem,
+    model_name: str,
+    sampling: SamplingParams,
+    ticket: Ticket,
+) -> dict[str, Any]:
+    """What a line says besides its ids: a response, or an error."""
+    is_chat = item.url == CHAT
+    form: AnswerFormat = ChatFormat(model_name) if is_chat else TextFormat(model_name)
+    events: list[Event] = []
+    try:
+        read = read_chat_request if is_chat else read_text_request
+        engine.answer(read(parse_body(item.body), sampling), events.append, ticket)
+    except EdgeH2OError as error:
+        ticket.require()  # an interrupt is no result
+        told = as_api_error(error)
+        if told.status >= 500:  # not the request's fault: the next run may have more luck
+            raise
+        body = told.to_dict()
+        return {"response": {"status_code": told.status, "body": body}, "error": body["error"]}
+    pieces = [event for event in events if isinstance(event, Piece)]
+    last = events[-1]
+    assert isinstance(last, Finished)
+    return {"response": {"status_code": 200, "body": form.whole(pieces, last)}, "error": None}

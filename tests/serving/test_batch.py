@@ -1,0 +1,162 @@
+"""Files of requests: every one gets one result, whatever stops the runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeh2o.cli.main import main
+from tests.cli.conftest import ExpectUsageError, expect_usage_error  # noqa: F401
+
+DOCUMENT = "the thing is that the art is there and the hen is in the pen " * 20
+
+
+def request(number: int, n_tokens: int = 8, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"{DOCUMENT} what is {number}?"}]
+    body = {"messages": messages, "max_tokens": n_tokens, "seed": number} | body
+    return {
+        "custom_id": f"r{number}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
+
+
+def write(path: Path, requests: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    return str(path)
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    results = {line["custom_id"]: line for line in lines}
+    assert len(results) == len(lines)
+    return results
+
+
+def text_of(result: dict[str, Any]) -> str:
+    return str(result["response"]["body"]["choices"][0]["message"]["content"])
+
+
+def command(model: Path, source: str, target: Path) -> list[str]:
+    sizes = ["-ub", "64", "-b", "256", "-t", "1"]
+    return ["batch", str(model), source, "-o", str(target), "--quiet", *sizes]
+
+
+def test_every_request_gets_its_result(
+    serving_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [request(i) for i in range(6)])
+    targets = [tmp_path / name for name in ("one.jsonl", "three.jsonl")]
+    assert main([*command(serving_model, source, targets[0]), "--parallel", "1"]) == 0
+    assert main([*command(serving_model, source, targets[1]), "--parallel", "3"]) == 0
+    one, three = map(read, targets)
+    assert set(one) == {f"r{i}" for i in range(6)}
+    # Neither the neighbours nor what was cached change an answer.
+    assert {key: text_of(value) for key, value in one.items()} == {
+        key: text_of(value) for key, value in three.items()
+    }
+    for results in (one, three):
+        usages = [result["response"]["body"]["usage"] for result in results.values()]
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        # The document was read once.
+        assert sorted(cached)[0] == 0 and sorted(cached)[1] > 0.7 * usages[0]["prompt_tokens"]
+    before = targets[0].read_bytes()
+    assert main(command(serving_model, source, targets[0])) == 0
+    assert targets[0].read_bytes() == before
+    assert capsys.readouterr().out == ""
+
+
+def test_a_killed_run_goes_on(serving_model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [request(i, 200, ignore_eos=True) for i in range(12)])
+    target = tmp_path / "out.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgeh2o", *command(serving_model, source, target)]
+    )
+    while not target.exists() or target.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    first = target.read_bytes()
+    n_first = first.count(b"\n")
+    assert 3 <= n_first < 12
+    target.write_bytes(first + b'{"custom_id": "r11", "resp')  # a line that was cut off
+    assert main(command(serving_model, source, target)) == 0
+    assert target.read_bytes().startswith(first)
+    results = read(target)
+    assert set(results) == {f"r{i}" for i in range(12)}
+    whole = tmp_path / "whole.jsonl"
+    assert main(command(serving_model, source, whole)) == 0
+    assert {k: text_of(v) for k, v in read(whole).items()} == {
+        k: text_of(v) for k, v in results.items()
+    }
+
+
+def test_changed_requests_are_answered_again(serving_model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    source = write(tmp_path / "in.jsonl", [request(1), request(2)])
+    assert main(command(serving_model, source, target)) == 0
+    write(tmp_path / "in.jsonl", [request(1), request(2, 4)])
+    assert main(command(serving_model, source, target)) == 0
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    assert sorted(line["custom_id"] for line in lines) == ["r1", "r2", "r2"]
+
+
+def test_refused_requests_get_their_error(serving_model: Path, tmp_path: Path) -> None:
+    text = {
+        "custom_id": "t",
+        "url": "/v1/completions",
+        "body": {"prompt": "the hen", "max_tokens": 3},
+    }
+    source = write(tmp_path / "in.jsonl", [request(1, temperature="hot"), request(2), text])
+    target = tmp_path / "out.jsonl"
+    assert main(command(serving_model, source, target)) == 1
+    results = read(target)
+    assert results["r1"]["response"]["status_code"] == 400
+    assert "'temperature'" in results["r1"]["error"]["message"]
+    assert results["r2"]["error"] is None
+    assert results["t"]["response"]["body"]["object"] == "text_completion"
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "holds no requests"),
+        ("{\n", "line 1: the body is not JSON"),
+        ('{"custom_id": "a"}\n', "needs a custom_id and a body"),
+        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {"a": 1}}\n', "the url must be"),
+        ('{"custom_id": "a", "body": {"b": 1}}\n' * 2, "line 2: the id 'a' is there twice"),
+    ],
+)
+def test_files_that_are_none(
+    serving_model: Path,
+    tmp_path: Path,
+    content: str,
+    part: str,
+    expect_usage_error: ExpectUsageError,  # noqa: F811
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(content)
+    target = tmp_path / "out.jsonl"
+    expect_usage_error(main(command(serving_model, str(source), target)), part)
+    assert not target.exists()
+
+
+def test_other_files_are_not_overwritten(
+    serving_model: Path,
+    tmp_path: Path,
+    expect_usage_error: ExpectUsageError,  # noqa: F811
+) -> None:
+    source = write(tmp_path / "in.jsonl", [request(1)])
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes\n")
+    expect_usage_error(main(command(serving_model, source, notes)), "is no result of a batch")
+    assert notes.read_text() == "my notes\n"
+    expect_usage_error(main(command(serving_model, source, Path(source))), "name")

@@ -1,0 +1,87 @@
+"""What answers are made of, however they are cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeh2o.serving.segments import AnswerParser
+from edgeh2o.serving.tools import Tool, ToolChoice, describe_tools, grammar_of_call, parse_calls
+
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+ANSWERS = {
+    "hello": [("text", "hello")],
+    "<think>hm</think>\n\nyes": [("reasoning", "hm"), ("text", "yes")],
+    "<thin": [("text", "<thin")],
+    "a < b <tool": [("text", "a < b <tool")],
+    f"see\n<tool_call>\n{CALL}\n</tool_call>": [("text", "see\n"), ("call", "add")],
+    f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>": [("call", "add")] * 2,
+    CALL: [("call", "add")],
+    f"[{CALL}, {CALL}]": [("call", "add")] * 2,
+    '{"not": "a call"}': [("text", '{"not": "a call"}')],
+    "<tool_call>nonsense</tool_call>": [("text", "<tool_call>nonsense</tool_call>")],
+    "<tool_call>{": [("text", "<tool_call>{")],
+    '<tool_call>{"name": "rm"}</tool_call>': [("text", '<tool_call>{"name": "rm"}</tool_call>')],
+    f"<think>{CALL}</think>{CALL}": [("reasoning", CALL), ("text", CALL)],
+}
+
+
+def segments_of(answer: str, cuts: list[int], **options: Any) -> list[tuple[str, str]]:
+    parser = AnswerParser(("add",), **options)
+    edges = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
+    found = [s for a, b in itertools.pairwise(edges) for s in parser.push(answer[a:b])]
+    joined: list[tuple[str, str]] = []
+    for segment in [*found, *parser.finish()]:
+        value = segment.call.name if segment.call else segment.text
+        if joined and segment.kind == joined[-1][0] != "call":
+            value = joined.pop()[1] + value
+        joined.append((segment.kind, value))
+    return joined
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@given(cuts=st.lists(st.integers(0, 100), max_size=8))
+def test_pieces_do_not_matter(answer: str, cuts: list[int]) -> None:
+    assert segments_of(answer, cuts) == ANSWERS[answer]
+
+
+def test_plain_text_and_begun_thoughts() -> None:
+    assert segments_of(
+        "<think>a</think>",
+        [3],
+        is_plain=True,
+    ) == [("text", "<think>a</think>")]
+    assert segments_of("a</think>b", [3], is_thinking=True) == [("reasoning", "a"), ("text", "b")]
+    assert segments_of(CALL, [5], is_call=True) == [("call", "add")]
+    assert segments_of(CALL[:-5], [5], is_call=True) == [("text", CALL[:-5])]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{", '{"name": "add", "arguments": 5}', "[" * 9999]
+)
+def test_what_is_no_call(text: str) -> None:
+    assert parse_calls(text, ["add"]) is None
+
+
+def test_tools_without_a_template_for_them() -> None:
+    tool = Tool("add", {"type": "object"}, {"type": "function", "function": {"name": "add"}})
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+    ]
+    told = describe_tools(messages, [tool])
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert told[0]["content"].startswith("Be kind.") and '"add"' in told[0]["content"]
+    assert json.loads(told[2]["content"].split("\n")[1]) == call["function"]
+    assert "<tool_response>\n3\n" in told[3]["content"]
+    assert all(set(message) == {"role", "content"} for message in told)
+    schema = json.loads(grammar_of_call([tool], ToolChoice("required")).text)
+    assert schema["properties"]["name"] == {"const": "add"}
