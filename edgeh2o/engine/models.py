@@ -56,7 +56,7 @@ class ModelFile(DescribedModel, Protocol):
 
     @property
     def n_weight_bytes(self) -> int:
-        """Bytes of the weights in the file."""
+        """Bytes that the weights will take: as in the file, on a GPU in its formats."""
 
     @property
     def n_mapped_bytes(self) -> int:

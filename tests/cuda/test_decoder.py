@@ -57,7 +57,7 @@ MODELS = {
         "sliding_window_pattern": 3,
         "rope_base": 1e6,
     },
-    "qwen2moe": {"architecture": "qwen2moe"},
+    "qwen2moe": {"architecture": "qwen2moe", "shared_ffn_dim": 160},
     "qwen3moe": {"architecture": "qwen3moe"},
     "unequal": {
         "n_layers": 3,
@@ -96,7 +96,7 @@ def test_architectures(tiny_model: TinyModelFactory, name: str) -> None:
     assert relative_error(logits, expected) < 2e-4
 
 
-@pytest.mark.parametrize("tensor_type", ["Q4_0", "Q4_K", "F16"])
+@pytest.mark.parametrize("tensor_type", ["Q4_0", "Q8_0", "F16"])
 def test_experts_of_quantised_weights(tiny_model: TinyModelFactory, tensor_type: str) -> None:
     """Of a prompt of several groups, and of tokens: each goes to its own experts."""
     path = tiny_model(
