@@ -23,7 +23,6 @@ BLOCK = [path for path in SOURCES if path.name != "driver.cc"]
 DECODER = "tests/cuda/test_decoder.py"
 MODELS = (
     "test_architectures[unequal]",
-    "test_architectures[qwen2moe]",
     "test_tensor_types[Q4_1]",
     "test_a_prompt_moves_to_another_session",
 )
