@@ -127,7 +127,7 @@ class PromptReader:
         if self._latest is None or self._latest[0] != key:
             self._refuse_hopeless_length(self.model.tokenizer.count_at_least(text))
             transcript = Transcript(prompt=text, parse_special=parse_special)
-            self._latest = key, Prompt(transcript, lru_cache(maxsize=1)(encode_from))
+            self._latest = key, Prompt(transcript, lru_cache(maxsize=4)(encode_from))
         return self._latest[1]
 
     def _refuse_hopeless_length(self, n_tokens: int) -> None:
