@@ -25,9 +25,12 @@ void gather_rows(const KernelTable& table, const KvRows& cached, const MemorySet
 
 PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer,
                            CacheTypes types, Arena& arena)
-    : first_slot_(shape.first_slots[layer]),
-      n_kv_heads_(shape.n_kv_heads(layer)),
-      rows_(arena.take<Rows>(n_kv_heads_)) {
+    : first_slot_(shape.first_slots[layer]), n_kv_heads_(shape.n_kv_heads(layer)) {
+  for (size_t head = 0; head < n_kv_heads_; ++head) {
+    is_used_ |= policy.prompt_rows(shape, first_slot_ + head) > 0;
+  }
+  if (!is_used_) return;
+  rows_ = arena.take<Rows>(n_kv_heads_);
   for (size_t head = 0; head < n_kv_heads_; ++head) {
     const SlotShape& slot = shape.slots[first_slot_ + head];
     Rows rows;
@@ -37,7 +40,6 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
     rows.v = {types.v, arena.take<uint8_t>(rows.capacity * kv_row_bytes(types.v, slot.value_dim)),
               slot.value_dim};
     rows.biases = arena.take<float>(rows.capacity);
-    is_used_ |= rows.capacity > 0;
     if (rows_) rows_[head] = rows;
   }
 }
