@@ -180,13 +180,15 @@ def headwise_policy(
     page_size: int = 64,
     max_past: int = 8192,
     tail: int = 0,
+    decode_from: int = ...,
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
     Once that is longer than ``max_past`` (0: never), such a head reads about so many positions:
     the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as
     ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
-    of the prompt's last call read everything.
+    of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
+    tokens or more (default: never) read, of it, the memory set of each head and its last chunk.
     """
 
 def python_policy(

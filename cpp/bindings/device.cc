@@ -40,13 +40,20 @@ SequenceShape device_shape(size_t max_context, size_t batch_size, size_t chunk_s
   return make_shape(max_context, batch_size, chunk_size, cache_type, "f32", all_rows);
 }
 
+void check_supported(const PolicyNeeds& needs) {
+  EH2O_CHECK(!needs.ends_prompts, "tokens that read a part of the prompt do not run on a GPU yet; leave out ",
+             "--decode-attention, or use --device cpu");
+}
+
 struct DeviceSequence {
   DeviceSequence(std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> rule,
                  const SequenceShape& shape)
       : decoder(std::move(model)),
         policy(rule),
         sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
-        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {}
+        state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
+    check_supported(sequence.plan(0).needs);
+  }
 
   void forget_prompt() { prompt_logits = py::none(); }
   size_t vocab_size() const { return decoder->config().vocab_size; }
@@ -82,6 +89,7 @@ struct DeviceSequence {
     const SequenceBytes host =
         Sequence::estimate_bytes(active_kernel_table(), config.heads(), policy, shape, 1);
     const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.heads(), shape));
+    check_supported(needs);
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);
     const DeviceState::BufferBytes buffers = DeviceState::buffer_bytes(config, shape, needs);

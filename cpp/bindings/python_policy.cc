@@ -92,6 +92,7 @@ std::vector<float> copy_synthetic(const py::object& rows, size_t n_rows, size_t 
 
 PythonPolicy::PythonPolicy(py::object rule, PolicyNeeds needs)
     : rule_(std::move(rule)), needs_(needs), selects_in_decode_(py::hasattr(rule_, "select_decode")) {
+  needs_.ends_prompts = py::hasattr(rule_, "end_prompt");
   if (py::hasattr(rule_, "select_memory")) return;
   throw_usage_error("a rule needs a method select_memory, which " +
                     std::string(Py_TYPE(rule_.ptr())->tp_name) + " lacks");
@@ -139,17 +140,35 @@ void PythonPolicy::begin_prompt() {
 
 MemorySet PythonPolicy::select_memory(size_t slot, const SelectionInput& input) {
   SlotState& state = slots_[slot];
-  state.positions.clear();
-  state.keys.clear();
-  state.values.clear();
-  state.biases.clear();
+  state.memory = Selection{};
   call_python("select_memory", slot, [&](const py::object& method) {
-    SlotState chosen;
-    chosen.is_scored = state.is_scored;
-    store_selection(chosen, ask(method, slot, input), input);
-    state = std::move(chosen);
+    Selection chosen = read_selection(ask(method, slot, input), input);
+    const bool is_scored = state.is_scored && needs_.column_sums != ColumnSums::kNone;
+    EH2O_CHECK(!is_scored || chosen.positions.size() <= needs_.max_scored_memory, "a memory set of ",
+               chosen.positions.size(), " positions exceeds max_memory = ", needs_.max_scored_memory);
+    EH2O_CHECK(chosen.biases.size() <= needs_.max_synthetic, chosen.biases.size(),
+               " synthetic rows exceed max_synthetic = ", needs_.max_synthetic);
+    state.memory = std::move(chosen);
   });
   return memory(slot);
+}
+
+MemorySet PythonPolicy::end_prompt(size_t slot, const SelectionInput& input) {
+  Selection& chosen = slots_[slot].prompt;
+  chosen = Selection{};
+  const SlotShape& head = shape().slots[slot];
+  const size_t n_tokens = input.chunk.begin;
+  call_python("end_prompt", slot, [&](const py::object& method) {
+    Selection read =
+        read_selection(method(head.layer, head.kv_head, n_tokens, copy_rows(input, input.past_keys, n_tokens),
+                              copy_rows(input, input.past_values, n_tokens)),
+                       input);
+    EH2O_CHECK(read.positions.size() + read.biases.size() <= n_tokens, read.positions.size(),
+               " positions and ", read.biases.size(), " synthetic rows are more than the ", n_tokens,
+               " tokens of the prompt");
+    chosen = std::move(read);
+  });
+  return chosen.set();
 }
 
 MemorySet PythonPolicy::select_decode(size_t slot, const SelectionInput& input) {
@@ -169,25 +188,27 @@ py::object PythonPolicy::ask(const py::object& method, size_t slot, const Select
                 copy_rows(input, input.past_keys, n_past), copy_rows(input, input.past_values, n_past));
 }
 
-void PythonPolicy::store_selection(SlotState& state, const py::object& selection,
-                                   const SelectionInput& input) const {
-  if (py::isinstance<py::tuple>(selection)) {
-    const auto parts = selection.cast<py::tuple>();
+PythonPolicy::Selection PythonPolicy::read_selection(const py::object& answer, const SelectionInput& input) {
+  Selection result;
+  if (py::isinstance<py::tuple>(answer)) {
+    const auto parts = answer.cast<py::tuple>();
     EH2O_CHECK(parts.size() == 4, "a tuple is (positions, keys, values, biases), got ", parts.size(),
                " items");
-    state.positions = copy_positions(parts[0], input.chunk.begin);
+    result.positions = copy_positions(parts[0], input.chunk.begin);
     const auto biases = FloatArray(py::object(parts[3]));
-    state.biases.assign(biases.data(), biases.data() + biases.size());
-    state.keys = copy_synthetic(parts[1], state.biases.size(), input.past_keys.head_dim);
-    state.values = copy_synthetic(parts[2], state.biases.size(), input.past_values.head_dim);
+    result.biases.assign(biases.data(), biases.data() + biases.size());
+    result.keys = copy_synthetic(parts[1], result.biases.size(), input.past_keys.head_dim);
+    result.values = copy_synthetic(parts[2], result.biases.size(), input.past_values.head_dim);
   } else {
-    state.positions = copy_positions(selection, input.chunk.begin);
+    result.positions = copy_positions(answer, input.chunk.begin);
   }
-  const bool is_scored = state.is_scored && needs_.column_sums != ColumnSums::kNone;
-  EH2O_CHECK(!is_scored || state.positions.size() <= needs_.max_scored_memory, "a memory set of ",
-             state.positions.size(), " positions exceeds max_memory = ", needs_.max_scored_memory);
-  EH2O_CHECK(state.biases.size() <= needs_.max_synthetic, state.biases.size(),
-             " synthetic rows exceed max_synthetic = ", needs_.max_synthetic);
+  return result;
+}
+
+MemorySet PythonPolicy::Selection::set() const {
+  MemorySet result = listed(positions);
+  result.synthetic = {keys.data(), values.data(), biases.data(), biases.size()};
+  return result;
 }
 
 void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {
@@ -210,11 +231,6 @@ void PythonPolicy::end_layer() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-MemorySet PythonPolicy::memory(size_t slot) const {
-  const SlotState& state = slots_[slot];
-  MemorySet set = listed(state.positions);
-  set.synthetic = {state.keys.data(), state.values.data(), state.biases.data(), state.biases.size()};
-  return set;
-}
+MemorySet PythonPolicy::memory(size_t slot) const { return slots_[slot].memory.set(); }
 
 }  // namespace edgeh2o

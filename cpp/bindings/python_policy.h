@@ -17,7 +17,8 @@ namespace edgeh2o {
 //   select_memory(layer, kv_head, chunk, queries, past_keys, past_values) -> positions, or (positions, keys,
 //   values, biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer,
 //   kv_head), observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions,
-//   sums), and select_decode with the arguments of select_memory, for positions that a generated token reads.
+//   sums), select_decode with the arguments of select_memory, for positions that a generated token reads, and
+//   end_prompt(layer, kv_head, n_tokens, keys, values), which answers as select_memory does.
 // An exception of theirs, or an answer that cannot be used, ends up in end_layer as edgeh2o.errors.UsageError
 // with the exception as its cause; until then the memory sets are empty.
 class PythonPolicy final : public SparsePolicy {
@@ -35,6 +36,10 @@ class PythonPolicy final : public SparsePolicy {
                       Span<const float> sums) override;
   bool chooses_in_decode() const override { return selects_in_decode_; }
   void end_layer() override;
+  size_t prompt_rows(const PolicyShape& shape, size_t /*slot*/) const override {
+    return needs_.ends_prompts ? shape.max_context : 0;
+  }
+  MemorySet end_prompt(size_t slot, const SelectionInput& input) override;
   MemorySet memory(size_t slot) const override;
 
  protected:
@@ -43,17 +48,21 @@ class PythonPolicy final : public SparsePolicy {
   void allocate(const PolicyShape& shape) override;
 
  private:
+  struct Selection {
+    std::vector<int32_t> positions;
+    std::vector<float> keys, values, biases;  // synthetic rows
+    MemorySet set() const;
+  };
   struct SlotState {
     bool is_scored = true;
-    std::vector<int32_t> positions, decode_positions;
-    std::vector<float> keys, values, biases;  // synthetic rows
+    Selection memory, prompt;
+    std::vector<int32_t> decode_positions;
   };
 
   template <typename F>
   void call_python(const char* method, std::optional<size_t> slot, const F& f);
   pybind11::object ask(const pybind11::object& method, size_t slot, const SelectionInput& input) const;
-  void store_selection(SlotState& state, const pybind11::object& selection,
-                       const SelectionInput& input) const;
+  static Selection read_selection(const pybind11::object& answer, const SelectionInput& input);
 
   pybind11::object rule_;
   PolicyNeeds needs_;

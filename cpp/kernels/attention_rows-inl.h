@@ -102,7 +102,8 @@ void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_str
 
 template <size_t kRows>
 void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile& tile, size_t row,
-                         const uint8_t* k, const uint8_t* v, size_t n_keys, size_t n_next) {
+                         const uint8_t* k, const uint8_t* v, size_t n_keys, const float* biases,
+                         size_t n_next) {
   const size_t k_bytes = kv_row_bytes(k_type, tile.key_dim), v_bytes = kv_row_bytes(v_type, tile.value_dim);
   // Keys and values take turns at the memory; the first block of rows fetches for all.
   const RowsAhead values{v, v_bytes, row == 0 ? n_keys : 0};
@@ -113,8 +114,10 @@ void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile
                             values);
   });
   for (size_t r = 0; r < kRows; ++r) {
-    if (tile.soft_cap > 0.0f) soft_cap_f32(weights + r * tile.weight_stride, tile.soft_cap, n_keys);
-    softmax_row(weights + r * tile.weight_stride, n_keys, tile.m + row + r, tile.l + row + r);
+    float* logits = weights + r * tile.weight_stride;
+    if (tile.soft_cap > 0.0f) soft_cap_f32(logits, tile.soft_cap, n_keys);
+    if (biases) blend_row(logits, biases, 1.0f, kLog2E, n_keys);
+    softmax_row(logits, n_keys, tile.m + row + r, tile.l + row + r);
   }
   with_cache_type(v_type, [&](auto type) {
     sum_rows<type, kRows>(tile.o + row * tile.o_stride, tile.o_stride, weights, tile.weight_stride, v, n_keys,
@@ -123,14 +126,15 @@ void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile
 }
 
 // Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1
-// rows of k and v. The n_next keys that follow them in memory are those of the thread's next call.
+// rows of k and v. biases: [n_keys] natural logarithms added to the logits, or null. The n_next keys that
+// follow them in memory are those of the thread's next call.
 inline void attention_rows_f32(CacheType k_type, CacheType v_type, const AttentionTile& tile, const void* k,
-                               const void* v, size_t n_keys, size_t n_next) {
+                               const void* v, size_t n_keys, const float* biases, size_t n_next) {
   for (size_t row = 0; row < tile.n_rows; row += kAttentionRows) {
     const size_t n_rows = tile.n_rows - row < kAttentionRows ? tile.n_rows - row : kAttentionRows;
     simd::with_constant<kAttentionRows>(n_rows, [&](auto rows) {
       attention_row_block<rows>(k_type, v_type, tile, row, static_cast<const uint8_t*>(k),
-                                static_cast<const uint8_t*>(v), n_keys, n_next);
+                                static_cast<const uint8_t*>(v), n_keys, biases, n_next);
     });
   }
 }

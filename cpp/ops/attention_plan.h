@@ -15,8 +15,11 @@ struct AttentionPlan {
   // Scratch of a call with so many threads.
   size_t scratch_bytes(size_t n_threads) const;
 
-  // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before.
-  bool ends_dense(size_t window) const { return window > 0 || needs.reads_all || needs.n_dense_tail > 0; }
+  // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before,
+  // and no generated token asks for the scores.
+  bool ends_dense(size_t window) const {
+    return window > 0 || needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_prompts);
+  }
 
   const KernelTable& table;
   const AttentionKernels& kernels;

@@ -55,7 +55,8 @@ void ChunkedAttention::check_call(const Call& call) const {
 uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t first_position,
                                size_t window, PromptEnd end, MatView<float> out) {
   const ChunkPlan plan{first_position, q.rows, shape_.longest_chunk()};
-  const Call call{q, kv, plan, window, end == PromptEnd::kFinal, out};
+  const bool is_last = end == PromptEnd::kFinal && !needs_.ends_prompts;
+  const Call call{q, kv, plan, window, is_last, out};
   check_call(call);
 #ifdef EH2O_DEBUG
   std::memset(scratch_, 0xFF, plan_.scratch_bytes(n_threads_));  // nobody counts on what others left

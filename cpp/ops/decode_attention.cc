@@ -15,13 +15,15 @@ constexpr size_t kRangeKeys = 256;
 // leaves tasks for the others: 8 ranges give 1.2 times the rate of one each.
 constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
 
+// No more rows are gathered than the prompt has tokens; both parts may end with a range that is not full.
+size_t max_ranges(const AttentionPlan& plan) { return ceil_div(plan.shape.max_context, kRangeKeys) + 1; }
+
 }  // namespace
 
 DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads)
     : plan_(plan), n_threads_(n_threads) {
   const AttentionHeads& heads = plan.shape.heads;
-  const size_t n_ranges = ceil_div(plan.shape.max_context, kRangeKeys),
-               n_rows = kMaxDecodeTokens * group_size();
+  const size_t n_ranges = max_ranges(plan), n_rows = kMaxDecodeTokens * group_size();
   Arena arena(scratch);
   keys_ = arena.take<HeadKeys>(heads.n_kv_heads * kMaxDecodeTokens);
   q_ = arena.take<float>(kMaxDecodeTokens * heads.q_dim());
@@ -37,29 +39,43 @@ size_t DecodeAttention::scratch_bytes(const AttentionPlan& plan, size_t n_thread
   return DecodeAttention(plan, nullptr, n_threads).n_used_;
 }
 
-size_t DecodeAttention::HeadKeys::n_ranges() const { return ceil_div(n_keys, kRangeKeys); }
+size_t DecodeAttention::HeadKeys::n_ranges() const {
+  return ceil_div(rows ? rows->n_rows : 0, kRangeKeys) + ceil_div(n_keys, kRangeKeys);
+}
 
-size_t DecodeAttention::HeadKeys::n_in_range(size_t range_idx) const {
-  const size_t first = range_idx * kRangeKeys;
-  return first < n_keys ? std::min(kRangeKeys, n_keys - first) : 0;
+DecodeAttention::Range DecodeAttention::range(const HeadKeys& keys, size_t range_idx) {
+  const size_t n_rows = keys.rows ? keys.rows->n_rows : 0, n_of_rows = ceil_div(n_rows, kRangeKeys);
+  const bool is_of_rows = range_idx < n_of_rows;
+  const size_t first = (is_of_rows ? range_idx : range_idx - n_of_rows) * kRangeKeys,
+               end = is_of_rows ? n_rows : keys.n_keys;
+  return {is_of_rows, first, first < end ? std::min(kRangeKeys, end - first) : 0};
 }
 
 void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position) {
   EH2O_DASSERT(token < kMaxDecodeTokens);
   EH2O_DASSERT(memory.positions != nullptr || memory.range.end == position);
   const size_t n_keys = memory.n_positions() + 1;
-  keys_[kv_head * kMaxDecodeTokens + token] = {memory.positions, memory.positions ? 0 : position + 1 - n_keys,
-                                               n_keys, position};
+  keys_[kv_head * kMaxDecodeTokens + token] = {
+      nullptr, memory.positions, memory.positions ? 0 : position + 1 - n_keys, n_keys, position};
 }
 
-// Tokens from `token` on that read the same keys in a range: they go together, as rows of one tile.
+void DecodeAttention::set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
+                                 size_t position) {
+  EH2O_DASSERT(token < kMaxDecodeTokens && begin <= position && rows.n_rows <= begin);
+  keys_[kv_head * kMaxDecodeTokens + token] = {&rows, nullptr, begin, position + 1 - begin, position};
+}
+
+// Tokens from `token` on that read the same keys in a range: they go together, as rows of one tile. Only
+// where the range is full: how the last few keys are summed up depends on the number of rows.
 size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const {
   const HeadKeys& first = keys(kv_head, token);
-  const size_t n_keys = first.n_in_range(range_idx);
+  const size_t n_keys = range(first, range_idx).n_keys;
   size_t end = token + 1;
-  for (; end < n_tokens && first.positions == nullptr; ++end) {
+  if (n_keys < kRangeKeys || first.positions != nullptr) return 1;
+  for (; end < n_tokens; ++end) {
     const HeadKeys& other = keys(kv_head, end);
-    if (other.positions || other.begin != first.begin || other.n_in_range(range_idx) != n_keys) break;
+    if (other.positions || other.rows != first.rows || other.begin != first.begin) break;
+    if (range(other, range_idx).n_keys != n_keys) break;
   }
   return end - token;
 }
@@ -67,8 +83,8 @@ size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_token
 AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx, size_t token,
                                             size_t n_tokens) const {
   const AttentionHeads& heads = plan_.shape.heads;
-  const size_t n_ranges = ceil_div(plan_.shape.max_context, kRangeKeys),
-               n_rows = kMaxDecodeTokens * group_size(), first_row = token * group_size();
+  const size_t n_ranges = max_ranges(plan_), n_rows = kMaxDecodeTokens * group_size(),
+               first_row = token * group_size();
   float* results = results_ + (kv_head * n_ranges + range_idx) * n_rows * (2 + plan_.sizes.o_stride);
   AttentionTile tile;
   tile.n_rows = n_tokens * group_size();
@@ -85,14 +101,16 @@ AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx, si
   return tile;
 }
 
-// Keys [first, first + n) of a KV head as rows one after another: where they lie, or copied to `out`.
-const uint8_t* DecodeAttention::gather(const HeadKeys& keys, const KvRows& rows, size_t first, size_t n,
-                                       uint8_t* out) const {
-  if (keys.positions == nullptr) return rows.row(keys.begin + first);
-  const size_t row_bytes = kv_row_bytes(rows.type, rows.head_dim);
-  for (size_t i = first; i < first + n; ++i) {
-    const size_t position = i + 1 < keys.n_keys ? static_cast<size_t>(keys.positions[i]) : keys.position;
-    std::memcpy(out + (i - first) * row_bytes, rows.row(position), row_bytes);
+// The range's keys, or values, as rows one after another: where they lie, or copied to `out`.
+const uint8_t* DecodeAttention::find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
+                                          const KvRows* gathered, uint8_t* out) const {
+  if (range.is_of_rows) return gathered->row(range.first);
+  if (keys.positions == nullptr) return cached.row(keys.begin + range.first);
+  const size_t row_bytes = kv_row_bytes(cached.type, cached.head_dim);
+  for (size_t i = 0; i < range.n_keys; ++i) {
+    const size_t key = range.first + i;
+    const size_t position = key + 1 < keys.n_keys ? static_cast<size_t>(keys.positions[key]) : keys.position;
+    std::memcpy(out + i * row_bytes, cached.row(position), row_bytes);
   }
   return out;
 }
@@ -121,15 +139,19 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
       for (size_t token = 0, n_alike; token < n_tokens; token += n_alike) {
         n_alike = count_alike(kv_head, token, n_tokens, range_idx);
         const HeadKeys& read = keys(kv_head, token);
-        const size_t first = range_idx * kRangeKeys, n_keys = read.n_in_range(range_idx);
-        if (n_keys == 0) continue;
-        const bool is_next_adjacent =
-            read.positions == nullptr && range_idx + 1 < end && token + n_alike == n_tokens;
+        const Range now = range(read, range_idx), next = range(read, range_idx + 1);
+        if (now.n_keys == 0) continue;
+        const bool is_next_adjacent = read.positions == nullptr && range_idx + 1 < end &&
+                                      next.is_of_rows == now.is_of_rows && token + n_alike == n_tokens;
         AttentionTile tile = range_result(kv_head, range_idx, token, n_alike);
         tile.weights = weights_ + thread * kMaxDecodeTokens * n_rows * kRangeKeys;
-        table.attention_rows_f32(k.type, v.type, tile, gather(read, k, first, n_keys, gathered),
-                                 gather(read, v, first, n_keys, gathered + gathered_bytes_), n_keys,
-                                 is_next_adjacent ? read.n_in_range(range_idx + 1) : 0);
+        const PromptMemory::Rows* rows = read.rows;
+        const uint8_t *keys_of = find_rows(read, now, k, rows ? &rows->k : nullptr, gathered),
+                      *values_of =
+                          find_rows(read, now, v, rows ? &rows->v : nullptr, gathered + gathered_bytes_);
+        table.attention_rows_f32(k.type, v.type, tile, keys_of, values_of, now.n_keys,
+                                 now.is_of_rows ? rows->biases + now.first : nullptr,
+                                 is_next_adjacent ? next.n_keys : 0);
       }
     }
   });

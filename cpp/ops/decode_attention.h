@@ -9,6 +9,7 @@
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
 #include "ops/attention_plan.h"
+#include "ops/prompt_memory.h"
 
 namespace edgeh2o {
 
@@ -23,20 +24,29 @@ class DecodeAttention {
 
   // What the KV head reads for a token before that token's own `position`: positions only.
   void set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position);
+  // Or these rows, and all positions from `begin` on.
+  void set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
+                  size_t position);
 
   // q [n][n_heads * key_dim], out [n][n_heads * value_dim], n <= kMaxDecodeTokens, after set_memory for every
   // token and KV head.
   void run(MatView<const float> q, const LayerKv& kv, MatView<float> out) const;
 
  private:
-  // The keys that a KV head reads for a token: a range, or listed positions and then the token's own.
+  // The keys that a KV head reads for a token: gathered rows, if there are any, and then positions, a range
+  // or a list and the token's own. Both parts begin with a range of their own.
   struct HeadKeys {
+    const PromptMemory::Rows* rows;
     const int32_t* positions;
     size_t begin, n_keys, position;
     size_t n_ranges() const;
-    // Keys of range number range_idx, 0 beyond the last.
-    size_t n_in_range(size_t range_idx) const;
   };
+  // Keys [first, first + n_keys) of one of the parts; beyond the last range n_keys is 0.
+  struct Range {
+    bool is_of_rows;
+    size_t first, n_keys;
+  };
+  static Range range(const HeadKeys& keys, size_t range_idx);
 
   size_t group_size() const { return plan_.shape.heads.group_size(); }
   const HeadKeys& keys(size_t kv_head, size_t token) const {
@@ -44,7 +54,8 @@ class DecodeAttention {
   }
   size_t count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const;
   AttentionTile range_result(size_t kv_head, size_t range_idx, size_t token, size_t n_tokens) const;
-  const uint8_t* gather(const HeadKeys& keys, const KvRows& rows, size_t first, size_t n, uint8_t* out) const;
+  const uint8_t* find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
+                           const KvRows* gathered, uint8_t* out) const;
 
   const AttentionPlan& plan_;
   size_t n_threads_;

@@ -14,12 +14,19 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
   EH2O_CHECK(position + q.rows <= plan.shape.max_context, "positions ", position, " to ", position + q.rows,
              " exceed the context of ", plan.shape.max_context);
   DecodeAttention attention(plan, scratch, n_threads);
-  const bool asks_policy = policy != nullptr && window == 0 && policy->chooses_in_decode();
+  const bool has_policy = policy != nullptr && window == 0,
+             asks_policy = has_policy && policy->chooses_in_decode();
+  if (has_policy) prompt.choose(*policy, plan.table, kv, n_prompt);
   // Listed positions last until the next choice; tokens that read ranges wait for the others.
   for (size_t token = 0, first = 0; token < q.rows; ++token) {
     bool is_listed = false;
     for (size_t kv_head = 0; kv_head < plan.shape.heads.n_kv_heads; ++kv_head) {
       const size_t own = position + token;
+      const PromptMemory::Rows* rows = has_policy ? prompt.rows(kv_head) : nullptr;
+      if (rows) {
+        attention.set_memory(token - first, kv_head, *rows, prompt.n_tokens(), own);
+        continue;
+      }
       const MemorySet memory =
           asks_policy ? select(q.row(token), kv, own, kv_head) : MemorySet::all_seen(own, window);
       attention.set_memory(token - first, kv_head, memory, own);

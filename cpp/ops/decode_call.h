@@ -4,6 +4,7 @@
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
 #include "ops/attention_plan.h"
+#include "ops/prompt_memory.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
@@ -15,6 +16,8 @@ namespace edgeh2o {
 struct DecodeCall {
   const AttentionPlan& plan;
   SparsePolicy* policy;  // or null
+  PromptMemory& prompt;  // of the layer
+  size_t n_prompt;       // tokens of the prompt
   size_t first_slot;     // the policy's, of the layer's first KV head
   uint8_t* scratch;      // plan.scratch_bytes(n_threads) bytes, of anything
   size_t n_threads;

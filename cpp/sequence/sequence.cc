@@ -73,6 +73,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
              "; it must be at least 0");
   std::vector<size_t> plan_of_layer;
   plans_ = make_plans(table, layers, *policy_, shape, &plan_of_layer);
+  const PolicyShape told = policy_shape(layers, shape);
   const auto make_layers = [&] {
     layers_.clear();
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -82,7 +83,11 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
             std::make_unique<AttentionState>(table, layers[i], shape.cache_types, shape.max_context, arena_);
       }
       AttentionState* state = own ? own.get() : layers_[i - layers[i].kv_distance].state;
-      layers_.push_back({std::move(own), state, plan_of_layer[i], {}});
+      layers_.push_back({std::move(own),
+                         state,
+                         plan_of_layer[i],
+                         PromptMemory(*policy_, told, i, shape.cache_types, arena_),
+                         {}});
     }
   };
   make_layers();
@@ -91,18 +96,21 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
   tokens_.reserve(shape.max_context);
   ahead_.reserve(shape.batch_size);
   allow_errors();
-  policy_->begin_session(policy_shape(layers, shape));
+  policy_->begin_session(told);
 }
 
 SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vector<AttentionHeads>& layers,
                                        const SparsePolicy& policy, const SequenceShape& shape,
                                        size_t n_threads) {
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
+  const PolicyShape told = policy_shape(layers, shape);
   Arena counter;
-  for (const AttentionHeads& heads : layers) {
-    if (heads.has_own_kv()) AttentionState(table, heads, shape.cache_types, shape.max_context, counter);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].has_own_kv())
+      AttentionState(table, layers[i], shape.cache_types, shape.max_context, counter);
+    PromptMemory(policy, told, i, shape.cache_types, counter);
   }
-  return {counter.used(), most_scratch(plans, n_threads), policy.state_bytes(policy_shape(layers, shape))};
+  return {counter.used(), most_scratch(plans, n_threads), policy.state_bytes(told)};
 }
 
 size_t Sequence::scratch_bytes(size_t n_threads) const { return most_scratch(plans_, n_threads); }
@@ -132,6 +140,11 @@ void Sequence::begin_call() {
 
 void Sequence::check_whole() const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: reset() the session first");
+}
+
+void Sequence::end_prefill(size_t position) {
+  prefill_end_ = position;
+  for (Layer& layer : layers_) layer.prompt.forget();
 }
 
 void Sequence::append_ahead(Span<const int32_t> tokens) {
@@ -172,7 +185,10 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   const size_t everything = first + q.rows;
   const bool is_hopeless = is_guarded && n_repeats_ >= std::max<size_t>(1, layers_.size() / kMaxRepeats);
   uint64_t n_pairs = run(is_hopeless ? everything : window);
-  if (is_hopeless) ++n_dense_reads_;
+  if (is_hopeless) {
+    ++n_dense_reads_;
+    layers_[layer].prompt.read_all(true);
+  }
   if (is_guarded && !is_hopeless) {
     const size_t n_dense = end == PromptEnd::kLater ? 0 : plan.needs.n_dense_tail;
     const MatView<const float> given{out.data, out.rows, out.cols, out.stride};
@@ -184,6 +200,7 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
       error.difference = 0.0;
       ++n_dense_reads_;
       ++n_repeats_;
+      layers_[layer].prompt.read_all(true);  // generated tokens would err as much
     }
     error_left_ -= error.relative();
     layers_[layer].error += error;
@@ -203,9 +220,12 @@ void Sequence::reset() {
   policy_->begin_prompt();
   rewind_layers(0);
   marks_.clear();
-  prefill_end_ = 0;
+  end_prefill(0);
   n_pairs_ = n_pairs_dense_ = 0;
-  for (Layer& layer : layers_) layer.error = {};
+  for (Layer& layer : layers_) {
+    layer.error = {};
+    layer.prompt.read_all(false);
+  }
   n_dense_reads_ = 0;
   allow_errors();
   is_broken_ = false;
@@ -296,6 +316,7 @@ std::vector<uint8_t> Sequence::save_state() const {
   out.put<uint64_t>(n_pairs_);
   for (const Layer& layer : layers_) {
     if (layer.own) layer.own->save(out);
+    if (ends_prompts()) out.put<uint8_t>(layer.prompt.reads_all());
   }
   policy_->save(position(), out);
   return out.bytes();
@@ -306,11 +327,13 @@ void Sequence::load_state(Span<const uint8_t> state) {
   ByteReader in(state);
   try {
     const size_t position = in.take_at_most<uint64_t>(shape_.max_context, "the number of tokens");
-    prefill_end_ = in.take_at_most<uint64_t>(position, "the end of the prompt");
+    end_prefill(in.take_at_most<uint64_t>(position, "the end of the prompt"));
     n_pairs_dense_ = in.take<uint64_t>();
     n_pairs_ = in.take<uint64_t>();
     for (Layer& layer : layers_) {
       if (layer.own) layer.own->load(position, in);
+      if (ends_prompts())
+        layer.prompt.read_all(in.take_at_most<uint8_t>(1, "whether a layer reads all") == 1);
     }
     policy_->load(position, in);
     in.check_end();

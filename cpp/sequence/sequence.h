@@ -42,7 +42,8 @@ struct SequenceShape {
 
 // Bytes by purpose.
 struct SequenceBytes {
-  size_t kv_cache, scratch, policy;  // scratch: of a workspace, for the widest layer
+  size_t kv_cache;         // and what generated tokens read of the prompt, where that is gathered
+  size_t scratch, policy;  // scratch: of a workspace, for the widest layer
 };
 
 class Sequence {
@@ -74,7 +75,8 @@ class Sequence {
   }
   // For generated tokens, which go by the policy, and for the last row of a prompt that reads all it may see.
   DecodeCall decode_call(size_t layer, bool asks_policy, uint8_t* scratch, size_t n_threads) {
-    return {plan(layer), asks_policy ? policy_.get() : nullptr, policy_->shape().first_slots[layer], scratch,
+    return {plan(layer),  asks_policy ? policy_.get() : nullptr, layers_[layer].prompt,
+            prefill_end_, policy_->shape().first_slots[layer],   scratch,
             n_threads};
   }
 
@@ -109,7 +111,7 @@ class Sequence {
   // or be reset before the next.
   void begin_call();
   void end_call() { is_broken_ = false; }
-  void end_prefill(size_t position) { prefill_end_ = position; }
+  void end_prefill(size_t position);
   void check_whole() const;
 
   // Query-key pairs of a prefill call of one layer: computed, summed over KV heads, and what the model
@@ -155,6 +157,7 @@ class Sequence {
     std::unique_ptr<AttentionState> own;  // null where keys and values are another layer's
     AttentionState* state;
     size_t plan;
+    PromptMemory prompt;
     AttentionError error = {};
   };
   struct Mark {
@@ -164,6 +167,7 @@ class Sequence {
 
   void rewind_layers(size_t position);
   void allow_errors();
+  bool ends_prompts() const { return plans_[0].needs.ends_prompts; }
 
   SequenceShape shape_;
   std::shared_ptr<SparsePolicy> policy_;

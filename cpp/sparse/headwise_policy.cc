@@ -20,6 +20,8 @@ const PolicyRegistration kRegistration("headwise", {"budgets"},
                                          options.page_size = settings.count("page_size", options.page_size);
                                          options.max_past = settings.count("max_past", options.max_past);
                                          options.n_tail = settings.count("tail", options.n_tail);
+                                         options.decode_from =
+                                             settings.count("decode_from", options.decode_from);
                                          return std::make_shared<HeadwisePolicy>(options);
                                        });
 
@@ -85,6 +87,7 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   needs.n_dense_tail = options_.n_tail;
   needs.max_scored_memory = *std::max_element(all.begin(), all.end());
   if (needs.max_scored_memory > 0) needs.column_sums = ColumnSums::kJoint;
+  needs.ends_prompts = needs.max_scored_memory > 0 && options_.decode_from <= shape.max_context;
   if (std::find(recall.begin(), recall.end(), true) != recall.end()) {
     needs.max_scored_pages = recall_.max_pages(shape);
   }
@@ -103,6 +106,11 @@ void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
   hitters_.take_buffers(arena, shape, all);
   landmarks_.take_buffers(arena, shape, has_landmarks);
   recall_.take_buffers(arena, shape, recall);
+  max_prompt_positions_ = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    max_prompt_positions_ = std::max(max_prompt_positions_, prompt_positions(shape, i));
+  }
+  prompt_memory_ = arena.take<int32_t>(shape.max_kv_heads * max_prompt_positions_);
 }
 
 size_t HeadwisePolicy::state_bytes(const PolicyShape& shape) const {
@@ -137,8 +145,34 @@ MemorySet HeadwisePolicy::select_memory(size_t slot, const SelectionInput& input
     return full_memory_[slot] = set;
   }
   const size_t budget = std::min(options_.budgets[slot], shape().max_context);
-  MemorySet set = hitters_.select(
-      slot, input, {std::min(options_.n_sinks, budget / 4), std::min(options_.n_local, budget / 2)});
+  MemorySet set = hitters_.select(slot, input, forced(budget));
+  set.synthetic = landmarks_.summarise(slot, input, set);
+  return set;
+}
+
+HeavyHitters::Forced HeadwisePolicy::forced(size_t capacity) const {
+  return {std::min(options_.n_sinks, capacity / 4), std::min(options_.n_local, capacity / 2)};
+}
+
+// The last memory set and the last chunk: all that have scores.
+size_t HeadwisePolicy::prompt_positions(const PolicyShape& shape, size_t slot) const {
+  if (options_.decode_from > shape.max_context || !is_scored(slot)) return 0;
+  return std::min(std::min(options_.budgets[slot], shape.max_context) + shape.chunk_size, shape.max_context);
+}
+
+size_t HeadwisePolicy::prompt_rows(const PolicyShape& shape, size_t slot) const {
+  const size_t n_positions = prompt_positions(shape, slot);
+  return n_positions > 0 ? n_positions + landmarks_.max_rows(shape) : 0;
+}
+
+MemorySet HeadwisePolicy::end_prompt(size_t slot, const SelectionInput& input) {
+  const size_t n_tokens = input.chunk.begin, capacity = prompt_positions(shape(), slot);
+  const bool has_budget = is_scored(slot);  // set_budgets may have taken it away
+  if (!has_budget || n_tokens < options_.decode_from || n_tokens <= capacity) {
+    return MemorySet::all_of({0, n_tokens});
+  }
+  int32_t* positions = prompt_memory_ + shape().slots[slot].kv_head * max_prompt_positions_;
+  MemorySet set = hitters_.peek(slot, input, forced(capacity), capacity, positions);
   set.synthetic = landmarks_.summarise(slot, input, set);
   return set;
 }

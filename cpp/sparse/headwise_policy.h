@@ -24,6 +24,9 @@ struct HeadwiseOptions {
   size_t page_size = 64;        // positions per landmark, 0: none
   size_t max_past = 8192;       // beyond it the cost of a chunk is bounded; 0: no limit
   size_t n_tail = 0;            // last queries of the prompt that read everything
+  // Generated tokens read, of a prompt of this length or more, what its last chunk and the memory sets hold,
+  // and landmarks of the rest; SIZE_MAX: everything.
+  size_t decode_from = SIZE_MAX;
 };
 
 class HeadwisePolicy final : public SparsePolicy {
@@ -43,6 +46,8 @@ class HeadwisePolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  size_t prompt_rows(const PolicyShape& shape, size_t slot) const override;
+  MemorySet end_prompt(size_t slot, const SelectionInput& input) override;
   // Landmarks are made again from the cached rows.
   bool can_be_saved() const override { return true; }
   void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
@@ -57,6 +62,8 @@ class HeadwisePolicy final : public SparsePolicy {
  private:
   std::vector<size_t> capacities(const PolicyShape& shape) const;  // 0: the whole past
   std::vector<bool> recalls(const PolicyShape& shape) const;       // full heads that may need pages
+  size_t prompt_positions(const PolicyShape& shape, size_t slot) const;
+  HeavyHitters::Forced forced(size_t capacity) const;
   void take_buffers(Arena& arena, const PolicyShape& shape);
 
   void check_budgets(const std::vector<size_t>& budgets) const;
@@ -67,6 +74,8 @@ class HeadwisePolicy final : public SparsePolicy {
   PageRecall recall_;
   Arena arena_;
   MemorySet* full_memory_ = nullptr;  // [n_slots] what the latest chunk of a full head read
+  int32_t* prompt_memory_ = nullptr;  // [max_kv_heads][most positions of end_prompt]: layer by layer
+  size_t max_prompt_positions_ = 0;
 };
 
 }  // namespace edgeh2o

@@ -72,11 +72,25 @@ uint64_t HeavyHitters::rank(size_t slot, size_t position, const SelectionInput& 
 
 MemorySet HeavyHitters::select(size_t slot, const SelectionInput& input, const Forced& forced) {
   Slot& state = slots_[slot];
-  EH2O_DASSERT(forced.n_sinks + forced.n_local <= state.capacity);
+  state.n_memory = choose(slot, input, forced, state.capacity, state.memory);
+  state.chunk_begin = input.chunk.begin;
+  return memory(slot);
+}
+
+MemorySet HeavyHitters::peek(size_t slot, const SelectionInput& input, const Forced& forced, size_t capacity,
+                             int32_t* out) const {
+  return MemorySet::list(out, choose(slot, input, forced, capacity, out));
+}
+
+// Writes the positions to `out`, which may be the memory set before: candidates are noted first.
+size_t HeavyHitters::choose(size_t slot, const SelectionInput& input, const Forced& forced, size_t capacity,
+                            int32_t* out) const {
+  const Slot& state = slots_[slot];
+  EH2O_DASSERT(forced.n_sinks + forced.n_local <= capacity);
   const size_t chunk_begin = input.chunk.begin;
   const size_t local_begin = chunk_begin - std::min(forced.n_local, chunk_begin);
   const size_t sinks_end = std::min(forced.n_sinks, local_begin);
-  const size_t n_room = state.capacity - sinks_end - (chunk_begin - local_begin);
+  const size_t n_room = capacity - sinks_end - (chunk_begin - local_begin);
 
   // In ascending order: the old memory lies before the chunk that read it.
   uint64_t* ranks = ranks_ + shape_.slots[slot].kv_head * 2 * shape_.max_context;
@@ -96,7 +110,7 @@ MemorySet HeavyHitters::select(size_t slot, const SelectionInput& input, const F
     lowest = by_rank[n_room - 1];
   }
 
-  int32_t* next = state.memory;
+  int32_t* next = out;
   const auto keep_range = [&next](size_t begin, size_t end) {
     for (size_t position = begin; position < end; ++position) *next++ = static_cast<int32_t>(position);
   };
@@ -105,10 +119,8 @@ MemorySet HeavyHitters::select(size_t slot, const SelectionInput& input, const F
     if (ranks[i] >= lowest) *next++ = static_cast<int32_t>(~static_cast<uint32_t>(ranks[i]));
   }
   keep_range(local_begin, chunk_begin);
-  state.n_memory = static_cast<size_t>(next - state.memory);
-  EH2O_DASSERT(state.n_memory <= state.capacity);
-  state.chunk_begin = chunk_begin;
-  return memory(slot);
+  EH2O_DASSERT(next <= out + capacity);
+  return static_cast<size_t>(next - out);
 }
 
 void HeavyHitters::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {

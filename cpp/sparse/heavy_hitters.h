@@ -41,6 +41,9 @@ class HeavyHitters {
   // The memory set of the chunk: the forced positions, and up to the capacity those candidates that have the
   // highest scores; ties go to the lower position. n_sinks + n_local must not exceed the capacity.
   MemorySet select(size_t slot, const SelectionInput& input, const Forced& forced);
+  // The same with another capacity, written to out [capacity]; the slot stays as it is.
+  MemorySet peek(size_t slot, const SelectionInput& input, const Forced& forced, size_t capacity,
+                 int32_t* out) const;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums);
   void observe_memory(size_t slot, PositionRange chunk, Span<const float> sums);
 
@@ -64,6 +67,8 @@ class HeavyHitters {
   };
 
   float score(const Slot& slot, size_t position) const;
+  size_t choose(size_t slot, const SelectionInput& input, const Forced& forced, size_t capacity,
+                int32_t* out) const;
   uint64_t rank(size_t slot, size_t position, const SelectionInput& input) const;
 
   ScoreRule rule_;

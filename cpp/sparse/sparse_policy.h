@@ -116,6 +116,7 @@ struct PolicyNeeds {
   // What choices look at, all that they get where attention runs on a device. Scores of pages do not count as
   // a look at the queries.
   bool looks_at_past = false, looks_at_queries = false;
+  bool ends_prompts = false;  // end_prompt is asked, and goes by the scores of all chunks of the prompt
 };
 
 // Finds out which pages of past keys a chunk's queries ask for; see PageRecall.
@@ -180,6 +181,16 @@ class SparsePolicy {
   // sums[i]: column sum of the i-th position of the memory set that the chunk read.
   virtual void observe_memory(size_t /*slot*/, PositionRange /*chunk*/, const MemorySet& /*memory*/,
                               Span<const float> /*sums*/) {}
+
+  // What generated tokens read of the prompt, besides all that was generated: asked before the first of them,
+  // if needs() says so, where input.chunk is {n, n} after a prompt of n tokens and there are no queries.
+  // Either {0, n}, or at most prompt_rows(slot) positions and synthetic rows. It must depend on the prompt
+  // alone, and leave its state as it is: it is asked again when a saved prompt is taken up. A slot that has
+  // no prompt_rows is asked by select_decode, token by token.
+  virtual size_t prompt_rows(const PolicyShape& /*shape*/, size_t /*slot*/) const { return 0; }
+  virtual MemorySet end_prompt(size_t /*slot*/, const SelectionInput& input) {
+    return MemorySet::all_of({0, input.chunk.begin});
+  }
 
   // Called once after the choices of every layer of a call, by the calling thread; the one place where a
   // policy may throw.

@@ -111,6 +111,10 @@ class SparseAttentionConfig(ABC):
         """
         return None
 
+    def decoding_densely(self) -> Self:
+        """These settings, where generated tokens read everything."""
+        return self
+
     def holding(self, saved: Mapping[str, Any]) -> Self:
         """These settings with what was looked up when a session was saved, given as ``to_dict``.
 

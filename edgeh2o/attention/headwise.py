@@ -42,6 +42,9 @@ ERROR_OF_DEFAULT_LOSS = 4.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 UNIFORM = "uniform"
+DECODE_ATTENTIONS = ("dense", "headwise")
+# Of a shorter prompt generated tokens read everything: there is little to spare.
+DECODE_FROM = 2048
 # Instead of a file: no table, whether of the cache folder or of the package.
 NO_TABLE = "none"
 
@@ -126,6 +129,14 @@ class HeadwiseConfig(SparseAttentionConfig):
         help="last tokens of the prompt that read everything, as far back as its last logical "
         "batch begins",
     )
+    decode_attention: str = option(
+        "dense",
+        "--decode-attention",
+        help="what generated tokens read of a prompt of "
+        f"{DECODE_FROM:,} tokens or more: dense: all; headwise: what the budgets hold at its end, "
+        "landmarks of the rest, and everything generated since",
+        choices=DECODE_ATTENTIONS,
+    )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
@@ -147,6 +158,11 @@ class HeadwiseConfig(SparseAttentionConfig):
         )
         for name in ("local", "sinks", "landmark_size", "max_past", "tail"):
             check_int(self, name, 0)
+        if self.decode_attention not in DECODE_ATTENTIONS:
+            raise UsageError(
+                "decode_attention (--decode-attention) must be one of "
+                f"{', '.join(DECODE_ATTENTIONS)}, got {self.decode_attention!r:.80}"
+            )
         if not all(budget is None or _is_positive_int(budget) for budget in self.budgets or ()):
             raise UsageError("budgets must be positive integers, or None for the whole past")
 
@@ -230,6 +246,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         from .. import _core
 
         chosen = self.choose_budgets(model)
+        decode = {"decode_from": DECODE_FROM} if self.decode_attention == "headwise" else {}
         return _core.headwise_policy(
             chosen.per_head,
             local=self.local,
@@ -238,6 +255,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             page_size=self.landmark_size,
             max_past=self._max_past(chosen),
             tail=self.tail,
+            **decode,
         )
 
     def _max_past(self, chosen: HeadBudgets) -> int:
@@ -281,6 +299,9 @@ class HeadwiseConfig(SparseAttentionConfig):
             budget_table=None,
             profile=None,
         )
+
+    def decoding_densely(self) -> HeadwiseConfig:
+        return replace(self, decode_attention="dense")
 
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
         budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
@@ -329,7 +350,14 @@ class HeadwiseConfig(SparseAttentionConfig):
             "landmark_size": self.landmark_size,
             "max_past": self.max_past,
             "tail": self.tail,
+            **({} if self.decode_attention == "dense" else {"decode": self.decode_attention}),
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        values = SparseAttentionConfig.to_dict(self)
+        if self.decode_attention == "dense":  # as in session files that know of nothing else
+            del values["decode_attention"]
+        return values
 
 
 def _is_positive_int(value: object) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .evaluation_options import (
     add_evaluation_options,
@@ -12,6 +14,10 @@ from .evaluation_options import (
     print_results,
     read_inputs,
 )
+
+if TYPE_CHECKING:
+    from ..evaluation.perplexity import PerplexityReport
+    from ..llm import LLM
 
 HELP = "compare the predictions of sparse and dense prefill on a text"
 DESCRIPTION = (
@@ -25,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_inputs(parser)
     add_window_options(parser, windows=None)
+    parser.add_argument(
+        "--decode",
+        type=int,
+        metavar="N",
+        help="decode the last N tokens of every window, by --decode-attention and densely, and "
+        "compare these",
+    )
     add_evaluation_options(parser)
 
 
@@ -34,8 +47,19 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..evaluation.perplexity import evaluate_perplexity
 
-    report = evaluate_windows(
-        options, evaluate_perplexity, text, windows=args.windows, skip=args.skip
-    )
+    if args.decode is None:
+        report = evaluate_windows(
+            options, evaluate_perplexity, text, windows=args.windows, skip=args.skip
+        )
+    else:
+        report = evaluate_windows(
+            options, partial(_decode, args.decode), text, windows=args.windows
+        )
     print_results(args.output, report)
     return 0
+
+
+def _decode(n_decoded: int, llm: LLM, text: str, **settings: Any) -> PerplexityReport:
+    from ..evaluation.decoding import evaluate_decoding
+
+    return evaluate_decoding(llm, text, n_decoded, **settings)

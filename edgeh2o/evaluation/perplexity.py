@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +170,16 @@ def summarise_ranges(
     scores: Sequence[TokenScores], context_size: int, skip: int
 ) -> tuple[RangeQuality, ...]:
     """The means of every scored range over windows of ``context_size`` tokens."""
+    return summarise_parts(scores, scored_ranges(context_size, skip))
+
+
+def summarise_parts(
+    scores: Sequence[TokenScores], ranges: Mapping[str, tuple[int, int]]
+) -> tuple[RangeQuality, ...]:
+    """The means of ranges [first, last) of every window, by name."""
     return tuple(
         _summarise(name, join_scores([window.part(first, last) for window in scores]))
-        for name, (first, last) in scored_ranges(context_size, skip).items()
+        for name, (first, last) in ranges.items()
     )
 
 

@@ -194,3 +194,12 @@ def test_settings_from_plain_values() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             make_sparse_attention(settings)
+
+
+def test_decode_attention() -> None:
+    sparse = HeadwiseConfig(decode_attention="headwise")
+    assert sparse.to_dict()["decode_attention"] == "headwise"
+    assert sparse.decoding_densely() == HeadwiseConfig()
+    assert "decode_attention" not in HeadwiseConfig().to_dict()  # as in older session files
+    with pytest.raises(UsageError, match=r"decode_attention \(--decode-attention\) must be one"):
+        HeadwiseConfig(decode_attention="quest")

@@ -38,7 +38,10 @@ class EveryThird:
         return np.arange((chunk[0] + kv_head) % 3, chunk[0], 3, dtype=np.int32)
 
 
-def _policy(attention: str) -> _core.SparsePolicy:
+def _policy(attention: str, n_slots: int) -> _core.SparsePolicy:
+    if attention == "headwise":
+        budgets = [24, None, 50] * n_slots
+        return _core.headwise_policy(budgets[:n_slots], local=8, page_size=16, decode_from=100)
     if attention == "listed":
         return _core.python_policy(EveryThird())
     if attention == "h2o":
@@ -51,9 +54,11 @@ def _load(tiny_model: TinyModelFactory, **options: Any) -> _core.Model:
         return file.load()._core_model
 
 
-def _start(model: _core.Model, attention: str = "dense", **options: Any) -> _core.Sequence:
+def _start(
+    model: _core.Model, attention: str = "dense", n_slots: int = 4, **options: Any
+) -> _core.Sequence:
     sizes = {"max_context": MAX_CONTEXT, "batch_size": 256, "chunk_size": CHUNK_SIZE} | options
-    sequence = _core.Sequence(model, _policy(attention), **sizes)
+    sequence = _core.Sequence(model, _policy(attention, n_slots), **sizes)
     sequence.prefill(random_tokens(N_PROMPT), is_last=True)
     return sequence
 
@@ -92,14 +97,14 @@ def test_equals_single_calls_bit_by_bit(
 
 
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 4), (6, 2), (5, 1), (8, 2)])
-@pytest.mark.parametrize("attention", ["dense", "h2o", "listed"])
+@pytest.mark.parametrize("attention", ["dense", "h2o", "headwise", "listed"])
 def test_equals_single_calls_with_every_group(
     tiny_model: TinyModelFactory, isa: str, attention: str, n_heads: int, n_kv_heads: int
 ) -> None:
     heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "model_dim": 64, "head_dim": 24}
     model = _load(tiny_model, n_layers=1, **heads, ffn_dim=64)
-    _require_equal(model, attention)
-    _require_equal(model, attention, sizes=(4,) * 15)
+    _require_equal(model, attention, n_slots=n_kv_heads)
+    _require_equal(model, attention, sizes=(4,) * 15, n_slots=n_kv_heads)
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -117,7 +122,7 @@ def test_does_not_depend_on_threads(tiny_model: TinyModelFactory) -> None:
         np.testing.assert_array_equal(other, results[0])
 
 
-@pytest.mark.parametrize("attention", ["dense", "h2o"])
+@pytest.mark.parametrize("attention", ["dense", "h2o", "headwise"])
 def test_tokens_that_are_not_accepted_leave_nothing(
     tiny_model: TinyModelFactory, attention: str
 ) -> None:
@@ -200,3 +205,29 @@ def test_whole_past_in_python_equals_no_rule(tiny_model: TinyModelFactory) -> No
         sequence.prefill(random_tokens(N_PROMPT), is_last=True)
         logits.append(_decode_together(sequence, TOKENS, [16, 16, 16]))
     np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("attention", ["dense", "headwise"])
+def test_a_saved_prompt_goes_on_bit_by_bit(tiny_model: TinyModelFactory, attention: str) -> None:
+    """What generated tokens read of it is chosen again, and is the same."""
+    first, second = (_start(_load(tiny_model), attention) for _ in range(2))
+    _decode_singly(first, TOKENS[:20])
+    second.load_state(first.save_state(), first.token_ids)
+    for rows, copy in zip(first.cached_rows(), second.cached_rows(), strict=True):
+        copy[:] = rows
+    np.testing.assert_array_equal(
+        _decode_singly(second, TOKENS[20:40]), _decode_singly(first, TOKENS[20:40])
+    )
+    first.rewind(N_PROMPT + 3)
+    second.rewind(N_PROMPT + 3)
+    np.testing.assert_array_equal(
+        _decode_singly(second, TOKENS[:9]), _decode_together(first, TOKENS[:9], [4, 5])
+    )
+
+
+def test_headwise_decode_reads_less(tiny_model: TinyModelFactory) -> None:
+    model = _load(tiny_model)
+    dense, sparse = (_start(model, name) for name in ("dense", "headwise"))
+    assert sparse.memory_bytes["kv_cache"] > dense.memory_bytes["kv_cache"]
+    logits = [_decode_singly(sequence, TOKENS[:4]) for sequence in (dense, sparse)]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3

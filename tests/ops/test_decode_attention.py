@@ -1,4 +1,4 @@
-"""Decode: full attention of one token over the cache."""
+"""Decode: attention of one token to the cache, or to what a policy holds of the prompt."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from edgeh2o import _core
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
 from tests.reference.cached_rows import DECODE_ATOL, stored
 from tests.reference.dense import causal_attention
+from tests.reference.headwise import HeadwiseLayer
 from tests.reference.qkv import random_qkv
 from tests.sparse.policies import POLICIES, PolicyCase
 
@@ -59,8 +60,52 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
     np.testing.assert_allclose(output, expected, rtol=0, atol=DECODE_ATOL[cache_type])
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"page_size": 0}, {"local": 60, "sinks": 0}, {"tail": 20}, {"max_past": 40}]
+)
+@pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
+def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, int]) -> None:
+    """And what was generated since; several calls, and prompts on prompts."""
+    budgets = (13, 40, None)
+    settings = {"local": 8, "sinks": 3, "page_size": 16, "decode_from": 250} | options
+    shape = Shape(n_kv_heads=3, group=3, head_dim=32)
+    qkv = tuple(
+        a.astype(np.float16).astype(np.float64) for a in random_qkv(6, n_tokens=640, **shape.heads)
+    )
+    attention = make_attention(
+        _core.headwise_policy(list(budgets), **settings),
+        shape,
+        chunk_size=64,
+        max_context=640,
+        cache_type=cache_type,
+    )
+    oracle = HeadwiseLayer(
+        chunk_size=64, budgets=budgets, store=lambda rows: stored(rows, cache_type), **settings
+    )
+    # A mean that lies at a rounding boundary of the cache may fall on either side.
+    atol = 3 * DECODE_ATOL[cache_type]
+    stores = [lambda a: a, *2 * [lambda a: stored(a, cache_type)]]
+    cached = [store(a) for store, a in zip(stores, qkv, strict=True)]
+    begin, reads_less = 0, []
+    for n_prompt, n_decoded in [(200, 5), (80, 3), (200, 6)]:  # the first prompt is too short
+        end = begin + n_prompt
+        prefill(attention, tuple(a[:, begin:end] for a in qkv), stays_open=True)
+        oracle.prefill(*(a[:, begin:end] for a in cached), is_last=True)
+        for position in range(end, end + n_decoded):
+            expected = oracle.decode(*(a[:, position : position + 1] for a in cached))
+            output = decode(attention, qkv, position)
+            np.testing.assert_allclose(output, expected, rtol=0, atol=atol)
+        whole = causal_attention(
+            cached[0][:, position : position + 1],
+            *(a[:, : position + 1] for a in cached[1:]),
+        )
+        reads_less.append(float(np.abs(expected - whole).max()) > 1e-3)
+        begin = end + n_decoded
+    assert reads_less == [False, True, True]
+
+
 @pytest.mark.parametrize("case", POLICIES, ids=str)
-def test_after_sparse_prefill_every_position_is_read(case: PolicyCase) -> None:
+def test_after_sparse_prefill_tokens_read_what_the_policy_says(case: PolicyCase) -> None:
     shape = Shape()
     qkv = random_qkv(3, n_tokens=201, **shape.heads)
     attention = make_attention(case.make_policy(), shape, chunk_size=64, max_context=201)

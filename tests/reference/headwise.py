@@ -26,11 +26,14 @@ page's keys, u_ip = scale (max(q_i, 0) . k_max + min(q_i, 0) . k_min) bounds the
 there; a page's score is the sum over the chunk's queries and the heads of the group of
 softmax_p(u_ip)^2, over the pages that are neither of the first nor of the last. The rest gets
 landmarks.
+Decode: after a prompt of N >= `decode_from` tokens, whose last chunk then adds to the scores too, a
+generated token reads what a chunk at N would with b + S positions instead of b, S the chunk
+size, and all positions from N on; everything if N <= b + S, or b is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +147,8 @@ def score_pages(
 class HeadwiseLayer(CachedLayer):
     """One layer during one prompt; same face as H2OLayer.
 
+    store: rounds the landmarks that decode keeps, [n, d].
+
     Attributes:
         budgets: b of every KV head.
         chunks: one record per chunk.
@@ -160,6 +165,8 @@ class HeadwiseLayer(CachedLayer):
         page_size: int = 64,
         max_past: int = 8192,
         tail: int = 0,
+        decode_from: int | None = None,
+        store: Callable[[Array], Array] = np.asarray,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
@@ -171,6 +178,9 @@ class HeadwiseLayer(CachedLayer):
         self._page_size = page_size
         self._max_past = max_past
         self._tail = tail
+        self._decode_from = decode_from
+        self._store = store
+        self._n_prompt = 0
         self._column_sums = ColumnSums(decay=decay)
         self.chunks: list[HeadwiseRecord] = []
 
@@ -187,13 +197,56 @@ class HeadwiseLayer(CachedLayer):
                 q[:, start:stop],
                 first + start,
                 first + stop,
-                is_scored=not (is_last and stop == n_sparse),
+                is_scored=self._decode_from is not None or not (is_last and stop == n_sparse),
             )
             for start, stop in chunk_bounds(n_sparse, chunk_size=self._chunk_size)
         ]
         if n_sparse < q.shape[1]:
             parts.append(self.read_all(q[:, n_sparse:]))
+        self._n_prompt = self.k.shape[1]
         return np.concatenate(parts, axis=1)
+
+    def decode(self, q: Array, k: Array, v: Array) -> Array:
+        """Output [n_heads, 1, d] of one token."""
+        if self._decode_from is None or self._n_prompt < self._decode_from:
+            return super().decode(q, k, v)
+        position = self.append(k, v)
+        own = np.arange(self._n_prompt, position + 1)
+        outputs = []
+        for head, queries in enumerate(group_queries(q, self.k.shape[0])):
+            members, marks = self.prompt_memory(head)
+            positions = np.concatenate([members, own])
+            state, _ = attend(
+                queries,
+                np.concatenate([self.k[head][positions], self._store(marks.keys)]),
+                np.concatenate([self.v[head][positions], self._store(marks.values)]),
+                scale=q.shape[-1] ** -0.5 if self.scale is None else self.scale,
+                soft_cap=self.soft_cap,
+                biases=np.concatenate([np.zeros(len(positions)), np.log(marks.counts)]),
+            )
+            outputs.append(state.o)
+        return np.concatenate(outputs)
+
+    def prompt_memory(self, head: int) -> tuple[Positions, Landmarks]:
+        """What generated tokens read of the prompt."""
+        n, budget = self._n_prompt, self.budgets[head]
+        rows = self.k[head], self.v[head]
+        if budget is None or n <= budget + self._chunk_size:
+            return np.arange(n), make_landmarks(*rows, np.arange(n), n, page_size=0)
+        capacity = budget + self._chunk_size
+        sinks, local = min(self._sinks, capacity // 4), min(self._local, capacity // 2)
+        last = self.chunks[-1]
+        members, _ = select_memory(
+            self._column_sums.means(head),
+            last.memory[head],
+            (last.start, n),
+            local=local,
+            heavy=capacity - local - sinks,
+            sinks=sinks,
+        )
+        return members, make_landmarks(
+            *rows, members, n, page_size=self._page_size, n_fine=self._max_past
+        )
 
     def _recall(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:
         """What a head with a long past reads for `queries` [group, n, d], and the margin."""

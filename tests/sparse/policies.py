@@ -30,6 +30,7 @@ class PolicyCase:
         budgets: positions of a full memory set, per KV head; None for the whole past.
         has_landmarks: a chunk reads more than itself and the memory set.
         max_past: where the past of a head without a budget begins to be cut.
+        decodes_all: generated tokens read everything.
     """
 
     name: str
@@ -38,6 +39,7 @@ class PolicyCase:
     budgets: tuple[int | None, ...]
     has_landmarks: bool = False
     max_past: int = 10**9
+    decodes_all: bool = True
 
     def make_policy(self, n_layers: int = 1) -> _core.SparsePolicy:
         return self.make_policy_for(n_layers)
@@ -57,7 +59,7 @@ def h2o_case(local: int, heavy: int, **options: Any) -> PolicyCase:
 
 
 def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
-    """options: local, sinks, decay, page_size and max_past."""
+    """options: local, sinks, decay, page_size, max_past and decode_from."""
     return PolicyCase(
         "-".join(["headwise", *map(str, budgets), *(f"{k}={v}" for k, v in options.items())]),
         lambda n_layers: _core.headwise_policy(list(budgets) * n_layers, **options),
@@ -65,6 +67,7 @@ def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
         budgets,
         has_landmarks=options.get("page_size") != 0,
         max_past=options.get("max_past", 10**9),
+        decodes_all="decode_from" not in options,
     )
 
 
@@ -81,6 +84,7 @@ HEADWISE = [
     headwise_case(1, 100, local=20, page_size=10),
     headwise_case(7, 40, local=4, sinks=0, decay=1.0, page_size=0),
     headwise_case(24, None, local=8, sinks=3, page_size=32, max_past=70),
+    headwise_case(24, None, local=8, sinks=3, page_size=16, decode_from=64),
 ]
 POLICIES = [
     DENSE,

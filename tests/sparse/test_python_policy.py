@@ -346,3 +346,73 @@ def test_a_rule_that_fails_in_decode_says_where() -> None:
     prefill(attention, qkv, ends=(S,))
     with pytest.raises(UsageError, match=r"select_decode.*layer 0, KV head 0.*must ascend"):
         decode(attention, qkv, S)
+
+
+class HoldsSome:
+    """Of a prompt: every third position and one row that stands for the rest; nothing in head 1."""
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    def select_memory(self, layer: int, kv_head: int, chunk: tuple[int, int], *_: Array) -> Array:
+        return np.arange(chunk[0])
+
+    def end_prompt(
+        self, layer: int, kv_head: int, n_tokens: int, k: Array, v: Array
+    ) -> tuple[Array, Array, Array, Array] | Array:
+        assert k.shape == v.shape == (n_tokens, SHAPE.head_dim)
+        self.n_asked += 1
+        if kv_head == 1:
+            return np.arange(0)
+        mean = k.mean(axis=0, keepdims=True), v.mean(axis=0, keepdims=True)
+        return np.arange(kv_head, n_tokens, 3), *mean, np.log([n_tokens / 2])
+
+
+def test_generated_tokens_read_what_the_end_of_the_prompt_said() -> None:
+    n_prompt, n_all = 800, 810  # more than one range of rows
+    q, k, v = qkv = random_qkv(10, n_tokens=n_all, **SHAPE.heads)
+    rule = HoldsSome()
+    attention = make_attention(_core.python_policy(rule), SHAPE, chunk_size=S, max_context=n_all)
+    prefill(attention, qkv, ends=(n_prompt,))
+    assert rule.n_asked == 0
+    for position in range(n_prompt, n_all):
+        output = decode(attention, qkv, position)
+        for head in range(SHAPE.n_heads):
+            kv_head = head // SHAPE.group
+            read = np.arange(n_prompt, position + 1)
+            keys, values, biases = k[kv_head, read], v[kv_head, read], np.zeros(len(read))
+            if kv_head != 1:
+                held = np.arange(kv_head, n_prompt, 3)
+                prompt = slice(0, n_prompt)
+                keys = np.concatenate([keys, k[kv_head, held], [k[kv_head, prompt].mean(axis=0)]])
+                values = np.concatenate(
+                    [values, v[kv_head, held], [v[kv_head, prompt].mean(axis=0)]]
+                )
+                biases = np.concatenate([biases, np.zeros(len(held)), np.log([n_prompt / 2])])
+            logits = keys @ q[head, position] * SHAPE.head_dim**-0.5 + biases
+            weights = np.exp(logits - logits.max())
+            expected = weights / weights.sum() @ values
+            np.testing.assert_allclose(output[head, 0], expected, **CLOSE)
+    assert rule.n_asked == SHAPE.n_kv_heads
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([5, 3], "must ascend"),
+        ([S], "is not before the chunk"),
+        ((np.arange(S), np.zeros((1, 16)), np.zeros((1, 16)), [0.0]), "more than the 32 tokens"),
+    ],
+)
+def test_an_answer_about_the_prompt_that_cannot_be_used(answer: object, message: str) -> None:
+    class Failing(HoldsSome):
+        def end_prompt(self, *_: object) -> object:
+            return answer
+
+    attention = make_attention(
+        _core.python_policy(Failing()), SHAPE, chunk_size=S, max_context=N_TOKENS
+    )
+    qkv = random_qkv(9, n_tokens=S + 1, **SHAPE.heads)
+    prefill(attention, qkv, ends=(S,))
+    with pytest.raises(UsageError, match=rf"end_prompt.*layer 0, KV head.*{message}"):
+        decode(attention, qkv, S)

@@ -344,9 +344,13 @@ void check_attention_rows(const KernelTable& table, Check& check) {
         TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
         if (k_type == CacheType::kQ8_0) test.query_error = kIntegerUnit;  // queries are within +-1
         if (v_type == CacheType::kQ8_0) test.key_error = kIntegerUnit * 128 * v.largest_scale;
-        table.attention_rows_f32(k_type, v_type, test.tile, k.bytes.data(), v.bytes.data(), n_keys, 0);
-        for (size_t row = 0; row < n_rows; ++row)
-          test.check_row(check, row, n_keys, k.values, v.values, nullptr);
+        const std::vector<float> biases = random.uniform_vector(n_keys, 0, 4);
+        for (const float* added : {static_cast<const float*>(nullptr), biases.data()}) {
+          table.attention_rows_f32(k_type, v_type, test.tile, k.bytes.data(), v.bytes.data(), n_keys, added,
+                                   0);
+          for (size_t row = 0; row < n_rows; ++row)
+            test.check_row(check, row, n_keys, k.values, v.values, added);
+        }
       }
     }
   });
@@ -364,7 +368,7 @@ void check_attention_rows_not_finite(const KernelTable& table, Check& check) {
       block[2] = 0;
       TestTile<AttentionPrecision::kF32> test(table, 2, 2, kDim, kKeys, 1, random);
       table.attention_rows_f32(CacheType::kQ8_0, CacheType::kQ8_0, test.tile, k.bytes.data(), v.bytes.data(),
-                               kKeys, 0);
+                               kKeys, nullptr, 0);
       for (size_t row = 0; row < 2; ++row) {
         // Of a key, at least the sum of weights, by which outputs are divided.
         const float value = is_key ? test.l[row] : test.o[row * test.tile.o_stride + 40];

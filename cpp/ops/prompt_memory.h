@@ -1,0 +1,54 @@
+// What generated tokens read of a prompt in one layer, where the policy names a part of it: copies of the
+// named rows, and the synthetic ones, one after another per KV head. They are gathered once per prompt, so
+// that every generated token reads them as a stream.
+#pragma once
+
+#include "base/arena.h"
+#include "base/kv_rows.h"
+#include "isa/kernel_table.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+class PromptMemory {
+ public:
+  // Of one KV head, in the types of the cache.
+  struct Rows {
+    KvRows k, v;
+    float* biases = nullptr;  // [capacity] natural logarithms added to the logits
+    size_t capacity = 0, n_rows = 0;
+    bool is_chosen = false;  // else the whole prompt is read
+  };
+
+  // Takes its memory from the arena, which may still be counting. heads: of the layer's KV heads.
+  PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer, CacheTypes types,
+               Arena& arena);
+
+  // There is another prompt.
+  void forget() { is_current_ = false; }
+  // Of the prompts from now on everything is read, because the policy has not seen, or has not served, all of
+  // what it would choose from; and whether that is so.
+  void read_all(bool reads_all) { reads_all_ = reads_all; }
+  bool reads_all() const { return reads_all_; }
+
+  // Asks the policy for what is read of a prompt of n_tokens, unless that is known. kv: the layer's cache.
+  void choose(SparsePolicy& policy, const KernelTable& table, const LayerKv& kv, size_t n_tokens);
+
+  // After `choose`: the rows of a KV head, null if it reads the whole prompt.
+  const Rows* rows(size_t kv_head) const {
+    return is_current_ && !reads_all_ && rows_[kv_head].is_chosen ? &rows_[kv_head] : nullptr;
+  }
+  size_t n_tokens() const { return n_tokens_; }
+
+ private:
+  void gather(const KernelTable& table, const LayerKv& kv, size_t kv_head, const MemorySet& set);
+
+  size_t first_slot_, n_kv_heads_;
+  Rows* rows_ = nullptr;  // [n_kv_heads]
+  bool is_used_ = false;  // a KV head has a capacity
+  bool is_current_ = false;
+  bool reads_all_ = false;
+  size_t n_tokens_ = 0;
+};
+
+}  // namespace edgeh2o

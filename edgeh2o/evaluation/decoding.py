@@ -1,0 +1,110 @@
+"""What a rule for generated tokens costs: the end of a text, decoded token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .comparison import TokenScores, compare_logits, join_scores
+from .perplexity import PerplexityReport, RangeQuality, summarise_parts
+from .progress import Progress
+from .reading import prefill_prompt
+from .windows import DEFAULT_CONTEXT, cut_windows
+
+if TYPE_CHECKING:
+    from ..engine.session import OnProgress
+    from ..llm import LLM
+    from ..runners.base import BatchRunner, Runner
+
+MIN_DECODED = 4
+
+
+def evaluate_decoding(
+    llm: LLM,
+    text: str,
+    n_decoded: int,
+    *,
+    context_size: int = DEFAULT_CONTEXT,
+    windows: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> PerplexityReport:
+    """Compares what ``llm`` decodes with its own dense decode after the same sparse prefill.
+
+    Of every window of ``context_size`` tokens the last ``n_decoded`` are decoded, the true ones
+    whatever is predicted; the others are the prompt. Raises UsageError for an attention whose
+    decode is dense, and for windows that do not fit, ResourceError where memory does not suffice.
+    """
+    if not MIN_DECODED <= n_decoded < context_size:
+        raise UsageError(
+            f"the tokens to decode (--decode) must be at least {MIN_DECODED} and less than the "
+            f"{context_size} of a window, got {n_decoded}"
+        )
+    dense_attention = llm.attention.decoding_densely()
+    if dense_attention == llm.attention:
+        raise UsageError(
+            "this attention decodes densely: there is nothing to compare; use "
+            "--decode-attention headwise"
+        )
+    tokens = cut_windows(llm, text, context_size, windows)
+    llm.profile_budgets(tokens[0])
+    dense_attention = llm.attention.decoding_densely()
+    runners = [llm.start_runner(context_size, attention=a) for a in (dense_attention, None)]
+    progress = Progress(on_progress, 2 * tokens.size)
+    pairs_computed, pairs_dense, scores = 0, 0, []
+    for window in tokens:
+        prompt, rest = np.split(window, [context_size - n_decoded])
+        for runner in runners:
+            prefill_prompt(runner, prompt)
+            progress.advance(len(prompt))
+        parts = []
+        for first, dense, sparse in _decode_together(runners, rest[:-1]):
+            parts.append(compare_logits(dense, sparse, rest[first + 1 : first + 1 + len(dense)]))
+            progress.advance(2 * len(dense))
+        scores.append(join_scores(parts))
+        progress.advance(2)
+        pairs_computed += runners[1].pairs_computed
+        pairs_dense += runners[1].pairs_dense
+    return PerplexityReport(
+        model=llm.model_path.name,
+        attention=llm.attention.report(llm.config),
+        chunk_size=runners[1].chunk_size,
+        context=context_size,
+        n_windows=len(tokens),
+        pairs_computed=pairs_computed,
+        pairs_dense=pairs_dense,
+        ranges=_summarise(scores),
+        windows=tuple(_summarise([window]) for window in scores),
+    )
+
+
+def _summarise(scores: list[TokenScores]) -> tuple[RangeQuality, ...]:
+    n_scored = len(scores[0])
+    half = n_scored // 2
+    return summarise_parts(
+        scores, {"decoded": (0, n_scored), "first half": (0, half), "second half": (half, n_scored)}
+    )
+
+
+def _decode_together(
+    runners: list[Runner], tokens: NDArray[np.int32]
+) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
+    """Index of a block, and its logits [n, vocab_size] of both runners."""
+    step = min(runner.max_decode_tokens for runner in runners)
+    for first in range(0, len(tokens), step):
+        block = tokens[first : first + step]
+        dense, sparse = (decode_block(runner, block) for runner in runners)
+        yield first, dense, sparse
+
+
+def decode_block(runner: Runner, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Appends ``tokens`` [n], at most ``max_decode_tokens``; logits [n, vocab_size] after each."""
+    if len(tokens) == 1:
+        return runner.decode(int(tokens[0]))[None]
+    together = cast("BatchRunner", runner)
+    logits = together.decode_batch(tokens)
+    together.accept(len(tokens) - 1)
+    return logits
