@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from .segments import Segment
 Chunk = dict[str, Any]
 
 
-class AnswerFormat:
+class AnswerFormat(ABC):
     """One answer: its id and time, and what has been said of it so far."""
 
     prefix: str
@@ -50,9 +51,9 @@ class AnswerFormat:
         """The first chunks of a stream."""
         yield from ()
 
+    @abstractmethod
     def pieces(self, piece: Piece) -> Iterator[Chunk]:
         """The chunks of what has become certain."""
-        raise NotImplementedError
 
     def end(self, finished: Finished) -> Iterator[Chunk]:
         """The last chunks."""
@@ -60,8 +61,8 @@ class AnswerFormat:
         if self._include_usage:
             yield self.chunk(None) | {"usage": usage_of(finished.stats)}
 
-    def _last_choice(self, finish_reason: str) -> Mapping[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _last_choice(self, finish_reason: str) -> Mapping[str, Any]: ...
 
     def whole(self, pieces: Sequence[Piece], finished: Finished) -> Chunk:
         """The answer in one object."""
@@ -73,10 +74,10 @@ class AnswerFormat:
             "timings": timings(finished),
         }
 
+    @abstractmethod
     def _whole_choice(
         self, segments: Sequence[Segment], records: Sequence[TokenRecord], finish_reason: str
-    ) -> Mapping[str, Any]:
-        raise NotImplementedError
+    ) -> Mapping[str, Any]: ...
 
 
 class ChatFormat(AnswerFormat):
