@@ -7,17 +7,17 @@ with full attention, as ``edgeh2o run`` does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
 from ..errors import UsageError
 from .progress import Progress
 from .reading import prefill_prompt, score_answer, split_answer
-from .reporting import format_count, format_estimate, markdown_table
+from .reporting import format_estimate, markdown_table
+from .seeded_report import SeededReport
 from .tasks import TASKS, LongTask, make_task
 from .windows import DEFAULT_CONTEXT
 
@@ -53,38 +53,20 @@ class TaskQuality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
+class TaskReport(SeededReport):
     """``tasks`` in the order they were asked for; ``keys_per_query`` over all their texts."""
 
-    model: str
-    attention: dict[str, Any]
-    context: int
-    seeds: tuple[int, ...]
-    keys_per_query: float
-    tasks: tuple[TaskQuality, ...]
+    text_name: ClassVar[str] = "text"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name, fit for JSON."""
-        return asdict(self)
+    tasks: tuple[TaskQuality, ...]
 
     def to_records(self) -> list[dict[str, Any]]:
         """One flat record per task, fit for CSV."""
-        shared = {
-            "model": self.model,
-            "attention": describe_settings(self.attention),
-            "context": self.context,
-            "texts": len(self.seeds),
-            "keys_per_query": self.keys_per_query,
-        }
-        return [shared | asdict(task) for task in self.tasks]
+        return self._records_of(self.tasks)
 
     def format_text(self) -> str:
         """A heading and a table for a terminal, without a final newline."""
-        heading = (
-            f"{self.model}: {format_count(len(self.seeds), 'text')} of {self.context:,} tokens "
-            f"for each task\n{describe_settings(self.attention)}: "
-            f"{self.keys_per_query:,.0f} keys per query"
-        )
+        heading = self._heading("for each task")
         rows = [
             [
                 task.task,

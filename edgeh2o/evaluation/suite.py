@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
 from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer
 from .long_texts import KINDS, make_window
 from .progress import Progress
-from .reporting import format_count, format_estimate, markdown_table
+from .reporting import format_estimate, markdown_table
+from .seeded_report import SeededReport
 from .windows import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -44,38 +44,20 @@ class KindQuality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteReport:
+class SuiteReport(SeededReport):
     """``kinds`` in the order they were asked for; ``keys_per_query`` over all their windows."""
 
-    model: str
-    attention: dict[str, Any]
-    context: int
-    seeds: tuple[int, ...]
-    keys_per_query: float
-    kinds: tuple[KindQuality, ...]
+    text_name: ClassVar[str] = "window"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values by field name, fit for JSON."""
-        return asdict(self)
+    kinds: tuple[KindQuality, ...]
 
     def to_records(self) -> list[dict[str, Any]]:
         """One flat record per kind, fit for CSV."""
-        shared = {
-            "model": self.model,
-            "attention": describe_settings(self.attention),
-            "context": self.context,
-            "windows": len(self.seeds),
-            "keys_per_query": self.keys_per_query,
-        }
-        return [shared | asdict(kind) for kind in self.kinds]
+        return self._records_of(self.kinds)
 
     def format_text(self) -> str:
         """A heading and a table for a terminal, without a final newline."""
-        heading = (
-            f"{self.model}: {format_count(len(self.seeds), 'window')} of {self.context:,} tokens "
-            f"of each kind, the last quarter scored\n{describe_settings(self.attention)}: "
-            f"{self.keys_per_query:,.0f} keys per query"
-        )
+        heading = self._heading("of each kind, the last quarter scored")
         header = ["text", "count", "dense perplexity", "loss %", "KL(dense, sparse)"]
         rows = [
             [
