@@ -169,6 +169,8 @@ def _change_rope(
     reason = None
     if _is_rope_off(gguf, spec):
         reason = "it has no rotary embedding"
+    elif rope.scaling in ("linear", "yarn") and changed.rope_scaling.factor == 1.0:
+        reason = f"--rope-scaling {rope.scaling} needs --rope-scale, by what factor"
     elif shape.rope_scaling.kind == "longrope" and rope.to_dict().keys() - {"freq_base"}:
         reason = "its frequencies are stretched by tables of its own (LongRoPE)"
     elif any(layer.window for layer in shape.layers) and attention_factor(

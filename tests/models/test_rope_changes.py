@@ -105,6 +105,7 @@ def test_windows_keep_what_the_file_says(tiny_model: TinyModelFactory) -> None:
     ("architecture", "options", "rope", "problem"),
     [
         ("gemma2", {}, YARN, "sliding window would change too; use --rope-scaling linear"),
+        ("llama", {}, RopeConfig(scaling="yarn"), "yarn needs --rope-scale"),
         (
             "phi3",
             {"rope_scaling": "longrope", "original_context": 64},
