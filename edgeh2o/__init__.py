@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .attention.h2o import H2OConfig as H2OConfig
     from .attention.headwise import HeadwiseConfig as HeadwiseConfig
     from .config import PrefillConfig as PrefillConfig
+    from .config import RopeConfig as RopeConfig
     from .config import SamplingParams as SamplingParams
     from .engine.generate import GenerationChunk as GenerationChunk
     from .engine.results import GenerationResult as GenerationResult
@@ -64,6 +65,7 @@ _HOMES = {
     "LLM": "llm",
     "PrefillConfig": "config",
     "ResourceError": "errors",
+    "RopeConfig": "config",
     "SamplingParams": "config",
     "SparseAttentionConfig": "attention.base",
     "UsageError": "errors",

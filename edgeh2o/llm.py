@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
-from .config import PrefillConfig, RuntimeConfig, SamplingParams
+from .config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig, SamplingParams
 from .engine.opening import load_session
 from .model_config import ModelConfig
 
@@ -30,17 +30,16 @@ class LLM:
     """A loaded model that answers one prompt at a time.
 
     ``model`` is the path of a GGUF file or of the folder of an ONNX model, or the name of a known
-    model, which is fetched when it is missing. ``attention`` is the rule of the prefill:
-    ``HeadwiseConfig``, ``H2OConfig``, ``DenseConfig``, a name such as ``"dense"`` or a mapping
-    such as ``{"algorithm": "h2o", "local": 256}``. ``context_size``, ``threads``, ``isa``,
-    ``cache_type``, ``cache_type_k``, ``cache_type_v``, ``attention_precision``, ``check_tensors``
-    and ``device`` are those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams``
-    has none; ``chat_template`` (jinja2) takes the place of the model's own, and
-    ``chat_template_kwargs`` are variables of it such as ``{"enable_thinking": False}``.
-    ``on_progress(stage, done, total)`` is called in the stages "load" (bytes) and "prefill"
-    (tokens), ``check(session)`` with the engine's session while the weights are read: what it
-    raises ends that. Raises UsageError for a bad option, FormatError for a bad file, and
-    ResourceError, before anything large is allocated, for what does not fit in memory.
+    model, fetched if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``,
+    ``H2OConfig``, ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o",
+    "local": 256}``. ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``,
+    ``cache_type_v``, ``attention_precision``, ``check_tensors``, ``device`` and ``rope`` are those
+    of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
+    (jinja2) takes the place of the model's own, with ``chat_template_kwargs`` as variables:
+    ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
+    "load" (bytes) and "prefill" (tokens), ``check(session)`` with the engine's session while the
+    weights are read: what it raises ends that. Raises UsageError for a bad option, FormatError for
+    a bad file, and ResourceError, before large allocations, for what does not fit in memory.
     """
 
     def __init__(
@@ -59,27 +58,28 @@ class LLM:
         attention_precision: str = "auto",
         check_tensors: bool = False,
         device: str = "auto",
+        rope: RopeConfig = ROPE_OF_FILE,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
         check: Callable[[Session], None] | None = None,
     ) -> None:
-        runtime = RuntimeConfig(
-            context_size=context_size,
-            threads=threads,
-            isa=isa,
-            cache_type=cache_type,
-            cache_type_k=cache_type_k,
-            cache_type_v=cache_type_v,
-            attention_precision=attention_precision,
-            check_tensors=check_tensors,
-            device=device,
-        )
         self._session = session = load_session(
             model,
             make_sparse_attention(attention),
             prefill or PrefillConfig(),
-            runtime,
+            RuntimeConfig(
+                context_size=context_size,
+                threads=threads,
+                isa=isa,
+                cache_type=cache_type,
+                cache_type_k=cache_type_k,
+                cache_type_v=cache_type_v,
+                attention_precision=attention_precision,
+                check_tensors=check_tensors,
+                device=device,
+                rope=rope,
+            ),
             seed=SamplingParams(seed=seed).seed,
             template=chat_template,
             variables=chat_template_kwargs,
@@ -89,7 +89,7 @@ class LLM:
         self.model_path, self.load_s = session.path, session.load_s
         self.weight_bytes, plan = session.model.weight_bytes, session.plan
         self.prefill, self.chunk_size, self.threads = plan.prefill, plan.chunk_size, plan.threads
-        self.isa, self.cache_type, self.device = plan.isa, plan.cache_type, plan.device
+        self.isa, self.device, self.cache_type = plan.isa, plan.device, plan.cache_type
         self.attention_precision = plan.precision
 
     def __enter__(self) -> LLM:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RopeConfig, RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
 
 
@@ -56,6 +56,12 @@ from edgeh2o.errors import UsageError
         (RuntimeConfig, {"isa": ""}, r"--isa.*empty"),
         (RuntimeConfig, {"cache_type": "q3"}, r"--cache-type.*one of f16, .*got 'q3'"),
         (RuntimeConfig, {"cache_type_v": "q3"}, r"--cache-type-v.*one of f16, .*got 'q3'"),
+        (RopeConfig, {"scaling": "ntk"}, r"--rope-scaling.*one of none, linear, yarn, got 'ntk'"),
+        (RopeConfig, {"scale": 0}, r"--rope-scale.*above 0.001 and below 1e\+06, got 0; leave"),
+        (RopeConfig, {"freq_base": float("nan")}, r"--rope-freq-base.*got nan"),
+        (RopeConfig, {"original_context": 0}, r"--yarn-orig-ctx.*got 0"),
+        (RopeConfig, {"scale": 2, "freq_scale": 0.5}, r"inverse of --rope-scale; give one"),
+        (RopeConfig, {"scaling": "none", "scale": 2}, r"none stretches nothing; leave"),
         (
             RuntimeConfig,
             {"attention_precision": "f8"},

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kinds",
         type=list_of(str),
         metavar="LIST",
-        help="kinds of text: prose, code, dialogue, facts, copied-prose, copied-code, pairs "
-        "(default: all)",
+        help="kinds of text: prose, code, dialogue, facts, copied-prose, copied-code, pairs, "
+        "table (default: all)",
     )
     parser.add_argument(
         "--tasks",

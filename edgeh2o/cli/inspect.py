@@ -87,8 +87,10 @@ def _report_gguf(
     from ..runners.weight_loading import mapped_bytes
     from ..tokenizer import build_tokenizer
 
+    read_shape = partial(read_model, gguf, options.runtime.rope)
+
     def estimate_memory() -> dict[str, Any]:
-        config, bindings = read_model(gguf)
+        config, bindings = read_shape()
         ordinal = choose_device(options.runtime.device)
         if ordinal is not None:
             return _describe_device_memory(config, bindings, options, ordinal)
@@ -110,7 +112,7 @@ def _report_gguf(
         **({"tensor_list": _list_tensors(gguf)} if lists_tensors else {}),
         "tokenizer": _try(lambda: _describe_tokenizer(read_tokenizer())),
         "chat_template": _try(lambda: _render(template, read_tokenizer())),
-        "attention": _try(lambda: _describe_attention(read_model(gguf)[0], options)),
+        "attention": _try(lambda: _describe_attention(read_shape()[0], options)),
         "memory_bytes": _try(estimate_memory),
     }
 

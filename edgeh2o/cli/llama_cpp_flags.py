@@ -45,6 +45,10 @@ _FLAGS = {
         ("--no-display-prompt", _Flag("prompts are never printed", idle=None)),
         ("-no-cnv --no-conversation", _Flag("'edgeh2o run' answers a prompt", "", "--no-chat")),
         ("--chat-template-file", _Flag("", "value", "--chat-template")),
+        (
+            "--yarn-ext-factor --yarn-attn-factor",
+            _Flag("both follow from --rope-scale", "value", idle=("-1", "-1.0", "1", "1.0")),
+        ),
         ("--prompt-cache", _Flag("", "value", "--session")),
         ("--prompt-cache-ro", _Flag("", "", "--session-read-only")),
     )

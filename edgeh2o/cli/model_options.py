@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import PrefillConfig, RuntimeConfig
+from ..config import PrefillConfig, RopeConfig, RuntimeConfig
 from ..errors import UsageError
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
@@ -56,6 +56,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] 
     ``skip`` names fields of ``RuntimeConfig`` that the verb sets itself.
     """
     add_config_options(parser, RuntimeConfig, title="machine", skip=skip)
+    add_config_options(parser, RopeConfig, title="positions")
     add_config_options(parser, PrefillConfig, title="prefill")
     add_attention_options(parser)
 
@@ -78,7 +79,7 @@ def read_model_options(args: argparse.Namespace) -> ModelOptions:
     prefill.with_chunk_size(attention.preferred_chunk_size)  # before the model is looked at
     return ModelOptions(
         model=args.model,
-        runtime=read_config(args, RuntimeConfig),
+        runtime=replace(read_config(args, RuntimeConfig), rope=read_config(args, RopeConfig)),
         prefill=prefill,
         attention=attention,
         quiet=getattr(args, "quiet", False),
@@ -126,6 +127,7 @@ def open_model(
             attention_precision=runtime.attention_precision,
             check_tensors=runtime.check_tensors,
             device=runtime.device,
+            rope=runtime.rope,
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .. import isa as instruction_sets
-from ..config import PrefillConfig, RuntimeConfig
+from ..config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
 from ..host import memory
@@ -50,13 +50,20 @@ def import_answering() -> None:
         ) from None
 
 
-def open_model(path: Path, device: _core.Device | None = None) -> ModelFile:
+def open_model(
+    path: Path, device: _core.Device | None = None, rope: RopeConfig = ROPE_OF_FILE
+) -> ModelFile:
     """Opens a GGUF file, or the folder or ``.onnx`` file of an ONNX model, for a GPU if given.
 
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
-    UsageError if packages for it are missing, or it does not run on a GPU.
+    UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
     if is_onnx(path):
+        if rope != ROPE_OF_FILE:
+            raise UsageError(
+                f"{path}: an ONNX model holds the angles of its positions; the flags --rope-* and "
+                "--yarn-* are for GGUF files"
+            )
         if device is not None:
             raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
         from ..onnx.model import OnnxModelFile
@@ -65,10 +72,10 @@ def open_model(path: Path, device: _core.Device | None = None) -> ModelFile:
     if device is not None:
         from ..runners.cuda import CudaModelFile
 
-        return CudaModelFile(path, device)
+        return CudaModelFile(path, device, rope)
     from ..runners.native import NativeModelFile
 
-    return NativeModelFile(path)
+    return NativeModelFile(path, rope)
 
 
 def load_session(
@@ -101,7 +108,7 @@ def load_session(
     path = resolve_model(model)
     opened: list[Session] = []
     device, place, has_memory = _open_device(runtime.device)
-    with open_model(path, device) as file:
+    with open_model(path, device, runtime.rope) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
         import_answering()
         plan.check_load(file)

@@ -13,7 +13,7 @@ from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
 from ..attention.kept_profiles import PROFILE_TOKENS
-from ..config import PrefillConfig, RuntimeConfig
+from ..config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
@@ -60,7 +60,7 @@ class RunPlan:
     open. ``context_size`` is what ``RuntimeConfig`` says, ``cache_type`` its ``cache_types``,
     ``precision`` that of the products of prefill attention; ``device`` says where the model
     computes, and ``has_device_memory`` that this takes no memory of the host: models on it check
-    their own.
+    their own. ``rope`` is what the rotary embedding has other than the file says.
     """
 
     config: ModelConfig
@@ -75,6 +75,7 @@ class RunPlan:
     isa: str
     device: str = "cpu"
     has_device_memory: bool = False
+    rope: RopeConfig = ROPE_OF_FILE
 
     @classmethod
     def of(
@@ -107,12 +108,15 @@ class RunPlan:
             isa=instruction_sets.active(),
             device=device,
             has_device_memory=has_device_memory,
+            rope=runtime.rope,
         )
 
     def fingerprint(self, model: DescribedModel) -> Mapping[str, Any]:
         """What a session file must agree with: the model and, budgets included, how it is run."""
+        rope = self.rope.to_dict()
         return {
             "model": model.fingerprint,
+            **({"rope": rope} if rope else {}),
             "attention": self.attention.to_dict(),
             "chunk_size": self.chunk_size,
             "cache_type": self.cache_type,
@@ -211,6 +215,9 @@ class RunPlan:
                     f"shorten it, or use -c {wanted} to read it all the same, beyond the {trained} "
                     "positions that the model was trained on"
                 )
+                if self.rope == ROPE_OF_FILE:
+                    scale = -(-wanted // trained)
+                    cure += f", perhaps with --rope-scaling yarn --rope-scale {scale}"
             raise UsageError(
                 f"the prompt has {n_prompt_tokens} tokens and the context holds {context}; {cure}"
             )
@@ -229,7 +236,8 @@ class RunPlan:
         if (self.context_size or 0) > trained:
             warnings.warn(
                 f"a context of {self.context_size} is longer than the {trained} positions that "
-                "the model was trained on; expect poor answers beyond them",
+                "the model was trained on; expect poor answers beyond them"
+                + ("" if self.rope != ROPE_OF_FILE else "; --rope-scaling yarn helps"),
                 stacklevel=3,
             )
 

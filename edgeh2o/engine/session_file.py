@@ -38,6 +38,7 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sII")
 _BLOCK_BYTES = 2**20
 _SIZES = ("token_bytes", "document_bytes", "core_bytes", "logit_bytes", "row_bytes")
+_OPTIONAL = {"rope"}  # of a fingerprint
 _OTHER_FILE = "name another file with --session"
 _CURE = f"delete it, or {_OTHER_FILE}"
 
@@ -208,13 +209,15 @@ def _check_sizes(path: Path, header: Mapping[str, Any], expected: int) -> list[i
 
 
 def _check_fingerprint(path: Path, saved: object, current: Mapping[str, Any]) -> None:
-    if not isinstance(saved, dict) or saved.keys() != current.keys():
+    if not isinstance(saved, dict) or (saved.keys() ^ current.keys()) - _OPTIONAL:
         raise _damaged(path, "its header lacks the fingerprint")
-    for name, value in json.loads(json.dumps(current)).items():
-        if saved[name] != value:
+    unset: dict[str, Any] = dict.fromkeys(_OPTIONAL)
+    then_all, now_all = unset | saved, unset | json.loads(json.dumps(current))
+    for name, value in now_all.items():
+        if then_all[name] != value:
             what = "another model file"
             if name != "model":
-                name, then, now = _first_difference(name, saved[name], value)
+                name, then, now = _first_difference(name, then_all[name], value)
                 what = f"{name} {_shorten(then)}; this run has {_shorten(now)}"
             raise UsageError(
                 f"the session file {path} was made with {what}; "

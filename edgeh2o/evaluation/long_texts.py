@@ -8,17 +8,18 @@ what is scored, asks for the rest.
 from __future__ import annotations
 
 import inspect
+import json
 import random
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .windows import find_beginning
-from .words import draw_key, draw_subject, encode, filler_sentences
+from .words import draw_key, draw_name, draw_subject, encode, filler_sentences
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -79,50 +80,71 @@ def _pairs(llm: LLM, length: int, seed: int) -> list[int]:
     """A table of key-value pairs, then the same pairs in another order."""
     rng = random.Random(seed)
 
-    def draw() -> str:
-        return f"{draw_key(rng)}: {rng.randrange(1000, 10000)}\n"
+    def draw() -> _Said:
+        key = draw_key(rng)
+        line = f"{key}: {rng.randrange(1000, 10000)}\n"
+        return _Said(key, line, line)
 
-    return _asked_again(llm, length, rng, draw, lambda line: line, "Table\n", "\nSorted table\n")
+    return _asked_again(llm, length, rng, draw, "Table\n", "\nSorted table\n")
+
+
+def _table(llm: LLM, length: int, seed: int) -> list[int]:
+    """Rows of a table as CSV, then the same as lines of JSON in another order."""
+    rng = random.Random(seed)
+    header = ("badge", "name", "room", "phone")
+
+    def draw() -> _Said:
+        numbers = rng.randrange(100, 1000), rng.randrange(1000, 10000)
+        row = (draw_key(rng), draw_name(rng), *numbers)
+        line = ",".join(map(str, row)) + "\n"
+        return _Said(row[0], line, json.dumps(dict(zip(header, row, strict=True))) + "\n")
+
+    return _asked_again(llm, length, rng, draw, ",".join(header) + "\n", "\n")
 
 
 def _facts(llm: LLM, length: int, seed: int) -> list[int]:
     """Facts of one line, then questions and answers about them in another order."""
     rng = random.Random(seed)
 
-    def draw() -> str:
-        return f"The {draw_subject(rng)} is {rng.randrange(100, 1000)}.\n"
+    def draw() -> _Said:
+        subject = draw_subject(rng)
+        number = rng.randrange(100, 1000)
+        question = f"Question: What is the {subject}? Answer: {number}.\n"
+        return _Said(subject, f"The {subject} is {number}.\n", question)
 
-    def ask(line: str) -> str:
-        fact, _, answer = line[len("The ") : -2].rpartition(" is ")
-        return f"Question: What is the {fact}? Answer: {answer}.\n"
+    return _asked_again(llm, length, rng, draw, "", "\n")
 
-    return _asked_again(llm, length, rng, draw, ask, "", "\n")
+
+class _Said(NamedTuple):
+    """What a line is about, of which there is one each, the line, and what asks for it."""
+
+    subject: str
+    line: str
+    question: str
 
 
 def _asked_again(
     llm: LLM,
     length: int,
     rng: random.Random,
-    draw: Callable[[], str],
-    ask: Callable[[str], str],
+    draw: Callable[[], _Said],
     title: str,
     between: str,
 ) -> list[int]:
     """Lines that fill ``length`` tokens together with what asks for them, shuffled."""
-    lines: dict[str, str] = {}
+    subjects: set[str] = set()
     tokens, asked = encode(llm, title), encode(llm, between)
     questions: list[list[int]] = []
     n_tokens = len(tokens) + len(asked)
     while n_tokens < length:
-        line = draw()
-        subject = line.rpartition(" ")[0]
-        if subject in lines:
+        said = draw()
+        if said.subject in subjects:
             continue
-        lines[subject] = line
-        said, question = encode(llm, line), encode(llm, ask(line))
-        tokens += said
+        subjects.add(said.subject)
+        line, question = encode(llm, said.line), encode(llm, said.question)
+        tokens += line
         questions.append(question)
-        n_tokens += len(said) + len(question)
+        n_tokens += len(line) + len(question)
     rng.shuffle(questions)
     return tokens + asked + [token for question in questions for token in question]
 
@@ -155,4 +177,5 @@ KINDS: Mapping[str, Callable[[LLM, int, int], list[int]]] = {
     "copied-prose": _copied(_prose),
     "copied-code": _copied(_code),
     "pairs": _pairs,
+    "table": _table,
 }

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..config import RopeConfig
 from ..errors import FormatError
 from ..formats.metadata import Metadata
 from ..model_config import LayerConfig
 from ..option_fields import MAX_CONTEXT
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .keys import ArchitectureKeys
-from .rope import PLAIN_ROPE, RopeRule, RopeScaling, check_sections, read_rope_scaling
+from .rope import (
+    NO_SCALING,
+    PLAIN_ROPE,
+    RopeRule,
+    RopeScaling,
+    changed_scaling,
+    check_sections,
+    read_rope_scaling,
+)
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -31,7 +40,10 @@ MAX_VOCAB = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperparameters:
-    """Shape of a decoder and of its layers, and what its RoPE frequencies are made of."""
+    """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
+
+    ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
+    """
 
     layers: tuple[LayerConfig, ...]
     model_dim: int
@@ -43,8 +55,10 @@ class Hyperparameters:
     norm_eps: float
     rope_base: float
     rope_scaling: RopeScaling
-    sliding_rope_base: float | None
+    sliding_rope_base: float
+    sliding_rope_scaling: RopeScaling
     sliding_rotary_dim: int
+    original_context: int
     temperature_scale: float
     token_input_dim: int
 
@@ -52,6 +66,16 @@ class Hyperparameters:
     def token_input_rows(self) -> int:
         """See ``DecoderConfig``."""
         return TOKEN_INPUT_ROWS if self.token_input_dim else 0
+
+    def with_rope(self, changes: RopeConfig) -> Hyperparameters:
+        """The same with another rotary embedding, but where a window bounds the distances."""
+        scaling, context_length = changed_scaling(self.rope_scaling, self.context_length, changes)
+        return replace(
+            self,
+            rope_base=changes.freq_base or self.rope_base,
+            rope_scaling=scaling,
+            context_length=context_length,
+        )
 
     def sizes(self, layer: LayerConfig) -> Mapping[str, int]:
         """Named sizes that the shapes of a layer's tensors are declared in."""
@@ -108,6 +132,8 @@ def read_hyperparameters(
     if shares_kv:
         layers = _share_kv(keys, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
+    rope_base = keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE)
+    scaling = read_rope_scaling(keys, context_length, rope)
     return Hyperparameters(
         layers=layers,
         model_dim=model_dim,
@@ -117,10 +143,12 @@ def read_hyperparameters(
         vocab_size=_read_vocab_size(keys),
         context_length=context_length,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", above=0.0, below=1.0),
-        rope_base=keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE),
-        rope_scaling=read_rope_scaling(keys, context_length, rope),
-        sliding_rope_base=_read_sliding_rope_base(keys, windows),
+        rope_base=rope_base,
+        rope_scaling=scaling,
+        sliding_rope_base=_read_sliding_rope_base(keys, windows) or rope_base,
+        sliding_rope_scaling=NO_SCALING if windows and windows.has_plain_rope else scaling,
         sliding_rotary_dim=sliding_rotary_dim,
+        original_context=scaling.original_context,
         temperature_scale=_read_temperature(keys, rope),
         token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
         if has_token_inputs

@@ -6,15 +6,17 @@ import math
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
+from ..config import RopeConfig
 from ..errors import FormatError
 from ..formats.gguf import GgufFile
 from ..formats.metadata import quote
 from ..option_fields import MAX_CONTEXT
 from .keys import ArchitectureKeys
 
+ScalingKind = Literal["none", "linear", "yarn", "longrope"]
 FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated
 # Turns over the original context between which YaRN passes from full interpolation to none.
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0
@@ -34,7 +36,7 @@ class RopeScaling:
         attention_factor: factor of the rotated queries and keys.
     """
 
-    kind: Literal["none", "linear", "yarn", "longrope"] = "none"
+    kind: ScalingKind = "none"
     factor: float = 1.0
     original_context: int = 0
     beta_fast: float = YARN_BETA_FAST
@@ -159,7 +161,7 @@ def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRul
     if kind in ("linear", "yarn") and keys.metadata.get_float(keys.full(key), default=0.0):
         factor = keys.number(key, above=1e-3, below=1e6)
     return RopeScaling(
-        kind=cast(Literal["none", "linear", "yarn", "longrope"], kind),
+        kind=cast(ScalingKind, kind),
         factor=factor,
         original_context=keys.integer(
             "rope.scaling.original_context_length", maximum=MAX_CONTEXT, default=context_length
@@ -177,6 +179,27 @@ def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRul
         else 0.0,
         attention_factor=keys.number("rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0),
     )
+
+
+def changed_scaling(
+    scaling: RopeScaling, context_length: int, changes: RopeConfig
+) -> tuple[RopeScaling, int]:
+    """What ``changes`` make of a file's scaling, and the positions that it then reaches."""
+    kind, factor = changes.scaling or scaling.kind, changes.factor
+    if factor is None:
+        factor = scaling.factor
+    if kind == "none":
+        factor = 1.0
+    changed = replace(
+        scaling,
+        kind=cast(ScalingKind, kind),
+        factor=factor,
+        original_context=changes.original_context or scaling.original_context,
+        beta_fast=scaling.beta_fast if changes.beta_fast is None else changes.beta_fast,
+        beta_slow=scaling.beta_slow if changes.beta_slow is None else changes.beta_slow,
+    )
+    reached = round(context_length * factor / scaling.factor)
+    return changed, max(1, min(reached, MAX_CONTEXT))
 
 
 def read_factors(gguf: GgufFile, name: str, n_pairs: int) -> tuple[float, ...]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..errors import FormatError
+from ..config import ROPE_OF_FILE, RopeConfig
+from ..errors import FormatError, UsageError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
@@ -25,7 +26,6 @@ from .hyperparameters import (
 )
 from .refusals import refuse_unread
 from .rope import (
-    NO_SCALING,
     PLAIN_ROPE,
     RopeRule,
     attention_factor,
@@ -109,10 +109,13 @@ def registered_architectures() -> tuple[str, ...]:
     return tuple(sorted(_ARCHITECTURES))
 
 
-def read_model(gguf: GgufFile) -> tuple[DecoderConfig, list[TensorBinding]]:
+def read_model(
+    gguf: GgufFile, rope: RopeConfig = ROPE_OF_FILE
+) -> tuple[DecoderConfig, list[TensorBinding]]:
     """Checks a file against its architecture; returns its configuration and its weights.
 
-    Bindings are in file order. Raises ``FormatError`` that names the key or the tensor.
+    ``rope`` changes the rotary embedding. Bindings are in file order. Raises ``FormatError`` that
+    names the key or the tensor, and ``UsageError`` for a ``rope`` that the model cannot have.
     """
     try:
         spec = _find_spec(gguf.metadata)
@@ -135,6 +138,8 @@ def read_model(gguf: GgufFile) -> tuple[DecoderConfig, list[TensorBinding]]:
             interleaved=spec.qk_row_order == "interleaved",
             read_elsewhere=factors,
         )
+        if rope != ROPE_OF_FILE:
+            shape = _change_rope(gguf, spec, shape, rope)
         config = replace(
             _make_config(gguf, spec, shape),
             **_read_scales(gguf.metadata, spec),
@@ -155,6 +160,27 @@ def _find_spec(metadata: Metadata) -> ArchitectureSpec:
             f"supported: {', '.join(registered_architectures())}"
         )
     return spec
+
+
+def _change_rope(
+    gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters, rope: RopeConfig
+) -> Hyperparameters:
+    changed = shape.with_rope(rope)
+    reason = None
+    if _is_rope_off(gguf, spec):
+        reason = "it has no rotary embedding"
+    elif rope.scaling in ("linear", "yarn") and changed.rope_scaling.factor == 1.0:
+        reason = f"--rope-scaling {rope.scaling} needs --rope-scale, by what factor"
+    elif shape.rope_scaling.kind == "longrope" and rope.to_dict().keys() - {"freq_base"}:
+        reason = "its frequencies are stretched by tables of its own (LongRoPE)"
+    elif any(layer.window for layer in shape.layers) and attention_factor(
+        changed.rope_scaling
+    ) != attention_factor(shape.rope_scaling):
+        # YaRN scales queries and keys, for which all layers have one factor.
+        reason = "layers with a sliding window would change too; use --rope-scaling linear"
+    if reason is not None:
+        raise UsageError(f"{gguf.path}: its rotary embedding cannot be changed so: {reason}")
+    return changed
 
 
 def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> DecoderConfig:
@@ -182,7 +208,7 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         qk_norm=spec.qk_norm,
         qk_norm_after_rope=spec.qk_norm_after_rope,
         temperature_scale=shape.temperature_scale,
-        temperature_period=shape.rope_scaling.original_context if shape.temperature_scale else 0,
+        temperature_period=shape.original_context if shape.temperature_scale else 0,
         activation=spec.activation,
         attention_scale=spec.attention_scale or 1.0 / math.sqrt(logit_dim),
         norms_values=spec.norms_values,
@@ -197,15 +223,18 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
     )
 
 
+def _is_rope_off(gguf: GgufFile, spec: ArchitectureSpec) -> bool:
+    switch = spec.rope_switch
+    return switch is not None and not gguf.metadata.get_bool(f"{spec.name}.{switch}", default=True)
+
+
 def _read_frequencies(
     gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters
 ) -> dict[str, Any]:
     """The tables of RoPE frequencies of ``DecoderConfig``."""
     n_pairs = shape.rotary_dim // 2
-    if spec.rope_switch is not None:
-        key = f"{spec.name}.{spec.rope_switch}"
-        if not gguf.metadata.get_bool(key, default=True):
-            return {"rope_inv_freq": (0.0,) * n_pairs}
+    if _is_rope_off(gguf, spec):
+        return {"rope_inv_freq": (0.0,) * n_pairs}
 
     def frequencies(factors: str | None) -> tuple[float, ...]:
         divisors = read_factors(gguf, factors, n_pairs) if factors else ()
@@ -215,10 +244,9 @@ def _read_frequencies(
     tables: dict[str, Any] = {"rope_inv_freq": frequencies(spec.rope_factors or short)}
     if long is not None and long in gguf.tensors:
         tables["long_rope_inv_freq"] = frequencies(long)
-        tables["long_rope_after"] = shape.rope_scaling.original_context
+        tables["long_rope_after"] = shape.original_context
     if spec.windows is not None and any(layer.window for layer in shape.layers):
-        base = shape.sliding_rope_base or shape.rope_base
-        scaling = NO_SCALING if spec.windows.has_plain_rope else shape.rope_scaling
+        base, scaling = shape.sliding_rope_base, shape.sliding_rope_scaling
         is_other = (base, scaling) != (shape.rope_base, shape.rope_scaling)
         if is_other or spec.windows.has_own_heads:
             tables["sliding_rope_inv_freq"] = inverse_frequencies(

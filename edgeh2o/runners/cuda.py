@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..config import ROPE_OF_FILE, RopeConfig
 from ..cuda.devices import require_memory
 from ..errors import UsageError
 from .base import SessionShape
@@ -32,8 +33,8 @@ class CudaModelFile(GgufModelFile):
     Raises UsageError for a model that the GPU's kernels do not run.
     """
 
-    def __init__(self, path: Path, device: _core.Device) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, device: _core.Device, rope: RopeConfig = ROPE_OF_FILE) -> None:
+        super().__init__(path, rope)
         self._device = device
         try:
             require_supported(self.config)

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
+from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import TensorInfo
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
 class GgufModelFile:
     """An opened GGUF file whose hyperparameters and tensor list were found good; no weights read.
 
-    Raises FormatError for a file that cannot be run and ResourceError for one that cannot be
-    read. Use it as a context manager: it holds the file open until the weights are loaded.
+    Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read, and
+    UsageError for a ``rope`` that the model cannot have. Use it as a context manager: it holds the
+    file open until the weights are loaded.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rope: RopeConfig = ROPE_OF_FILE) -> None:
         self._gguf = open_model_file(path)
         try:
-            self.config, self._bindings = read_model(self._gguf)
+            self.config, self._bindings = read_model(self._gguf, rope)
         except BaseException:
             self._gguf.close()
             raise

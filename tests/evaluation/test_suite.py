@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -50,6 +52,11 @@ def test_what_is_asked_was_said(llm: LLM) -> None:
     facts = {line[len("The ") : -1].replace(" is ", "? Answer: ") for line in said}
     questions = {line[len("Question: What is the ") : -1] for line in asked}
     assert facts == questions and len(facts) > 2
+    table, _, again = llm.detokenize(KINDS["table"](llm, LENGTH, 0)).partition("\n\n")
+    rows = list(csv.DictReader(table.splitlines()))
+    records = [{k: str(v) for k, v in json.loads(line).items()} for line in again.splitlines()]
+    assert rows != records and len(rows) > 2
+    assert {row["badge"]: row for row in rows} == {row["badge"]: row for row in records}
     dialogue = llm.detokenize(KINDS["dialogue"](llm, 4 * LENGTH, 0))
     assert dialogue.count("You told me that ") == dialogue.count("Do you remember ") > 1
     for answer in dialogue.split("You told me that ")[1:]:
