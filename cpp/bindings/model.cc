@@ -9,6 +9,7 @@
 #include "isa/select.h"
 #include "model/decoder.h"
 #include "model/weight_reader.h"
+#include "quant/convert_rows.h"
 #include "quant/tensor_check.h"
 
 namespace py = pybind11;
@@ -227,9 +228,32 @@ std::optional<size_t> find_bad_block_of(const py::buffer& data, const std::strin
   return find_bad_block(format, bytes.data, bytes.size);
 }
 
+// The rows as `to`, and the first that it cannot hold, or None.
+std::pair<py::bytes, std::optional<size_t>> converted_rows(const py::buffer& data, const std::string& from,
+                                                           const std::string& to, size_t rows, size_t cols) {
+  const py::buffer_info info = data.request();
+  const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of a tensor");
+  const FormatInfo &source = find_format(from), &target = find_format(to);
+  check_tensor_data(source, bytes.size, rows, cols, nullptr);
+  EH2O_CHECK(cols % target.block_values == 0, "rows of ", cols, " weights are not whole ", to, " blocks of ",
+             target.block_values);
+  const size_t n_bytes = rows * (cols / target.block_values) * target.block_bytes;
+  py::bytes out(nullptr, n_bytes);
+  auto* written = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(out.ptr()));
+  std::optional<size_t> bad;
+  {
+    const py::gil_scoped_release release;
+    bad = convert_rows(source, target, bytes.data, bytes.size, written, n_bytes, rows, cols);
+  }
+  return {std::move(out), bad};
+}
+
 }  // namespace
 
 void bind_model(py::module_& module) {
+  module.def("written_types", &written_types);
+  module.def("convert_rows", &converted_rows, py::arg("data"), py::arg("source"), py::arg("target"),
+             py::arg("rows"), py::arg("cols"));
   module.def("find_bad_block", &find_bad_block_of, py::arg("data"), py::arg("type"));
   py::class_<DecoderConfig>(module, "DecoderConfig").def(py::init(&make_config));
   py::class_<Decoder, std::shared_ptr<Decoder>>(module, "Model")

@@ -109,7 +109,7 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = _expand(rules, len(shape.layers))
+    by_name = expand_rules(rules, len(shape.layers))
     unread = {
         name
         for name, (rule, layer) in by_name.items()
@@ -157,7 +157,7 @@ def bind_tensors(
     return bindings
 
 
-def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
+def expand_rules(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
     """Rules by the name of the tensor, and the layer; those of no layer have 0."""
     by_name: dict[str, tuple[TensorRule, int]] = {}
     for rule in rules:
