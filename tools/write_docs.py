@@ -21,6 +21,7 @@ from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import TENSOR_TYPES
 from edgeh2o.formats.known_models import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
+from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -102,6 +103,12 @@ def write_tensor_types() -> str:
     return "\n".join(["| type | bits per weight |", "|---|---|", *rows, ""])
 
 
+def write_model_types() -> str:
+    """Values of ``model_type`` in folders of safetensors, with the architecture they become."""
+    rows = [f"| `{name}` | `{family.architecture}` |" for name, family in sorted(FAMILIES.items())]
+    return "\n".join(["| `model_type` | architecture |", "|---|---|", *rows, ""])
+
+
 def write_tokenizers() -> str:
     """Values of ``tokenizer.ggml.model``."""
     return _in_code(tokenizer_models())
@@ -126,6 +133,7 @@ WRITERS: dict[str, Callable[[], str]] = {
     "models": write_models,
     "architectures": write_architectures,
     "tensor_types": write_tensor_types,
+    "model_types": write_model_types,
     "tokenizers": write_tokenizers,
     "pre_tokenizers": write_pre_tokenizers,
     "cache_types": write_cache_types,

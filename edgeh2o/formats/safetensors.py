@@ -260,6 +260,8 @@ def _parse(text: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except FormatError:  # a ValueError too
+        raise
     except (ValueError, RecursionError):
         raise FormatError(f"the header is not JSON; {_CURE}") from None
     if not isinstance(header, dict):

@@ -37,7 +37,7 @@ def vocabulary_metadata(text: str, settings: TokenizerSettings) -> dict[str, Any
     """
     document = parse_document(text)
     tokenizer = JsonTokenizer(text, settings)
-    metadata = dict(tokenizer.metadata)
+    metadata: dict[str, Any] = dict(tokenizer.metadata)
     if tokenizer.is_byte_level:
         rule = _find_rule(document, tokenizer)
         metadata |= {
