@@ -21,6 +21,7 @@ from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import TENSOR_TYPES
 from edgeh2o.formats.known_models import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
+from edgeh2o.models.tensors import readable_types
 from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
@@ -99,8 +100,12 @@ def write_architectures() -> str:
 def write_tensor_types() -> str:
     """Tensor types with their bits per weight."""
     sizes = {kind.name: 8 * kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
-    rows = [f"| `{name}` | {sizes[name]:g} |" for name in _core.supported_types()]
-    return "\n".join(["| type | bits per weight |", "|---|---|", *rows, ""])
+    held = _core.widened_types()
+    rows = [
+        f"| `{name}` | {sizes[name]:g} | {sizes[held.get(name, name)]:g} |"
+        for name in readable_types()
+    ]
+    return "\n".join(["| type | bits per weight | in memory |", "|---|---|---|", *rows, ""])
 
 
 def write_model_types() -> str:

@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "quant/block_formats.h"
+#include "quant/block_writers.h"
 #include "quant/packed_format.h"
 
 namespace edgeh2o {
@@ -201,12 +202,7 @@ void quantize_q6_k(const float* weights, size_t n, uint8_t* out) {
     for (size_t i = 0; i < kSuperBlock; ++i) {
       const float step = d * static_cast<float>(block.scales[i / kSub]);
       const int q = (step != 0.0f ? nearest(weights[i] / step, -32, 31) : 0) + 32;
-      // Each half of 128 weights has 4 groups of 32: see read_record.
-      const size_t half = i / 128, group = i / 32 % 4, column = i % 32;
-      uint8_t& low = block.ql[half * 64 + group % 2 * 32 + column];
-      uint8_t& high = block.qh[half * 32 + column];
-      low = static_cast<uint8_t>(low | (q & 15) << group / 2 * 4);
-      high = static_cast<uint8_t>(high | q >> 4 << 2 * group);
+      put_q6(block, i, q);
     }
   }
 }

@@ -101,7 +101,7 @@ def _report_gguf(
         ordinal = choose_device(options.runtime.device)
         if ordinal is not None:
             return _describe_device_memory(config, bindings, options, ordinal)
-        sizes = [binding.n_bytes for binding in bindings]
+        sizes = [binding.held_bytes for binding in bindings]
         estimate = partial(estimate_session_bytes, config)
         plan = _make_plan(config, options)
         return _describe_memory(plan, sum(sizes), mapped_bytes(sizes), estimate)

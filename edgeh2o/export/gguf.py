@@ -10,6 +10,7 @@ from ..config import check_quantised_type
 from ..errors import FormatError, UsageError
 from ..formats.gguf import GgufFile
 from ..formats.gguf_header import TensorInfo
+from ..formats.gguf_types import stored_bytes
 from ..formats.gguf_writer import write_gguf
 from ..formats.metadata import TEMPLATE_KEY, Metadata, StoredValue, quote
 from ..formats.model_folder import read_model_settings
@@ -18,7 +19,7 @@ from ..formats.split import open_model_file
 from ..models.spec import OUTPUT_TENSOR, find_architecture, read_model
 from ..models.tensors import expand_rules
 from ..models.transformers.weights import PIECE_BYTES, ConvertedFolder, open_transformers
-from ..models.written_types import FILE_TYPES, choose_type, stored_bytes
+from ..models.written_types import FILE_TYPES, choose_type
 from ..tokenizer.gguf_vocabulary import vocabulary_metadata
 from ..tokenizer.tokenizer_json import TokenizerSettings
 

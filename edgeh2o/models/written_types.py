@@ -47,11 +47,6 @@ def choose_type(
     return kind
 
 
-def stored_bytes(kind: str, n_values: int) -> int:
-    """Bytes of so many values of a type, which are whole blocks."""
-    return n_values // _TYPES[kind].block_size * _TYPES[kind].block_bytes
-
-
 def _gets_more_bits(name: str, n_layers: int) -> bool:
     """The first and last eighth of the layers, and every third between."""
     if not name.startswith("blk.") or not any(

@@ -20,6 +20,7 @@ from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
+from ..models.tensors import readable_types
 from .base import SessionShape
 from .weight_loading import OnBytes, WeightLoading, mapped_bytes, readers_of
 
@@ -49,9 +50,9 @@ class GgufModelFile:
             self._gguf.close()
             raise
         self.path = path
-        sizes = [binding.n_bytes for binding in self._bindings]
+        sizes = [binding.held_bytes for binding in self._bindings]
         self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
-        self._n_read_bytes = sum(sizes)
+        self._n_read_bytes = sum(binding.n_bytes for binding in self._bindings)
 
     def _open(self, path: Path) -> ModelTensors:
         return open_model_file(path)
@@ -250,7 +251,7 @@ def check_tensors(file: ModelTensors) -> None:
 
     Tensors of a type that cannot be run are passed over.
     """
-    supported = _core.supported_types()
+    supported = readable_types()
     for info in file.tensors.values():
         if info.type_name in supported:
             data = file.tensor_bytes(info)

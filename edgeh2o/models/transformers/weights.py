@@ -17,12 +17,13 @@ from typing import final
 from ... import _core
 from ...errors import FormatError
 from ...formats.gguf_header import TensorInfo
+from ...formats.gguf_types import stored_bytes
 from ...formats.metadata import Metadata, quote
 from ...formats.model_folder import read_json
 from ...formats.safetensors import SafetensorsFile, StoredTensor, open_folder
 from ..rope import half_split_row_order
 from ..tensors import expand_rules
-from ..written_types import choose_type, stored_bytes
+from ..written_types import choose_type
 from .config import DescribedFolder, describe_config
 from .families import TransformersFamily
 
