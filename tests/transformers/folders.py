@@ -49,6 +49,9 @@ MODEL_TYPES: Mapping[str, str] = {
     "olmo2": "olmo2",
     "phi3": "phi3",
     "granite": "granite",
+    "glm4": "glm4",
+    "ernie4_5": "ernie4_5",
+    "seed_oss": "seed_oss",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
@@ -59,6 +62,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "olmoe": {"norm_topk_prob": False, "clip_qkv": None},
     "gemma": {"hidden_act": "gelu"},
+    "phi3": {"original_max_position_embeddings": 512, "embd_pdrop": 0.0, "auto_map": {}},
     "gemma2": {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
     "gemma3_text": {"hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10000.0},
 }
@@ -170,7 +174,12 @@ def _rename(
             new = new.replace("post_attention_layernorm", "pre_feedforward_layernorm")
         if stem.endswith("norm"):
             values = values - np.float32(1)
-    if architecture == "phi3" and stem.endswith("ffn_up"):
+    if architecture == "glm4":
+        new = new.replace("post_attention_layernorm", "post_self_attn_layernorm")
+        new = new.replace("post_feedforward_layernorm", "post_mlp_layernorm")
+        if stem.endswith("ffn_norm"):
+            new = new.replace("post_self_attn_layernorm", "post_attention_layernorm")
+    if architecture in ("phi3", "glm4") and stem.endswith("ffn_up"):
         new = new.replace("up_proj", "gate_up_proj")
     if architecture in _INTERLEAVED and stem.endswith(("attn_q", "attn_k")):
         heads = values.reshape(-1, config["head_dim"], *values.shape[1:])

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import FormatError
 from ...formats.metadata import Metadata, StoredNumbers, StoredValue, quote
+from ..hyperparameters import MAX_HEAD_DIM, MAX_LAYERS
 from ..spec import ArchitectureSpec, find_architecture
 from .families import FAMILIES, TransformersFamily, expected_values
 from .rope import read_rope
@@ -23,7 +24,6 @@ _NEEDED = {
     "intermediate_size": "feed_forward_length",
 }
 _RENAMED = {"num_local_experts": "num_experts"}
-_MAX_LAYERS = 2**12
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
 
@@ -50,11 +50,16 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
     for key, allowed in expected_values(family).items():
         settings.require(key, allowed)
     keys: dict[str, Any] = {suffix: settings.integer(key) for key, suffix in _NEEDED.items()}
-    if keys["block_count"] > _MAX_LAYERS:
-        raise FormatError(f"{settings.label('num_hidden_layers')} is {keys['block_count']}")
+    if keys["block_count"] > MAX_LAYERS:
+        raise FormatError(
+            f"{settings.label('num_hidden_layers')} is {keys['block_count']}, more than "
+            f"{MAX_LAYERS}"
+        )
     n_heads, width = keys["attention.head_count"], keys["embedding_length"]
     keys["attention.head_count_kv"] = settings.integer("num_key_value_heads", default=n_heads)
     head_dim = settings.integer("head_dim", default=max(width // n_heads, 1))
+    if head_dim > MAX_HEAD_DIM:
+        raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
     keys["attention.layer_norm_rms_epsilon"] = settings.number("rms_norm_eps")
     rotary_dim = _read_rotary_dim(settings, head_dim)
@@ -66,7 +71,7 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
     if family.has_query_scalar:
         _check_query_scalar(settings, spec, keys)
     rope = read_rope(settings, rotary_dim, keys["context_length"])
-    ties = settings.take("tie_word_embeddings")
+    ties = settings.flag("tie_word_embeddings")
     settings.refuse_rest()
     stored: dict[str, StoredValue] = {
         "general.architecture": spec.name,
@@ -78,7 +83,7 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         spec=spec,
         metadata=Metadata(stored),
         tables=rope.tables,
-        ties=bool(ties) if ties is not None else (True if family.ties_by_default else None),
+        ties=True if ties is None and family.ties_by_default else ties,
     )
 
 
@@ -106,6 +111,8 @@ def _find_family(settings: Settings) -> TransformersFamily:
             f"safetensors; supported: {', '.join(sorted(FAMILIES))}. Use a GGUF file of the model"
         )
     kinds = settings.take("architectures")
+    if kinds is not None and not isinstance(kinds, list):
+        raise FormatError(f"{settings.label('architectures')} must be a list of names")
     if kinds and not any(str(kind).endswith("ForCausalLM") for kind in kinds):
         raise FormatError(
             f"{settings.label('architectures')} is {kinds!r:.60}: this is no model that generates "
@@ -119,6 +126,11 @@ def _read_rotary_dim(settings: Settings, head_dim: int) -> int:
     parameters = settings.take("rope_parameters")
     if isinstance(parameters, dict) and "partial_rotary_factor" in parameters:
         share = Settings(parameters).number("partial_rotary_factor")
+    if not 0.0 < share <= 1.0:
+        raise FormatError(
+            f"{settings.label('partial_rotary_factor')} is {share:g}, but must be above 0 and at "
+            "most 1"
+        )
     return int(head_dim * share)
 
 
@@ -135,6 +147,7 @@ def _read_windows(
 ) -> None:
     """The width of windows, and which layers have one where that is not the usual pattern."""
     width = settings.take("sliding_window")
+    settings.require("sliding_window_size", (width, None))  # as Gemma 2 repeats it
     kinds = settings.take("layer_types")
     settings.take("max_window_layers")
     period = settings.take("sliding_window_pattern", settings.take("_sliding_window_pattern"))
@@ -163,8 +176,12 @@ def _read_windows(
     keys["attention.sliding_window"] = settings.integer("sliding_window")
     usual = spec.windows.full_every if spec.windows else 0
     if pattern is None and period is not None:
-        every = settings.integer("sliding_window_pattern", default=period)
-        pattern = [(layer + 1) % every != 0 for layer in range(n_layers)]
+        if type(period) is not int or period < 1:
+            raise FormatError(
+                f"{settings.label('sliding_window_pattern')} is {period!r:.40}, but must be a "
+                "whole number of at least 1"
+            )
+        pattern = [(layer + 1) % period != 0 for layer in range(n_layers)]
     if pattern and pattern != [not usual or (i + 1) % usual != 0 for i in range(n_layers)]:
         keys["attention.sliding_window_pattern"] = StoredNumbers(bytes(pattern), "?")
 

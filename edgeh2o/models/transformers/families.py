@@ -51,10 +51,13 @@ _GEMMA_NORMS = {
     "blk.{layer}.ffn_norm": "model.layers.{layer}.pre_feedforward_layernorm",
     **_POST_NORMS,
 }
-_FUSED = {
-    "blk.{layer}.attn_qkv": "model.layers.{layer}.self_attn.qkv_proj",
+_FUSED_GATED = {
     "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.gate_up_proj",
     "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
+}
+_FUSED = {
+    "blk.{layer}.attn_qkv": "model.layers.{layer}.self_attn.qkv_proj",
+    **_FUSED_GATED,
 }
 
 
@@ -158,6 +161,32 @@ FAMILIES: Mapping[str, TransformersFamily] = {
         },
         values={"full_attn_mod": (1,), "interpolate_factor": (1,), "lm_head_bias": (False,)},
         has_windows=True,
+    ),
+    "glm4": TransformersFamily(
+        architecture="glm4",
+        tensors={
+            **_BASE,
+            "blk.{layer}.post_attention_norm": "model.layers.{layer}.post_self_attn_layernorm",
+            "blk.{layer}.post_ffw_norm": "model.layers.{layer}.post_mlp_layernorm",
+            **_FUSED_GATED,
+        },
+        has_half_split_rows=False,
+    ),
+    "ernie4_5": TransformersFamily(
+        architecture="ernie4_5",
+        tensors={**_BASE, **_GATED},
+        has_half_split_rows=False,
+        ties_by_default=True,
+        values={"use_bias": (False, None)},
+    ),
+    "seed_oss": TransformersFamily(
+        architecture="seed_oss",
+        tensors={
+            **{name: source for name, source in _BASE.items() if not name.endswith("ffn_norm")},
+            "blk.{layer}.post_attention_norm": "model.layers.{layer}.post_attention_layernorm",
+            **_GATED,
+        },
+        values={"attention_out_bias": (False, None)},
     ),
     "granite": TransformersFamily(
         architecture="granite",

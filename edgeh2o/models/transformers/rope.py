@@ -31,6 +31,7 @@ def read_rope(settings: Settings, rotary_dim: int, context_length: int) -> RopeW
     a scaling that is not understood.
     """
     words = RopeWords()
+    original = settings.integer("original_max_position_embeddings", default=context_length)
     scaling, base, sliding_base = _find_parameters(settings)
     if base is not None:
         words.keys["rope.freq_base"] = base
@@ -46,7 +47,6 @@ def read_rope(settings: Settings, rotary_dim: int, context_length: int) -> RopeW
             f"{scaling.label('rope_type')} is {kind!r:.40}, which is not supported; supported: "
             f"{', '.join(_KINDS)}"
         )
-    original = settings.integer("original_max_position_embeddings", default=context_length)
     original = scaling.integer("original_max_position_embeddings", default=original)
     reader(words, scaling, rotary_dim, context_length, original)
     scaling.refuse_rest()

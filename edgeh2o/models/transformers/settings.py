@@ -17,12 +17,14 @@ _IGNORED = frozenset(
         *("architectures", "auto_map", "model_type", "transformers_version", "torch_dtype"),
         *("dtype", "use_cache", "cache_implementation", "initializer_range", "tokenizer_class"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
-        *("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop"),
+        *("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "residual_dropout"),
         *("attention_bias", "mlp_bias", "qkv_bias"),  # biases are where the weights have them
         *("pretraining_tp", "is_llama_config", "transformers.js_config"),
         *("output_router_logits", "router_aux_loss_coef", "router_z_loss_coef"),
         *("output_attentions", "output_hidden_states", "return_dict", "problem_type"),
-        *("id2label", "label2id", "task_specific_params", "torchscript"),
+        *("id2label", "label2id", "task_specific_params", "torchscript", "num_logits_to_keep"),
+        *("do_sample", "temperature", "top_p", "max_length", "min_length", "repetition_penalty"),
+        *("unsloth_fixed", "unsloth_version"),
     )
 )
 _MISSING = object()
@@ -49,6 +51,13 @@ class Settings:
 
     def has(self, key: str) -> bool:
         return key in self._values
+
+    def flag(self, key: str) -> bool | None:
+        """Whether a key is true; None where it is missing."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, bool):
+            self._refuse(key, value, "true or false")
+        return bool(value) if value is not None else None
 
     def integer(self, key: str, *, default: int | None = None) -> int:
         """A count of at least 1; without a default the key must be there."""

@@ -21,6 +21,7 @@ from ...formats.gguf_types import stored_bytes
 from ...formats.metadata import Metadata, quote
 from ...formats.model_folder import read_json
 from ...formats.safetensors import SafetensorsFile, StoredTensor, open_folder
+from ..experts import MAX_EXPERTS
 from ..rope import half_split_row_order
 from ..tensors import expand_rules
 from ..written_types import choose_type
@@ -172,7 +173,9 @@ def _convert_tensors(
         stored.pop("lm_head.weight", None)
     prefix, metadata = described.spec.name, described.metadata
     n_layers = metadata.get_int(f"{prefix}.block_count")
-    n_experts = metadata.get_int(f"{prefix}.expert_count", default=1)
+    n_experts = metadata.get_int(f"{prefix}.expert_count", default=1, maximum=MAX_EXPERTS)
+    is_interleaved = described.spec.qk_row_order == "interleaved"
+    halves_to_neighbours = is_interleaved and described.family.has_half_split_rows
     infos: dict[str, TensorInfo] = {}
     conversions: dict[str, _Conversion] = {}
     used: set[str] = set()
@@ -190,7 +193,7 @@ def _convert_tensors(
         used.update(names)
         shape = _shape(found, n_dims=len(rule.shape))
         kind = choose_type(name, shape, target, n_layers=n_layers, is_tied=ties)
-        swaps = rule.rotated and described.spec.qk_row_order == "interleaved"
+        swaps = rule.rotated and halves_to_neighbours
         order = _find_row_order(metadata, prefix, found[0]) if swaps else None
         is_shifted = described.family.adds_one and len(shape) == 1
         conversions[name] = _Conversion(tuple(found), order, is_shifted)
