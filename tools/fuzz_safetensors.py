@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.tiny_architectures import FAMILIES
 from tests.transformers.folders import MODEL_TYPES, write_folder
 from tools.fuzz_gguf import MAX_LOADED_BYTES, SMALLEST
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
@@ -26,6 +27,8 @@ def make_seeds() -> Iterator[bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         for name in MODEL_TYPES:
             options = {**SMALLEST, "architecture": name, "n_experts": 2, "n_experts_used": 1}
+            if FAMILIES[name].shared_gate:
+                options["shared_ffn_dim"] = 32
             model = write_tiny_model(Path(scratch) / "seed.gguf", **options)
             folder = write_folder(model, Path(scratch) / name, dtype="BF16")
             config = (folder / "config.json").read_bytes()
