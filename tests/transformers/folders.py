@@ -120,16 +120,18 @@ def make_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     def value(suffix: str, default: Any = None) -> Any:
         return metadata.get(f"{name}.{suffix}", default)
 
+    width, n_heads = value("embedding_length"), value("attention.head_count")
+    head_dim = value("attention.key_length", width // n_heads)
     config: dict[str, Any] = {
         "architectures": ["TinyForCausalLM"],
         "model_type": model_type,
         "hidden_act": "silu",
-        "hidden_size": value("embedding_length"),
+        "hidden_size": width,
         "intermediate_size": value("feed_forward_length"),
         "num_hidden_layers": value("block_count"),
-        "num_attention_heads": value("attention.head_count"),
+        "num_attention_heads": n_heads,
         "num_key_value_heads": value("attention.head_count_kv"),
-        "head_dim": value("attention.key_length"),
+        "head_dim": head_dim,
         "max_position_embeddings": value("context_length"),
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "rope_theta": value("rope.freq_base"),
@@ -155,7 +157,7 @@ def make_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
             config[key] = value(suffix)
     if value("attention.sliding_window"):
         config["sliding_window"] = value("attention.sliding_window")
-    share = value("rope.dimension_count") / value("attention.key_length")
+    share = value("rope.dimension_count", head_dim) / head_dim
     if share != 1:
         config["partial_rotary_factor"] = share
     return config
