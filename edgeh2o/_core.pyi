@@ -22,6 +22,21 @@ def release_threads() -> None:
 
 def supported_types() -> list[str]: ...
 def find_bad_block(data: Buffer, type: str) -> int | None: ...
+def widened_types() -> dict[str, str]:
+    """Tensor types that are held as another one, of ``supported_types``, exactly."""
+
+def written_types() -> list[str]:
+    """Tensor types that ``convert_rows`` can write."""
+
+def convert_rows(
+    data: Buffer, source: str, target: str, rows: int, cols: int
+) -> tuple[bytes, int | None]:
+    """Weights of the type ``source`` as ``target``, and the first row that this cannot hold.
+
+    That row has a weight that is NaN, infinite or too large. Raises ValueError for sizes that do
+    not fit and for a type that cannot be written.
+    """
+
 def count_strings(data: bytes, position: int, count: int) -> tuple[int, int]:
     """How many strings ``read_strings`` would give, and the position behind them."""
 

@@ -30,6 +30,12 @@ _ROPE_RANGES = {
     "beta_fast": (0.0, 1e6),
     "beta_slow": (0.0, 1e6),
 }
+# What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
+QUANTISED_TYPES = (
+    *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"),
+    *("q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s"),
+)
+DEFAULT_QUANTISED_TYPE = "q8_0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +332,13 @@ class RuntimeConfig:
     check_tensors: bool = option(
         False, "--check-tensors", help="refuse a model that has NaN or infinite weights"
     )
+    quantize: str | None = option(
+        None,
+        "--quantize",
+        metavar="TYPE",
+        help="what matrices of a folder of safetensors are quantised to as they are loaded, such "
+        "as q8_0 or q4_k, f32 for not at all (default: q8_0)",
+    )
     device: str = option(
         "auto",
         "--device",
@@ -346,6 +359,8 @@ class RuntimeConfig:
             raise UsageError(
                 f"device (--device) must be auto, cpu, cuda or cuda:N, got {self.device!r:.80}"
             )
+        if self.quantize is not None:
+            object.__setattr__(self, "quantize", check_quantised_type(self.quantize))
         for name, flag in (("cache_type_k", "--cache-type-k"), ("cache_type_v", "--cache-type-v")):
             if getattr(self, name) is not None:
                 self._check_choice(name, flag, CACHE_TYPES)
@@ -365,3 +380,14 @@ class RuntimeConfig:
 
 def _is_between(low: float, high: float, value: float) -> bool:
     return low < value < high
+
+
+def check_quantised_type(name: object) -> str:
+    """The name in lower case. Raises UsageError for one that weights cannot be written as."""
+    lower = name.lower() if isinstance(name, str) else ""
+    if lower not in QUANTISED_TYPES:
+        raise UsageError(
+            f"weights cannot be quantised to {name!r:.40}; choose one of "
+            f"{', '.join(QUANTISED_TYPES)}"
+        )
+    return lower

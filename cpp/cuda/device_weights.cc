@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "quant/widened_types.h"
 
 namespace edgeh2o::cuda {
 namespace {
@@ -18,7 +19,7 @@ DeviceWeights::DeviceWeights(const DecoderConfig& config, const KernelTable& tab
 
 size_t DeviceWeights::estimate_bytes(const std::string& type_name, size_t rows, size_t cols) {
   if (rows == 1) return cols * sizeof(float);
-  return TileSizes(device_format(find_format(type_name).format), rows, cols).n_bytes();
+  return TileSizes(device_format(find_held_format(type_name).format), rows, cols).n_bytes();
 }
 
 void DeviceWeights::upload(void* to, const void* from, size_t n_bytes) {
@@ -30,8 +31,9 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
                                size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
   const Weights::Slot& slot = host_.find_slot(name, rows, cols);
   if (slot.vector) return host_.set_tensor(name, type_name, data, n_bytes, rows, cols, row_order);
-  const FormatInfo& info = find_format(type_name);
-  check_tensor_data(info, n_bytes, rows, cols, row_order);
+  const HeldTensor held(type_name, data, n_bytes);
+  const FormatInfo& info = held.info();
+  check_tensor_data(info, held.n_bytes(), rows, cols, row_order);
   const WeightFormat format = device_format(info.format);
   const TileSizes sizes(format, rows, cols);
   const size_t panel_bytes = sizes.value_bytes + sizes.scale_bytes + (sizes.scale_bytes ? kPanelRows * 4 : 0);
@@ -51,7 +53,7 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
     uint8_t* const staged = staging_.as<uint8_t>();
     uint8_t* const staged_scales = staged + count * sizes.value_bytes;
     uint8_t* const staged_factors = staged_scales + count * sizes.scale_bytes;
-    pack_panels(info, data, rows, cols, row_order, first, count, staged,
+    pack_panels(info, held.data(), rows, cols, row_order, first, count, staged,
                 reinterpret_cast<uint16_t*>(staged_scales), reinterpret_cast<float*>(staged_factors));
     upload(values + first * sizes.value_bytes, staged, count * sizes.value_bytes);
     if (!is_tiled(format)) continue;

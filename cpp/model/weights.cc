@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "quant/widened_types.h"
 
 namespace edgeh2o {
 
@@ -107,16 +108,17 @@ const Weights::Slot& Weights::find_slot(const std::string& name, size_t rows, si
 void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data,
                          size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
   const Slot& slot = find_slot(name, rows, cols);
-  const FormatInfo& info = find_format(type_name);
+  const HeldTensor held(type_name, data, n_bytes);
+  const FormatInfo& info = held.info();
   if (slot.matrix) {
     n_bytes_ -= slot.matrix->n_bytes();
-    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data,
-                                n_bytes, rows, cols, row_order, &pool_);
+    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format),
+                                held.data(), held.n_bytes(), rows, cols, row_order, &pool_);
     n_bytes_ += slot.matrix->n_bytes();
     return;
   }
   EH2O_CHECK(!info.is_quantised, "vector '", name, "' has the quantised type ", type_name);
-  const PackedMatrix row(info, 1, false, data, n_bytes, 1, cols, nullptr);
+  const PackedMatrix row(info, 1, false, held.data(), held.n_bytes(), 1, cols, nullptr);
   std::vector<float> values(cols);
   row.dequantize_row(values.data(), 0);
   n_bytes_ += (cols - slot.vector->size()) * sizeof(float);

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import FormatError, UsageError
 from ..formats.fingerprint import fingerprint_weights
-from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
+from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from .experts import SHARED_KEY, ExpertRule
 from .hyperparameters import (
@@ -109,8 +109,19 @@ def registered_architectures() -> tuple[str, ...]:
     return tuple(sorted(_ARCHITECTURES))
 
 
+def find_architecture(name: str) -> ArchitectureSpec:
+    """The table of an architecture. Raises ``FormatError`` for one that is not registered."""
+    spec = _ARCHITECTURES.get(name)
+    if spec is None:
+        raise FormatError(
+            f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
+            f"supported: {', '.join(registered_architectures())}"
+        )
+    return spec
+
+
 def read_model(
-    gguf: GgufFile, rope: RopeConfig = ROPE_OF_FILE
+    gguf: ModelTensors, rope: RopeConfig = ROPE_OF_FILE
 ) -> tuple[DecoderConfig, list[TensorBinding]]:
     """Checks a file against its architecture; returns its configuration and its weights.
 
@@ -118,7 +129,7 @@ def read_model(
     names the key or the tensor, and ``UsageError`` for a ``rope`` that the model cannot have.
     """
     try:
-        spec = _find_spec(gguf.metadata)
+        spec = find_architecture(gguf.metadata.get_str("general.architecture"))
         shape = read_hyperparameters(
             gguf.metadata,
             spec.name,
@@ -151,19 +162,8 @@ def read_model(
         raise FormatError(f"{gguf.path}: {error}") from None
 
 
-def _find_spec(metadata: Metadata) -> ArchitectureSpec:
-    name = metadata.get_str("general.architecture")
-    spec = _ARCHITECTURES.get(name)
-    if spec is None:
-        raise FormatError(
-            f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
-            f"supported: {', '.join(registered_architectures())}"
-        )
-    return spec
-
-
 def _change_rope(
-    gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters, rope: RopeConfig
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters, rope: RopeConfig
 ) -> Hyperparameters:
     changed = shape.with_rope(rope)
     reason = None
@@ -183,7 +183,9 @@ def _change_rope(
     return changed
 
 
-def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> DecoderConfig:
+def _make_config(
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
+) -> DecoderConfig:
     layers = shape.layers
     is_scaled_by_width = len(layers) == spec.n_layers_scaled_by_width
     logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else shape.head_dim
@@ -223,13 +225,13 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
     )
 
 
-def _is_rope_off(gguf: GgufFile, spec: ArchitectureSpec) -> bool:
+def _is_rope_off(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
     switch = spec.rope_switch
     return switch is not None and not gguf.metadata.get_bool(f"{spec.name}.{switch}", default=True)
 
 
 def _read_frequencies(
-    gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
 ) -> dict[str, Any]:
     """The tables of RoPE frequencies of ``DecoderConfig``."""
     n_pairs = shape.rotary_dim // 2

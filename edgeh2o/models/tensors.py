@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..errors import FormatError
 from ..formats.gguf_header import TensorInfo
+from ..formats.gguf_types import stored_bytes
 from ..formats.metadata import quote
 from .rope import half_split_row_order
 
@@ -90,6 +91,14 @@ class TensorBinding:
         return self.info.n_bytes // self.info.rows * self.first_row
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows in memory, where some types are held as others."""
+        held = _core.widened_types().get(self.info.type_name)
+        if held is None:
+            return self.n_bytes
+        return stored_bytes(held, self.n_rows * self.info.cols)
+
+    @property
     def n_bytes(self) -> int:
         return self.info.n_bytes // self.info.rows * self.n_rows
 
@@ -109,7 +118,7 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = _expand(rules, len(shape.layers))
+    by_name = expand_rules(rules, len(shape.layers))
     unread = {
         name
         for name, (rule, layer) in by_name.items()
@@ -157,7 +166,7 @@ def bind_tensors(
     return bindings
 
 
-def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
+def expand_rules(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
     """Rules by the name of the tensor, and the layer; those of no layer have 0."""
     by_name: dict[str, tuple[TensorRule, int]] = {}
     for rule in rules:
@@ -203,12 +212,17 @@ def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) 
             "converted wrongly"
         )
     is_matrix = len(expected) > 1 and not rule.is_vectors
-    supported = _core.supported_types() if is_matrix else VECTOR_TYPES
+    supported = readable_types() if is_matrix else VECTOR_TYPES
     if info.type_name not in supported:
         raise FormatError(
             f"tensor {quote(info.name)} is of type {info.type_name}, which is not supported here; "
-            f"supported: {', '.join(supported)}; quantise the model to one of these"
+            f"supported: {', '.join(supported)}; fetch the model in one of these, such as Q4_K_M"
         )
+
+
+def readable_types() -> tuple[str, ...]:
+    """Types that matrices may have, those that are held as others last."""
+    return (*_core.supported_types(), *_core.widened_types())
 
 
 def _count(names: list[str], noun: str) -> str:

@@ -14,14 +14,15 @@ from ..attention.base import has_equal_kv_heads
 from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
-from ..formats.gguf import TensorInfo
+from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
+from ..models.tensors import readable_types
 from .base import SessionShape
-from .weight_loading import OnBytes, WeightLoading, mapped_bytes
+from .weight_loading import OnBytes, WeightLoading, mapped_bytes, readers_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..attention.base import SparseAttentionConfig
-    from ..formats.gguf import GgufFile
+    from ..formats.model_tensors import ModelTensors
     from ..tokenizer import Tokenizer
 
 
@@ -42,16 +43,23 @@ class GgufModelFile:
     """
 
     def __init__(self, path: Path, rope: RopeConfig = ROPE_OF_FILE) -> None:
-        self._gguf = open_model_file(path)
+        self._gguf = self._open(path)
         try:
             self.config, self._bindings = read_model(self._gguf, rope)
         except BaseException:
             self._gguf.close()
             raise
         self.path = path
-        sizes = [binding.n_bytes for binding in self._bindings]
+        sizes = [binding.held_bytes for binding in self._bindings]
         self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
-        self._n_read_bytes = sum(sizes)
+        self._n_read_bytes = sum(binding.n_bytes for binding in self._bindings)
+
+    def _open(self, path: Path) -> ModelTensors:
+        return open_model_file(path)
+
+    def _start_loading(self, core_model: _core.Model | _core.DeviceModel) -> WeightLoading:
+        assert isinstance(self._gguf, GgufFile)
+        return WeightLoading(readers_of(core_model, self._gguf, self._bindings), self._n_read_bytes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -78,7 +86,7 @@ class GgufModelFile:
         """Those that weights are read from, each once."""
         return tuple({binding.info.name: binding.info for binding in self._bindings}.values())
 
-    def duplicate(self) -> GgufFile:
+    def duplicate(self) -> ModelTensors:
         """The file, open on its own."""
         return self._gguf.duplicate()
 
@@ -97,7 +105,7 @@ class GgufModelFile:
         meanwhile: Callable[[], None] | None,
     ) -> Tokenizer:
         """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``."""
-        loading = WeightLoading(core_model, self._gguf, self._bindings)
+        loading = self._start_loading(core_model)
         if on_bytes is not None:
             on_bytes(0, self._n_read_bytes)
         try:
@@ -238,12 +246,12 @@ def estimate_session_bytes(
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 
 
-def check_tensors(file: GgufFile) -> None:
+def check_tensors(file: ModelTensors) -> None:
     """Raises FormatError that names the first tensor with a weight that is NaN or infinite.
 
     Tensors of a type that cannot be run are passed over.
     """
-    supported = _core.supported_types()
+    supported = readable_types()
     for info in file.tensors.values():
         if info.type_name in supported:
             data = file.tensor_bytes(info)

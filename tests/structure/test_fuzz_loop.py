@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.errors import FormatError
-from tools import fuzz_loop, fuzz_tokenizer
+from tests.transformers.folders import MODEL_TYPES
+from tools import fuzz_loop, fuzz_safetensors, fuzz_tokenizer
 from tools.fuzz_gguf import make_seeds, make_target
 
 
@@ -85,6 +86,14 @@ def test_the_target_accepts_its_seeds(tmp_path: Path) -> None:
     target = make_target(tmp_path)
     seeds = list(make_seeds())
     assert len(set(seeds)) == len(seeds)
+    for content in seeds:
+        target(content)
+
+
+def test_the_safetensors_target_accepts_its_seeds(tmp_path: Path) -> None:
+    target = fuzz_safetensors.make_target(tmp_path)
+    seeds = list(fuzz_safetensors.make_seeds())
+    assert len(set(seeds)) == len(seeds) == len(MODEL_TYPES)
     for content in seeds:
         target(content)
 
