@@ -44,6 +44,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
         void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
         void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
+        void (*score_blocks_f32)(float*, size_t, const float*, size_t, size_t, const int32_t*, size_t,
+                                 const void*, size_t, size_t) noexcept
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
@@ -264,6 +266,26 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
         indices = &positions[0] if n_rows else NULL
     cdef float[::1] out = np.array(x)
     table_of(isa).add_kv_rows_f32(kind, &out[0], &data[0, 0], indices, n_rows, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def score_blocks(str isa, const float[:, ::1] q, const uint8_t[:, :, ::1] blocks, const int32_t[::1] channels=None):
+    """[n_rows][32 n_blocks] products of q [n_rows][width] with blocks [n_blocks][width][34] of q8_0.
+
+    channels: ascending, those that count; None: all.
+    """
+    if q.shape[1] != blocks.shape[1] or <size_t>blocks.shape[2] != kv_row_bytes(parse_cache_type(b"q8_0"), 32):
+        raise ValueError(f"q is {q.shape}, blocks are {blocks.shape}")
+    cdef size_t n_channels = <size_t>q.shape[1], n_blocks = <size_t>blocks.shape[0]
+    cdef const int32_t* indices = NULL
+    if channels is not None:
+        if not 0 <= np.min(channels) <= np.max(channels) < q.shape[1]:
+            raise ValueError(f"a channel is not in [0, {q.shape[1]})")
+        n_channels = <size_t>channels.shape[0]
+        indices = &channels[0]
+    cdef float[:, ::1] out = np.empty((q.shape[0], 32 * n_blocks), np.float32)
+    table_of(isa).score_blocks_f32(&out[0, 0], 32 * n_blocks, &q[0, 0], <size_t>q.shape[1], <size_t>q.shape[0],
+                                   indices, n_channels, &blocks[0, 0, 0], n_blocks, <size_t>q.shape[1])
     return np.asarray(out)
 
 

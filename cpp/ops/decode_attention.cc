@@ -107,10 +107,14 @@ const uint8_t* DecodeAttention::find_rows(const HeadKeys& keys, const Range& ran
   if (range.is_of_rows) return gathered->row(range.first);
   if (keys.positions == nullptr) return cached.row(keys.begin + range.first);
   const size_t row_bytes = kv_row_bytes(cached.type, cached.head_dim);
-  for (size_t i = 0; i < range.n_keys; ++i) {
+  const auto position = [&](size_t i) {
     const size_t key = range.first + i;
-    const size_t position = key + 1 < keys.n_keys ? static_cast<size_t>(keys.positions[key]) : keys.position;
-    std::memcpy(out + i * row_bytes, cached.row(position), row_bytes);
+    return key + 1 < keys.n_keys ? static_cast<size_t>(keys.positions[key]) : keys.position;
+  };
+  for (size_t i = 0, n_rows; i < range.n_keys; i += n_rows) {
+    const size_t first = position(i);
+    for (n_rows = 1; i + n_rows < range.n_keys && position(i + n_rows) == first + n_rows;) ++n_rows;
+    std::memcpy(out + i * row_bytes, cached.row(first), n_rows * row_bytes);
   }
   return out;
 }

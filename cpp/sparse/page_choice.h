@@ -1,0 +1,63 @@
+// The choice of a single query among the pages of a prompt: the first page, and those with the highest
+// bounds of their logits, maximum over the query heads of the group. What follows the last block of pages,
+// and all that was generated, is read too. Sums over the heads of normalised scores would let heads that look
+// everywhere outvote the one that looks something up.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/arena.h"
+#include "sparse/page_bounds.h"
+#include "sparse/sparse_policy.h"
+
+namespace edgeh2o {
+
+// Which of n scores are kept: the n_kept highest, of equal ones the first. ranks: scratch [2][n].
+class BestScores {
+ public:
+  BestScores(const float* scores, size_t n, size_t n_kept, uint64_t* ranks);
+  bool has(size_t i) const { return ranks_[i] >= lowest_; }
+
+ private:
+  const uint64_t* ranks_;  // [n]
+  uint64_t lowest_ = 0;    // rank that is kept
+};
+
+// The positions of the pages kept, ascending, and [end of the pages, end), written to `out`; returns their
+// number.
+size_t list_pages(const BestScores& kept, size_t n_pages, size_t page_size, size_t end, int32_t* out);
+
+class PageChoice {
+ public:
+  // n_pages of page_size positions, both at least 1.
+  PageChoice(size_t page_size, size_t n_pages) : bounds_(page_size), n_kept_(n_pages) {}
+
+  void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_pages);
+  void begin_prompt() { bounds_.begin_prompt(); }
+
+  // As the hooks of SparsePolicy with these names, for slots that have pages.
+  void end_prompt(size_t slot, const SelectionInput& input) { bounds_.extend(slot, input); }
+  bool prepare_decode(size_t slot, const SelectionInput& input);
+  void score_decode(size_t slot, const SelectionInput& input, size_t part, size_t n_parts);
+  MemorySet select_decode(size_t slot, const SelectionInput& input);
+
+ private:
+  // Whether there are enough pages: scoring costs as much as reading a part of them.
+  bool is_worth(size_t slot) const { return bounds_.n_blocks(slot) * PageBounds::kBlockPages >= 2 * n_kept_; }
+  size_t max_pages() const { return bounds_.max_blocks(shape_) * PageBounds::kBlockPages; }
+  float* queries(size_t kv_head) const { return queries_ + kv_head * 2 * max_query_dim_; }
+  float* scores(size_t kv_head) const { return scores_ + kv_head * max_group_ * max_pages(); }
+
+  PageBounds bounds_;
+  size_t n_kept_;
+  PolicyShape shape_;
+  size_t max_group_ = 0, max_query_dim_ = 0;  // of the query heads of a KV head
+  // The slots of one layer run in parallel: [max_kv_heads] each.
+  float* queries_ = nullptr;      // [group_size][2 * key_dim] what is positive, then what is negative
+  float* scores_ = nullptr;       // [group_size][max_pages]
+  uint64_t* ranks_ = nullptr;     // [2][max_pages]
+  int32_t* positions_ = nullptr;  // [max_context]
+};
+
+}  // namespace edgeh2o
