@@ -37,7 +37,7 @@ HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
       hitters_({/*is_mean=*/true, options.decay}),
       landmarks_(options.page_size, options.max_past),
       recall_(options.max_past),
-      pages_(kDecodePageSize, options.decode_pages) {
+      pages_(kDecodePageSize, options.decode_pages, 2 * options.decode_pages) {
   check_budgets(options.budgets);
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
 }

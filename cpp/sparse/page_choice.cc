@@ -2,36 +2,38 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
 
 namespace edgeh2o {
 
-BestScores::BestScores(const float* scores, size_t n, size_t n_kept, uint64_t* ranks) : ranks_(ranks) {
-  // By score, then by lower index; NaN of a broken model keeps the order total.
+// Digit by digit from the highest: a sort by comparisons takes four times as long.
+BestScores::BestScores(const float* scores, size_t n, size_t n_kept, uint32_t* keys)
+    : keys_(keys), n_(n), n_equal_(n) {
+  constexpr uint32_t kSign = uint32_t{1} << 31;
   for (size_t i = 0; i < n; ++i) {
     uint32_t bits;
     std::memcpy(&bits, scores + i, sizeof(bits));
-    bits ^= bits >> 31 ? UINT32_MAX : uint32_t{1} << 31;
-    ranks[i] = uint64_t{bits} << 32 | ~static_cast<uint32_t>(i);
+    keys[i] = bits & kSign ? ~bits : bits | kSign;
   }
   if (n_kept >= n) return;
-  uint64_t* by_rank = ranks + n;
-  std::copy_n(ranks, n, by_rank);
-  std::nth_element(by_rank, by_rank + n_kept - 1, by_rank + n, std::greater<>());
-  lowest_ = by_rank[n_kept - 1];
-}
-
-size_t list_pages(const BestScores& kept, size_t n_pages, size_t page_size, size_t end, int32_t* out) {
-  int32_t* next = out;
-  const auto append = [&next](size_t first, size_t last) {
-    while (first < last) *next++ = static_cast<int32_t>(first++);
-  };
-  for (size_t page = 0; page < n_pages; ++page) {
-    if (kept.has(page)) append(page * page_size, (page + 1) * page_size);
+  constexpr uint32_t kDigitBits = 11, kDigits = uint32_t{1} << kDigitBits;
+  uint32_t* rest = keys + n;  // those that share the digits so far
+  std::copy_n(keys, n, rest);
+  size_t n_rest = n;
+  n_equal_ = n_kept;
+  for (const uint32_t shift : {21u, 10u, 0u}) {
+    const auto digit = [shift](uint32_t key) { return key >> shift & (kDigits - 1); };
+    uint32_t counts[kDigits] = {};
+    for (size_t i = 0; i < n_rest; ++i) ++counts[digit(rest[i])];
+    uint32_t found = kDigits - 1;
+    while (counts[found] < n_equal_) n_equal_ -= counts[found--];
+    lowest_ |= found << shift;
+    size_t n_found = 0;
+    for (size_t i = 0; i < n_rest; ++i) {
+      if (digit(rest[i]) == found) rest[n_found++] = rest[i];
+    }
+    n_rest = n_found;
   }
-  append(n_pages * page_size, end);
-  return static_cast<size_t>(next - out);
 }
 
 void PageChoice::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_pages) {
@@ -46,7 +48,7 @@ void PageChoice::take_buffers(Arena& arena, const PolicyShape& shape, const std:
   const size_t n_heads = is_any ? shape.max_kv_heads : 0;
   queries_ = arena.take<float>(n_heads * 2 * max_query_dim_);
   scores_ = arena.take<float>(n_heads * max_group_ * max_pages());
-  ranks_ = arena.take<uint64_t>(n_heads * 2 * max_pages());
+  keys_ = arena.take<uint32_t>(n_heads * 2 * max_pages());
   positions_ = arena.take<int32_t>(n_heads * shape.max_context);
 }
 
@@ -84,10 +86,17 @@ MemorySet PageChoice::select_decode(size_t slot, const SelectionInput& input) {
                n_pages = bounds_.n_blocks(slot) * PageBounds::kBlockPages;
   float* all = scores(kv_head);
   all[0] = std::numeric_limits<float>::infinity();  // the sinks of attention
-  const BestScores kept(all, n_pages, n_kept_, ranks_ + kv_head * 2 * max_pages());
-  int32_t* positions = positions_ + kv_head * shape_.max_context;
-  return MemorySet::list(positions,
-                         list_pages(kept, n_pages, bounds_.page_size(), input.chunk.begin, positions));
+  int32_t* const positions = positions_ + kv_head * shape_.max_context;
+  int32_t* next = positions;
+  const auto append = [&next](size_t first, size_t end) {
+    while (first < end) *next++ = static_cast<int32_t>(first++);
+  };
+  const size_t page_size = bounds_.page_size();
+  BestScores(all, n_pages, n_kept_, keys_ + kv_head * 2 * max_pages()).for_each([&](size_t page) {
+    append(page * page_size, (page + 1) * page_size);
+  });
+  append(n_pages * page_size, input.chunk.begin);
+  return MemorySet::list(positions, static_cast<size_t>(next - positions));
 }
 
 }  // namespace edgeh2o
