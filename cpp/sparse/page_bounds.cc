@@ -27,10 +27,18 @@ void PageBounds::begin_prompt() {
 void PageBounds::extend(size_t slot, const SelectionInput& input) {
   Slot& state = slots_[slot];
   EH2O_DASSERT(state.blocks != nullptr);
-  while ((state.n_blocks + 1) * block_size() <= input.chunk.begin) add_block(state, slot, input);
+  while ((state.n_blocks + 1) * block_size() <= input.chunk.begin) add_block(state, slot, input, nullptr);
 }
 
-void PageBounds::add_block(Slot& slot, size_t slot_idx, const SelectionInput& input) const {
+void PageBounds::rebuild(size_t slot, const SelectionInput& input, const int32_t* positions, size_t n_rows) {
+  Slot& state = slots_[slot];
+  EH2O_DASSERT(state.blocks != nullptr);
+  state.n_blocks = 0;
+  while ((state.n_blocks + 1) * block_size() <= n_rows) add_block(state, slot, input, positions);
+}
+
+void PageBounds::add_block(Slot& slot, size_t slot_idx, const SelectionInput& input,
+                           const int32_t* positions) const {
   const KvRows& keys = input.past_keys;
   const size_t dim = keys.head_dim, width = 2 * dim, kv_head = shape_.slots[slot_idx].kv_head;
   float *bounds = bounds_ + kv_head * kBlockPages * 2 * shape_.max_key_dim,
@@ -38,8 +46,9 @@ void PageBounds::add_block(Slot& slot, size_t slot_idx, const SelectionInput& in
   for (size_t page = 0; page < kBlockPages; ++page) {
     float *upper = bounds + page * width, *lower = upper + dim;
     for (size_t i = 0; i < page_size_; ++i) {
-      const size_t position = (slot.n_blocks * kBlockPages + page) * page_size_ + i;
+      const size_t idx = (slot.n_blocks * kBlockPages + page) * page_size_ + i;
       std::fill_n(row, dim, 0.0f);
+      const size_t position = positions ? static_cast<size_t>(positions[idx]) : idx;
       input.add_kv_rows(keys.type, row, keys.row(position), nullptr, 1, dim);
       for (size_t d = 0; d < dim; ++d) {
         upper[d] = i == 0 ? row[d] : std::max(upper[d], row[d]);

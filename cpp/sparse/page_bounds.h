@@ -31,6 +31,8 @@ class PageBounds {
 
   // Bounds of the blocks that the prompt has filled since the last call; those before stay.
   void extend(size_t slot, const SelectionInput& input);
+  // Bounds of blocks of the rows at `positions`, in this order, or of the first n_rows if that is null.
+  void rebuild(size_t slot, const SelectionInput& input, const int32_t* positions, size_t n_rows);
 
   size_t n_blocks(size_t slot) const { return slots_[slot].n_blocks; }
   const uint8_t* block(size_t slot, size_t block_idx) const {
@@ -43,7 +45,7 @@ class PageBounds {
     size_t n_blocks = 0;        // that have their bounds
   };
 
-  void add_block(Slot& slot, size_t slot_idx, const SelectionInput& input) const;
+  void add_block(Slot& slot, size_t slot_idx, const SelectionInput& input, const int32_t* positions) const;
 
   size_t page_size_;
   PolicyShape shape_;

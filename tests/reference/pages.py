@@ -19,10 +19,10 @@ BLOCK_PAGES = 32
 def page_bounds(k: Array, page_size: int) -> tuple[Array, Array]:
     """Maxima and minima [n_pages, d] of the pages of the rows k [n, d] that fill whole blocks."""
     n_pages = len(k) // (BLOCK_PAGES * page_size) * BLOCK_PAGES
-    pages = k[: n_pages * page_size].reshape(n_pages, page_size, -1)
+    pages = k[: n_pages * page_size].reshape(n_pages, page_size, k.shape[1])
 
     def rounded(values: Array) -> Array:
-        by_channel = values.reshape(-1, BLOCK_PAGES, k.shape[1]).swapaxes(1, 2)
+        by_channel = values.reshape(n_pages // BLOCK_PAGES, BLOCK_PAGES, k.shape[1]).swapaxes(1, 2)
         return stored(by_channel, "q8_0").swapaxes(1, 2).reshape(values.shape)
 
     return rounded(pages.max(axis=1)), rounded(pages.min(axis=1))
