@@ -122,12 +122,9 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", "f16", or "q4" or "q8", the
-    weights.
+    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", or weights "q4", "q8".
 
-    Returns the number of multiplications and additions. Raises ValueError for a float type of which the instruction
-    set has no products.
-    """
+    Returns the number of operations. Raises ValueError for a type that the instruction set has no products of."""
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
@@ -137,8 +134,7 @@ def peak(str isa, str kind, size_t n_rounds):
     cdef int which = kinds.index(kind)
     if which < 3 and table.attention[which].peak == NULL:
         raise ValueError(f"{isa} has no products of {kind}")
-    for i in range(16):
-        out[i] = 0
+    out[:] = [0.0] * 16
     with nogil:
         if which < 3:
             n_operations = table.attention[which].peak(&out[0], n_rounds)
@@ -176,31 +172,28 @@ def rope(str isa, const float[::1] x, const float[::1] cos, const float[::1] sin
     return np.asarray(out)
 
 
-def swiglu(str isa, const float[::1] gate, const float[::1] up):
-    """silu(gate) * up; all [n] float32."""
+cdef gated(void (*kernel)(float*, const float*, const float*, size_t) noexcept, const float[::1] gate,
+           const float[::1] up):
     if gate.shape[0] != up.shape[0]:
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).swiglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    kernel(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
     return np.asarray(out)
+
+
+def swiglu(str isa, const float[::1] gate, const float[::1] up):
+    """silu(gate) * up; all [n] float32."""
+    return gated(table_of(isa).swiglu_f32, gate, up)
 
 
 def geglu(str isa, const float[::1] gate, const float[::1] up):
     """gelu(gate) * up with the tanh form of GELU; all [n] float32."""
-    if gate.shape[0] != up.shape[0]:
-        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
-    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).geglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
-    return np.asarray(out)
+    return gated(table_of(isa).geglu_f32, gate, up)
 
 
 def swiglu_clamped(str isa, const float[::1] gate, const float[::1] up):
     """g sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up in [-7, 7]; all [n] float32."""
-    if gate.shape[0] != up.shape[0]:
-        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
-    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).swiglu_clamped_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
-    return np.asarray(out)
+    return gated(table_of(isa).swiglu_clamped_f32, gate, up)
 
 
 def soft_cap(str isa, const float[::1] x, float cap):
@@ -269,23 +262,14 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
     return np.asarray(out)
 
 
-def score_blocks(str isa, const float[:, ::1] q, const uint8_t[:, :, ::1] blocks, const int32_t[::1] channels=None):
-    """[n_rows][32 n_blocks] products of q [n_rows][width] with blocks [n_blocks][width][34] of q8_0.
-
-    channels: ascending, those that count; None: all.
-    """
-    if q.shape[1] != blocks.shape[1] or <size_t>blocks.shape[2] != kv_row_bytes(parse_cache_type(b"q8_0"), 32):
-        raise ValueError(f"q is {q.shape}, blocks are {blocks.shape}")
-    cdef size_t n_channels = <size_t>q.shape[1], n_blocks = <size_t>blocks.shape[0]
-    cdef const int32_t* indices = NULL
-    if channels is not None:
-        if not 0 <= np.min(channels) <= np.max(channels) < q.shape[1]:
-            raise ValueError(f"a channel is not in [0, {q.shape[1]})")
-        n_channels = <size_t>channels.shape[0]
-        indices = &channels[0]
+def score_blocks(str isa, const float[:, ::1] q, const uint8_t[:, :, ::1] blocks, const int32_t[::1] channels):
+    """[n_rows][32 n_blocks] products of q [n_rows][width] with blocks [n_blocks][width][34] of q8_0, over channels."""
+    cdef size_t width = <size_t>q.shape[1], n_blocks = <size_t>blocks.shape[0]
+    if q.shape[1] != blocks.shape[1] or blocks.shape[2] != 34 or not 0 <= np.min(channels) <= np.max(channels) < width:
+        raise ValueError(f"q is {q.shape}, blocks are {blocks.shape}, channels {np.asarray(channels)}")
     cdef float[:, ::1] out = np.empty((q.shape[0], 32 * n_blocks), np.float32)
-    table_of(isa).score_blocks_f32(&out[0, 0], 32 * n_blocks, &q[0, 0], <size_t>q.shape[1], <size_t>q.shape[0],
-                                   indices, n_channels, &blocks[0, 0, 0], n_blocks, <size_t>q.shape[1])
+    table_of(isa).score_blocks_f32(&out[0, 0], 32 * n_blocks, &q[0, 0], width, <size_t>q.shape[0], &channels[0],
+                                   <size_t>channels.shape[0], &blocks[0, 0, 0], n_blocks, width)
     return np.asarray(out)
 
 

@@ -20,9 +20,9 @@ def test_equals_the_product(isa: str, n_rows: int, width: int, channels: list[in
         [[_kernels.store_kv_row(isa, "q8_0", row) for row in block] for block in values]
     )
     q = rng.standard_normal((n_rows, width)).astype(np.float32)
-    listed = None if channels is None else np.array(channels, np.int32)
+    counted = list(range(width)) if channels is None else channels
+    listed = np.array(counted, np.int32)
     out = _kernels.score_blocks(isa, q, blocks, listed)
-    counted = slice(None) if channels is None else channels
     expected = np.einsum("rc,bcp->rbp", q[:, counted], stored(values, "q8_0")[:, counted])
     np.testing.assert_allclose(out, expected.reshape(n_rows, -1), rtol=0, atol=1e-4)
     # A row's result does not depend on the others.
