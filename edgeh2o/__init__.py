@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .attention.dense import DenseConfig as DenseConfig
     from .attention.h2o import H2OConfig as H2OConfig
     from .attention.headwise import HeadwiseConfig as HeadwiseConfig
+    from .attention.quest import QuestConfig as QuestConfig
+    from .attention.rocketkv import RocketKvConfig as RocketKvConfig
     from .config import PrefillConfig as PrefillConfig
     from .config import RopeConfig as RopeConfig
     from .config import SamplingParams as SamplingParams
@@ -64,8 +66,10 @@ _HOMES = {
     "KvCache": "_core",
     "LLM": "llm",
     "PrefillConfig": "config",
+    "QuestConfig": "attention.quest",
     "ResourceError": "errors",
     "RopeConfig": "config",
+    "RocketKvConfig": "attention.rocketkv",
     "SamplingParams": "config",
     "SparseAttentionConfig": "attention.base",
     "UsageError": "errors",

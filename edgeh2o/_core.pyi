@@ -196,6 +196,7 @@ def headwise_policy(
     max_past: int = 8192,
     tail: int = 0,
     decode_from: int = ...,
+    decode_pages: int = 512,
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
@@ -203,7 +204,30 @@ def headwise_policy(
     the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as
     ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
     of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
-    tokens or more (default: never) read, of it, the memory set of each head and its last chunk.
+    tokens or more (default: never) read, of it, the memory set of each head and its last chunk;
+    heads without a budget ``decode_pages`` pages of 4 positions, those that may hold the token's
+    largest logits, once the prompt has twice as many (0: all).
+    """
+
+def quest_policy(*, page_size: int = 16, tokens: int = 2048, dense_layers: int = 2) -> SparsePolicy:
+    """A generated token reads ``tokens`` of the prompt, in pages, from layer ``dense_layers`` on.
+
+    And all that was generated. The prompt is read dense.
+    """
+
+def rocketkv_policy(
+    *,
+    prompt_budget: int = 2048,
+    window: int = 32,
+    kernel: int = 63,
+    page_size: int = 4,
+    topk: int = 64,
+    topr: int = 128,
+) -> SparsePolicy:
+    """Generated tokens read ``topk`` pages of the ``prompt_budget`` rows kept of the prompt.
+
+    And all that was generated. The prompt is read dense; its last ``window`` tokens choose the
+    rows, with a pooling over ``kernel``; pages are chosen by ``topr`` channels.
     """
 
 def python_policy(

@@ -44,6 +44,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
         void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
         void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
+        void (*score_blocks_f32)(float*, size_t, const float*, size_t, size_t, const int32_t*, size_t,
+                                 const void*, size_t, size_t) noexcept
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
@@ -120,12 +122,9 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", "f16", or "q4" or "q8", the
-    weights.
+    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", or weights "q4", "q8".
 
-    Returns the number of multiplications and additions. Raises ValueError for a float type of which the instruction
-    set has no products.
-    """
+    Returns the number of operations. Raises ValueError for a type that the instruction set has no products of."""
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
@@ -135,8 +134,7 @@ def peak(str isa, str kind, size_t n_rounds):
     cdef int which = kinds.index(kind)
     if which < 3 and table.attention[which].peak == NULL:
         raise ValueError(f"{isa} has no products of {kind}")
-    for i in range(16):
-        out[i] = 0
+    out[:] = [0.0] * 16
     with nogil:
         if which < 3:
             n_operations = table.attention[which].peak(&out[0], n_rounds)
@@ -174,31 +172,28 @@ def rope(str isa, const float[::1] x, const float[::1] cos, const float[::1] sin
     return np.asarray(out)
 
 
-def swiglu(str isa, const float[::1] gate, const float[::1] up):
-    """silu(gate) * up; all [n] float32."""
+cdef gated(void (*kernel)(float*, const float*, const float*, size_t) noexcept, const float[::1] gate,
+           const float[::1] up):
     if gate.shape[0] != up.shape[0]:
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).swiglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    kernel(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
     return np.asarray(out)
+
+
+def swiglu(str isa, const float[::1] gate, const float[::1] up):
+    """silu(gate) * up; all [n] float32."""
+    return gated(table_of(isa).swiglu_f32, gate, up)
 
 
 def geglu(str isa, const float[::1] gate, const float[::1] up):
     """gelu(gate) * up with the tanh form of GELU; all [n] float32."""
-    if gate.shape[0] != up.shape[0]:
-        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
-    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).geglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
-    return np.asarray(out)
+    return gated(table_of(isa).geglu_f32, gate, up)
 
 
 def swiglu_clamped(str isa, const float[::1] gate, const float[::1] up):
     """g sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up in [-7, 7]; all [n] float32."""
-    if gate.shape[0] != up.shape[0]:
-        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
-    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).swiglu_clamped_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
-    return np.asarray(out)
+    return gated(table_of(isa).swiglu_clamped_f32, gate, up)
 
 
 def soft_cap(str isa, const float[::1] x, float cap):
@@ -264,6 +259,17 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
         indices = &positions[0] if n_rows else NULL
     cdef float[::1] out = np.array(x)
     table_of(isa).add_kv_rows_f32(kind, &out[0], &data[0, 0], indices, n_rows, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def score_blocks(str isa, const float[:, ::1] q, const uint8_t[:, :, ::1] blocks, const int32_t[::1] channels):
+    """[n_rows][32 n_blocks] products of q [n_rows][width] with blocks [n_blocks][width][34] of q8_0, over channels."""
+    cdef size_t width = <size_t>q.shape[1], n_blocks = <size_t>blocks.shape[0]
+    if q.shape[1] != blocks.shape[1] or blocks.shape[2] != 34 or not 0 <= np.min(channels) <= np.max(channels) < width:
+        raise ValueError(f"q is {q.shape}, blocks are {blocks.shape}, channels {np.asarray(channels)}")
+    cdef float[:, ::1] out = np.empty((q.shape[0], 32 * n_blocks), np.float32)
+    table_of(isa).score_blocks_f32(&out[0, 0], 32 * n_blocks, &q[0, 0], width, <size_t>q.shape[0], &channels[0],
+                                   <size_t>channels.shape[0], &blocks[0, 0, 0], n_blocks, width)
     return np.asarray(out)
 
 

@@ -20,6 +20,7 @@ CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
+STOP_WHEN_FULL, SHIFT_WHEN_FULL = "stop", "shift"
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
 ROPE_SCALINGS = ("none", "linear", "yarn")
 _KEEP_ROPE = "leave it out to keep the file's"
@@ -44,9 +45,11 @@ class SamplingParams:
 
     ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
-    ``0`` reads the prompt and generates nothing. ``lookup`` changes the time of a text, not the
-    text: ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the
-    answer: a JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
+    ``0`` reads the prompt and generates nothing. ``context_full="shift"`` goes on past the context:
+    the beginning of the prompt and the latest tokens, half of the context, are read again.
+    ``lookup`` changes the time of a text, not the text: ``"auto"``, ``"off"``, or the number of
+    tokens to draft. ``schema`` is the form of the answer: a JSON schema (a mapping, its JSON text,
+    a class of pydantic) or a ``Grammar``; it needs
     llguidance.
     """
 
@@ -94,6 +97,13 @@ class SamplingParams:
         "after prompts of 256 tokens and more; off",
         metavar="auto|off|N",
     )
+    context_full: str = option(
+        STOP_WHEN_FULL,
+        "--context-full",
+        help="once prompt and answer fill the context: stop; or shift: go on with the beginning of "
+        "the prompt and the latest tokens, half of the context, which are read again",
+        choices=(STOP_WHEN_FULL, SHIFT_WHEN_FULL),
+    )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
     )
@@ -134,6 +144,11 @@ class SamplingParams:
                 "an empty stop text would end the answer before its first character"
             )
         object.__setattr__(self, "stop", tuple(stop))
+        if self.context_full not in (STOP_WHEN_FULL, SHIFT_WHEN_FULL):
+            raise UsageError(
+                f"{label(self, 'context_full')} must be {STOP_WHEN_FULL} or {SHIFT_WHEN_FULL}, got "
+                f"{self.context_full!r:.80}"
+            )
         lookup = str(self.lookup) if isinstance(self.lookup, (str, int)) else ""
         is_number = lookup.isascii() and lookup.isdigit() and 1 <= int(lookup) <= MAX_LOOKUP
         if not is_number and lookup not in (AUTO_LOOKUP, LOOKUP_OFF):

@@ -24,6 +24,8 @@
 #include "kernels/attention_blocks-inl.h"
 //
 #include "kernels/attention_rows-inl.h"
+#include "kernels/page_scores-inl.h"
+//
 #include "kernels/peak-inl.h"
 
 #define EH2O_STRING_(x) #x
@@ -81,6 +83,7 @@ const KernelTable kTable = {
     load_f32_f16,
     store_kv_row_f32,
     add_kv_rows_f32,
+    score_blocks_f32,
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,

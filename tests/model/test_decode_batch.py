@@ -41,7 +41,8 @@ class EveryThird:
 def _policy(attention: str, n_slots: int) -> _core.SparsePolicy:
     if attention == "headwise":
         budgets = [24, None, 50] * n_slots
-        return _core.headwise_policy(budgets[:n_slots], local=8, page_size=16, decode_from=100)
+        sizes = {"local": 8, "page_size": 16, "decode_from": 100, "decode_pages": 16}
+        return _core.headwise_policy(budgets[:n_slots], **sizes)
     if attention == "listed":
         return _core.python_policy(EveryThird())
     if attention == "h2o":
@@ -112,10 +113,11 @@ def test_equals_single_calls_in_every_architecture(tiny_model: TinyModelFactory,
     _require_equal(_load(tiny_model, **{**SHAPE, **CASES[case]}))
 
 
-def test_does_not_depend_on_threads(tiny_model: TinyModelFactory) -> None:
+@pytest.mark.parametrize("attention", ["dense", "headwise"])
+def test_does_not_depend_on_threads(tiny_model: TinyModelFactory, attention: str) -> None:
     model = _load(tiny_model, tensor_type="Q4_0")
     results = [
-        _decode_together(_start(model, threads=threads), TOKENS[:25], [16, 9])
+        _decode_together(_start(model, attention, threads=threads), TOKENS[:25], [16, 9])
         for threads in (1, 2, 3)
     ]
     for other in results[1:]:
