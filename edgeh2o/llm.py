@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
-from .config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig, SamplingParams
+from .config import PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.opening import load_session
 from .model_config import ModelConfig
+from .rope_config import ROPE_OF_FILE, RopeConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +36,11 @@ class LLM:
     "local": 256}``. ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``,
     ``cache_type_v``, ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and
     ``quantize`` are those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has
-    none; ``chat_template`` (jinja2) takes the place of the model's own, with
-    ``chat_template_kwargs`` as variables: ``{"enable_thinking": False}``. ``on_progress(stage,
-    done, total)`` is called in the stages "load" (bytes) and "prefill" (tokens), ``check(session)``
-    with the engine's session while the weights are read: what it raises ends that. Raises
-    UsageError for a bad option, FormatError for a bad file, ResourceError for lack of memory.
+    none; ``chat_template`` (jinja2) replaces the model's own, with ``chat_template_kwargs`` as
+    variables (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` is called in the
+    stages "load" (bytes) and "prefill" (tokens), ``check(session)`` while the weights are read:
+    what it raises ends that. Raises UsageError for a bad option, FormatError for a bad file,
+    ResourceError for lack of memory.
     """
 
     def __init__(

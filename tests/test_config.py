@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.config import PrefillConfig, RopeConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
+from edgeh2o.rope_config import RopeConfig
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ PYTHON_LAYERS = (
     ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
     ("config", "model_config", "_core", "_kernels", "_version"),
+    ("rope_config",),
     ("option_fields",),
     ("errors",),
 )

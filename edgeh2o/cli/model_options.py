@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import PrefillConfig, RopeConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import UsageError
+from ..rope_config import RopeConfig
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
 from .progress import ProgressBars, progress_on_stderr

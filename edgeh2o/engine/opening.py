@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .. import isa as instruction_sets
-from ..config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
 from ..formats.safetensors import is_safetensors_folder
 from ..host import memory
 from ..onnx.folder import is_onnx
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .plan import RunPlan, fit_chunks
 
 if TYPE_CHECKING:

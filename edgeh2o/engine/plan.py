@@ -13,11 +13,12 @@ from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
 from ..attention.kept_profiles import PROFILE_TOKENS
-from ..config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
 from ..model_config import ModelConfig
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:

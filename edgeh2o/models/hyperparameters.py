@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import RopeConfig
 from ..errors import FormatError
 from ..formats.metadata import Metadata
 from ..model_config import LayerConfig
 from ..option_fields import MAX_CONTEXT
+from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .keys import ArchitectureKeys
 from .rope import (

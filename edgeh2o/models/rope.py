@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from ..config import RopeConfig
 from ..errors import FormatError
 from ..formats.metadata import quote
 from ..formats.model_tensors import ModelTensors
 from ..option_fields import MAX_CONTEXT
+from ..rope_config import RopeConfig
 from .keys import ArchitectureKeys
 
 ScalingKind = Literal["none", "linear", "yarn", "longrope"]

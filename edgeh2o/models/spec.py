@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import FormatError, UsageError
 from ..formats.fingerprint import fingerprint_weights
 from ..formats.metadata import Metadata, quote
 from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .experts import SHARED_KEY, ExpertRule
 from .hyperparameters import (
     SHARED_KV_KEY,

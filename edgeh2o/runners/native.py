@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
-from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
 from ..formats.gguf import GgufFile, TensorInfo
@@ -21,6 +20,7 @@ from ..formats.split import open_model_file
 from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
 from ..models.tensors import readable_types
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
 from .weight_loading import OnBytes, WeightLoading, mapped_bytes, readers_of
 

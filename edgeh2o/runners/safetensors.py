@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..config import DEFAULT_QUANTISED_TYPE, ROPE_OF_FILE, RopeConfig
+from ..config import DEFAULT_QUANTISED_TYPE
 from ..errors import FormatError
 from ..formats.model_folder import read_model_settings
 from ..models.transformers.weights import ConvertedFolder, open_transformers
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .native import NativeModelFile
 from .weight_loading import WeightLoading
 
