@@ -60,11 +60,23 @@ class _Job(Generic[T]):
 
 
 class _DecodeJob(_Job["NDArray[np.float32]"]):
-    """One token to append to a sequence of a workspace, or to any runner without one."""
+    """A token to append to a sequence of a workspace, or to any runner without one.
 
-    def __init__(self, runner: Any, token: int, workspace: _core.Workspace | None) -> None:
-        super().__init__(lambda: runner.decode(token))
-        self.runner, self.token, self.workspace = runner, token, workspace
+    Of several ``tokens`` the others are a guess, which is looked at where the step is not shared.
+    """
+
+    def __init__(
+        self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
+    ) -> None:
+        super().__init__(self._decode_alone)
+        self.runner, self.tokens, self.workspace = runner, tokens, workspace
+
+    def _decode_alone(self) -> NDArray[np.float32]:
+        if len(self.tokens) > 1:
+            rows: NDArray[np.float32] = self.runner.decode_batch(self.tokens)
+            return rows
+        logits: NDArray[np.float32] = self.runner.decode(int(self.tokens[0]))
+        return logits[None]
 
 
 class Scheduler:
@@ -97,10 +109,14 @@ class Scheduler:
         return job.wait()
 
     def decode(
-        self, runner: Any, token: int, workspace: _core.Workspace | None
+        self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
     ) -> NDArray[np.float32]:
-        """Logits [vocab_size] after ``token``; ``leave`` says that no more will come."""
-        job = _DecodeJob(runner, token, workspace)
+        """Logits [n, vocab_size]: after the first of ``tokens``, and after more of them perhaps.
+
+        Those after the first, which is appended, are looked at as ``BatchRunner.decode_batch`` does
+        where nobody else shares the step. ``leave`` says that no more steps will come.
+        """
+        job = _DecodeJob(runner, tokens, workspace)
         with self._changed:
             self._require_open()
             self._decoding.add(id(runner))
@@ -173,13 +189,11 @@ def _decode_together(jobs: list[_DecodeJob]) -> None:
                 job.execute()
             continue
         try:
-            results = workspace.forward(
-                [(job.runner, np.array([job.token], np.int32), None) for job in group]
-            )
+            results = workspace.forward([(job.runner, job.tokens[:1], None) for job in group])
         except BaseException as error:
             for job in group:
                 job.fail(error)
         else:
             for job, logits in zip(group, results, strict=True):
                 assert logits is not None
-                job.finish(logits)
+                job.finish(logits[None])
