@@ -28,9 +28,10 @@ def test_curl(server: RunningServer) -> None:
 
     whole = json.loads(post("/v1/chat/completions", BODY))
     assert whole["object"] == "chat.completion" and whole["usage"]["completion_tokens"] == 5
-    lines = post("/v1/chat/completions", BODY | {"stream": True}, "-N").split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    stream = post("/v1/chat/completions", BODY | {"stream": True}, "-N")
+    lines = [line for line in stream.split("\n\n") if line.startswith("data: ")]
+    assert stream.endswith("\n\n") and lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     text = "".join(
         chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]
     )
