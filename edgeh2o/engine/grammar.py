@@ -156,7 +156,7 @@ class GrammarProcessor:
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._require_good()
         allowed = np.unpackbits(mask, bitorder="little", count=self._vocab_size)
-        return np.where(allowed, logits, np.float32(-np.inf))
+        return np.where(allowed.view(np.bool_), logits, np.float32(-np.inf))  # half the time
 
     def accept(self, token_id: int) -> None:
         self._matcher.consume_token(token_id)
