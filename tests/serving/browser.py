@@ -108,8 +108,9 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Loads a page."""
+        self.run("window.isOld = true")
         self.call("Page.navigate", url=url)
-        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait_for("document.readyState === 'complete' && !window.isOld")
 
     def press(self, key: str, code: int) -> None:
         """A key that says something besides a character, such as Enter."""

@@ -17,15 +17,20 @@ ANSWERS = "document.querySelectorAll('article.assistant').length"
 IS_IDLE = "document.getElementById('stop').disabled && status_text().includes('written')"
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(str(PROGRAM), tmp_path_factory.mktemp("browser"))
+    yield browser
+    browser.close()
+
+
 @pytest.fixture
-def page(server: RunningServer, tmp_path: Path) -> Iterator[Browser]:
-    browser = Browser(str(PROGRAM), tmp_path / "browser")
-    try:
-        browser.open(server.url)
-        browser.run("status_text = () => document.getElementById('status').textContent, 0")
-        yield browser
-    finally:
-        browser.close()
+def page(browser: Browser, server: RunningServer) -> Browser:
+    """The page as it is when it was opened."""
+    browser.open(server.url)
+    browser.problems.clear()
+    browser.run("status_text = () => document.getElementById('status').textContent, 0")
+    return browser
 
 
 def test_a_document_is_asked_about(page: Browser, tmp_path: Path) -> None:
