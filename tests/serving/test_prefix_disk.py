@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from edgeh2o import H2OConfig, HeadwiseConfig
+from edgeh2o.cli.serve import parse_folder
+from edgeh2o.errors import ResourceError
 from edgeh2o.serving.call_grid import ReadPlaces
 from edgeh2o.serving.prefix_disk import PrefixDisk
 from edgeh2o.serving.saved_state import SavedPlaces, pack_state, read_places, unpack_state
 from tests.serving.answering import answer, request_of
-from tests.serving.conftest import open_engine
+from tests.serving.conftest import StartServer, open_engine
+from tests.serving.fetching import fetch
 from tests.serving.test_prefix_reuse import ATTENTIONS, tokens_of
 
 SIZE = 2**26
@@ -216,3 +221,44 @@ def test_a_state_survives() -> None:
     for bad in (b"", good[:3], good[:50], b"\xff\xff\xff\x7f" + good[4:]):
         with pytest.raises(ValueError):
             read_places(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "n_bytes"),
+    [("/a,512M", "/a", 2**29), ("b,c,2G", "b,c", 2**31), ("d,100", "d", 100)],
+)
+def test_the_flag_names_a_folder_and_its_size(text: str, folder: str, n_bytes: int) -> None:
+    assert parse_folder(text) == (Path(folder), n_bytes)
+
+
+@pytest.mark.parametrize("text", ["/a", ",5G", "/a,", "/a,much"])
+def test_a_flag_without_them_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is no"):
+        parse_folder(text)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(serving_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ResourceError, match="cannot make the folder"),
+        open_engine(serving_model, prefix_disk=(tmp_path / "file" / "x", SIZE)),
+    ):
+        pass
+
+
+def test_a_server_process_starts_again_where_it_ended(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    flags = ("-ub", "64", "-b", "256", "--prefix-cache-disk", f"{tmp_path},64M", "-v")
+    body = {"prompt": tokens_of(600, seed=1), "max_tokens": 4, "seed": 1, "temperature": 0}
+    replies = []
+    for _ in range(2):
+        server = start_server(*flags)
+        headers = {"content-type": "application/json"}
+        reply = fetch(server, "/v1/completions", json.dumps(body).encode(), headers).json()
+        replies.append(reply)
+        assert server.stop() == 0
+    assert replies[0]["choices"][0]["text"] == replies[1]["choices"][0]["text"]
+    cached = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies]
+    assert cached == [0, 600]
+    assert "tokens are taken from" in server.log
