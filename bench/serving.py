@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{n_requests} at once: {statistics.median(rates):.1f} tokens/s")
     if args.only_parallel:
         return 0
-    alone, beside = measure_beside(args.url, args.seed, args.long or 2 * args.tokens)
+    alone, beside = measure_beside(args.url, args.seed + 1000, args.long or 2 * args.tokens)
     print(f"TTFT of a short request: {alone:.3f} s; while a long prompt is read {beside:.3f} s")
     return 0
 

@@ -215,7 +215,8 @@ void bind_sequence(py::module_& module) {
         py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
         py::arg("all_rows") = false, py::arg("checked_rows") = 0,
         py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none(),
-        py::arg("workspace") = py::none())
+        py::arg("workspace") = py::none(),
+        py::keep_alive<1, 13>())  // the object of `workspace`, by which others find it
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
            py::arg("on_attention") = py::none())

@@ -266,7 +266,7 @@ class ConversationPool:
         oldest = min(idle, key=lambda each: each.used_at)
         self._kept.remove(oldest)
         if self.disk is None or self._is_closed:
-            oldest.session.runner = None  # its memory is free once nobody reads a stream of it
+            oldest.session.close()
         else:
             self._leaving = oldest, self._writer.submit(self._write, oldest)
         return True
@@ -276,7 +276,7 @@ class ConversationPool:
             assert self.disk is not None
             self.disk.save(leaving)
         finally:
-            leaving.session.runner = None
+            leaving.session.close()
             with self._lock:
                 self._leaving = None
                 self._trim()

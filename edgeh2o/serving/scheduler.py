@@ -54,9 +54,13 @@ class _Job(Generic[T]):
 
     def wait(self) -> T:
         self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+        error, self._error = self._error, None
+        if error is None:
+            return self._result  # type: ignore[return-value]
+        try:
+            raise error
+        finally:
+            del error  # whose traceback holds this frame, and by it the caller's runner
 
 
 class _DecodeJob(_Job["NDArray[np.float32]"]):
@@ -95,7 +99,7 @@ class Scheduler:
         self._n_decodes_since_call = 0
         self._last_step_at = 0.0
         self._is_closed = False
-        self.n_steps = self.n_step_rows = 0  # for statistics: steps, and tokens in them
+        self.n_steps = self.n_step_rows = 0  # for statistics: passes over the weights, tokens
         self._thread = Thread(target=self._loop, name="edgeh2o-scheduler", daemon=True)
         self._thread.start()
 
@@ -152,8 +156,7 @@ class Scheduler:
                     return
                 steps, call = self._choose()
             if steps:
-                _decode_together(steps)
-                self.n_steps += 1
+                self.n_steps += _decode_together(steps)
                 self.n_step_rows += len(steps)
                 self._last_step_at = time.monotonic()
             elif call is not None:
@@ -177,8 +180,9 @@ class Scheduler:
         return steps, None
 
 
-def _decode_together(jobs: list[_DecodeJob]) -> None:
-    """One pass for all that share a workspace; one by one for others."""
+def _decode_together(jobs: list[_DecodeJob]) -> int:
+    """One pass for all that share a workspace; one by one for others. The number of passes."""
+    n_passes = 0
     groups: dict[int, list[_DecodeJob]] = {}
     for job in jobs:
         groups.setdefault(id(job.workspace or job), []).append(job)
@@ -187,7 +191,9 @@ def _decode_together(jobs: list[_DecodeJob]) -> None:
         if workspace is None or len(group) == 1:
             for job in group:
                 job.execute()
+            n_passes += len(group)
             continue
+        n_passes += 1
         try:
             results = workspace.forward([(job.runner, job.tokens[:1], None) for job in group])
         except BaseException as error:
@@ -197,3 +203,4 @@ def _decode_together(jobs: list[_DecodeJob]) -> None:
             for job, logits in zip(group, results, strict=True):
                 assert logits is not None
                 job.finish(logits[None])
+    return n_passes
