@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "base/allocation_counter.h"
@@ -144,6 +145,11 @@ py::list forward(DecoderWorkspace& shared,
                  const std::vector<std::tuple<DecoderSequence*, TokenArray, std::optional<bool>>>& steps) {
   py::list results;
   std::vector<Step> rows;
+  // The logits of decode steps alone are rows of one matrix, so that the steps can go together.
+  const bool is_decode =
+      std::all_of(steps.begin(), steps.end(), [](const auto& step) { return !std::get<2>(step); });
+  py::array_t<float> matrix(
+      {is_decode ? steps.size() : 0, steps.empty() ? 0 : std::get<0>(steps[0])->vocab_size()});
   size_t n_rows = 0;
   for (const auto& [sequence, tokens, is_last] : steps) {
     EH2O_CHECK(sequence->owner.get() == &shared, "a sequence belongs to another workspace");
@@ -155,7 +161,10 @@ py::list forward(DecoderWorkspace& shared,
     sequence->forget_prompt();
     py::object result = py::none();
     float* logits = nullptr;
-    if (has_logits) {
+    if (is_decode) {
+      logits = matrix.mutable_data(static_cast<py::ssize_t>(rows.size()), 0);
+      result = matrix[py::int_(rows.size())];
+    } else if (has_logits) {
       py::array_t<float> row(static_cast<py::ssize_t>(sequence->vocab_size()));
       logits = row.mutable_data();
       result = row;
