@@ -145,7 +145,7 @@ class _Run:
         on_done: OnDone | None,
     ) -> None:
         self._client, self._results = client, results
-        self._settings = client.scatter(settings, broadcast=False, hash=False)
+        self._settings = settings  # goes with every task: scattered data dies with its worker
         self._left = deque(item for item in items if item.digest not in results.done)
         self._n_all, self._n_done = len(items), len(items) - len(self._left)
         self._report: Callable[[int, int], None] = on_done or (lambda done, total: None)
