@@ -279,6 +279,10 @@ class _SequenceMethods:
     def marks(self) -> list[int]:
         """Positions of the marks, ascending."""
 
+    @property
+    def mark_states(self) -> list[bytes]:
+        """What is noted at each of ``marks``, for ``load_state``."""
+
     def save_state(self) -> bytes: ...
     def cached_rows(self) -> list[NDArray[np.uint8]]:
         """Layer by layer, KV head by KV head: the tokens' keys, then their values."""
@@ -421,7 +425,13 @@ class _Prompt(_SequenceMethods):
     def memory_bytes(self) -> dict[str, int]: ...
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...
-    def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...
+    def load_state(
+        self,
+        state: Buffer,
+        token_ids: abc.Sequence[int] | None = None,
+        marks: abc.Sequence[Buffer] = (),
+    ) -> None:
+        """As a runner's, with the ``mark_states`` of what was saved."""
 
 class Sequence(_Prompt):
     """One prompt in the decoder: a ``Runner`` (edgeh2o/runners/base.py), which see."""

@@ -343,4 +343,28 @@ void Sequence::load_state(Span<const uint8_t> state) {
   }
 }
 
+std::vector<Span<const uint8_t>> Sequence::mark_states() const {
+  std::vector<Span<const uint8_t>> states;
+  for (const Mark& mark : marks_) states.push_back({mark.state.data(), mark.state.size()});
+  return states;
+}
+
+void Sequence::load_states(Span<const uint8_t> state, const std::vector<Span<const uint8_t>>& marks) {
+  std::vector<Mark> loaded;
+  // Each is taken up, by which it is checked, so that none fails when the prompt goes back to it.
+  const auto load = [&](Span<const uint8_t> bytes, size_t least) {
+    load_state(bytes);
+    if (position() >= least) return;
+    const size_t position = this->position();
+    reset();
+    throw_invalid("the mark at position ", position, " is out of order");
+  };
+  for (const Span<const uint8_t>& mark : marks) {
+    load(mark, loaded.empty() ? 0 : loaded.back().position + 1);
+    loaded.push_back({position(), {mark.data, mark.data + mark.size}});
+  }
+  load(state, loaded.empty() ? 0 : loaded.back().position);
+  marks_ = std::move(loaded);
+}
+
 }  // namespace edgeh2o

@@ -152,6 +152,10 @@ class Sequence {
   std::vector<uint8_t> save_state() const;
   void load_state(Span<const uint8_t> state);
 
+  // The state that is noted at each of `marks`, and the way back: a state with the marks that lie before it.
+  std::vector<Span<const uint8_t>> mark_states() const;
+  void load_states(Span<const uint8_t> state, const std::vector<Span<const uint8_t>>& marks);
+
  private:
   struct Layer {
     std::unique_ptr<AttentionState> own;  // null where keys and values are another layer's

@@ -181,6 +181,7 @@ class LookupDecoder:
         self._ahead = []
         if draft:
             rows = self._runner.decode_batch(np.array([token, *draft], np.int32))
+            draft = draft[: len(rows) - 1]  # those that were looked at
             self._ahead = list(zip(draft, rows[1:], strict=True))[::-1]
             logits: NDArray[np.float32] = rows[0]
         else:

@@ -214,7 +214,8 @@ class NativeModel(GgufModel):
     ) -> _core.Sequence:
         policy = attention.make_policy(self.config)
         try:
-            workspace = self._find_workspace(shape.threads)
+            # Rows that are looked at after a call must outlast the calls of others.
+            workspace = None if shape.all_rows else self._find_workspace(shape.threads)
             sizes = asdict(shape)
             return _core.Sequence(self._core_model, policy, workspace=workspace, **sizes)
         except MemoryError:

@@ -111,6 +111,7 @@ class Admission:
                 await asyncio.shield(asyncio.wait([done]))
             if not done.cancelled():
                 done.exception()  # it was raised above, or nobody is there to be told
+            del done  # its error holds this frame: a cycle, and in it the runner
 
     def cancel_all(self, reason: str) -> None:
         """Ends all that are at work and that wait."""

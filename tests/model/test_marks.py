@@ -66,6 +66,32 @@ def test_a_copy_goes_on_as_the_sequence_would_from_its_mark(pair: ModelPair, pol
         first.copy_from(first, BATCH)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_marks_survive_with_a_saved_state(pair: ModelPair, policy: str) -> None:
+    def start() -> _core.Sequence:
+        return pair.session(POLICIES[policy](), batch_size=BATCH)
+
+    tokens = random_tokens(3 * BATCH + 5)
+    saved, loaded, whole = start(), start(), start()
+    read(saved, tokens)
+    loaded.load_state(saved.save_state(), saved.token_ids, saved.mark_states)
+    assert loaded.marks == saved.marks == [0, BATCH, 2 * BATCH, 3 * BATCH]
+    assert loaded.mark_states == saved.mark_states
+    for rows, theirs in zip(loaded.cached_rows(), saved.cached_rows(), strict=True):
+        rows[:] = theirs
+    other = np.concatenate([tokens[: 2 * BATCH], random_tokens(BATCH + 7, seed=2)])
+    loaded.rewind(2 * BATCH)
+    np.testing.assert_array_equal(read(loaded, other), read(whole, other))
+    states = saved.mark_states
+    for bad in ([states[1], states[1]], [states[2], states[1]], [states[0], b"x"], [states[3]] * 2):
+        with pytest.raises(ValueError):
+            loaded.load_state(saved.save_state(), saved.token_ids, bad)
+        assert (loaded.position, loaded.marks, loaded.token_ids) == (0, [], [])
+    whole.rewind(BATCH)
+    with pytest.raises(ValueError, match="out of order"):  # the end lies before a mark
+        loaded.load_state(whole.save_state(), whole.token_ids, states)
+
+
 def test_a_copy_needs_a_sequence_of_the_same_kind(pair: ModelPair) -> None:
     source = pair.session(_core.dense_policy(), batch_size=BATCH)
     read(source, random_tokens(BATCH + 1))
