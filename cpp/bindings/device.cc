@@ -13,6 +13,7 @@
 #include "cuda/device_decoder.h"
 #include "cuda/self_test.h"
 #include "isa/select.h"
+#include "model/mixers/attention.h"
 
 namespace py = pybind11;
 
@@ -57,7 +58,7 @@ struct DeviceSequence {
 
   void forget_prompt() { prompt_logits = py::none(); }
   size_t vocab_size() const { return decoder->config().vocab_size; }
-  size_t n_attending() const { return sequence.n_layers(); }
+  size_t n_attending() const { return n_attending_layers(decoder->config(), sequence); }
   py::dict memory_bytes() const { return estimate(decoder->config(), *policy, sequence.shape()); }
 
   void fetch_rows() {

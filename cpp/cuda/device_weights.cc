@@ -72,17 +72,27 @@ void DeviceWeights::finish() {
       [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
   for (const auto& [name, slot] : host_.slots()) {
     if (slot.matrix || slot.vector->empty()) continue;
-    const size_t n_bytes = slot.vector->size() * sizeof(float);
-    void* const to = pool_.take(n_bytes);
-    if (staging_.size() < n_bytes) {
-      staging_ = DeviceBuffer();
-      staging_ = DeviceBuffer(device_, n_bytes, true);
-    }
-    std::memcpy(staging_.as<uint8_t>(), slot.vector->data(), n_bytes);
-    upload(to, staging_.as<uint8_t>(), n_bytes);
-    vectors_[slot.vector] = static_cast<const float*>(to);
+    vectors_[slot.vector] =
+        static_cast<const float*>(keep(slot.vector->data(), slot.vector->size() * sizeof(float)));
+  }
+  std::vector<DeviceMatrix> parts;
+  for (const PackedMatrix& part : host_.token_inputs()) parts.push_back(matrix(part));
+  if (!parts.empty()) {
+    token_inputs_ = static_cast<const DeviceMatrix*>(keep(parts.data(), parts.size() * sizeof(DeviceMatrix)));
   }
   staging_ = DeviceBuffer();
+}
+
+// A copy on the device.
+void* DeviceWeights::keep(const void* data, size_t n_bytes) {
+  void* const to = pool_.take(n_bytes);
+  if (staging_.size() < n_bytes) {
+    staging_ = DeviceBuffer();
+    staging_ = DeviceBuffer(device_, n_bytes, true);
+  }
+  std::memcpy(staging_.as<uint8_t>(), data, n_bytes);
+  upload(to, staging_.as<uint8_t>(), n_bytes);
+  return to;
 }
 
 const float* DeviceWeights::vector(const std::vector<float>& values) const {

@@ -34,10 +34,13 @@ class DeviceWeights {
   const DeviceMatrix& output() const {
     return matrix(has(host_.own_output()) ? host_.own_output() : host_.token_embd());
   }
+  // The parts of the table of inputs per token, on the device.
+  const DeviceMatrix* token_inputs() const { return token_inputs_; }
   size_t n_bytes() const { return pool_.n_bytes(); }
 
  private:
   void upload(void* to, const void* from, size_t n_bytes);
+  void* keep(const void* data, size_t n_bytes);
 
   Device& device_;
   Weights host_;
@@ -45,6 +48,7 @@ class DeviceWeights {
   DeviceBuffer staging_;  // pinned
   std::unordered_map<const PackedMatrix*, DeviceMatrix> matrices_;
   std::unordered_map<const std::vector<float>*, const float*> vectors_;
+  const DeviceMatrix* token_inputs_ = nullptr;
 };
 
 }  // namespace edgeh2o::cuda

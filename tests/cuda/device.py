@@ -41,28 +41,37 @@ Norm = _structure(
 )  # fmt: skip
 Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
-Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, is_gelu=_U)
+Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, kind=_U)
 Embed = _structure("Embed", w=Matrix, tokens=_P, out=_P, scale=_F)
-Rope = _structure(
-    "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U
+EmbedColumns = _structure(
+    "EmbedColumns", parts=_P, tokens=_P, out=_P, part_rows=_U, first=_U, n_columns=_U, scale=_F
 )
+Rope = _structure(
+    "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U,
+    norms_values=_U, q_norm=_P, k_norm=_P, q_factors=_P, eps=_F,
+)  # fmt: skip
 KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, window=_U)
 Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
     stride=_U, first=_U, first_split=_U, n_splits=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
-Join = _structure("Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U)
+Join = _structure(
+    "Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U, sinks=_P,
+    n_heads=_U,
+)  # fmt: skip
 Columns = _structure(
     "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, is_scored=_P,
     keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, n_last=_U, weight=_U, squares=_U,
     scale=_F, soft_cap=_F,
 )  # fmt: skip
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
-Combine = _structure("Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U)
+Combine = _structure(
+    "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P
+)
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
-    "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
-    "join_states": Join, "column_sums": Columns,
+    "embed_rows": Embed, "embed_columns": EmbedColumns, "attend_split": Attend,
+    "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
     "split_signs": Signs,
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},

@@ -270,24 +270,29 @@ def test_the_calls_of_a_prompt_and_a_token(
     rows, token = 10, 1
     vocab, heads, n_layers = 320, 4, 2
     expected = []
-    for n in (rows, token):
+
+    def product(n: int, *widths: int) -> list[str]:
         kind, tile, y = ("gemm_q8", 64, -(-n // 64)) if n >= 8 else ("multiply_q8", 16, n)
-        qkv = [f"norm_rows {n} 1 1"]
-        qkv += [f"{kind} {-(-width // tile)} {y} 1" for width in (64, 32, 32)]
+        return [f"{kind} {-(-width // tile)} {y} 1" for width in widths]
+
+    def layer_of(n: int, n_outputs: int) -> list[str]:
+        calls = [f"norm_rows {n} 1 1", *product(n, 64, 32, 32), f"rope_rows {heads + 4} {n} 1"]
+        n = n_outputs
         # Queries in eights; ranges of 128 keys.
-        attention = [f"rope_rows {heads + 4} {n} 1"]
-        for begin in range(0, n, 8):
-            some = min(8, n - begin)
-            attention += [f"attend_split 1 2 {some}", f"combine_splits {heads} {some} 1"]
-        output = [f"norm_rows {n} 1 1", f"{kind} {-(-64 // tile)} {y} 1"]
-        ffn = [f"norm_rows {n} 1 1", *[f"{kind} {-(-96 // tile)} {y} 1"] * 2, f"gate_rows {n} 1 1"]
-        ffn += [f"{kind} {-(-64 // tile)} {y} 1"]
+        for some in [8] * (n // 8) + [n % 8] * (n % 8 > 0):
+            calls += [f"attend_split 1 2 {some}", f"combine_splits {heads} {some} 1"]
+        calls += [f"norm_rows {n} 1 1", *product(n, 64)]
+        calls += [f"norm_rows {n} 1 1", *product(n, 96, 96), f"gate_rows {n} 1 1"]
+        return [*calls, *product(n, 64)]
+
+    for n in (rows, token):
         copies = [f"up {n * 4}", *[f"up {n * 8 * 4}"] * 2]  # tokens; cos and sin
-        layer = [*qkv, *attention, *output, *ffn]
-        # A prompt reports between layers, a token does not.
-        per_layer = [*layer, "wait"] if n > 1 else layer
+        # A prompt reports between layers, a token does not; of the last one only its last row
+        # goes on.
+        between = ["wait"] if n > 1 else []
+        layers = [*[*layer_of(n, n), *between] * (n_layers - 1), *layer_of(n, 1), *between]
         logits = ["norm_rows 1 1 1", f"multiply_q8 {vocab // 16} 1 1", f"down {vocab * 4}", "wait"]
-        expected += [*copies, f"embed_rows {n} 1 1", *per_layer * n_layers, *logits, "wait"]
+        expected += [*copies, f"embed_rows {n} 1 1", *layers, *logits, "wait"]
 
     words = {"cuMemcpyHtoDAsync_v2": "up", "cuMemcpyDtoHAsync_v2": "down"}
     words["cuStreamSynchronize"] = "wait"

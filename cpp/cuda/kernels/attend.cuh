@@ -148,10 +148,11 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
 EH2O_KERNEL(combine_splits, CombineArguments, kAttendThreads) {
   const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
   const size_t first = (static_cast<size_t>(row) * a.n_heads + head) * a.n_splits;
-  float most = -3.0e38f;
+  const float sink = a.sinks ? a.sinks[head] * 1.44269504f : -3.0e38f;
+  float most = sink;
   for (uint32_t s = 0; s < a.n_splits; ++s) most = larger(most, a.states[2 * (first + s)]);
   for (uint32_t d = static_cast<uint32_t>(thread_index()); d < a.value_dim; d += kAttendThreads) {
-    float sum = 0.0f, value = 0.0f;
+    float sum = a.sinks ? exp2_fast(sink - most) : 0.0f, value = 0.0f;
     for (uint32_t s = 0; s < a.n_splits; ++s) {
       const float l = a.states[2 * (first + s) + 1];
       if (l == 0.0f) continue;  // no keys: its part was not written
@@ -167,8 +168,10 @@ EH2O_KERNEL(join_states, JoinArguments, kAttendThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x() * kAttendThreads + thread_index());
   if (row >= a.n_rows) return;
   const float* states = a.states + 2 * (static_cast<size_t>(row) * a.n_splits + a.first_split);
-  float most = -3.0e38f, sum = 0.0f;
+  const float sink = a.sinks ? a.sinks[row % a.n_heads] * 1.44269504f : -3.0e38f;
+  float most = sink;
   for (uint32_t s = 0; s < a.n_joined; ++s) most = larger(most, states[2 * s]);
+  float sum = a.sinks ? exp2_fast(sink - most) : 0.0f;
   for (uint32_t s = 0; s < a.n_joined; ++s) {
     sum = multiply_add(exp2_fast(states[2 * s] - most), states[2 * s + 1], sum);
   }

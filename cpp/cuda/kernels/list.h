@@ -10,6 +10,7 @@
   X(gate_rows, GateArguments)                 \
   X(rope_rows, RopeArguments)                 \
   X(embed_rows, EmbedArguments)               \
+  X(embed_columns, EmbedColumnsArguments)     \
   X(attend_split, AttendArguments)            \
   X(combine_splits, CombineArguments)         \
   X(join_states, JoinArguments)               \

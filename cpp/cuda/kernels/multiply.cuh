@@ -197,4 +197,14 @@ EH2O_KERNEL(embed_rows, EmbedArguments, kMultiplyThreads) {
   }
 }
 
+EH2O_KERNEL(embed_columns, EmbedColumnsArguments, kMultiplyThreads) {
+  const uint32_t row = static_cast<uint32_t>(block_x());
+  const uint32_t token = static_cast<uint32_t>(a.tokens[row]);
+  const DeviceMatrix w = a.parts[token / a.part_rows];
+  for (uint32_t k = static_cast<uint32_t>(thread_index()); k < a.n_columns; k += kMultiplyThreads) {
+    a.out[static_cast<size_t>(row) * a.n_columns + k] =
+        weight_at(w, token % a.part_rows, a.first + k) * a.scale;
+  }
+}
+
 }  // namespace edgeh2o::cuda

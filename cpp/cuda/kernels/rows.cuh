@@ -87,6 +87,12 @@ EH2O_DEVICE float gelu(float x) {
   return divide(x, 1.0f + exponential(cubic * -1.5957691216f));
 }
 
+// Of gpt-oss: gate cut at 7, up between -7 and 7.
+EH2O_DEVICE float clamped_swiglu(float gate, float up) {
+  const float g = smaller(gate, 7.0f), u = larger(smaller(up, 7.0f), -7.0f);
+  return divide(g, 1.0f + exponential(g * -1.702f)) * (u + 1.0f);
+}
+
 EH2O_KERNEL(mix_rows, MixArguments, kRowThreads) {
   const size_t row = static_cast<size_t>(block_x());
   const int32_t* entries = a.entries + row * a.n_used;
@@ -104,11 +110,24 @@ EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x());
   const float* gate = a.gate + static_cast<size_t>(row) * a.dim;
   const float* up = a.up + static_cast<size_t>(row) * a.dim;
-  const auto value = [&](uint32_t i) { return (a.is_gelu ? gelu(gate[i]) : silu(gate[i])) * up[i]; };
+  const auto value = [&](uint32_t i) {
+    if (a.kind == GateKind::kSiluClamped) return clamped_swiglu(gate[i], up[i]);
+    return (a.kind == GateKind::kGelu ? gelu(gate[i]) : silu(gate[i])) * up[i];
+  };
   if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
   if (!a.out) return;
   float* out = a.out + static_cast<size_t>(row) * a.dim;
   for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kRowThreads) out[i] = value(i);
+}
+
+// RMS norm of a head by its warp; weight [dim], null for ones.
+EH2O_DEVICE void norm_head(float* x, uint32_t dim, const float* weight, float eps) {
+  const uint32_t lane = static_cast<uint32_t>(thread_index());
+  float squares = 0.0f;
+  for (uint32_t i = lane; i < dim; i += kWarpSize) squares = multiply_add(x[i], x[i], squares);
+  const float mean = divide(reduce_add<kWarpSize>(squares), static_cast<float>(dim));
+  const float factor = divide(1.0f, square_root(mean + eps));
+  for (uint32_t i = lane; i < dim; i += kWarpSize) x[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
 }
 
 // A warp per head: those of q, of k, of v.
@@ -129,9 +148,16 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
       x[a.n_pairs + i] = multiply_add(first, s, second * c);
     }
   }
-  if (head < n_heads) return;
   sync_warp();
   const uint32_t dim = is_value ? a.heads.value_dim : key_dim;
+  const float* const weight = is_value ? nullptr : head < n_heads ? a.q_norm : a.k_norm;
+  if (weight || (is_value && a.norms_values)) norm_head(x, dim, weight, a.eps);
+  if (head < n_heads) {
+    if (!a.q_factors) return;
+    const float factor = a.q_factors[row];
+    for (uint32_t i = lane; i < dim; i += kWarpSize) x[i] *= factor;
+    return;
+  }
   void* rows = is_value ? a.cache.v : a.cache.k;
   const DeviceCacheType type = is_value ? a.cache.v_type : a.cache.k_type;
   const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
