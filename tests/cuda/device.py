@@ -101,7 +101,8 @@ class Device:
         if not self.is_emulated:
             image = choose_image((capability[0].value, capability[1].value)).read()
         self._call("cuModuleLoadData", ctypes.byref(self._module), image)
-        self._memory: dict[int, tuple[int, ...]] = {}
+        self._held: set[int] = set()
+        self._functions: dict[tuple[int | None, str], c_void_p] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
         error = getattr(self.driver, name)(*arguments)
@@ -117,7 +118,35 @@ class Device:
         """An address of n_bytes that hold NaN."""
         pointer = c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(pointer), c_size_t(n_bytes))
+        self._held.add(pointer.value)
         return pointer.value
+
+    def free(self, address: int) -> None:
+        """Gives memory back, once all that was launched is done."""
+        self.wait()
+        self._held.remove(address)
+        self._call("cuMemFree_v2", c_uint64(address))
+
+    def free_all(self) -> None:
+        """Gives back whatever is held."""
+        for address in list(self._held):
+            self.free(address)
+
+    def wait(self) -> None:
+        """Until all that was launched is done."""
+        self._call("cuStreamSynchronize", self._stream)
+
+    def attribute(self, number: int) -> int:
+        """One of ``CUdevice_attribute``."""
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), number, ctypes.c_int(0))
+        return value.value
+
+    def load(self, image: bytes) -> c_void_p:
+        """A module of other kernels, for ``launch_of``: a cubin, or PTX."""
+        module = c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), image)
+        return module
 
     def put(self, array: NDArray[Any]) -> int:
         """The address of a copy."""
@@ -133,7 +162,7 @@ class Device:
         array = np.zeros(shape, dtype)
         data, size = array.ctypes.data_as(c_void_p), c_size_t(array.nbytes)
         self._call("cuMemcpyDtoHAsync_v2", data, c_uint64(address), size, self._stream)
-        self._call("cuStreamSynchronize", self._stream)
+        self.wait()
         return array
 
     def launch(
@@ -145,10 +174,24 @@ class Device:
         shared: int = 0,
     ) -> None:
         """Runs a kernel; what it wrote is read by ``get``."""
-        function = c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode())
-        if shared > 48 * 1024:
-            self._call("cuFuncSetAttribute", function, 8, shared)
+        self.launch_of(self._module, kernel, arguments, grid, threads, shared)
+
+    def launch_of(
+        self,
+        module: c_void_p,
+        kernel: str,
+        arguments: ctypes.Structure,
+        grid: tuple[int, ...],
+        threads: int,
+        shared: int = 0,
+    ) -> None:
+        """The same with a kernel of another module."""
+        function = self._functions.get((module.value, kernel))
+        if function is None:
+            function = self._functions[module.value, kernel] = c_void_p()
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+            if shared > 48 * 1024:
+                self._call("cuFuncSetAttribute", function, 8, shared)
         pointers = (c_void_p * 1)(ctypes.addressof(arguments))
         sizes = [c_uint(n) for n in (*grid, *(1,) * (3 - len(grid)), threads, 1, 1, shared)]
         function_type = ctypes.CFUNCTYPE(

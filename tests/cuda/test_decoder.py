@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
 
 def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:
     path = tiny_model(**SMALL)
-    for cache_type, n_tokens in (("f16", 270), ("f32", 20), ("f32/f16", 20)):
+    for cache_type, n_tokens in (("f16", 140), ("f32", 20), ("f32/f16", 20)):
         prompt = random_tokens(n_tokens)
         expected, tokens = greedy(path, prompt, 4, device=False, cache_type=cache_type)
         logits, same = greedy(path, prompt, 4, device=True, cache_type=cache_type)
@@ -222,6 +223,15 @@ def test_logits_of_every_row(tiny_model: TinyModelFactory) -> None:
         rows.append(np.array(runner.row_logits(3, 37)))
         assert runner.pairs_computed == 40 * 41 // 2
     assert relative_error(rows[1], rows[0]) < 2e-4
+
+
+def test_two_models_share_a_device(tiny_model: TinyModelFactory) -> None:
+    """Each has a stream of its own; threads of both call at once."""
+    path, prompt = tiny_model(**SMALL), random_tokens(20)
+    _, expected = greedy(path, prompt, 3, device=False)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(greedy, path, prompt, 3, device=True) for _ in range(2)]
+        assert [run.result(timeout=120)[1] for run in runs] == [expected] * 2
 
 
 def test_a_prompt_moves_to_another_session(tiny_model: TinyModelFactory) -> None:
@@ -314,15 +324,16 @@ def test_h2o_chooses_and_answers_as_the_cpu_does(
 ) -> None:
     pair = load_pair(tiny_model, **SMALL)
     tokens = decisive_prompt(pair, (1 if options else 2) * CHUNK_SIZE + 40)
-    calls = [[64, 1, 39]] if options else [[168], [100, 1, 67]]
-    for lengths in calls:
-        check_rule(tiny_model, lambda: _core.h2o_policy(LOCAL, HEAVY, **options), tokens, lengths)
+    lengths = [64, 1, 39] if options else [100, 1, 67]
+    check_rule(tiny_model, lambda: _core.h2o_policy(LOCAL, HEAVY, **options), tokens, lengths)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "hunyuan-dense", "mistral3"])
 def test_h2o_in_layers_of_every_kind(tiny_model: TinyModelFactory, name: str) -> None:
     """Keys and values of another layer, norms behind the rotation, queries scaled by position."""
     options = {**SMALL, **MODELS[name]}
+    if name == "gemma4":  # two kinds of layers, and of each one that shares
+        options |= {"n_layers": 4, "sliding_window_pattern": 2, "n_shared_kv": 2, "ffn_dim": 96}
     tokens = decisive_prompt(load_pair(tiny_model, **options), CHUNK_SIZE + 40)
     make_policy = functools.partial(_core.h2o_policy, LOCAL, HEAVY)
     check_rule(tiny_model, make_policy, tokens, [64, 1, 39], options)
@@ -336,7 +347,7 @@ def test_column_sums_of_one_softmax_count_its_sinks(tiny_model: TinyModelFactory
     def make_policy() -> _core.SparsePolicy:
         return _core.headwise_policy(budgets, local=6, sinks=2, page_size=16)
 
-    check_rule(tiny_model, make_policy, random_tokens(2 * CHUNK_SIZE + 9), [100, 37], options)
+    check_rule(tiny_model, make_policy, random_tokens(CHUNK_SIZE + 40), [90, 14], options)
 
 
 class Loudest:

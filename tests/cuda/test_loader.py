@@ -157,6 +157,59 @@ def test_every_failure_is_one_error(
     assert "--device cpu" in message
 
 
+def test_the_cpu_serves_where_a_device_was_lost(
+    tiny_model: TinyModelFactory, host_environment: dict[str, str]
+) -> None:
+    """Every call after it is an error of a line, and another model of the same process works."""
+    script = (
+        "import sys\n"
+        "from edgeh2o import LLM, ResourceError, SamplingParams\n"
+        "once = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)\n"
+        "options = {'context_size': 64, 'attention': 'dense'}\n"
+        "with LLM(sys.argv[1], device='cuda', **options) as llm:\n"
+        "    for _ in range(2):\n"
+        "        try:\n"
+        "            llm.generate('the', once)\n"
+        "        except ResourceError as error:\n"
+        "            print(str(error).splitlines())\n"
+        "with LLM(sys.argv[1], device='cpu', **options) as llm:\n"
+        "    print(llm.generate('the', once).token_ids)\n"
+    )
+    path = tiny_model(**SMALL)
+    outputs = []
+    for failure in ("", "cuLaunchKernel@40=719"):
+        environment = os.environ | host_environment | {"EDGEH2O_HOST_DEVICE_FAIL": failure}
+        command = [sys.executable, "-c", script, str(path)]
+        result = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert result.returncode == 0, result.stderr
+        outputs.append(result.stdout.splitlines())
+    (answer,), (*errors, same) = outputs
+    assert same == answer
+    assert len(errors) == 2
+    for line in errors:
+        assert "CUDA_ERROR_LAUNCH_FAILED (719)" in line
+        assert "start anew, or use --device cpu" in line
+
+
+def test_two_processes_at_once(
+    tiny_model: TinyModelFactory, host_environment: dict[str, str]
+) -> None:
+    path = tiny_model(**SMALL)
+    command = [sys.executable, "-m", "edgeh2o", "run", str(path), *RUN, "--attention", "dense"]
+    everything = os.environ | host_environment
+    running = [
+        subprocess.Popen(
+            [*command, "--device", "cuda"], env=everything, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    answers = [each.communicate(timeout=120)[0] for each in running]
+    assert [each.returncode for each in running] == [0, 0]
+    assert answers[0] == answers[1] == edgeh2o(*command[3:], environment={}).stdout
+
+
 def test_a_device_that_is_not_there(
     tiny_model: TinyModelFactory, host_environment: dict[str, str]
 ) -> None:
