@@ -58,11 +58,11 @@ Temperature temperature_of(const DecoderConfig& config) {
 }
 
 DeviceDecoder::DeviceDecoder(const DecoderConfig& config, const KernelTable& table,
-                             std::shared_ptr<Device> device)
+                             std::shared_ptr<Device> device, size_t block_bytes)
     : config_(config),
       table_(table),
       device_((check_supported(config), std::move(device))),
-      weights_(config_, table, *device_) {}
+      weights_(config_, table, *device_, block_bytes) {}
 
 void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens,
                             bool is_decode, PromptEnd end, float* logits, const OnLayer& on_layer) {
@@ -82,10 +82,7 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   state.begin_call(position);
   stage(sequence, state, tokens, position);
   const Rows rows{sequence, state, 0, tokens.size, position};
-  device_->launch("embed_rows",
-                  EmbedArguments{weights_.matrix(weights_.host().token_embd()), state.tokens_.as<int32_t>(),
-                                 rows.x(dim), config_.embedding_scale},
-                  rows.n, 1, 1, kThreads, 0);
+  embed(rows, weights_.token_embd(), 0, dim, config_.embedding_scale, rows.x(dim));
   for (size_t layer = 0; layer < n_layers; ++layer) {
     run_layer(rows, layer, is_decode, end);
     if (sequence.has_own_rows(layer)) sequence.layer(layer).advance(tokens.size);
@@ -98,6 +95,14 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   sequence.append_tokens(tokens);
   sequence.end_call();
   if (!is_decode) sequence.end_prefill(sequence.position());
+}
+
+void DeviceDecoder::embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns,
+                          float scale, float* out) {
+  device_->launch("embed_rows",
+                  EmbedArguments{table.parts, rows.state.tokens_.as<int32_t>() + rows.first, out,
+                                 table.part_rows, u32(first), u32(n_columns), scale},
+                  rows.n, 1, 1, kThreads, 0);
 }
 
 // Token ids and rotations of all rows of a call, through pinned memory that the last call has let go.
@@ -321,9 +326,9 @@ void DeviceDecoder::multiply(const Rows& rows, const DeviceMatrix& w, const floa
 }
 
 void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {
-  const DeviceMatrix& head = weights_.output();
+  const std::vector<DeviceMatrix>& parts = weights_.output();
   const size_t dim = config_.model_dim, vocab_size = config_.vocab_size;
-  const bool is_quantised = is_tiled(head.format);
+  const bool is_quantised = is_tiled(parts[0].format);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!is_quantised) q8.q = nullptr;
   float *const norm = state.norm_.as<float>(), *const logits = state.logits_.as<float>();
@@ -332,11 +337,15 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
       NormArguments{x, weights_.vector(weights_.host().output_norm()), is_quantised ? nullptr : norm, q8,
                     u32(dim), 1, u32(dim), u32(dim), config_.norm_eps},
       n_rows, 1, 1, kThreads, kSmallShared);
-  const size_t n_blocks = ceil_div(head.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(
-      multiply_kernel(head.format),
-      MultiplyArguments{head, norm, q8, nullptr, logits, head.depth, u32(vocab_size), false, u32(n_rows)},
-      n_blocks, n_rows, 1, kThreads, kSmallShared);
+  size_t first = 0;
+  for (const DeviceMatrix& part : parts) {
+    const size_t n_blocks = ceil_div(part.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
+    device_->launch(multiply_kernel(part.format),
+                    MultiplyArguments{part, norm, q8, nullptr, logits + first, part.depth, u32(vocab_size),
+                                      false, u32(n_rows)},
+                    n_blocks, n_rows, 1, kThreads, kSmallShared);
+    first += part.n_out;
+  }
   const size_t n_bytes = n_rows * vocab_size * sizeof(float);
   float* const staged = state.staged_logits_.as<float>();
   device_->download(staged, logits, n_bytes);

@@ -82,7 +82,8 @@ using OnLayer = std::function<void(size_t done, size_t total)>;
 
 class DeviceDecoder {
  public:
-  DeviceDecoder(const DecoderConfig& config, const KernelTable& table, std::shared_ptr<Device> device);
+  DeviceDecoder(const DecoderConfig& config, const KernelTable& table, std::shared_ptr<Device> device,
+                size_t block_bytes = DevicePool::kBlockBytes);
 
   const DecoderConfig& config() const { return config_; }
   DeviceWeights& weights() { return weights_; }
@@ -124,6 +125,8 @@ class DeviceDecoder {
   void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
   void project_qkv(const Rows& rows, size_t layer);
   void rotate(const Rows& rows, size_t layer);
+  void embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns, float scale,
+             float* out);
   void add_attended(const Rows& rows, size_t layer);
   void feed_forward(const Rows& rows, size_t layer);
   void add_token_input(const Rows& rows, size_t layer);

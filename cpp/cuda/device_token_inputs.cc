@@ -12,25 +12,17 @@ void DeviceDecoder::add_token_input(const Rows& rows, size_t layer) {
   const LayerWeights& w = weights_.host().layer(layer);
   const size_t model_dim = config_.model_dim, dim = spec.token_input_dim;
   DeviceState& state = rows.state;
-  const int32_t* const tokens = state.tokens_.as<int32_t>() + rows.first;
 
   // The input: (row of the table + norm(proj(embedding))) / sqrt(2).
   float* const embedded = state.norm_.as<float>();
   const float embedding_scale = config_.embedding_scale / std::sqrt(static_cast<float>(model_dim));
-  device_->launch(
-      "embed_rows",
-      EmbedArguments{weights_.matrix(weights_.host().token_embd()), tokens, embedded, embedding_scale},
-      rows.n, 1, 1, kThreads, 0);
+  embed(rows, weights_.token_embd(), 0, model_dim, embedding_scale, embedded);
   const DeviceMatrix& proj = weights_.matrix(w.token_input_proj.weight);
   quantise(rows, embedded, model_dim, proj);
   float *const gate = state.gate_.as<float>(), *const input = state.up_.as<float>();
   multiply(rows, proj, embedded, weights_.vector(w.token_input_proj.bias), gate, dim, false);
   const float half = std::sqrt(0.5f);
-  device_->launch(
-      "embed_columns",
-      EmbedColumnsArguments{weights_.token_inputs(), tokens, input, u32(config_.token_input_rows),
-                            u32(layer * dim), u32(dim), half * std::sqrt(static_cast<float>(dim))},
-      rows.n, 1, 1, kThreads, 0);
+  embed(rows, weights_.token_inputs(), layer * dim, dim, half * std::sqrt(static_cast<float>(dim)), input);
   device_->launch("add_rows",
                   AddArguments{input, gate, weights_.vector(weights_.host().token_input_norm()), u32(dim),
                                config_.norm_eps, half},

@@ -42,9 +42,8 @@ Norm = _structure(
 Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
 Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, kind=_U)
-Embed = _structure("Embed", w=Matrix, tokens=_P, out=_P, scale=_F)
-EmbedColumns = _structure(
-    "EmbedColumns", parts=_P, tokens=_P, out=_P, part_rows=_U, first=_U, n_columns=_U, scale=_F
+Embed = _structure(
+    "Embed", parts=_P, tokens=_P, out=_P, part_rows=_U, first=_U, n_columns=_U, scale=_F
 )
 Rope = _structure(
     "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U,
@@ -70,7 +69,7 @@ Combine = _structure(
 )
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
-    "embed_rows": Embed, "embed_columns": EmbedColumns, "attend_split": Attend,
+    "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
     "split_signs": Signs,
     **{f"multiply_{name}": Multiply for name in FORMATS},

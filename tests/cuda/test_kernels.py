@@ -19,7 +19,6 @@ from tests.cuda.device import (
     Combine,
     Device,
     Embed,
-    EmbedColumns,
     Gate,
     Heads,
     Join,
@@ -143,25 +142,6 @@ def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) ->
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_embed(device: Device, name: str) -> None:
-    rows, depth = 21, 96
-    if name.startswith("q"):
-        tiles = random_tiles(name, rows, depth)
-        matrix, weights = put_tiles(device, tiles), tiles.weights()
-    else:
-        matrix, weights = put_floats(
-            device, name, np.random.default_rng(1).normal(size=(rows, depth))
-        )
-    tokens = np.array([20, 0, 7, 15, 16], np.int32)
-    out = device.empty(5 * depth * 4)
-    device.launch(
-        "embed_rows", Embed(w=matrix, tokens=device.put(tokens), out=out, scale=0.5), (5,)
-    )
-    got = device.get(out, (5, depth), np.float32)
-    np.testing.assert_allclose(got, weights[tokens] * 0.5, rtol=1e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["f16", "q4_small_min", "q8"])
 def test_embed_columns_of_a_table_in_parts(device: Device, name: str) -> None:
     part_rows, n_rows, depth, first, n_columns = 17, 40, 192, 96, 32
     matrices, weights = [], []
@@ -178,11 +158,11 @@ def test_embed_columns_of_a_table_in_parts(device: Device, name: str) -> None:
     parts = np.frombuffer(b"".join(map(bytes, matrices)), np.uint8)
     tokens = np.array([0, 16, 17, 33, 34, 39], np.int32)
     out = device.empty(len(tokens) * n_columns * 4)
-    arguments = EmbedColumns(
+    arguments = Embed(
         parts=device.put(parts), tokens=device.put(tokens), out=out, part_rows=part_rows,
         first=first, n_columns=n_columns, scale=3.0,
     )  # fmt: skip
-    device.launch("embed_columns", arguments, (len(tokens),))
+    device.launch("embed_rows", arguments, (len(tokens),))
     got = device.get(out, (len(tokens), n_columns), np.float32)
     expected = np.concatenate(weights)[tokens, first : first + n_columns] * 3.0
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgeh2o import _core
@@ -89,3 +90,35 @@ def test_memory_is_taken_in_blocks_of_256_mib(
         del core_model
     assert taken[0] == [BLOCK_BYTES]
     assert sum(taken[1]) < 2 * 2**20
+
+
+@pytest.mark.usefixtures("host_device")
+@pytest.mark.parametrize(("tensor_type", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", False)])
+def test_a_vocabulary_larger_than_a_block_lies_in_parts(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor_type: str,
+    tied: bool,
+) -> None:  # fmt: skip
+    """No block is larger than it may be, and every logit is what it is of one part, bit by bit."""
+    log, device = tmp_path / "log", open_device(0)
+    block_bytes = 24 * 1024
+    logits = []
+    for size in (BLOCK_BYTES, block_bytes):
+        monkeypatch.setenv("EDGEH2O_HOST_DEVICE_LOG", str(log))
+        with open_model(tiny_model(**SMALL, tensor_type=tensor_type, tied=tied), device) as file:
+            core_model = _core.DeviceModel(core_config(file.config), device, size)
+            core_model.expect_bytes(file.n_weight_bytes)
+            log.write_text("")
+            with WeightLoading(core_model, file._gguf, file._bindings) as loading:
+                loading.wait()
+            core_model.finish()
+        monkeypatch.delenv("EDGEH2O_HOST_DEVICE_LOG")
+        session = _core.DeviceSequence(
+            core_model, _core.dense_policy(), max_context=32, batch_size=32, chunk_size=32
+        )
+        tokens = np.array([3, 63, 64, 127, 128, 200, 319], np.int32)  # of every part
+        logits.append([session.prefill(tokens, is_last=True), session.decode(300)])
+    allocated = [int(n) for n in re.findall(r"cuMemAlloc_v2 (\d+)", log.read_text())]
+    assert len(allocated) > 3
+    assert max(allocated) <= block_bytes
+    assert sum(allocated) < 1.5 * file.n_weight_bytes
+    np.testing.assert_array_equal(logits[1], logits[0])

@@ -129,17 +129,9 @@ struct GateArguments {
   GateKind kind;
 };
 
-// out[row] = scale * row tokens[row] of the embedding. Grid: (rows).
-struct EmbedArguments {
-  DeviceMatrix w;
-  const int32_t* tokens;
-  float* out;  // [rows][depth]
-  float scale;
-};
-
 // out[row] = scale * columns [first, first + n_columns) of row tokens[row] of a table that lies in parts of
 // part_rows rows. Grid: (rows).
-struct EmbedColumnsArguments {
+struct EmbedArguments {
   const DeviceMatrix* parts;
   const int32_t* tokens;
   float* out;  // [rows][n_columns]

@@ -10,7 +10,6 @@
   X(gate_rows, GateArguments)                 \
   X(rope_rows, RopeArguments)                 \
   X(embed_rows, EmbedArguments)               \
-  X(embed_columns, EmbedColumnsArguments)     \
   X(attend_split, AttendArguments)            \
   X(combine_splits, CombineArguments)         \
   X(join_states, JoinArguments)               \
