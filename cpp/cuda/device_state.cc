@@ -98,6 +98,8 @@ struct Sizes {
   }
 };
 
+static_assert(kCacheBlock == kKvBlock && kCacheBlockBytes == kKvBlockBytes);
+
 size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
   const AttentionHeads& heads = layer.heads;
   if (!heads.has_own_kv()) return 0;
@@ -111,8 +113,6 @@ size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
 DeviceState::DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
                          const PolicyNeeds& needs)
     : device_(device), config_(config), shape_(shape) {
-  EH2O_CHECK(shape.cache_types.k != CacheType::kQ8_0 && shape.cache_types.v != CacheType::kQ8_0,
-             "the cache type q8_0 is not supported on a GPU yet; use --cache-type f16, or --device cpu");
   for (const LayerSpec& layer : config.layers) caches_.emplace_back(device, layer_bytes(layer, shape));
   const Sizes sizes(config, shape, needs);
   x_ = DeviceBuffer(device, sizes.x);
@@ -168,6 +168,7 @@ DeviceCache DeviceState::cache(size_t layer) const {
   uint8_t* const v =
       k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_types.k, heads.key_dim);
   const auto of = [](CacheType type) {
+    if (type == CacheType::kQ8_0) return DeviceCacheType::kQ8;
     return type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
   };
   return {k, v, static_cast<uint32_t>(shape_.max_context), of(shape_.cache_types.k),

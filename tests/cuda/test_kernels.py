@@ -32,6 +32,7 @@ from tests.cuda.device import (
     Structure,
 )
 from tests.cuda.packing import put_floats, put_tiles, random_tiles
+from tests.reference.cached_rows import stored as stored_rows
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 
 # Times that a kernel runs, with warps and lanes in another order each time; sanitizers are slow.
@@ -325,6 +326,52 @@ def test_rope_rows(device: Device, cache_type: int, has_norms: bool) -> None:
     for stored, at in ((keys, cache.k), (values, cache.v)):
         got = device.get(at, stored.shape, dtype).astype(np.float64)
         np.testing.assert_allclose(got, stored.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+def test_a_cache_in_8_bits(device: Device) -> None:
+    """Written as the CPU writes it, a block of 32 at a time; read as what that stands for."""
+    random = np.random.default_rng(13)
+    dim, n_rows, n_splits, scale = 64, 130, 2, 0.3
+    heads = Heads(n_heads=2, n_kv_heads=2, key_dim=dim, value_dim=dim)
+    qkv = random.normal(size=(n_rows, 6, dim)).astype(np.float32)
+    qkv[5, 2, :32] = 0  # a block of zeros
+    qkv[6, 4, 32:] *= 1e-9  # too small for an f16 scale
+    expected = stored_rows(qkv[:, 2:], "q8_0").reshape(n_rows, 2, 2, dim)  # row, key or value, head
+
+    row_bytes = dim // 32 * 34
+    k, v = (device.put(np.zeros((2, n_rows, row_bytes), np.uint8)) for _ in range(2))
+    cache = Cache(k=k, v=v, max_context=n_rows, k_type=2, v_type=2)
+    address = device.put(qkv)
+    rope = Rope(qkv=address, cache=cache, heads=heads, stride=6 * dim)
+    device.launch("rope_rows", rope, (6, n_rows), threads=32)
+    for part, at in enumerate((k, v)):
+        stored = device.get(at, (2, n_rows, dim // 32, 34), np.uint8)
+        scales = stored[..., :2].copy().view(np.float16).astype(np.float64)
+        values = (stored[..., 2:].view(np.int8) * scales).reshape(2, n_rows, dim)
+        steps = np.repeat(scales, 32, -1).reshape(values.shape)
+        error = np.abs(values - expected[:, part].transpose(1, 0, 2))
+        assert (error <= steps * 1.001).all()  # a tie may go either way
+        assert (error > 1e-7).mean() < 1e-3
+        expected[:, part] = values.transpose(1, 0, 2)
+
+    n_parts = 2 * n_splits
+    parts, states = device.empty(n_parts * dim * 4), device.empty(n_parts * 8)
+    attend = Attend(
+        qkv=address + (n_rows - 1) * 6 * dim * 4, cache=cache, heads=heads, parts=parts,
+        states=states, keys=KeyList(), stride=6 * dim, first=n_rows - 1, n_splits=n_splits,
+        scale=scale,
+    )  # fmt: skip
+    device.launch("attend_split", attend, (n_splits, 2, 1), shared=(dim + SPLIT_KEYS) * 4)
+    out = device.empty(2 * dim * 4)
+    combine = Combine(
+        parts=parts, states=states, out=out, n_heads=2, value_dim=dim, n_splits=n_splits
+    )
+    device.launch("combine_splits", combine, (2, 1))
+    for head, got in enumerate(device.get(out, (2, dim), np.float32)):
+        logits = expected[:, 0, head] @ qkv[-1, head].astype(np.float64) * scale
+        weights = np.exp(logits - logits.max())
+        answer = weights / weights.sum() @ expected[:, 1, head]
+        np.testing.assert_allclose(got, answer, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("cache_type", [0, 1])

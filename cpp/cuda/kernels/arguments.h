@@ -139,7 +139,9 @@ struct EmbedArguments {
   float scale;
 };
 
-enum class DeviceCacheType : uint32_t { kF16, kF32 };
+// kQ8: blocks of 32 values, an f16 scale and 32 bytes each, as the CPU has them (base/kv_rows.h).
+enum class DeviceCacheType : uint32_t { kF16, kF32, kQ8 };
+inline constexpr int kCacheBlock = 32, kCacheBlockBytes = 34;
 
 // The cache of a layer: rows [kv_head][max_context][dim].
 struct DeviceCache {

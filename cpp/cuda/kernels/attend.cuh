@@ -8,13 +8,29 @@ namespace edgeh2o::cuda {
 
 inline constexpr int kAttendThreads = 128, kKeyLanes = 8;
 
+// Value i of rows that lie one behind the other.
 EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kQ8) {
+    const uint8_t* block = static_cast<const uint8_t*>(rows) + i / kCacheBlock * kCacheBlockBytes;
+    return f32_from_f16(*reinterpret_cast<const uint16_t*>(block)) *
+           static_cast<float>(static_cast<int8_t>(block[2 + i % kCacheBlock]));
+  }
   if (type == DeviceCacheType::kF16) return f32_from_f16(static_cast<const uint16_t*>(rows)[i]);
   return static_cast<const float*>(rows)[i];
 }
 
 // Four values of a row from i on, a multiple of 4.
 EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kQ8) {  // aligned to 2 bytes
+    const uint8_t* block = static_cast<const uint8_t*>(rows) + i / kCacheBlock * kCacheBlockBytes;
+    const float d = f32_from_f16(*reinterpret_cast<const uint16_t*>(block));
+    const auto* quants = reinterpret_cast<const uint16_t*>(block + 2 + i % kCacheBlock);
+    EH2O_UNROLL
+    for (uint32_t e = 0; e < 4; ++e) {
+      out[e] = d * static_cast<float>(static_cast<int8_t>(quants[e / 2] >> (8 * (e % 2))));
+    }
+    return;
+  }
   if (type == DeviceCacheType::kF16) {
     const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
     out[0] = f32_from_f16(static_cast<uint16_t>(w.x & 0xffffu));

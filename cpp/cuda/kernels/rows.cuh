@@ -130,6 +130,22 @@ EH2O_DEVICE void norm_head(float* x, uint32_t dim, const float* weight, float ep
   for (uint32_t i = lane; i < dim; i += kWarpSize) x[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
 }
 
+// A row of the cache in 8 bits, a block of 32 at a time by the lanes of a warp: d = max|x| / 127 in f16,
+// q = rint(x / d). A block with a value that is not finite reads as NaN.
+EH2O_DEVICE void store_q8_row(uint8_t* out, const float* x, uint32_t dim) {
+  const uint32_t lane = static_cast<uint32_t>(thread_index());
+  for (uint32_t i = lane; i < dim; i += kWarpSize, out += kCacheBlockBytes) {
+    const float poison = reduce_add<kWarpSize>(x[i] * 0.0f);
+    const uint16_t scale = f16_from_f32(divide(reduce_max<kWarpSize>(magnitude(x[i])), 127.0f) + poison);
+    const float d = f32_from_f16(scale);
+    const float inverse = d > 0.0f && d <= 3.40282347e38f ? divide(1.0f, d) : 0.0f;
+    // A scale that is denormal in f16 may be much smaller than max|x| / 127.
+    const float q = larger(smaller(x[i] * inverse, 127.0f), -127.0f);
+    out[2 + lane] = static_cast<uint8_t>(round_to_int(q));
+    if (lane == 0) *reinterpret_cast<uint16_t*>(out) = scale;
+  }
+}
+
 // A warp per head: those of q, of k, of v.
 EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
@@ -161,6 +177,9 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   void* rows = is_value ? a.cache.v : a.cache.k;
   const DeviceCacheType type = is_value ? a.cache.v_type : a.cache.k_type;
   const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
+  if (type == DeviceCacheType::kQ8) {
+    return store_q8_row(static_cast<uint8_t*>(rows) + start / kCacheBlock * kCacheBlockBytes, x, dim);
+  }
   for (uint32_t i = lane; i < dim; i += kWarpSize) {
     if (type == DeviceCacheType::kF16) {
       static_cast<uint16_t*>(rows)[start + i] = f16_from_f32(x[i]);
