@@ -43,7 +43,7 @@ def test_perplexity(
     text.write_text("the cat was on the mat and the dog is in the house that he has built " * 9)
     sizes = ["--ctx", "64", "--windows", "1", "--skip", "16", "-o", "json"]
     command = ["perplexity", model, "-f", str(text), *sizes, *attention]
-    command += ["--attention-precision", "f32"]
+    command += ["--quiet", "--attention-precision", "f32"]
     on_cpu, on_device = (report(capsys, *command, "--device", device) for device in ("cpu", "cuda"))
     for ours, theirs in zip(on_device["ranges"], on_cpu["ranges"], strict=True):
         assert ours["range"] == theirs["range"]
@@ -72,7 +72,7 @@ def test_a_session_goes_on_from_its_file(
 def test_needle(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """How probable the needle is, after a sparse and after a dense prefill."""
     sizes = ["--lengths", "200", "--depths", "0.4", "--places", "start", *H2O]
-    command = ["needle", model, *sizes, "-o", "json", "--attention-precision", "f32"]
+    command = ["needle", model, *sizes, "-o", "json", "--quiet", "--attention-precision", "f32"]
     on_cpu, on_device = (report(capsys, *command, "--device", device) for device in ("cpu", "cuda"))
     (ours,), (theirs,) = on_device["results"], on_cpu["results"]
     assert ours["dense_logprob"] == pytest.approx(theirs["dense_logprob"], abs=2e-3)
@@ -81,7 +81,9 @@ def test_needle(model: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["-p", "40", "-n", "2", "-r", "1", "--budget", "8", *SIZES]
-    rows = report(capsys, "bench", model, *sizes, "--device", "cuda", "-o", "json")["results"]
+    rows = report(capsys, "bench", model, *sizes, "--device", "cuda", "-o", "json", "--quiet")[
+        "results"
+    ]
     assert {row["test"] for row in rows} == {"pp40", "tg2"}
     assert all(row["isa"].startswith("cuda:0") for row in rows)
 
