@@ -509,7 +509,8 @@ def check_device_supports(config: DecoderConfig) -> None:
 class DeviceModel:
     """The weights of a model on a GPU; filled by a ``WeightReader``, then finished."""
 
-    def __init__(self, config: DecoderConfig, device: Device) -> None: ...
+    def __init__(self, config: DecoderConfig, device: Device, block_bytes: int = 2**28) -> None:
+        """``block_bytes``: most bytes of the GPU's memory that are asked for at a time."""
     @staticmethod
     def estimate_bytes(type: str, rows: int, cols: int) -> int:
         """What a tensor takes on the device."""

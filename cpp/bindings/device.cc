@@ -13,6 +13,7 @@
 #include "cuda/device_decoder.h"
 #include "cuda/self_test.h"
 #include "isa/select.h"
+#include "model/mixers/attention.h"
 
 namespace py = pybind11;
 
@@ -57,7 +58,7 @@ struct DeviceSequence {
 
   void forget_prompt() { prompt_logits = py::none(); }
   size_t vocab_size() const { return decoder->config().vocab_size; }
-  size_t n_attending() const { return sequence.n_layers(); }
+  size_t n_attending() const { return n_attending_layers(decoder->config(), sequence); }
   py::dict memory_bytes() const { return estimate(decoder->config(), *policy, sequence.shape()); }
 
   void fetch_rows() {
@@ -151,10 +152,11 @@ void bind_device(py::module_& module) {
           "load_image", [](Device& device, const py::bytes& image) { device.load_image(std::string(image)); },
           py::arg("image"));
   py::class_<DeviceDecoder, std::shared_ptr<DeviceDecoder>>(module, "DeviceModel")
-      .def(py::init([](const DecoderConfig& config, std::shared_ptr<Device> device) {
-             return std::make_shared<DeviceDecoder>(config, active_kernel_table(), std::move(device));
+      .def(py::init([](const DecoderConfig& config, std::shared_ptr<Device> device, size_t block_bytes) {
+             return std::make_shared<DeviceDecoder>(config, active_kernel_table(), std::move(device),
+                                                    block_bytes);
            }),
-           py::arg("config"), py::arg("device"))
+           py::arg("config"), py::arg("device"), py::arg("block_bytes") = cuda::DevicePool::kBlockBytes)
       .def_static("estimate_bytes", &cuda::DeviceWeights::estimate_bytes, py::arg("type"), py::arg("rows"),
                   py::arg("cols"))
       .def(

@@ -17,6 +17,7 @@
 #include "bindings/sequence_methods.h"
 #include "isa/select.h"
 #include "model/decoder.h"
+#include "model/mixers/attention.h"
 #include "ops/decode_attention.h"
 
 namespace py = pybind11;
@@ -50,7 +51,7 @@ struct DecoderSequence {
 
   const Decoder& decoder() const { return *owner->decoder; }
   size_t vocab_size() const { return decoder().config().vocab_size; }
-  size_t n_attending() const { return decoder().n_attending_layers(sequence); }
+  size_t n_attending() const { return n_attending_layers(decoder().config(), sequence); }
   size_t max_decode_tokens() const { return std::min(kMaxDecodeTokens, sequence.shape().batch_size); }
   void forget_prompt() { prompt_logits = py::none(); }
   void fetch_rows() {}

@@ -142,12 +142,6 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   }
 }
 
-size_t Decoder::n_attending_layers(const Sequence& sequence) const {
-  size_t n = config_.n_layers();
-  while (n > 0 && skips_attention(config_, sequence, n - 1)) --n;
-  return n;
-}
-
 void Decoder::row_logits(const Sequence& sequence, Workspace& workspace, size_t first, size_t n_rows,
                          float* out) const {
   const std::lock_guard<std::mutex> lock(workspace.mutex());

@@ -32,9 +32,6 @@ class Decoder {
   void row_logits(const Sequence& sequence, Workspace& workspace, size_t first, size_t n_rows,
                   float* out) const;
 
-  // Layers that attend for all tokens of a prompt.
-  size_t n_attending_layers(const Sequence& sequence) const;
-
  private:
   void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;

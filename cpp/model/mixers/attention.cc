@@ -86,6 +86,12 @@ bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size
          sequence.plan(layer).ends_dense(config.layers[layer].window);
 }
 
+size_t n_attending_layers(const DecoderConfig& config, const Sequence& sequence) {
+  size_t n = config.n_layers();
+  while (n > 0 && skips_attention(config, sequence, n - 1)) --n;
+  return n;
+}
+
 void mix_attention(const LayerCall& call, const Observer& observer) {
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();

@@ -16,4 +16,7 @@ void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows);
 // Whether the layer writes its cache rows and nothing else, but for the last token of a prompt.
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer);
 
+// Layers that attend for all tokens of a prompt.
+size_t n_attending_layers(const DecoderConfig& config, const Sequence& sequence);
+
 }  // namespace edgeh2o
