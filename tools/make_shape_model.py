@@ -55,6 +55,7 @@ class Shape:
         qk_norms: queries and keys are normed per head.
         qkv_biases: Q, K and V have biases.
         gemma4: what Gemma 4 has beside these; its other norms, and scales of its layers.
+        attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
     """
 
     architecture: str
@@ -73,6 +74,11 @@ class Shape:
     qk_norms: bool = False
     qkv_biases: bool = False
     gemma4: Gemma4 | None = None
+    attention_layers: tuple[int, ...] = ()
+    n_conv_taps: int = 0
+
+    def attends(self, layer: int) -> bool:
+        return not self.attention_layers or layer in self.attention_layers
 
     def layer_sizes(self, layer: int) -> tuple[int, int, bool]:
         """Head size and feed-forward width of a layer, and whether it has keys of its own."""
@@ -146,6 +152,22 @@ SHAPES: Mapping[str, Shape] = {
         gemma4=Gemma4(
             window=512, window_period=5, head_dim_sliding=256, n_shared_kv=20, token_input_dim=256
         ),
+    ),
+    "lfm2-1.2b": Shape(
+        architecture="lfm2",
+        n_layers=16,
+        model_dim=2048,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=64,
+        ffn_dim=8192,
+        context_length=128000,
+        rope_base=1e6,
+        norm_epsilon=1e-5,
+        tied=True,
+        qk_norms=True,
+        attention_layers=(2, 5, 8, 10, 12, 14),
+        n_conv_taps=3,
     ),
     "llama-3.1-8b": Shape(
         architecture="llama",
@@ -222,26 +244,31 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
     yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
     if not shape.tied:
         yield matrix("output", vocab_size, width, output_type)
-    yield vector("output_norm.weight", width)
+    yield vector(f"{'token_embd' if shape.n_conv_taps else 'output'}_norm.weight", width)
     for layer in range(shape.n_layers):
         prefix = f"blk.{layer}."
         head_dim, ffn_dim, has_keys = shape.layer_sizes(layer)
         q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
         mixed = better if has_more_bits(layer, shape.n_layers) else usual
         yield vector(f"{prefix}attn_norm.weight", width)
+        if not shape.attends(layer):
+            yield matrix(f"{prefix}shortconv.in_proj", 3 * width, width)
+            yield Tensor(f"{prefix}shortconv.conv.weight", (width, shape.n_conv_taps), "F32")
+            yield matrix(f"{prefix}shortconv.out_proj", width, width)
         for name, rows, type_name in (
             ("q", q_dim, usual),
             ("k", kv_dim, usual),
             ("v", kv_dim, mixed),
         ):
-            if name != "q" and not has_keys:
+            if not shape.attends(layer) or (name != "q" and not has_keys):
                 continue
             yield matrix(f"{prefix}attn_{name}", rows, width, type_name)
             if shape.qkv_biases:
                 yield vector(f"{prefix}attn_{name}.bias", rows)
             if shape.qk_norms and name != "v":
                 yield vector(f"{prefix}attn_{name}_norm.weight", head_dim)
-        yield matrix(f"{prefix}attn_output", width, q_dim)
+        if shape.attends(layer):
+            yield matrix(f"{prefix}attn_output", width, q_dim)
         yield vector(f"{prefix}ffn_norm.weight", width)
         yield matrix(f"{prefix}ffn_gate", ffn_dim, width)
         yield matrix(f"{prefix}ffn_up", ffn_dim, width)
@@ -391,7 +418,12 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     widths = [ffn_dim for _, ffn_dim, _ in sizes]
     writer.add_feed_forward_length(widths if len(set(widths)) > 1 else shape.ffn_dim)
     writer.add_head_count(shape.n_heads)
-    writer.add_head_count_kv(shape.n_kv_heads)
+    if shape.n_conv_taps:
+        writer.add_shortconv_l_cache(shape.n_conv_taps)
+        kv_heads = [shape.n_kv_heads * shape.attends(layer) for layer in range(shape.n_layers)]
+        writer.add_head_count_kv(kv_heads)
+    else:
+        writer.add_head_count_kv(shape.n_kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.head_dim)
