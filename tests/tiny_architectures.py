@@ -22,6 +22,10 @@ class Family:
         is_gpt_oss: attention has sinks, and experts and their router have biases.
         is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
             and have inputs per token.
+        has_short_conv: layers without KV heads, by default every other one, have a convolution.
+        has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
+            first layer has one feed-forward network.
+        output_norm: name of the norm behind the last layer.
         has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -39,6 +43,9 @@ class Family:
     shared_gate: bool = False
     is_gpt_oss: bool = False
     is_gemma4: bool = False
+    has_short_conv: bool = False
+    has_expert_bias: bool = False
+    output_norm: str = "output_norm"
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
@@ -57,6 +64,14 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm": Family(keys=SCALES),
     "seed_oss": Family(qkv_biases=True, ffn_norm="post_attention_norm"),
     "gemma": Family(),
+    "lfm2": Family(qk_norm="head", has_short_conv=True, output_norm="token_embd_norm"),
+    "lfm2moe": Family(
+        qk_norm="head",
+        has_short_conv=True,
+        output_norm="token_embd_norm",
+        has_experts=True,
+        has_expert_bias=True,
+    ),
     "hunyuan-dense": Family(qk_norm="head"),
     "qwen2": Family(qkv_biases=True),
     "qwen2vl": Family(qkv_biases=True, has_sections=True),

@@ -65,7 +65,8 @@ RopeConfig make_rope(const py::dict& fields) {
 LayerSpec make_layer(const py::dict& fields) {
   LayerSpec layer;
   FieldReader reader(fields);
-  reader.read_choice("mixer", layer.mixer, {{"attention", MixerKind::kAttention}});
+  reader.read_choice("mixer", layer.mixer,
+                     {{"attention", MixerKind::kAttention}, {"short_conv", MixerKind::kShortConv}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
   reader.read("key_dim", layer.heads.key_dim);
@@ -82,6 +83,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("norms_values", layer.norms_values);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);
+  reader.read("n_conv_taps", layer.n_conv_taps);
   reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu},
@@ -91,6 +93,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
   reader.read("normalises_experts", layer.normalises_experts);
+  reader.read_choice("expert_gate", layer.expert_gate,
+                     {{"softmax", ExpertGate::kSoftmax}, {"sigmoid", ExpertGate::kSigmoid}});
+  reader.read("has_expert_bias", layer.has_expert_bias);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read_choice(

@@ -77,6 +77,8 @@ const KernelTable kTable = {
     swiglu_clamped_f32,
     soft_cap_f32,
     add_f32,
+    multiply_f32,
+    convolve_f32,
     scale_f32,
     load_f32_f16,
     store_kv_row_f32,

@@ -5,10 +5,14 @@
 #include <cstdint>
 
 #include "ops/attention_sizes.h"
+#include "ops/convolution.h"
 
 namespace edgeh2o {
 
-enum class MixerKind : uint8_t { kAttention };
+// Attention, or a short causal convolution between two gates (LFM2).
+enum class MixerKind : uint8_t { kAttention, kShortConv };
+// How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
+enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
 enum class FfnKind : uint8_t { kGated, kExperts };
 enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped };
 
@@ -31,12 +35,16 @@ struct LayerSpec {
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none
 
+  size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
+
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
   size_t ffn_dim = 0;
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;
   bool normalises_experts = true;  // the shares of a token's experts add up to 1
+  ExpertGate expert_gate = ExpertGate::kSoftmax;
+  bool has_expert_bias = false;  // numbers that count in the choice of experts, not in their shares
   // Width of the expert that every token goes through beside its own; 0: none. Its gate is a number per
   // token, the sigmoid of a product with its input.
   size_t shared_ffn_dim = 0;
@@ -50,6 +58,10 @@ struct LayerSpec {
 
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
+  // Numbers that the layer keeps of the tokens before, if it has no attention: inputs of the convolution.
+  size_t n_recurrent(size_t model_dim) const {
+    return mixer == MixerKind::kShortConv ? (n_conv_taps - 1) * model_dim : 0;
+  }
   size_t qkv_dim() const { return heads.q_dim() + heads.k_dim() + heads.v_dim(); }
 };
 

@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     granite,
     hunyuan,
     internlm2,
+    lfm2,
     llama,
     minicpm,
     mistral3,

@@ -11,6 +11,7 @@ from ..formats.metadata import Metadata
 from ..model_config import LayerConfig
 from ..option_fields import MAX_CONTEXT
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
+from .hybrids import HybridRule, replace_attention
 from .keys import ArchitectureKeys
 from .rope import (
     NO_SCALING,
@@ -94,6 +95,8 @@ class Hyperparameters:
             "head_dim": head_dim,
             "q_dim": layer.n_heads * head_dim,
             "kv_dim": layer.n_kv_heads * head_dim,
+            "n_conv_taps": layer.n_conv_taps,
+            "conv_in_dim": 3 * self.model_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
         }
@@ -108,6 +111,7 @@ def read_hyperparameters(
     rope: RopeRule = PLAIN_ROPE,
     shares_kv: bool = False,
     has_token_inputs: bool = False,
+    hybrid: HybridRule | None = None,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -117,9 +121,9 @@ def read_hyperparameters(
     feed_forward = read_feed_forward(keys, experts)
     widths = read_windows(keys, windows)
     has_rope = rope.layers(widths)
-    layers = _read_layers(keys, feed_forward.ffn_dims, widths, has_rope)
+    layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
-    head_dim = _read_head_dim(keys, model_dim, layers[0].n_heads)
+    head_dim = _read_head_dim(keys, model_dim, next(y.n_heads for y in layers if y.n_heads))
     rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)
     sliding_rotary_dim = rotary_dim
     if windows is not None and windows.has_own_heads:
@@ -158,27 +162,35 @@ def read_hyperparameters(
 
 def _read_layers(
     keys: ArchitectureKeys,
-    ffn_dims: Sequence[int],
+    feed_forward: FeedForwardSizes,
     windows: Sequence[int],
     has_rope: Sequence[bool],
+    hybrid: HybridRule | None,
 ) -> tuple[LayerConfig, ...]:
     n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
     if keys.has("attention.head_count_kv"):
-        n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS)
+        fewest = 0 if hybrid is not None else 1
+        n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS, minimum=fewest)
     for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
-        if heads % kv_heads:
+        if kv_heads and heads % kv_heads:
             raise FormatError(
                 f"{keys.quoted('attention.head_count')} is {heads} in layer {layer}, which is not "
                 f"a multiple of {keys.quoted('attention.head_count_kv')} {kv_heads}"
             )
-    return tuple(
+    layers = tuple(
         LayerConfig(
-            n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window, has_rope=rotates
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            ffn_dim=ffn_dim,
+            window=window,
+            has_rope=rotates,
+            is_dense=layer < feed_forward.n_dense_layers,
         )
-        for heads, kv_heads, ffn_dim, window, rotates in zip(
-            n_heads, n_kv_heads, ffn_dims, windows, has_rope, strict=True
+        for layer, (heads, kv_heads, ffn_dim, window, rotates) in enumerate(
+            zip(n_heads, n_kv_heads, feed_forward.ffn_dims, windows, has_rope, strict=True)
         )
     )
+    return layers if hybrid is None else replace_attention(keys, hybrid, layers)
 
 
 def _refuse_encoders(keys: ArchitectureKeys) -> None:

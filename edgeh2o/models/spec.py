@@ -17,7 +17,8 @@ from ..formats.fingerprint import fingerprint_weights
 from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
 from ..model_config import DecoderConfig
-from .experts import SHARED_KEY, ExpertRule
+from .experts import DENSE_KEY, GATE_KEY, SHARED_KEY, ExpertRule
+from .hybrids import HybridRule
 from .hyperparameters import (
     SHARED_KV_KEY,
     TOKEN_INPUT_KEY,
@@ -52,6 +53,7 @@ class ArchitectureSpec:
         rope_switch: key, after the architecture's name, that turns the rotary embedding off if it
             is false.
         windows: None: the family has no sliding windows.
+        hybrid: None: every layer has attention.
         experts: None: the feed-forward network is one, not a mixture of experts.
         scales: keys that set a scale or soft cap of ``DecoderConfig``.
         divisors: keys whose inverse is a scale of ``DecoderConfig``.
@@ -78,6 +80,7 @@ class ArchitectureSpec:
     long_rope_factors: tuple[str, str] | None = None
     rope_switch: str | None = None
     windows: SlidingWindows | None = None
+    hybrid: HybridRule | None = None
     experts: ExpertRule | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
     divisors: Mapping[str, str] = field(default_factory=dict)
@@ -127,6 +130,7 @@ def read_model(
             rope=spec.rope,
             shares_kv=spec.shares_kv,
             has_token_inputs=spec.has_token_inputs,
+            hybrid=spec.hybrid,
         )
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
@@ -201,6 +205,8 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         normalises_experts=spec.experts is None or spec.experts.is_normalised,
         shared_ffn_dim=shape.feed_forward.shared_ffn_dim,
         has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
+        expert_gate="softmax" if spec.experts is None else spec.experts.gate,
+        has_expert_bias=spec.experts is not None and spec.experts.has_bias,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
@@ -265,6 +271,8 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
         SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
+        DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
+        GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
     }
     return read | {key for key, is_read in flags.items() if is_read}
 

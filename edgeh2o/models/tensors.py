@@ -14,6 +14,7 @@ from ..formats.metadata import quote
 from .rope import half_split_row_order
 
 if TYPE_CHECKING:
+    from ..model_config import LayerConfig
     from .hyperparameters import Hyperparameters
 
 VECTOR_TYPES = ("F32", "F16", "BF16")
@@ -43,7 +44,8 @@ class TensorRule:
     ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
     contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
     leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
-    matrix.
+    matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
+    a mixture of experts with layers of both.
     """
 
     name: str
@@ -54,6 +56,7 @@ class TensorRule:
     core_name: str = ""
     of_kv: bool = False
     is_vectors: bool = False
+    of: str = ""
 
 
 def tensor(
@@ -65,9 +68,16 @@ def tensor(
     core_name: str = "",
     of_kv: bool = False,
     is_vectors: bool = False,
+    of: str = "",
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated, tuple(parts), core_name, of_kv, is_vectors)
+    parts = tuple(parts)
+    return TensorRule(name, shape, required, rotated, parts, core_name, of_kv, is_vectors, of)
+
+
+def tensors_of(kind: str, rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
+    """The rules, for layers of a kind only."""
+    return tuple(replace(rule, of=kind) for rule in rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = _expand(rules, len(shape.layers))
+    by_name = _expand(rules, shape.layers)
     unread = {
         name
         for name, (rule, layer) in by_name.items()
@@ -157,12 +167,16 @@ def bind_tensors(
     return bindings
 
 
-def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
+def _expand(
+    rules: Iterable[TensorRule], layers: Sequence[LayerConfig]
+) -> dict[str, tuple[TensorRule, int]]:
     """Rules by the name of the tensor, and the layer; those of no layer have 0."""
     by_name: dict[str, tuple[TensorRule, int]] = {}
     for rule in rules:
-        layers = range(n_layers) if "{layer}" in rule.name else range(1)
-        for layer in layers:
+        n_layers = len(layers) if "{layer}" in rule.name else 1
+        for layer in range(n_layers):
+            if rule.of and rule.of not in _kinds(layers[layer]):
+                continue
             parts = tuple(
                 TensorPart(part.name.replace("{layer}", str(layer)), part.rows, part.rotated)
                 for part in rule.parts
@@ -172,6 +186,10 @@ def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[Tenso
             own = replace(rule, name=name, parts=parts, core_name=core_name)
             by_name[name] = own, layer
     return by_name
+
+
+def _kinds(layer: LayerConfig) -> tuple[str, str]:
+    return layer.mixer, "dense" if layer.is_dense else "experts"
 
 
 def _parts(

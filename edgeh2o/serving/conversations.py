@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -63,7 +63,12 @@ class Conversation:
         if runner is None:
             return 0
         sizes, share = runner.memory_bytes, runner.most_tokens / runner.max_context
-        return int(sizes.get("kv_cache", 0) * share) + sizes.get("scores", 0)
+        return int(sizes.get("kv_cache", 0) * share) + _n_fixed_bytes(sizes)
+
+
+def _n_fixed_bytes(sizes: Mapping[str, int]) -> int:
+    """What a conversation holds besides rows of its tokens."""
+    return sizes.get("scores", 0) + sizes.get("recurrent_state", 0)
 
 
 class ConversationPool:
@@ -195,7 +200,7 @@ class ConversationPool:
         """A conversation without a runner; the ones used least lately go for its room."""
         shape = self.plan.shape(self.plan.choose_context(n_tokens, -1))
         parts = self.model.estimate_session_bytes(self.plan.attention, shape)
-        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + parts.get("scores", 0)
+        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + _n_fixed_bytes(parts)
         while (
             len(self._kept) >= MOST_KEPT
             or sum(each.n_bytes for each in self._kept) + needed > self.ram_bytes

@@ -60,6 +60,17 @@ CASES: Mapping[str, Mapping[str, object]] = {
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
     "internlm2": {"architecture": "internlm2", "tied": False},
+    # A state of some rows carries over from call to call.
+    "lfm2": {"architecture": "lfm2", "n_layers": 4},
+    "lfm2_windows": {
+        "architecture": "lfm2",
+        "n_layers": 5,
+        "n_kv_heads": (0, 2, 0, 0, 2),
+        "n_conv_taps": 4,
+        "sliding_window": 24,
+        "tied": False,
+    },
+    "lfm2moe": {"architecture": "lfm2moe", "n_layers": 4},
     "minicpm": {"architecture": "minicpm"},
     "minicpm_long": {
         "architecture": "minicpm",

@@ -107,7 +107,7 @@ def test_equals_single_calls_with_every_group(
     _require_equal(model, attention, sizes=(4,) * 15, n_slots=n_kv_heads)
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("lfm2")])
 def test_equals_single_calls_in_every_architecture(tiny_model: TinyModelFactory, case: str) -> None:
     _require_equal(_load(tiny_model, **{**SHAPE, **CASES[case]}))
 

@@ -247,6 +247,59 @@ def test_layers_of_gemma4_that_cannot_be(
         read(path)
 
 
+def test_layers_of_lfm2(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "lfm2", n_kv_heads=(0, 2, 0, 0, 4, 0), sliding_window=9)
+    assert [layer.mixer == "attention" for layer in config.layers] == [0, 1, 0, 0, 1, 0]
+    assert [layer.n_kv_heads for layer in config.layers] == [0, 2, 0, 0, 4, 0]
+    assert [layer.window for layer in config.layers] == [0, 9, 0, 0, 9, 0]
+    assert (config.n_slots, config.n_kv_heads, config.has_like_layers) == (6, 4, False)
+    mixture = read_tiny(tiny_model, "lfm2moe", n_dense_layers=2)
+    assert [layer.is_dense for layer in mixture.layers] == [True] * 2 + [False] * 4
+    assert (mixture.expert_gate, mixture.has_expert_bias) == ("sigmoid", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_kv_heads": (0,) * 6}, "'lfm2.attention.head_count_kv' is 0 in every layer"),
+        ({"n_conv_taps": 1}, "'lfm2.shortconv.l_cache'"),
+        ({"n_conv_taps": 17}, "'lfm2.shortconv.l_cache'"),
+    ],
+)
+def test_layers_of_lfm2_that_cannot_be(
+    tmp_path: Path, options: dict[str, object], problem: str
+) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="lfm2", **{**SHAPE, **options})
+    with pytest.raises(FormatError, match=problem):
+        read(path)
+
+
+def test_a_router_of_lfm2moe_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add_softmax_of_weights(writer: GGUFWriter, gate: object) -> None:
+        writer.add_uint32("lfm2moe.expert_gating_func", 3)
+
+    monkeypatch.setattr(GGUFWriter, "add_expert_gating_func", add_softmax_of_weights)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="lfm2moe", **SHAPE)
+    with pytest.raises(FormatError, match=r"'lfm2moe.expert_gating_func' is 3, but only 2"):
+        read(path)
+
+
+def test_tensors_of_another_kind_of_layer_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_heads(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        tensors["blk.0.attn_q.weight"] = tensors["blk.1.attn_q.weight"]
+        return tensors
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", with_heads)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="lfm2", **SHAPE)
+    with pytest.raises(FormatError, match=r"does not use: 'blk.0.attn_q.weight'"):
+        read(path)
+
+
 def test_scales_that_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(FAMILIES["minicpm"], keys={"logit_scale": 2.0, "residual_scale": 0.5})
     monkeypatch.setattr("tools.make_tiny_model.FAMILIES", {"minicpm": family})

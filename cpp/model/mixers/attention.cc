@@ -66,7 +66,7 @@ void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
 }  // namespace
 
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
-  return LayerCall::skips_rows(config, sequence, layer) &&
+  return sequence.attends(layer) && LayerCall::skips_rows(config, sequence, layer) &&
          sequence.plan(layer).ends_dense(config.layers[layer].window);
 }
 

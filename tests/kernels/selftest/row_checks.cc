@@ -123,6 +123,34 @@ void check_add(const KernelTable& table, Check& check) {
   });
 }
 
+void check_multiply(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, -5, 5), y = random.uniform_vector(n, -5, 5);
+    table.multiply_f32(out.data(), x.data(), y.data(), n);
+    for (size_t i = 0; i < n; ++i) check.equal(out[i], x[i] * y[i]);
+  });
+}
+
+void check_convolve(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    constexpr size_t kTaps = 4;
+    const std::vector<float> x = random.uniform_vector(kTaps * n, -5, 5),
+                             weights = random.uniform_vector(kTaps * n, -2, 2);
+    const float* taps[kTaps];
+    for (size_t j = 0; j < kTaps; ++j) taps[j] = x.data() + j * n;
+    table.convolve_f32(out.data(), taps, weights.data(), n, kTaps, n);
+    for (size_t i = 0; i < n; ++i) {
+      double want = 0, size = 0;
+      for (size_t j = 0; j < kTaps; ++j) {
+        const double term = double{x[j * n + i]} * weights[j * n + i];
+        want += term;
+        size += std::fabs(term);
+      }
+      check.near(out[i], want, kTaps * kEps * size);
+    }
+  });
+}
+
 void check_scale(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     const std::vector<float> x = random.uniform_vector(n, -5, 5);
@@ -155,6 +183,8 @@ const std::vector<KernelCheck>& row_checks() {
       {"swiglu_clamped_f32", check_clamped_swiglu},
       {"soft_cap_f32", check_soft_cap},
       {"add_f32", check_add},
+      {"multiply_f32", check_multiply},
+      {"convolve_f32", check_convolve},
       {"scale_f32", check_scale},
       {"load_f32_f16", check_load_f16},
   };

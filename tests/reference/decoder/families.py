@@ -22,6 +22,9 @@ class Family:
         is_gemma4: values are normed without weights, attention logits are not scaled, layers with
             a window have a rotary embedding and heads of their own.
         has_clamped_gate: the gate is that of gpt-oss.
+        output_norm: name of the norm behind the last layer.
+        has_sigmoid_gate: a token's experts have the sigmoid of their logit as their share, and are
+            chosen by this and a bias.
         ffn_norm: name of the norm of the feed-forward network's input.
     """
 
@@ -35,6 +38,8 @@ class Family:
     normalises_experts: bool = True
     is_gemma4: bool = False
     has_clamped_gate: bool = False
+    output_norm: str = "output_norm"
+    has_sigmoid_gate: bool = False
     ffn_norm: str = "ffn_norm"
 
     @property
@@ -58,6 +63,8 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
+    "lfm2": Family(output_norm="token_embd_norm"),
+    "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
     "minicpm": Family(is_interleaved=True),
     "mistral3": Family(is_interleaved=True),

@@ -20,7 +20,7 @@ from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
-from .feed_forward import ACTIVATIONS, gated, gelu, mixture
+from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, softmax
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
@@ -121,6 +121,7 @@ class DecoderRun:
         self._cache_type = cache_type
         self.layers = layers
         self.position = 0
+        self._conv_inputs: dict[int, Array] = {}  # of the last tokens, by layer
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
 
     def prefill(self, tokens: Tokens) -> Array:
@@ -149,7 +150,10 @@ class DecoderRun:
         for layer_idx, layer in enumerate(self.layers):
             prefix = f"blk.{layer_idx}."
             angles = positions * config.inv_freq[layer_idx]
-            branch = self._attention_block(layer_idx, x, angles, attention(layer))
+            if f"{prefix}shortconv.conv.weight" in weights:
+                branch = self._conv_block(layer_idx, x)
+            else:
+                branch = self._attention_block(layer_idx, x, angles, attention(layer))
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
             branch = self._ffn_block(prefix, x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
@@ -162,7 +166,8 @@ class DecoderRun:
             x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
-        logits = self._linear(output, self._norm("output_norm", x)) * config.logit_scale
+        normed = self._norm(config.family.output_norm, x)
+        logits = self._linear(output, normed) * config.logit_scale
         cap = config.logit_soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
@@ -185,6 +190,19 @@ class DecoderRun:
             self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
         output = attend(q, *self._kv[source])
         return self._linear(prefix + "attn_output", output.transpose(1, 0, 2).reshape(len(x), -1))
+
+    def _conv_block(self, layer: int, x: Array) -> Array:
+        """A sum over the last tokens, for every channel, between two gates (LFM2)."""
+        prefix = f"blk.{layer}.shortconv."
+        taps = self._decoder.weights[prefix + "conv.weight"].astype(np.float64)  # [channels, taps]
+        normed = self._norm(f"blk.{layer}.attn_norm", x)
+        first_gate, second_gate, inputs = np.split(self._linear(prefix + "in_proj", normed), 3, 1)
+        n_before = taps.shape[1] - 1
+        before = self._conv_inputs.get(layer, np.zeros((n_before, x.shape[1])))
+        all_inputs = np.concatenate([before, first_gate * inputs])
+        self._conv_inputs[layer] = all_inputs[len(all_inputs) - n_before :]
+        sums = sum(taps[:, j] * all_inputs[j : j + len(x)] for j in range(taps.shape[1]))
+        return self._linear(prefix + "out_proj", second_gate * sums)
 
     def _token_inputs(self, layer: int, tokens: Tokens, embedded: Array) -> Array:
         """The layer's own input of every token [n, width]."""
@@ -219,7 +237,7 @@ class DecoderRun:
         config = self._decoder.config
         activate = ACTIVATIONS[config.family.activation]
         normed = self._norm(prefix + config.family.ffn_norm, x)
-        if not config.n_experts_used:
+        if f"{prefix}ffn_gate_inp.weight" not in self._decoder.weights:
             return gated(self._linear, prefix, "", normed, activate=activate)
         out = mixture(
             self._linear,
@@ -228,6 +246,8 @@ class DecoderRun:
             n_used=config.n_experts_used,
             is_normalised=config.family.normalises_experts,
             activate=activate,
+            gate=sigmoid if config.family.has_sigmoid_gate else softmax,
+            biases=self._decoder.weights.get(f"{prefix}exp_probs_b.bias", 0.0),
         )
         if f"{prefix}ffn_up_shexp.weight" in self._decoder.weights:
             shared = gated(self._linear, prefix, "_shexp", normed, activate=activate)
@@ -239,7 +259,7 @@ class DecoderRun:
         gate = self._decoder.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
         if gate is None:
             return 1.0
-        return 1.0 / (1.0 + np.exp(-(normed @ gate.astype(np.float64))[:, None]))
+        return sigmoid((normed @ gate.astype(np.float64))[:, None])
 
     def _post_norm(self, name: str, branch: Array) -> Array:
         """The norm of a branch's output, where the name is not that of an input's."""
