@@ -40,8 +40,6 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*swiglu_clamped_f32)(float*, const float*, const float*, size_t) noexcept
         void (*soft_cap_f32)(float*, float, size_t) noexcept
         void (*add_f32)(float*, const float*, size_t) noexcept
-        void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
-        void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
         void (*scale_f32)(float*, const float*, float, size_t) noexcept
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
         void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
@@ -216,30 +214,6 @@ def add(str isa, const float[::1] x, const float[::1] y):
         raise ValueError(f"x has {x.shape[0]} elements, y has {y.shape[0]}")
     cdef float[::1] out = np.array(x)
     table_of(isa).add_f32(&out[0], &y[0], <size_t>x.shape[0])
-    return np.asarray(out)
-
-
-def multiply(str isa, const float[::1] x, const float[::1] y):
-    """x * y; all [n] float32."""
-    if x.shape[0] != y.shape[0]:
-        raise ValueError(f"x has {x.shape[0]} elements, y has {y.shape[0]}")
-    cdef float[::1] out = np.array(x)
-    table_of(isa).multiply_f32(&out[0], &out[0], &y[0], <size_t>x.shape[0])
-    return np.asarray(out)
-
-
-def convolve(str isa, const float[:, ::1] taps, const float[:, ::1] weights):
-    """Sums over the rows of taps * weights, [n]; both [n_taps, n] float32, at most 16 taps."""
-    cdef const float* rows[16]
-    if not 0 < taps.shape[0] <= 16:
-        raise ValueError(f"there are {taps.shape[0]} taps, not 1 to 16")
-    if taps.shape[0] != weights.shape[0] or taps.shape[1] != weights.shape[1]:
-        raise ValueError("taps and weights differ in shape")
-    for i in range(taps.shape[0]):
-        rows[i] = &taps[i, 0]
-    cdef size_t n = taps.shape[1]
-    cdef float[::1] out = np.empty(n, np.float32)
-    table_of(isa).convolve_f32(&out[0], rows, &weights[0, 0], n, <size_t>taps.shape[0], n)
     return np.asarray(out)
 
 

@@ -40,8 +40,11 @@ class LayerConfig:
     width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
     positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
     those of ``kv_distance`` layers before it. A layer whose ``mixer`` is "short_conv" has no heads:
-    a convolution of ``n_conv_taps`` tokens takes the place of attention. In a mixture of experts a
-    layer ``is_dense`` has one feed-forward network.
+    a convolution of ``n_conv_taps`` tokens takes the place of attention. One whose mixer is
+    "delta_net" has a convolution and ``n_delta_value_heads`` heads of ``delta_head_dim`` values,
+    several of which may share the queries and keys of one of ``n_delta_key_heads``: neighbours, if
+    they are grouped, else those that are so many heads apart. In a mixture of experts a layer
+    ``is_dense`` has one feed-forward network.
     """
 
     n_heads: int
@@ -53,6 +56,10 @@ class LayerConfig:
     kv_distance: int = 0
     mixer: str = "attention"
     n_conv_taps: int = 0
+    n_delta_key_heads: int = 0
+    n_delta_value_heads: int = 0
+    delta_head_dim: int = 0
+    has_grouped_delta_heads: bool = False
     is_dense: bool = False
 
 
@@ -76,7 +83,8 @@ class DecoderConfig(ModelConfig):
     period of 0 is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values
     without weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's
     input per token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
-    ``token_input_rows`` tokens.
+    ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
+    sigmoid of a second half of the query projection.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -103,6 +111,7 @@ class DecoderConfig(ModelConfig):
     temperature_period: int = 0
     has_sinks: bool = False
     norms_values: bool = False
+    has_output_gate: bool = False
     token_input_dim: int = 0
     token_input_rows: int = 0
     has_output_scale: bool = False

@@ -30,7 +30,7 @@ SMALLEST = {
 }
 SEED_OPTIONS: tuple[dict[str, object], ...] = (
     *(
-        {"architecture": name, "tensor_type": "Q4_0", "n_layers": 1 + family.has_short_conv}
+        {"architecture": name, "tensor_type": "Q4_0", "n_layers": 1 + family.is_hybrid}
         for name, family in FAMILIES.items()
     ),
     {"tensor_type": "F16", "biases": True, "tied": False},

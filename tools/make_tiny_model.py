@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -57,7 +57,9 @@ LINEAR_FACTOR = 4.0
 LONGROPE_FACTORS = {"short": (1.0, 1.5), "long": (1.0, 8.0)}  # of the fastest and slowest pair
 LONGROPE_ATTENTION_FACTOR = 1.2
 ROUTER_SUFFIX = ".ffn_gate_inp.weight"
-CONV_SUFFIX = ".shortconv.conv.weight"
+# Of so many layers the last attends.
+DELTA_NET_PERIOD = 2
+CONV_SUFFIXES = (".shortconv.conv.weight", ".ssm_conv1d.weight")
 ROUTER = "blk.{}" + ROUTER_SUFFIX
 
 
@@ -71,6 +73,7 @@ class TinyModel:
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer; no KV heads
             for a convolution.
         n_conv_taps: tokens of a convolution.
+        n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
@@ -100,6 +103,9 @@ class TinyModel:
     head_dim: int = 32
     ffn_dim: PerLayer = 512
     n_conv_taps: int = 3
+    n_delta_key_heads: int = 2
+    n_delta_value_heads: int = 4
+    delta_head_dim: int = 32
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
@@ -132,6 +138,12 @@ class TinyModel:
         if self.family.has_short_conv and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
         return list(zip(*rows, strict=True))
+
+    def mixer(self, layer: int) -> str:
+        """As in ``LayerConfig``."""
+        if self.family.has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
+            return "delta_net"
+        return "attention" if self.layers[layer][1] else "short_conv"
 
     def has_experts(self, layer: int) -> bool:
         return self.family.has_experts and (
@@ -226,6 +238,13 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
     else:
         writer.add_head_count_kv(model.n_kv_heads)
+    if model.family.has_delta_net:
+        writer.add_uint32(f"{model.architecture}.full_attention_interval", DELTA_NET_PERIOD)
+        writer.add_ssm_conv_kernel(model.n_conv_taps)
+        writer.add_ssm_group_count(model.n_delta_key_heads)
+        writer.add_ssm_time_step_rank(model.n_delta_value_heads)
+        writer.add_ssm_state_size(model.delta_head_dim)
+        writer.add_ssm_inner_size(model.n_delta_value_heads * model.delta_head_dim)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
@@ -349,9 +368,14 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             ("attn_v", kv_dim, width, width**-0.5),
             ("attn_output", width, heads_dim, heads_dim**-0.5),
         ]
-        if n_kv_heads:
+        mixer = model.mixer(layer_idx)
+        if mixer == "attention":
+            if family.has_delta_net:  # a query and a gate per head
+                matrices[0] = ("attn_q", 2 * heads_dim, width, qk_std)
             for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
                 normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
+        elif mixer == "delta_net":
+            matrices = _add_delta_net(normal, prefix, model)
         else:
             normal(f"{prefix}shortconv.conv.weight", width, model.n_conv_taps, std=0.6)
             matrices = [
@@ -411,6 +435,29 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
     return tensors
 
 
+def _add_delta_net(
+    normal: Callable[..., None], prefix: str, model: TinyModel
+) -> list[tuple[str, int, int, float]]:
+    """Adds its vectors; returns its matrices."""
+    heads, width = model.n_delta_value_heads, model.model_dim
+    value_dim = heads * model.delta_head_dim
+    conv_dim = value_dim + 2 * model.n_delta_key_heads * model.delta_head_dim
+    normal(f"{prefix}ssm_conv1d.weight", conv_dim, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_dt.bias", heads, std=0.5, mean=-1.0)
+    normal(f"{prefix}ssm_a", heads, std=0.1, mean=-0.4)
+    normal(f"{prefix}ssm_norm.weight", model.delta_head_dim, std=0.1, mean=1.0)
+    std = width**-0.5
+    gates = [("ssm_beta", heads, width, std), ("ssm_alpha", heads, width, std)]
+    if model.family.has_grouped_heads:
+        gates = [("ssm_ba", 2 * heads, width, std)]
+    return [
+        ("attn_qkv", conv_dim, width, std),
+        ("attn_gate", value_dim, width, std),
+        *gates,
+        ("ssm_out", width, value_dim, value_dim**-0.5),
+    ]
+
+
 def _fuse(
     tensors: dict[str, NDArray[np.float32]], prefix: str, name: str, parts: Sequence[str]
 ) -> None:
@@ -436,7 +483,7 @@ def llama3_factors(
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, CONV_SUFFIX, ".bias")):
+    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, *CONV_SUFFIXES, ".bias")):
         return "F32"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

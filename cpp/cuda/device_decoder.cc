@@ -25,6 +25,7 @@ void check_supported(const DecoderConfig& config) {
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers without attention do not run on a GPU yet",
                cure);
+    EH2O_CHECK(!layer.has_output_gate, "attention with a gate does not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.has_own_kv() && !layer.norms_values && layer.token_input_dim == 0 &&
                    !layer.has_output_scale,
                "layers that share keys and values or have inputs per token do not run on a GPU yet", cure);

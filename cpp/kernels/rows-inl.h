@@ -113,8 +113,17 @@ inline void multiply_f32(float* out, const float* a, const float* b, size_t n) {
   });
 }
 
+// out = up / (1 + exp(-gate)); out may be either. silu(x) has x twice.
+inline void gate_f32(float* out, const float* gate, const float* up, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 divisor = add(set1(1.0f), exp(sub(zero(), load_n(gate + i, count))));
+    store_n(out + i, div(load_n(up + i, count), divisor), count);
+  });
+}
+
 // A convolution of n channels at one token: out = sum over j of weights[j * weight_stride] * taps[j], all
-// [n].
+// [n]; out may be one of the taps.
 inline void convolve_f32(float* out, const float* const* taps, const float* weights, size_t weight_stride,
                          size_t n_taps, size_t n) {
   using namespace simd;

@@ -7,6 +7,7 @@
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
+#include "model/mixers/delta_net.h"
 #include "model/mixers/short_conv.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
@@ -63,6 +64,9 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
       break;
     case MixerKind::kShortConv:
       mix_short_conv(call);
+      break;
+    case MixerKind::kDeltaNet:
+      mix_delta_net(call);
   }
   const MatView<float> x = call.x();
   const size_t rows_at_once = call.buffers().rows_at_once;

@@ -7,6 +7,8 @@ namespace {
 
 void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   layer.heads.check();
+  EH2O_CHECK(!layer.has_output_gate || layer.heads.key_dim == layer.heads.value_dim,
+             "a gate of the output needs keys and values of one size");
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
   const RopeConfig& rope = config.ropes[layer.rope];
@@ -24,6 +26,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
     check_attention(config, layer);
   } else {
     EH2O_CHECK(layer.heads.is_none(), "a layer has heads, but no attention");
+    if (layer.mixer == MixerKind::kDeltaNet) layer.delta.check();
     EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,
                "n_conv_taps = ", layer.n_conv_taps, " must be between 2 and ", kMaxConvTaps);
   }

@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -68,8 +69,27 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "shortconv.in_proj", layer.conv_in, 3 * model_dim, model_dim);
       f(prefix + "shortconv.conv.weight", Slot{nullptr, &layer.conv, model_dim, spec.n_conv_taps, true});
       linear(prefix + "shortconv.out_proj", layer.conv_out, model_dim, model_dim);
+    } else if (spec.mixer == MixerKind::kDeltaNet) {
+      const DeltaHeads& delta = spec.delta;
+      linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
+      linear(prefix + "attn_gate", layer.delta_z, delta.value_dim(), model_dim);
+      if (delta.are_grouped) {
+        linear(prefix + "ssm_ba", layer.delta_gates, 2 * delta.n_value_heads, model_dim);
+      } else {
+        linear(prefix + "ssm_beta", layer.delta_rate, delta.n_value_heads, model_dim);
+        linear(prefix + "ssm_alpha", layer.delta_decay, delta.n_value_heads, model_dim);
+      }
+      f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, delta.conv_dim(), spec.n_conv_taps, true});
+      vector(prefix + "ssm_a", layer.delta_a, delta.n_value_heads, true);
+      vector(prefix + "ssm_dt.bias", layer.delta_bias, delta.n_value_heads, true);
+      vector(prefix + "ssm_norm.weight", layer.delta_norm, delta.head_dim, true);
+      linear(prefix + "ssm_out", layer.delta_out, model_dim, delta.value_dim());
+      // An RMS norm, over the root of the size, has length 1.
+      const float scale = 1.0f / std::sqrt(static_cast<float>(delta.head_dim));
+      layer.delta_k_scale.assign(delta.head_dim, scale);
+      layer.delta_q_scale.assign(delta.head_dim, scale * scale);
     } else {
-      linear(prefix + "attn_q", layer.attn_q, heads.q_dim(), model_dim);
+      linear(prefix + "attn_q", layer.attn_q, spec.gate_dim() + heads.q_dim(), model_dim);
       if (heads.has_own_kv()) {
         linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
         linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);

@@ -31,15 +31,15 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
     return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
   });
   const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
-  const size_t out_dim = config.widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
-  const bool has_conv =
-      config.widest([](const LayerSpec& layer) { return size_t{layer.mixer == MixerKind::kShortConv}; }) > 0;
-  const size_t conv_dim = has_conv ? config.model_dim : 0;
+  const size_t out_dim =
+      config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
+  const size_t mixed_dim =
+      config.widest([&](const LayerSpec& layer) { return layer.mixed_dim(config.model_dim); });
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   norm = arena.take<float>(rows_at_once * config.model_dim);
-  qkv = arena.take<float>(std::max(n_rows * qkv_dim, rows_at_once * 3 * conv_dim));
-  attended = arena.take<float>(std::max(n_rows * out_dim, rows_at_once * conv_dim));
+  qkv = arena.take<float>(std::max(n_rows * qkv_dim, rows_at_once * mixed_dim));
+  attended = arena.take<float>(n_rows * out_dim);
   gate = arena.take<float>(rows_at_once * ffn_dim);
   up = arena.take<float>(rows_at_once * ffn_dim);
   packed = arena.take<uint8_t>(Activations8::bytes(table, rows_at_once, widest));

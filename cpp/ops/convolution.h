@@ -16,4 +16,8 @@ inline constexpr size_t kMaxConvTaps = 16;
 void short_conv(const KernelTable& table, MatView<float> bcy, const float* weights, size_t n_taps,
                 float* state, MatView<float> out);
 
+// silu(conv(rows)) in place, with weights and state as above.
+void convolve_silu(const KernelTable& table, MatView<float> rows, const float* weights, size_t n_taps,
+                   float* state);
+
 }  // namespace edgeh2o

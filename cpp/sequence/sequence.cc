@@ -8,6 +8,8 @@
 namespace edgeh2o {
 namespace {
 
+// What marks of recurrent states may take: those of a delta net are as large as the rows of 1,500 tokens.
+constexpr size_t kMarkBytes = size_t{64} << 20, kLeastMarks = 3;
 // The part of the layers that a call may read twice.
 constexpr size_t kMaxRepeats = 8;
 
@@ -264,8 +266,22 @@ bool Sequence::mark() {
   check_whole();
   if (!policy_->can_be_saved()) return false;
   const size_t now = position();
-  if (marks_.empty() || marks_.back().position < now) marks_.push_back({now, save_state()});
+  if (marks_.empty() || marks_.back().position < now) {
+    marks_.push_back({now, save_state()});
+    if (is_recurrent()) drop_marks();
+  }
   return true;
+}
+
+void Sequence::drop_marks() {
+  while (marks_.size() > std::max<size_t>(kLeastMarks, kMarkBytes / marks_.back().state.size())) {
+    size_t dropped = 0, least = SIZE_MAX;
+    for (size_t i = 0; i + 1 < marks_.size(); ++i) {
+      const size_t gap = marks_[i + 1].position - (i == 0 ? 0 : marks_[i - 1].position);
+      if (gap < least) dropped = i, least = gap;
+    }
+    marks_.erase(marks_.begin() + static_cast<ptrdiff_t>(dropped));
+  }
 }
 
 bool Sequence::can_rewind_to(size_t position) const {

@@ -142,6 +142,7 @@ class Sequence {
   void reset();
 
   // Notes the state at the position, so that rewind can go back to it. False if the policy cannot be saved.
+  // Where recurrent states are large, marks that lie closest to others are dropped, but for the latest.
   bool mark();
   // The last position up to `position` that rewind can go to: every one from prefill_end on, or, with
   // recurrent layers, the last alone; marks, and 0.
@@ -179,6 +180,7 @@ class Sequence {
   };
 
   bool can_rewind_to(size_t position) const;  // without a mark
+  void drop_marks();
   void rewind_layers(size_t position);
   void allow_errors();
   bool ends_prompts() const { return plans_[0].needs.ends_prompts; }

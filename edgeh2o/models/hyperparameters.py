@@ -29,6 +29,7 @@ DEFAULT_FREQ_BASE = 10000.0
 BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
+DRAFTING_KEY = "nextn_predict_layers"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 # Tokens of each part that the table of inputs per token is loaded in.
 TOKEN_INPUT_ROWS = 16384
@@ -44,6 +45,7 @@ class Hyperparameters:
     """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
 
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
+    ``n_drafting_layers`` lie behind the others in the file and are left out.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -62,6 +64,7 @@ class Hyperparameters:
     original_context: int
     temperature_scale: float
     token_input_dim: int
+    n_drafting_layers: int
 
     @property
     def token_input_rows(self) -> int:
@@ -97,6 +100,14 @@ class Hyperparameters:
             "kv_dim": layer.n_kv_heads * head_dim,
             "n_conv_taps": layer.n_conv_taps,
             "conv_in_dim": 3 * self.model_dim,
+            "delta_conv_dim": layer.delta_head_dim
+            * (2 * layer.n_delta_key_heads + layer.n_delta_value_heads),
+            "delta_value_dim": layer.delta_head_dim * layer.n_delta_value_heads,
+            "delta_head_dim": layer.delta_head_dim,
+            "n_delta_heads": layer.n_delta_value_heads,
+            "n_delta_key_heads": layer.n_delta_key_heads,
+            "n_delta_gates": 2 * layer.n_delta_value_heads,
+            "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
         }
@@ -112,10 +123,15 @@ def read_hyperparameters(
     shares_kv: bool = False,
     has_token_inputs: bool = False,
     hybrid: HybridRule | None = None,
+    has_drafting_layers: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
-    keys = ArchitectureKeys(metadata, architecture, n_layers)
+    n_drafting = 0
+    if has_drafting_layers:
+        key = f"{architecture}.{DRAFTING_KEY}"
+        n_drafting = metadata.get_int(key, minimum=0, maximum=n_layers - 1, default=0)
+    keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting)
     _refuse_encoders(keys)
     check_sections(keys, rope)
     feed_forward = read_feed_forward(keys, experts)
@@ -157,6 +173,7 @@ def read_hyperparameters(
         token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
         if has_token_inputs
         else 0,
+        n_drafting_layers=n_drafting,
     )
 
 
@@ -169,7 +186,7 @@ def _read_layers(
 ) -> tuple[LayerConfig, ...]:
     n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
     if keys.has("attention.head_count_kv"):
-        fewest = 0 if hybrid is not None else 1
+        fewest = 0 if hybrid is not None and hybrid.mixer == "short_conv" else 1
         n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS, minimum=fewest)
     for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
         if kv_heads and heads % kv_heads:

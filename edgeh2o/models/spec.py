@@ -20,6 +20,7 @@ from ..model_config import DecoderConfig
 from .experts import DENSE_KEY, GATE_KEY, SHARED_KEY, ExpertRule
 from .hybrids import HybridRule
 from .hyperparameters import (
+    DRAFTING_KEY,
     SHARED_KV_KEY,
     TOKEN_INPUT_KEY,
     Hyperparameters,
@@ -61,9 +62,11 @@ class ArchitectureSpec:
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_sinks, has_output_scale: see ``DecoderConfig``.
+        norms_values, has_sinks, has_output_scale, has_output_gate: see ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
+        has_drafting_layers: files may have layers behind the last that guess tokens ahead. They are
+            left out: nothing that they compute goes into the answer.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -91,8 +94,10 @@ class ArchitectureSpec:
     norms_values: bool = False
     has_sinks: bool = False
     has_output_scale: bool = False
+    has_output_gate: bool = False
     shares_kv: bool = False
     has_token_inputs: bool = False
+    has_drafting_layers: bool = False
     n_layers_scaled_by_width: int | None = None
 
 
@@ -131,16 +136,20 @@ def read_model(
             shares_kv=spec.shares_kv,
             has_token_inputs=spec.has_token_inputs,
             hybrid=spec.hybrid,
+            has_drafting_layers=spec.has_drafting_layers,
         )
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
+        n_layers = len(shape.layers)
+        drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
+        left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
         bindings = bind_tensors(
             gguf.tensors,
             spec.tensors,
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=factors,
+            read_elsewhere=[*factors, *left_out],
         )
         if rope != ROPE_OF_FILE:
             shape = _change_rope(gguf, spec, shape, rope)
@@ -222,6 +231,7 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         token_input_dim=shape.token_input_dim,
         token_input_rows=shape.token_input_rows,
         has_output_scale=spec.has_output_scale,
+        has_output_gate=spec.has_output_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
@@ -270,6 +280,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         "attention.temperature_scale": spec.rope.has_temperature,
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
+        DRAFTING_KEY: spec.has_drafting_layers,
         SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
         GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",

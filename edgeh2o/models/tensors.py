@@ -45,7 +45,9 @@ class TensorRule:
     contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
     leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
     matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
-    a mixture of experts with layers of both.
+    a mixture of experts with layers of both. ``groups`` names the number of groups of rows, each of
+    which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
+    else the first.
     """
 
     name: str
@@ -57,6 +59,8 @@ class TensorRule:
     of_kv: bool = False
     is_vectors: bool = False
     of: str = ""
+    groups: str = ""
+    swaps_halves: bool = False
 
 
 def tensor(
@@ -69,10 +73,23 @@ def tensor(
     of_kv: bool = False,
     is_vectors: bool = False,
     of: str = "",
+    groups: str = "",
+    swaps_halves: bool = False,
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    parts = tuple(parts)
-    return TensorRule(name, shape, required, rotated, parts, core_name, of_kv, is_vectors, of)
+    return TensorRule(
+        name,
+        shape,
+        required,
+        rotated,
+        tuple(parts),
+        core_name,
+        of_kv,
+        is_vectors,
+        of,
+        groups,
+        swaps_halves,
+    )
 
 
 def tensors_of(kind: str, rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
@@ -156,6 +173,8 @@ def bind_tensors(
             continue
         for part, first_row, n_rows in _parts(info, rule, sizes[layer]):
             row_order = None
+            if rule.groups:
+                row_order = _split_halves(n_rows, sizes[layer][rule.groups], rule.swaps_halves)
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
                 if n_ordered not in row_orders:
@@ -186,6 +205,21 @@ def _expand(
             own = replace(rule, name=name, parts=parts, core_name=core_name)
             by_name[name] = own, layer
     return by_name
+
+
+def _split_halves(n_rows: int, n_groups: int, swaps: bool) -> array[int]:
+    """Rows of one half of every group, then those of the other."""
+    width = n_rows // n_groups // 2
+    halves = (1, 0) if swaps else (0, 1)
+    return array(
+        "i",
+        [
+            (2 * group + half) * width + row
+            for half in halves
+            for group in range(n_groups)
+            for row in range(width)
+        ],
+    )
 
 
 def _kinds(layer: LayerConfig) -> tuple[str, str]:

@@ -285,6 +285,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qk_norm_after_rope": config.qk_norm_after_rope,
         "has_sinks": config.has_sinks,
         "norms_values": config.norms_values,
+        "has_output_gate": config.has_output_gate,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
         "temperature_scale": config.temperature_scale,

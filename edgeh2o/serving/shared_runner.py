@@ -246,7 +246,9 @@ class SharedRunner:
         distance = max(0, self._end - position)
         is_due = last < 0 or position - last >= max(1, distance // MARK_SPACING)
         if is_due and self.runner.mark():
-            self._marks = (*self._marks, position)
+            # Others may have been dropped for it; the runner has some of its own besides.
+            left = set(self.runner.marks)
+            self._marks = tuple(mark for mark in (*self._marks, position) if mark in left)
 
     def _require_wanted(self) -> None:
         if self._is_cancelled.is_set():

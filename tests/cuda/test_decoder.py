@@ -186,6 +186,7 @@ def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) 
         ("gemma4", "layers that share keys and values"),
         ("gpt-oss", "attention sinks"),
         ("lfm2", "layers without attention"),
+        ("qwen35", "layers without attention"),
     ):
         other = tiny_model(**SMALL, architecture=architecture)
         with pytest.raises(UsageError, match=rf"{what}.*--device cpu"):

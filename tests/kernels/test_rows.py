@@ -96,19 +96,6 @@ def test_add_and_scale(isa: str, n: int) -> None:
     np.testing.assert_array_equal(_kernels.scale(isa, x, 0.3), x * np.float32(0.3))
 
 
-def test_multiply(isa: str, n: int) -> None:
-    x, y = normal(n, n), normal(n + 1, n)
-    np.testing.assert_array_equal(_kernels.multiply(isa, x, y), x * y)
-
-
-@pytest.mark.parametrize("n_taps", [1, 3, 4, 16])
-def test_convolve(isa: str, n: int, n_taps: int) -> None:
-    taps, weights = normal(n, n_taps, n), normal(n + 1, n_taps, n)
-    terms = taps.astype(np.float64) * weights
-    error = np.abs(_kernels.convolve(isa, taps, weights) - terms.sum(axis=0))
-    assert np.all(error <= n_taps * EPS * np.abs(terms).sum(axis=0))
-
-
 def test_half_precision_round_trip(isa: str, n: int) -> None:
     x = normal(n, n) * np.float32(10.0) ** np.random.default_rng(n).integers(-8, 5, n)
     x = x.astype(np.float32)

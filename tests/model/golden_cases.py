@@ -71,6 +71,15 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "lfm2moe": {"architecture": "lfm2moe", "n_layers": 4},
+    "qwen35": {"architecture": "qwen35", "n_layers": 4, "rotary_dim": 8, "n_conv_taps": 4},
+    "qwen35moe": {"architecture": "qwen35moe", "n_layers": 4, "shared_ffn_dim": 80},
+    "qwen3next": {
+        "architecture": "qwen3next",
+        "n_layers": 4,
+        "n_conv_taps": 4,
+        "n_delta_value_heads": 6,
+        "tied": False,
+    },
     "minicpm": {"architecture": "minicpm"},
     "minicpm_long": {
         "architecture": "minicpm",

@@ -22,10 +22,11 @@ POLICIES: dict[str, Callable[[], _core.SparsePolicy]] = {
 }
 
 
-# Both have four slots.
+# All have four slots.
 MODELS: dict[str, dict[str, object]] = {
     "llama": {},
     "lfm2": {"architecture": "lfm2", "n_layers": 4},
+    "qwen35": {"architecture": "qwen35", "n_layers": 4},
 }
 
 

@@ -22,6 +22,8 @@ MODELS: dict[str, dict[str, object]] = {
     "lfm2": {"architecture": "lfm2", "n_layers": 4, "n_conv_taps": 4},
     # The last layer is a convolution: of most tokens it needs its input alone.
     "lfm2moe": {"architecture": "lfm2moe", "n_layers": 3},
+    "qwen35": {"architecture": "qwen35", "n_layers": 4, "n_conv_taps": 4},
+    "qwen3next": {"architecture": "qwen3next", "n_layers": 3},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 TEXT = "the art of the thing is that it is there and was on the hen " * 12
@@ -74,8 +76,10 @@ def test_calls_of_any_length_leave_the_same_state(pair: ModelPair) -> None:
         np.testing.assert_allclose(logits, read(exact, tokens, [len(tokens)]), atol=2e-4)
 
 
-def test_rows_that_nobody_reads_change_nothing(tiny_model: TinyModelFactory) -> None:
-    pair = load_pair(tiny_model, **MODELS["lfm2moe"])  # attention would round otherwise
+# Attention in the last layer would round otherwise.
+@pytest.mark.parametrize("name", ["lfm2moe", "qwen3next"])
+def test_rows_that_nobody_reads_change_nothing(tiny_model: TinyModelFactory, name: str) -> None:
+    pair = load_pair(tiny_model, **MODELS[name])
     tokens = random_tokens(3 * CHUNK_SIZE + 5)
     states = []
     for all_rows in (True, False):
@@ -141,6 +145,17 @@ def test_the_end_of_a_prompt_can_be_gone_back_to(pair: ModelPair) -> None:
     np.testing.assert_array_equal(session.decode(5), first)
     session.reset()
     np.testing.assert_array_equal(read(session, tokens, [CHUNK_SIZE, 10]), logits)
+
+
+def test_marks_of_large_states_are_few(tiny_model: TinyModelFactory) -> None:
+    large = {"delta_head_dim": 512, "n_delta_value_heads": 24, "model_dim": 64}
+    pair = load_pair(tiny_model, **{**MODELS["qwen3next"], **large, "n_layers": 2})
+    session = pair.session(_core.dense_policy(), all_rows=False)
+    for n_tokens, marks in ((1, [0]), (3, [0, 1]), (4, [0, 1, 4]), (9, [1, 4, 8]), (1, [4, 8, 17])):
+        assert session.mark()
+        assert session.marks == marks
+        session.prefill(random_tokens(n_tokens), is_last=False)
+    assert [session.find_mark(n) for n in (7, 16, 17)] == [4, 8, 17]
 
 
 def test_tokens_are_not_looked_at_ahead(pair: ModelPair) -> None:

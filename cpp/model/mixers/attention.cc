@@ -37,7 +37,7 @@ void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
   const bool has_own_kv = spec.heads.has_own_kv();
   const MatmulInput input = has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v})
                                        : begin_branch(call, x, w.attn_norm, {&w.attn_q});
-  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data, stride);
+  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data - spec.gate_dim(), stride);
   if (has_own_kv) {
     const MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
                                     output_of(w.attn_v, qkv.v.data, stride)};
@@ -79,7 +79,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const size_t n = step.tokens.size, stride = spec.qkv_dim(), out_dim = spec.heads.out_dim();
   const size_t position = call.position(), first = call.first_output_row();
 
-  float *q = a.qkv, *k = q + spec.heads.q_dim(), *v = k + spec.heads.k_dim();
+  float *q = a.qkv + spec.gate_dim(), *k = q + spec.heads.q_dim(), *v = k + spec.heads.k_dim();
   const Qkv qkv{{q, n, spec.heads.q_dim(), stride},
                 {k, n, spec.heads.k_dim(), stride},
                 {v, n, spec.heads.v_dim(), stride}};
@@ -108,10 +108,18 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
 
   uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  const float* gate = a.qkv;
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
-    const MatmulInput input = pack_rows(call.table(), as_const(attended.rows_from(begin, count)), packed);
-    end_branch(call, x.rows_from(begin, count), input, w.attn_output, w.attn_post_norm);
+    const MatView<float> rows = attended.rows_from(begin, count);
+    end_branch(
+        call, x.rows_from(begin, count),
+        spec.has_output_gate
+            ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
+                        as_const(rows),
+                        {packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed}, a.scratch)
+            : pack_rows(call.table(), as_const(rows), packed),
+        w.attn_output, w.attn_post_norm);
   }
 }
 

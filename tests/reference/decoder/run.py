@@ -20,7 +20,8 @@ from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
-from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, softmax
+from .delta_net import delta_net
+from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, silu, softmax
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
@@ -122,6 +123,7 @@ class DecoderRun:
         self.layers = layers
         self.position = 0
         self._conv_inputs: dict[int, Array] = {}  # of the last tokens, by layer
+        self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
 
     def prefill(self, tokens: Tokens) -> Array:
@@ -152,6 +154,8 @@ class DecoderRun:
             angles = positions * config.inv_freq[layer_idx]
             if f"{prefix}shortconv.conv.weight" in weights:
                 branch = self._conv_block(layer_idx, x)
+            elif f"{prefix}ssm_conv1d.weight" in weights:
+                branch = self._delta_block(layer_idx, x)
             else:
                 branch = self._attention_block(layer_idx, x, angles, attention(layer))
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
@@ -188,8 +192,16 @@ class DecoderRun:
             if self._decoder.config.family.is_gemma4:
                 v = self._normalised(v)
             self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
-        output = attend(q, *self._kv[source])
-        return self._linear(prefix + "attn_output", output.transpose(1, 0, 2).reshape(len(x), -1))
+        output = attend(q, *self._kv[source]).transpose(1, 0, 2).reshape(len(x), -1)
+        if self._decoder.config.family.is_delta_net:
+            output = output * sigmoid(self._query_halves(layer, normed)[1])
+        return self._linear(prefix + "attn_output", output)
+
+    def _query_halves(self, layer: int, normed: Array) -> tuple[Array, Array]:
+        """Queries and gates, both [n, q_dim], which the matrix has by turns, head by head."""
+        heads = self._heads(layer, self._linear(f"blk.{layer}.attn_q", normed))
+        rows = heads.transpose(1, 0, 2)
+        return rows[:, ::2].reshape(len(rows), -1), rows[:, 1::2].reshape(len(rows), -1)
 
     def _conv_block(self, layer: int, x: Array) -> Array:
         """A sum over the last tokens, for every channel, between two gates (LFM2)."""
@@ -197,12 +209,55 @@ class DecoderRun:
         taps = self._decoder.weights[prefix + "conv.weight"].astype(np.float64)  # [channels, taps]
         normed = self._norm(f"blk.{layer}.attn_norm", x)
         first_gate, second_gate, inputs = np.split(self._linear(prefix + "in_proj", normed), 3, 1)
-        n_before = taps.shape[1] - 1
-        before = self._conv_inputs.get(layer, np.zeros((n_before, x.shape[1])))
-        all_inputs = np.concatenate([before, first_gate * inputs])
-        self._conv_inputs[layer] = all_inputs[len(all_inputs) - n_before :]
-        sums = sum(taps[:, j] * all_inputs[j : j + len(x)] for j in range(taps.shape[1]))
+        sums = self._convolved(layer, first_gate * inputs, taps)
         return self._linear(prefix + "out_proj", second_gate * sums)
+
+    def _convolved(self, layer: int, inputs: Array, taps: Array) -> Array:
+        """Sums over the last tokens [n, channels], weighted by taps [channels, n_taps]."""
+        n_before = taps.shape[1] - 1
+        before = self._conv_inputs.get(layer, np.zeros((n_before, inputs.shape[1])))
+        all_inputs = np.concatenate([before, inputs])
+        self._conv_inputs[layer] = all_inputs[len(all_inputs) - n_before :]
+        parts = (taps[:, j] * all_inputs[j : j + len(inputs)] for j in range(taps.shape[1]))
+        return np.sum(list(parts), axis=0)
+
+    def _delta_block(self, layer: int, x: Array) -> Array:
+        """A gated delta net: see ``delta_net``."""
+        prefix, weights = f"blk.{layer}.", self._decoder.weights
+        exact = {
+            name: weights[prefix + name].astype(np.float64)
+            for name in ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
+        }
+        head_dim = len(weights[f"{prefix}ssm_norm.weight"])
+        n_heads = len(exact["ssm_a"])
+        normed = self._norm(prefix + "attn_norm", x)
+        qkv = self._convolved(
+            layer, self._linear(prefix + "attn_qkv", normed), exact["ssm_conv1d.weight"]
+        )
+        heads = silu(qkv).reshape(len(x), -1, head_dim)
+        n_key_heads = (heads.shape[1] - n_heads) // 2
+        q, k, v = np.split(heads, [n_key_heads, 2 * n_key_heads], axis=1)
+        q, k = (self._of_length_1(part) for part in (q, k))
+        repeats = n_heads // n_key_heads
+        if self._decoder.config.family.has_grouped_heads:
+            q, k = (np.repeat(part, repeats, axis=1) for part in (q, k))
+            both = self._linear(prefix + "ssm_ba", normed).reshape(len(x), n_key_heads, 2, repeats)
+            rates, steps = (both[:, :, i].reshape(len(x), n_heads) for i in range(2))
+        else:
+            q, k = (np.tile(part, (1, repeats, 1)) for part in (q, k))
+            rates = self._linear(prefix + "ssm_beta", normed)
+            steps = self._linear(prefix + "ssm_alpha", normed)
+        decays = np.exp(exact["ssm_a"] * np.log1p(np.exp(steps + exact["ssm_dt.bias"])))
+        state = self._delta_states.get(layer, np.zeros((n_heads, head_dim, head_dim)))
+        out, self._delta_states[layer] = delta_net(q, k, v, decays, sigmoid(rates), state)
+        out = self._norm(prefix + "ssm_norm", out.reshape(len(x), -1))
+        return self._linear(
+            prefix + "ssm_out", out * silu(self._linear(prefix + "attn_gate", normed))
+        )
+
+    def _of_length_1(self, heads: Array) -> Array:
+        squares = np.sum(heads * heads, axis=-1, keepdims=True)
+        return heads / np.sqrt(squares + self._decoder.config.norm_eps)
 
     def _token_inputs(self, layer: int, tokens: Tokens, embedded: Array) -> Array:
         """The layer's own input of every token [n, width]."""
@@ -217,7 +272,10 @@ class DecoderRun:
         """Queries or keys [n_heads, n, head_dim]: normed, if the model does that, and rotated."""
         config = self._decoder.config
         name = f"blk.{layer}.attn_{letter}"
-        rows = self._linear(name, normed)
+        if letter == "q" and config.family.is_delta_net:
+            rows = self._query_halves(layer, normed)[0]
+        else:
+            rows = self._linear(name, normed)
         if not config.family.norms_after_rope:
             rows = self._norm(name + "_norm", rows)
         heads = self._ordered(self._heads(layer, rows), angles)
