@@ -51,7 +51,7 @@ struct DeviceSequence {
                  const SequenceShape& shape)
       : decoder(std::move(model)),
         policy(rule),
-        sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
+        sequence(active_kernel_table(), decoder->config().keeps(), rule, shape),
         state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
     check_supported(sequence.plan(0).needs);
   }
@@ -88,8 +88,8 @@ struct DeviceSequence {
   static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy,
                            const SequenceShape& shape) {
     const SequenceBytes host =
-        Sequence::estimate_bytes(active_kernel_table(), config.heads(), policy, shape, 1);
-    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.heads(), shape));
+        Sequence::estimate_bytes(active_kernel_table(), config.keeps(), policy, shape, 1);
+    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.keeps(), shape));
     check_supported(needs);
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);

@@ -69,7 +69,10 @@ RopeConfig make_rope(const py::dict& fields) {
 LayerSpec make_layer(const py::dict& fields) {
   LayerSpec layer;
   FieldReader reader(fields);
-  reader.read_choice("mixer", layer.mixer, {{"attention", MixerKind::kAttention}});
+  reader.read_choice("mixer", layer.mixer,
+                     {{"attention", MixerKind::kAttention},
+                      {"short_conv", MixerKind::kShortConv},
+                      {"delta_net", MixerKind::kDeltaNet}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
   reader.read("key_dim", layer.heads.key_dim);
@@ -86,6 +89,12 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("norms_values", layer.norms_values);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);
+  reader.read("has_output_gate", layer.has_output_gate);
+  reader.read("n_conv_taps", layer.n_conv_taps);
+  reader.read("n_delta_key_heads", layer.delta.n_key_heads);
+  reader.read("n_delta_value_heads", layer.delta.n_value_heads);
+  reader.read("delta_head_dim", layer.delta.head_dim);
+  reader.read("has_grouped_delta_heads", layer.delta.are_grouped);
   reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu},
@@ -95,6 +104,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
   reader.read("normalises_experts", layer.normalises_experts);
+  reader.read_choice("expert_gate", layer.expert_gate,
+                     {{"softmax", ExpertGate::kSoftmax}, {"sigmoid", ExpertGate::kSigmoid}});
+  reader.read("has_expert_bias", layer.has_expert_bias);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read_choice(

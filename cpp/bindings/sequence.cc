@@ -43,7 +43,7 @@ struct DecoderSequence {
   DecoderSequence(WorkspacePtr shared, PolicyPtr rule, const SequenceShape& shape)
       : owner(std::move(shared)),
         policy(rule),
-        sequence(decoder().weights().table(), decoder().config().heads(), rule, shape) {
+        sequence(decoder().weights().table(), decoder().config().keeps(), rule, shape) {
     decoder().weights().check_complete();
     const py::gil_scoped_release release;  // a call at work may want it
     owner->workspace.fit(shape.batch_size, sequence);
@@ -52,7 +52,7 @@ struct DecoderSequence {
   const Decoder& decoder() const { return *owner->decoder; }
   size_t vocab_size() const { return decoder().config().vocab_size; }
   size_t n_attending() const { return n_attending_layers(decoder().config(), sequence); }
-  size_t max_decode_tokens() const { return std::min(kMaxDecodeTokens, sequence.shape().batch_size); }
+  size_t max_decode_tokens() const { return sequence.max_decode_tokens(); }
   void forget_prompt() { prompt_logits = py::none(); }
   void fetch_rows() {}
   void expect_rows() {}
@@ -64,7 +64,7 @@ struct DecoderSequence {
                            const SequenceShape& shape, std::optional<int> n_threads) {
     const KernelTable& table = active_kernel_table();
     const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
-    return to_dict(Sequence::estimate_bytes(table, config.heads(), policy, shape, threads),
+    return to_dict(Sequence::estimate_bytes(table, config.keeps(), policy, shape, threads),
                    Workspace::estimate_bytes(config, table, shape.batch_size, threads));
   }
 

@@ -55,6 +55,7 @@ inline std::function<void(size_t, size_t)> layer_reporter(const pybind11::object
 inline pybind11::dict to_dict(const SequenceBytes& bytes, size_t activations) {
   pybind11::dict result;
   result["kv_cache"] = bytes.kv_cache;
+  if (bytes.recurrent > 0) result["recurrent_state"] = bytes.recurrent;
   if (activations > 0) result["activations"] = activations;
   result["scratch"] = bytes.scratch;
   result["scores"] = bytes.policy;

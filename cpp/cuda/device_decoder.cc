@@ -40,6 +40,7 @@ void check_supported(const DecoderConfig& config) {
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers without attention do not run on a GPU yet",
                cure);
+    EH2O_CHECK(!layer.has_output_gate, "attention with a gate does not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);
     EH2O_CHECK(layer.temperature_period == 0 || (layer.temperature_period == temperature.period &&

@@ -14,6 +14,7 @@
 #include "kernels/quantize_q8-inl.h"
 #include "kernels/rows-inl.h"
 //
+#include "kernels/delta_net-inl.h"
 #include "kernels/softmax-inl.h"
 //
 #include "kernels/attention_tile-inl.h"
@@ -79,6 +80,10 @@ const KernelTable kTable = {
     swiglu_clamped_f32,
     soft_cap_f32,
     add_f32,
+    gate_f32,
+    delta_net_f32,
+    multiply_f32,
+    convolve_f32,
     scale_f32,
     load_f32_f16,
     store_kv_row_f32,

@@ -7,6 +7,8 @@
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
+#include "model/mixers/delta_net.h"
+#include "model/mixers/short_conv.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
 #include "ops/matmul.h"
@@ -54,6 +56,8 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     sequence.append_tokens(step.tokens);
     sequence.end_call();
     sequence.end_prefill(sequence.position());
+    // An answer moves a recurrent state on: the next prompt may have to go back to the end of this one.
+    if (step.end == PromptEnd::kOpen && sequence.is_recurrent()) sequence.mark();
   }
   if (steps.size == 1 && !steps[0].is_decode) {
     workspace.left = {steps[0].sequence, n_rows, steps[0].sequence->position()};
@@ -65,6 +69,12 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
       mix_attention(call, observer);
+      break;
+    case MixerKind::kShortConv:
+      mix_short_conv(call);
+      break;
+    case MixerKind::kDeltaNet:
+      mix_delta_net(call);
   }
   const MatView<float> x = call.x();
   const size_t rows_at_once = call.buffers().rows_at_once;
@@ -95,8 +105,8 @@ bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& wo
     logits += step.tokens.size * config_.vocab_size;
   }
   for (size_t i = 0; i < config_.n_layers(); ++i) {
-    if (config_.layers[i].mixer != MixerKind::kAttention || config_.layers[i].token_input_dim > 0 ||
-        !weights_.layer(i).output_scale.empty()) {
+    if (config_.layers[i].mixer != MixerKind::kAttention || config_.layers[i].has_output_gate ||
+        config_.layers[i].token_input_dim > 0 || !weights_.layer(i).output_scale.empty()) {
       return false;
     }
   }
@@ -112,8 +122,8 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
     sequence.check_whole();
     EH2O_CHECK(n_tokens > 0 && n_tokens <= shape.batch_size, "a call takes 1 to ", shape.batch_size,
                " tokens, got ", n_tokens);
-    EH2O_CHECK(!step.is_decode || n_tokens <= kMaxDecodeTokens, "a decode call takes 1 to ", kMaxDecodeTokens,
-               " tokens, got ", n_tokens);
+    EH2O_CHECK(!step.is_decode || n_tokens <= sequence.max_decode_tokens(), "a decode call takes 1 to ",
+               sequence.max_decode_tokens(), " tokens, got ", n_tokens);
     EH2O_CHECK(n_tokens <= shape.max_context - sequence.position(), "position ", sequence.position(),
                " plus ", n_tokens, " tokens exceeds the context of ", shape.max_context);
     for (const int32_t token : step.tokens) {

@@ -22,7 +22,7 @@ AttentionPrecision parse_attention_precision(const std::string& name);
 // Names of the precisions that the table has kernels of.
 std::vector<std::string> attention_precisions(const KernelTable& table);
 
-// The heads of a layer.
+// The heads of a layer; of a layer without attention all is 0.
 struct AttentionHeads {
   size_t n_heads = 0, n_kv_heads = 0;
   size_t key_dim = 0, value_dim = 0;  // of a head
@@ -30,6 +30,7 @@ struct AttentionHeads {
   float soft_cap = 0.0f;   // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   size_t kv_distance = 0;  // the keys and values are those of so many layers before; 0: the layer's own
 
+  bool is_none() const { return n_heads == 0; }
   bool has_own_kv() const { return kv_distance == 0; }
   size_t group_size() const { return n_heads / n_kv_heads; }
   size_t q_dim() const { return n_heads * key_dim; }

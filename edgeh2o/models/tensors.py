@@ -15,6 +15,7 @@ from ..formats.metadata import quote
 from .rope import half_split_row_order
 
 if TYPE_CHECKING:
+    from ..model_config import LayerConfig
     from .hyperparameters import Hyperparameters
 
 VECTOR_TYPES = ("F32", "F16", "BF16")
@@ -44,7 +45,10 @@ class TensorRule:
     ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
     contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
     leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
-    matrix.
+    matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
+    a mixture of experts with layers of both. ``groups`` names the number of groups of rows, each of
+    which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
+    else the first.
     """
 
     name: str
@@ -55,6 +59,9 @@ class TensorRule:
     core_name: str = ""
     of_kv: bool = False
     is_vectors: bool = False
+    of: str = ""
+    groups: str = ""
+    swaps_halves: bool = False
 
 
 def tensor(
@@ -66,9 +73,29 @@ def tensor(
     core_name: str = "",
     of_kv: bool = False,
     is_vectors: bool = False,
+    of: str = "",
+    groups: str = "",
+    swaps_halves: bool = False,
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated, tuple(parts), core_name, of_kv, is_vectors)
+    return TensorRule(
+        name,
+        shape,
+        required,
+        rotated,
+        tuple(parts),
+        core_name,
+        of_kv,
+        is_vectors,
+        of,
+        groups,
+        swaps_halves,
+    )
+
+
+def tensors_of(kind: str, rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
+    """The rules, for layers of a kind only."""
+    return tuple(replace(rule, of=kind) for rule in rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +145,7 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = expand_rules(rules, len(shape.layers))
+    by_name = expand_rules(rules, shape.layers)
     unread = {
         name
         for name, (rule, layer) in by_name.items()
@@ -155,6 +182,8 @@ def bind_tensors(
             continue
         for part, first_row, n_rows in _parts(info, rule, sizes[layer]):
             row_order = None
+            if rule.groups:
+                row_order = _split_halves(n_rows, sizes[layer][rule.groups], rule.swaps_halves)
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
                 if n_ordered not in row_orders:
@@ -166,12 +195,16 @@ def bind_tensors(
     return bindings
 
 
-def expand_rules(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
+def expand_rules(
+    rules: Iterable[TensorRule], layers: Sequence[LayerConfig]
+) -> dict[str, tuple[TensorRule, int]]:
     """Rules by the name of the tensor, and the layer; those of no layer have 0."""
     by_name: dict[str, tuple[TensorRule, int]] = {}
     for rule in rules:
-        layers = range(n_layers) if "{layer}" in rule.name else range(1)
-        for layer in layers:
+        n_layers = len(layers) if "{layer}" in rule.name else 1
+        for layer in range(n_layers):
+            if rule.of and rule.of not in _kinds(layers[layer]):
+                continue
             parts = tuple(
                 TensorPart(part.name.replace("{layer}", str(layer)), part.rows, part.rotated)
                 for part in rule.parts
@@ -181,6 +214,25 @@ def expand_rules(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[
             own = replace(rule, name=name, parts=parts, core_name=core_name)
             by_name[name] = own, layer
     return by_name
+
+
+def _split_halves(n_rows: int, n_groups: int, swaps: bool) -> array[int]:
+    """Rows of one half of every group, then those of the other."""
+    width = n_rows // n_groups // 2
+    halves = (1, 0) if swaps else (0, 1)
+    return array(
+        "i",
+        [
+            (2 * group + half) * width + row
+            for half in halves
+            for group in range(n_groups)
+            for row in range(width)
+        ],
+    )
+
+
+def _kinds(layer: LayerConfig) -> tuple[str, str]:
+    return layer.mixer, "dense" if layer.is_dense else "experts"
 
 
 def _parts(

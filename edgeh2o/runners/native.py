@@ -294,6 +294,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qk_norm_after_rope": config.qk_norm_after_rope,
         "has_sinks": config.has_sinks,
         "norms_values": config.norms_values,
+        "has_output_gate": config.has_output_gate,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
         "temperature_scale": config.temperature_scale,
@@ -305,6 +306,8 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "normalises_experts": config.normalises_experts,
         "shared_ffn_dim": config.shared_ffn_dim,
         "has_shared_gate": config.has_shared_gate,
+        "expert_gate": config.expert_gate,
+        "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
         "residual_scale": config.residual_scale,
     }
@@ -328,7 +331,10 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
 def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     """What the core is told of one layer; ``rope`` is the number of its table."""
     fields = asdict(layer)
-    fields["key_dim"] = fields["value_dim"] = fields.pop("head_dim") or config.head_dim
+    head_dim = fields.pop("head_dim") or config.head_dim
+    fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
+    if fields.pop("is_dense"):
+        fields.update(ffn="gated", n_experts=0, n_experts_used=0, has_expert_bias=False)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

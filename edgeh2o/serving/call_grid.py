@@ -8,7 +8,7 @@ behind the document, so that another question finds a mark there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 # The part of a chunk before a question below which it is read with the question.
@@ -45,6 +45,10 @@ class ReadPlaces:
     def with_mark(self, position: int) -> ReadPlaces:
         """With another mark behind the others."""
         return replace(self, marks=(*self.marks, position))
+
+    def keeping(self, marks: Collection[int]) -> ReadPlaces:
+        """With those of its marks alone that are among ``marks``."""
+        return replace(self, marks=tuple(mark for mark in self.marks if mark in marks))
 
     def with_turn(self, position: int) -> ReadPlaces:
         """With a turn that begins behind the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..engine.session import Session
@@ -45,7 +45,7 @@ class Conversation:
         if runner is None:
             return 0
         sizes, share = runner.memory_bytes, runner.most_tokens / runner.max_context
-        return int(sizes.get("kv_cache", 0) * share) + sizes.get("scores", 0)
+        return int(sizes.get("kv_cache", 0) * share) + fixed_bytes(sizes)
 
     @property
     def idle_s(self) -> float:
@@ -58,3 +58,8 @@ class Conversation:
         For one that is not at work.
         """
         return PromptShape(len(prompt.encode(self.session.transcript)), n_question)
+
+
+def fixed_bytes(sizes: Mapping[str, int]) -> int:
+    """What a conversation holds besides rows of its tokens, of memory by purpose."""
+    return sizes.get("scores", 0) + sizes.get("recurrent_state", 0)

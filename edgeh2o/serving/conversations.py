@@ -15,7 +15,7 @@ from ..errors import EdgeH2OError, ResourceError
 from ..host import memory
 from .api_error import context_length_exceeded
 from .call_grid import PromptShape
-from .conversation import Conversation
+from .conversation import Conversation, fixed_bytes
 from .scheduler import Scheduler
 from .shared_model import SharedModel
 from .shared_runner import SharedRunner
@@ -248,7 +248,7 @@ class ConversationPool:
         """A conversation without a runner; the ones used least lately go for its room."""
         shape = self.plan.shape(self.plan.choose_context(n_tokens, -1))
         parts = self.model.estimate_session_bytes(self.plan.attention, shape)
-        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + parts.get("scores", 0)
+        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + fixed_bytes(parts)
         while len(self._kept) >= MOST_KEPT or self._held_bytes() + needed > self.ram_bytes:
             if self._leaving is not None:
                 raise _MakingRoom

@@ -197,7 +197,8 @@ class SharedRunner(CountedRunner):
         is_due = last < 0 or position - last >= max(1, distance // MARK_SPACING)
         is_question = position > last and position in places.questions
         if (is_due or is_question) and self.runner.mark():
-            self._places = places.with_mark(position)
+            # Others may have been dropped for it; the runner has some of its own besides.
+            self._places = places.with_mark(position).keeping(self.runner.marks)
 
     def _require_wanted(self) -> None:
         if self._is_cancelled.is_set():

@@ -36,7 +36,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   const bool has_own_kv = spec.heads.has_own_kv();
   const MatmulInput input = has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v})
                                        : begin_branch(call, x, w.attn_norm, {&w.attn_q});
-  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data, stride);
+  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data - spec.gate_dim(), stride);
   if (has_own_kv) {
     const MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
                                     output_of(w.attn_v, qkv.v.data, stride)};
@@ -70,7 +70,7 @@ void take_rows(const LayerCall& call, size_t first, const Qkv& qkv) {
 Qkv qkv_rows(const LayerCall& call, size_t n) {
   const AttentionHeads& heads = call.spec().heads;
   const size_t stride = call.spec().qkv_dim();
-  float *q = call.buffers().qkv, *k = q + heads.q_dim(), *v = k + heads.k_dim();
+  float *q = call.buffers().qkv + call.spec().gate_dim(), *k = q + heads.q_dim(), *v = k + heads.k_dim();
   return {{q, n, heads.q_dim(), stride}, {k, n, heads.k_dim(), stride}, {v, n, heads.v_dim(), stride}};
 }
 
@@ -82,7 +82,7 @@ void set_sinks(const LayerCall& call) {
 }  // namespace
 
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
-  return LayerCall::skips_rows(config, sequence, layer) &&
+  return sequence.attends(layer) && LayerCall::skips_rows(config, sequence, layer) &&
          sequence.plan(layer).ends_dense(config.layers[layer].window);
 }
 
@@ -128,10 +128,19 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
 
   uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  const float* gate = a.qkv;
+  const size_t stride = qkv.q.stride;
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
-    const MatmulInput input = pack_rows(call.table(), as_const(attended.rows_from(begin, count)), packed);
-    end_branch(call, x.rows_from(begin, count), input, w.attn_output, w.attn_post_norm);
+    const MatView<float> rows = attended.rows_from(begin, count);
+    end_branch(
+        call, x.rows_from(begin, count),
+        spec.has_output_gate
+            ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
+                        as_const(rows),
+                        {packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed}, a.scratch)
+            : pack_rows(call.table(), as_const(rows), packed),
+        w.attn_output, w.attn_post_norm);
   }
 }
 

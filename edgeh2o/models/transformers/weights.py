@@ -21,6 +21,7 @@ from ...formats.gguf_types import stored_bytes
 from ...formats.metadata import Metadata, quote
 from ...formats.model_folder import read_json
 from ...formats.safetensors import SafetensorsFile, StoredTensor, open_folder
+from ...model_config import LayerConfig
 from ..experts import MAX_EXPERTS
 from ..rope import half_split_row_order
 from ..tensors import expand_rules
@@ -34,6 +35,9 @@ PIECE_BYTES = 16 * 2**20
 _WEIGHT_TYPES = ("F32", "F16", "BF16")
 # Buffers that old checkpoints keep; they follow from the settings.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+# Families here have layers of one kind, which attend; their sizes are checked later.
+_LAYER = LayerConfig(n_heads=1, n_kv_heads=1, ffn_dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ def _convert_tensors(
     infos: dict[str, TensorInfo] = {}
     conversions: dict[str, _Conversion] = {}
     used: set[str] = set()
-    for name, (rule, layer) in expand_rules(described.spec.tensors, n_layers).items():
+    for name, (rule, layer) in expand_rules(described.spec.tensors, [_LAYER] * n_layers).items():
         names = _stored_names(described.family, name, layer, n_experts)
         found = [stored[each] for each in names if each in stored]
         if not names or len(found) < len(names):
