@@ -284,19 +284,20 @@ def quantize_q8(str isa, const float[:, ::1] x):
     if depth % 32 or n_rows == 0 or depth == 0:
         raise ValueError(f"depth must be a multiple of 32, got {depth} for {n_rows} rows")
     cdef size_t n_tiles = (n_rows + mr - 1) // mr, n_blocks = depth // 32, tile
-    cdef size_t record = 48 * mr
-    packed = np.zeros((n_tiles, n_blocks, record), np.uint8)
+    cdef size_t header = 24 * mr
+    packed = np.zeros((n_tiles, n_blocks, header + 32 * mr), np.uint8)
     cdef uint8_t[:, :, ::1] out = packed
     for tile in range(n_tiles):
         table.quantize_q8p_f32(&out[tile, 0, 0], &x[tile * mr, 0], depth, min(mr, n_rows - tile * mr), mr, depth)
-    headers = packed[:, :, : 16 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 4, mr)
-    sums8 = packed[:, :, 8 * mr : 12 * mr].copy().view(np.int32).reshape(n_tiles, n_blocks, mr)
-    quants = packed[:, :, 16 * mr :].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
+    floats = packed[:, :, : 8 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 2, mr)
+    starts = packed[:, :, 8 * mr : header].copy().view(np.int32).reshape(n_tiles, n_blocks, 4, mr)
+    quants = packed[:, :, header:].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
     quants = quants.transpose(0, 3, 1, 2, 4).reshape(n_tiles * mr, depth)[:n_rows]
-    totals = sums8.transpose(0, 2, 1).reshape(n_tiles * mr, n_blocks)[:n_rows] - table.layout.dot_bias
-    if not np.array_equal(totals, -8 * quants.reshape(n_rows, n_blocks, 32).sum(2, dtype=np.int32)):
+    starts = starts.transpose(2, 0, 3, 1).reshape(4, n_tiles * mr, n_blocks)[:, :n_rows] - table.layout.dot_bias
+    halves = quants.reshape(n_rows, n_blocks, 2, 16).sum(3, dtype=np.int32).transpose(2, 0, 1)
+    if not np.array_equal(starts, [-8 * halves.sum(0), -128 * halves.sum(0), *(-32 * halves)]):
         raise AssertionError("the stored sums are not those of the quants")
-    split = headers[:, :, :2].transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]
+    split = floats.transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]
     return split[0], split[1], quants
 
 
