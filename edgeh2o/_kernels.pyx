@@ -31,7 +31,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         uint64_t (*peak)(float*, size_t) noexcept
     cdef cppclass KernelTable:
         const char* name
-        AttentionKernels[3] attention
+        AttentionKernels[4] attention
         PackLayout layout
         void (*rms_norm_f32)(float*, const float*, const float*, size_t, float) noexcept
         void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
@@ -122,23 +122,26 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", or weights "q4", "q8".
+    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", "f16", "int8", or "q4" or
+    "q8", the weights.
 
-    Returns the number of operations. Raises ValueError for a type that the instruction set has no products of."""
+    Returns the number of multiplications and additions. Raises ValueError for a type of attention of which the
+    instruction set has no products.
+    """
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
-    kinds = ("f32", "bf16", "f16", "q4", "q8")
+    kinds = ("f32", "bf16", "f16", "int8", "q4", "q8")
     if kind not in kinds:
         raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
     cdef int which = kinds.index(kind)
-    if which < 3 and table.attention[which].peak == NULL:
+    if which < 4 and table.attention[which].peak == NULL:
         raise ValueError(f"{isa} has no products of {kind}")
     out[:] = [0.0] * 16
     with nogil:
-        if which < 3:
+        if which < 4:
             n_operations = table.attention[which].peak(&out[0], n_rounds)
-        elif which == 3:
+        elif which == 4:
             n_operations = table.peak_q4(&out[0], n_rounds)
         else:
             n_operations = table.peak_q8(&out[0], n_rounds)

@@ -21,7 +21,7 @@ DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
 STOP_WHEN_FULL, SHIFT_WHEN_FULL = "stop", "shift"
-ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
+ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
 # What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
 QUANTISED_TYPES = (
     *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"),

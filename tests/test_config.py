@@ -66,7 +66,7 @@ from edgeh2o.rope_config import RopeConfig
         (
             RuntimeConfig,
             {"attention_precision": "f8"},
-            r"--attention-precision.*one of auto, f32, bf16, f16, got 'f8'",
+            r"--attention-precision.*one of auto, f32, bf16, f16, int8, got 'f8'",
         ),
     ],
 )

@@ -22,6 +22,9 @@
 //
 #include "kernels/kv_panels-inl.h"
 //
+#include "kernels/attention_bytes-inl.h"
+#include "kernels/byte_panels-inl.h"
+//
 #include "kernels/attention_blocks-inl.h"
 //
 #include "kernels/attention_rows-inl.h"
@@ -50,8 +53,24 @@ inline constexpr uint32_t kSignedBit =
 template <typename Products, bool kExists>
 constexpr AttentionKernels attention_kernels() {
   if constexpr (kExists) {
-    return {Products::kValuesPerWord, pack_queries<Products>, pack_keys<Products>, pack_values<Products>,
-            attention_tile<Products>, column_sums<Products>,  peak_float<Products>};
+    return {Products::kValuesPerWord, kGemmF32Columns,          pack_queries<Products>, pack_keys<Products>,
+            pack_values<Products>,    attention_tile<Products>, column_sums<Products>,  peak_float<Products>};
+  } else {
+    return {};
+  }
+}
+
+template <typename Bytes, bool kExists>
+constexpr AttentionKernels byte_attention_kernels() {
+  if constexpr (kExists) {
+    return {4,
+            kByteKeys,
+            pack_byte_queries<Bytes>,
+            pack_byte_keys<Bytes>,
+            pack_byte_values<Bytes>,
+            attention_byte_tile<Bytes>,
+            byte_column_sums<Bytes>,
+            peak_q8<8>};
   } else {
     return {};
   }
@@ -64,7 +83,8 @@ const KernelTable kTable = {
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, kFewRows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED),
      simd::kGemmF32Rows, simd::kDotBias},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
-     attention_kernels<F16Products<simd::Halves>, simd::kHasF16>()},
+     attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
+     byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
     simd::kPrefersBf16 ? AttentionPrecision::kBf16 : AttentionPrecision::kF32,
     quantize_q8p_f32,
     unpack_q_qp,

@@ -13,7 +13,7 @@ namespace edgeh2o {
 // The table's kernels of a precision. Throws std::invalid_argument if it has none.
 const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision);
 
-// "f32", "bf16", "f16".
+// "f32", "bf16", "f16", "int8".
 const char* attention_precision_name(AttentionPrecision precision);
 
 // Throws std::invalid_argument for other names.
@@ -52,15 +52,20 @@ struct AttentionShape {
   void check() const;  // throws std::invalid_argument
 };
 
-// "Keys" counts columns: rounded up to whole panels.
+// "Keys" counts columns: rounded up to whole blocks of keys. Words: see AttentionPiece.
 struct AttentionSizes {
   AttentionSizes(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs);
 
+  size_t weight_words(size_t n_keys) const;  // of a row
+
   bool is_scoring;
-  size_t panel_cols;
-  size_t values_per_word;
+  bool is_int8;
+  size_t key_block;
+  size_t query_words;  // of a packed row
   size_t key_words;    // of a packed key
   size_t o_stride;     // value_dim rounded up to panels
+  size_t value_words;  // of a packed key's values, in the mean
+  size_t value_step;   // words between the values of two keys
   size_t chunk_keys;   // between the starts of two chunks in the batch panels
   size_t n_chunks;     // most chunks of a call
   size_t batch_keys;   // all chunks of a call

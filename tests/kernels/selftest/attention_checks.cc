@@ -138,7 +138,7 @@ void check_pack_queries(const KernelTable& table, Check& check) {
   for (const size_t n : {2, 8, 20, 30, 32, 64, 66, 144, 192}) {
     const std::vector<float> x = random.uniform_vector(n, -3, 3);
     std::vector<float> out(n / Ops::kPerWord + kGuard, kUntouched);
-    Ops::kernels(table).pack_queries(out.data(), x.data(), 0.18f, n);
+    Ops::kernels(table).pack_queries(out.data(), x.data(), 0.18f, 1, n);
     for (size_t i = 0; i < n; ++i) check.equal(Ops::at(out.data(), i, 1, 0), Ops::rounded(0.18f * x[i]));
     check.untouched(out, n / Ops::kPerWord);
   }
