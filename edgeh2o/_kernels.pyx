@@ -122,18 +122,14 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", "f16", "int8", or "q4" or
-    "q8", the weights.
+    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", "int8", or weights "q4", "q8".
 
-    Returns the number of multiplications and additions. Raises ValueError for a type of attention of which the
-    instruction set has no products.
-    """
+    Returns the number of operations. Raises ValueError for a type that the instruction set has no products of."""
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
     kinds = ("f32", "bf16", "f16", "int8", "q4", "q8")
-    if kind not in kinds:
-        raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
+    if kind not in kinds: raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
     cdef int which = kinds.index(kind)
     if which < 4 and table.attention[which].peak == NULL:
         raise ValueError(f"{isa} has no products of {kind}")

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 class LLM:
     """A loaded model that answers one prompt at a time.
 
-    ``model`` is the path of a GGUF file, of a folder of safetensors or ONNX, or the name of a known
-    model, fetched if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``,
-    ``H2OConfig``, ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o",
-    "local": 256}``. ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``,
-    ``cache_type_v``, ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and
-    ``quantize`` are those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has
-    none; ``chat_template`` (jinja2) replaces the model's own, with ``chat_template_kwargs`` as
-    variables (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` is called in the
-    stages "load" (bytes) and "prefill" (tokens), ``check(session)`` while the weights are read:
-    what it raises ends that. Raises UsageError for a bad option, FormatError for a bad file,
-    ResourceError for lack of memory.
+    ``model`` is a GGUF file, a folder of safetensors or ONNX, or the name of a known model, fetched
+    if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
+    ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
+    ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
+    ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and ``quantize`` are those of
+    ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
+    (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
+    (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` is called in the stages
+    "load" (bytes) and "prefill" (tokens), ``check(session)`` while the weights are read: what it
+    raises ends that. Raises UsageError for a bad option, FormatError for a bad file, ResourceError
+    if memory lacks.
     """
 
     def __init__(
