@@ -37,10 +37,9 @@ class LLM:
     ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and ``quantize`` are those of
     ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
     (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
-    (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` is called in the stages
-    "load" (bytes) and "prefill" (tokens), ``check(session)`` while the weights are read: what it
-    raises ends that. Raises UsageError for a bad option, FormatError for a bad file, ResourceError
-    if memory lacks.
+    (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` counts bytes of "load" and
+    tokens of "prefill"; what ``check(session)`` raises ends the loading. Raises UsageError for a
+    bad option, FormatError for a bad file, ResourceError if memory lacks.
     """
 
     def __init__(
