@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -95,6 +96,9 @@ class Admission:
         def work() -> None:
             try:
                 self._engine.answer(request, emit, ticket)
+            except BaseException as error:
+                forget_frames(error)
+                raise
             finally:
                 loop.call_soon_threadsafe(events.put_nowait, None)
 
@@ -129,3 +133,11 @@ class Admission:
         while self._tickets and loop.time() < end + 10:
             await asyncio.sleep(0.05)
         self._threads.shutdown(wait=False)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Empties the frames that an error came through: they hold the runner, perhaps in a cycle."""
+    chained: BaseException | None = error
+    while chained is not None:
+        traceback.clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
