@@ -15,7 +15,6 @@ from edgeh2o import _core
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.native import core_config
-from edgeh2o.runners.weight_loading import WeightLoading
 from tests.cuda.host_library import SMALL
 from tests.tiny_models import TinyModelFactory
 
@@ -82,7 +81,7 @@ def test_memory_is_taken_in_blocks_of_256_mib(
         with open_model(tiny_model(**SMALL), device) as file:
             core_model = _core.DeviceModel(core_config(file.config), device)
             core_model.expect_bytes(expected or file.n_weight_bytes)
-            with WeightLoading(core_model, file._gguf, file._bindings) as loading:
+            with file._start_loading(core_model) as loading:
                 loading.wait()
             core_model.finish()
         monkeypatch.delenv("EDGEH2O_HOST_DEVICE_LOG")
@@ -108,7 +107,7 @@ def test_a_vocabulary_larger_than_a_block_lies_in_parts(
             core_model = _core.DeviceModel(core_config(file.config), device, size)
             core_model.expect_bytes(file.n_weight_bytes)
             log.write_text("")
-            with WeightLoading(core_model, file._gguf, file._bindings) as loading:
+            with file._start_loading(core_model) as loading:
                 loading.wait()
             core_model.finish()
         monkeypatch.delenv("EDGEH2O_HOST_DEVICE_LOG")
