@@ -120,6 +120,7 @@ cython_extensions = [
     Extension(module, [source], **link)
     for module, source in (
         ("edgeh2o._kernels", "edgeh2o/_kernels.pyx"),
+        ("edgeh2o._recurrent_kernels", "edgeh2o/_recurrent_kernels.pyx"),
         ("edgeh2o.engine._ngrams", "edgeh2o/engine/_ngrams.pyx"),
         ("edgeh2o.engine._sampler", "edgeh2o/engine/_sampler.pyx"),
         ("edgeh2o.tokenizer._bpe", "edgeh2o/tokenizer/_bpe.pyx"),

@@ -1,4 +1,4 @@
-"""Times of a server on long documents: the first question, the second, a changed middle; parallel.
+"""Times of a server: questions on long documents, answers side by side, short beside long ones.
 
     edgeh2o serve MODEL --port 8080 -c 16384 &
     python -m bench.serving http://127.0.0.1:8080 --tokens 8000
@@ -34,16 +34,11 @@ WORDS = TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds to the first text and to the last, and the chunks with text."""
+    """Seconds to the first text and to the last, and the tokens of the answer."""
 
     ttft_s: float
     total_s: float
-    n_chunks: int
-
-    @property
-    def rate(self) -> float:
-        """Chunks per second after the first, which are tokens mostly."""
-        return (self.n_chunks - 1) / max(1e-9, self.total_s - self.ttft_s)
+    n_tokens: int
 
 
 def ask(url: str, content: str, n_tokens: int) -> Timing:
@@ -58,6 +53,7 @@ def ask(url: str, content: str, n_tokens: int) -> Timing:
         "stream": True,
         "ignore_eos": True,
         "cache_prompt": True,
+        "stream_options": {"include_usage": True},
     }
     started = time.perf_counter()
     headers = {"Content-Type": "application/json"}
@@ -66,17 +62,18 @@ def ask(url: str, content: str, n_tokens: int) -> Timing:
     if response.status != 200:
         raise ValueError(f"{url} answers {response.status}: {response.read().decode():.300}")
     first = last = 0.0
-    n_chunks = 0
+    n_made = 0
     for line in response:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
-        choices = json.loads(line[6:]).get("choices") or [{}]
+        chunk = json.loads(line[6:])
+        n_made = (chunk.get("usage") or {}).get("completion_tokens", n_made)
+        choices = chunk.get("choices") or [{}]
         if choices[0].get("delta", {}).get("content"):
             last = time.perf_counter() - started
             first = first or last
-            n_chunks += 1
     connection.close()
-    return Timing(first, last, n_chunks)
+    return Timing(first, last, n_made)
 
 
 def make_document(seed: int, n_tokens: int) -> str:
@@ -109,7 +106,21 @@ def measure_parallel(url: str, n_requests: int, n_tokens: int) -> float:
     started = time.perf_counter()
     with ThreadPoolExecutor(n_requests) as threads:
         done = list(threads.map(lambda question: ask(url, question, n_tokens), questions))
-    return sum(each.n_chunks for each in done) / (time.perf_counter() - started)
+    return sum(each.n_tokens for each in done) / (time.perf_counter() - started)
+
+
+def measure_beside(url: str, seed: int, n_tokens: int) -> tuple[float, float]:
+    """Seconds to the first token of a short request, alone and while a long prompt is read."""
+    alone = ask(url, f"Say hello {seed} times.", 4).ttft_s
+    with ThreadPoolExecutor(1) as threads:
+        document = make_document(seed, n_tokens)
+        long = threads.submit(ask, url, f"{document}\n\nWhat is sentence 9?", 4)
+        time.sleep(2.0)
+        beside = ask(url, f"Say good morning {seed} times.", 4).ttft_s
+        if long.done():
+            raise ValueError("the long prompt was read too soon; make it longer by --long")
+        long.result()
+    return alone, beside
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,18 +128,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.serving", description=__doc__.split("\n")[0])
     parser.add_argument("url", help="where the server listens")
     parser.add_argument("--tokens", type=int, default=8000, help="of the document")
+    parser.add_argument("--long", type=int, help="tokens of the prompt beside a short request")
     parser.add_argument("--answer", type=int, default=64, help="tokens of the parallel answers")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only-parallel", action="store_true", help="no documents")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args(arguments)
-    rounds = [
-        measure_document(args.url, args.seed + number, args.tokens) for number in range(args.rounds)
-    ]
-    for name in rounds[0]:
+    seeds = range(args.seed, args.seed + (0 if args.only_parallel else args.rounds))
+    rounds = [measure_document(args.url, seed, args.tokens) for seed in seeds]
+    for name in rounds[0] if rounds else ():
         print(f"TTFT, {name}: {statistics.median(each[name] for each in rounds):.3f} s")
     for n_requests in (1, 2, 4):
         rates = [measure_parallel(args.url, n_requests, args.answer) for _ in range(args.rounds)]
         print(f"{n_requests} at once: {statistics.median(rates):.1f} tokens/s")
+    if args.only_parallel:
+        return 0
+    alone, beside = measure_beside(args.url, args.seed + 1000, args.long or 2 * args.tokens)
+    print(f"TTFT of a short request: {alone:.3f} s; while a long prompt is read {beside:.3f} s")
     return 0
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from .attention.dense import DenseConfig as DenseConfig
     from .attention.h2o import H2OConfig as H2OConfig
     from .attention.headwise import HeadwiseConfig as HeadwiseConfig
+    from .attention.quest import QuestConfig as QuestConfig
+    from .attention.rocketkv import RocketKvConfig as RocketKvConfig
     from .config import PrefillConfig as PrefillConfig
-    from .config import RopeConfig as RopeConfig
     from .config import SamplingParams as SamplingParams
     from .engine.generate import GenerationChunk as GenerationChunk
     from .engine.results import GenerationResult as GenerationResult
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .evaluation.throughput import Workload as Workload
     from .evaluation.throughput import benchmark_throughput as benchmark_throughput
     from .llm import LLM as LLM
+    from .rope_config import RopeConfig as RopeConfig
 
 _HOMES = {
     "BusyError": "errors",
@@ -64,8 +66,10 @@ _HOMES = {
     "KvCache": "_core",
     "LLM": "llm",
     "PrefillConfig": "config",
+    "QuestConfig": "attention.quest",
     "ResourceError": "errors",
-    "RopeConfig": "config",
+    "RopeConfig": "rope_config",
+    "RocketKvConfig": "attention.rocketkv",
     "SamplingParams": "config",
     "SparseAttentionConfig": "attention.base",
     "UsageError": "errors",

@@ -22,6 +22,21 @@ def release_threads() -> None:
 
 def supported_types() -> list[str]: ...
 def find_bad_block(data: Buffer, type: str) -> int | None: ...
+def widened_types() -> dict[str, str]:
+    """Tensor types that are held as another one, of ``supported_types``, exactly."""
+
+def written_types() -> list[str]:
+    """Tensor types that ``convert_rows`` can write."""
+
+def convert_rows(
+    data: Buffer, source: str, target: str, rows: int, cols: int
+) -> tuple[bytes, int | None]:
+    """Weights of the type ``source`` as ``target``, and the first row that this cannot hold.
+
+    That row has a weight that is NaN, infinite or too large. Raises ValueError for sizes that do
+    not fit and for a type that cannot be written.
+    """
+
 def count_strings(data: bytes, position: int, count: int) -> tuple[int, int]:
     """How many strings ``read_strings`` would give, and the position behind them."""
 
@@ -181,6 +196,7 @@ def headwise_policy(
     max_past: int = 8192,
     tail: int = 0,
     decode_from: int = ...,
+    decode_pages: int = 512,
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
@@ -188,7 +204,30 @@ def headwise_policy(
     the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as
     ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
     of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
-    tokens or more (default: never) read, of it, the memory set of each head and its last chunk.
+    tokens or more (default: never) read, of it, the memory set of each head and its last chunk;
+    heads without a budget ``decode_pages`` pages of 4 positions, those that may hold the token's
+    largest logits, once the prompt has twice as many (0: all).
+    """
+
+def quest_policy(*, page_size: int = 16, tokens: int = 2048, dense_layers: int = 2) -> SparsePolicy:
+    """A generated token reads ``tokens`` of the prompt, in pages, from layer ``dense_layers`` on.
+
+    And all that was generated. The prompt is read dense.
+    """
+
+def rocketkv_policy(
+    *,
+    prompt_budget: int = 2048,
+    window: int = 32,
+    kernel: int = 63,
+    page_size: int = 4,
+    topk: int = 64,
+    topr: int = 128,
+) -> SparsePolicy:
+    """Generated tokens read ``topk`` pages of the ``prompt_budget`` rows kept of the prompt.
+
+    And all that was generated. The prompt is read dense; its last ``window`` tokens choose the
+    rows, with a pooling over ``kernel``; pages are chosen by ``topr`` channels.
     """
 
 def python_policy(
@@ -239,6 +278,10 @@ class _SequenceMethods:
     @property
     def marks(self) -> list[int]:
         """Positions of the marks, ascending."""
+
+    @property
+    def mark_states(self) -> list[bytes]:
+        """What is noted at each of ``marks``, for ``load_state``."""
 
     def save_state(self) -> bytes: ...
     def cached_rows(self) -> list[NDArray[np.uint8]]:
@@ -382,7 +425,13 @@ class _Prompt(_SequenceMethods):
     def memory_bytes(self) -> dict[str, int]: ...
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]: ...
     def decode(self, token: int) -> NDArray[np.float32]: ...
-    def load_state(self, state: Buffer, token_ids: abc.Sequence[int] | None = None) -> None: ...
+    def load_state(
+        self,
+        state: Buffer,
+        token_ids: abc.Sequence[int] | None = None,
+        marks: abc.Sequence[Buffer] = (),
+    ) -> None:
+        """As a runner's, with the ``mark_states`` of what was saved."""
 
 class Sequence(_Prompt):
     """One prompt in the decoder: a ``Runner`` (edgeh2o/runners/base.py), which see."""
@@ -460,7 +509,8 @@ def check_device_supports(config: DecoderConfig) -> None:
 class DeviceModel:
     """The weights of a model on a GPU; filled by a ``WeightReader``, then finished."""
 
-    def __init__(self, config: DecoderConfig, device: Device) -> None: ...
+    def __init__(self, config: DecoderConfig, device: Device, block_bytes: int = 2**28) -> None:
+        """``block_bytes``: most bytes of the GPU's memory that are asked for at a time."""
     @staticmethod
     def estimate_bytes(type: str, rows: int, cols: int) -> int:
         """What a tensor takes on the device."""

@@ -31,7 +31,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         uint64_t (*peak)(float*, size_t) noexcept
     cdef cppclass KernelTable:
         const char* name
-        AttentionKernels[3] attention
+        AttentionKernels[4] attention
         PackLayout layout
         void (*rms_norm_f32)(float*, const float*, const float*, size_t, float) noexcept
         void (*rope_f32)(float*, const float*, const float*, size_t) noexcept
@@ -44,6 +44,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
         void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
         void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
+        void (*score_blocks_f32)(float*, size_t, const float*, size_t, size_t, const int32_t*, size_t,
+                                 const void*, size_t, size_t) noexcept
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
@@ -120,27 +122,22 @@ def layout(str isa):
 
 
 def peak(str isa, str kind, size_t n_rounds):
-    """Runs chains of independent products in registers on one thread; kind: "f32", "bf16", "f16", or "q4" or "q8", the
-    weights.
+    """Chains of independent products in registers, on one thread; kind: "f32", "bf16", "f16", "int8", or weights "q4", "q8".
 
-    Returns the number of multiplications and additions. Raises ValueError for a float type of which the instruction
-    set has no products.
-    """
+    Returns the number of operations. Raises ValueError for a type that the instruction set has no products of."""
     cdef const KernelTable* table = table_of(isa)
     cdef float[16] out
     cdef uint64_t n_operations = 0
-    kinds = ("f32", "bf16", "f16", "q4", "q8")
-    if kind not in kinds:
-        raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
+    kinds = ("f32", "bf16", "f16", "int8", "q4", "q8")
+    if kind not in kinds: raise ValueError(f"kind is {kind!r}, not one of {', '.join(kinds)}")
     cdef int which = kinds.index(kind)
-    if which < 3 and table.attention[which].peak == NULL:
+    if which < 4 and table.attention[which].peak == NULL:
         raise ValueError(f"{isa} has no products of {kind}")
-    for i in range(16):
-        out[i] = 0
+    out[:] = [0.0] * 16
     with nogil:
-        if which < 3:
+        if which < 4:
             n_operations = table.attention[which].peak(&out[0], n_rounds)
-        elif which == 3:
+        elif which == 4:
             n_operations = table.peak_q4(&out[0], n_rounds)
         else:
             n_operations = table.peak_q8(&out[0], n_rounds)
@@ -174,31 +171,28 @@ def rope(str isa, const float[::1] x, const float[::1] cos, const float[::1] sin
     return np.asarray(out)
 
 
-def swiglu(str isa, const float[::1] gate, const float[::1] up):
-    """silu(gate) * up; all [n] float32."""
+cdef gated(void (*kernel)(float*, const float*, const float*, size_t) noexcept, const float[::1] gate,
+           const float[::1] up):
     if gate.shape[0] != up.shape[0]:
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).swiglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
+    kernel(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
     return np.asarray(out)
+
+
+def swiglu(str isa, const float[::1] gate, const float[::1] up):
+    """silu(gate) * up; all [n] float32."""
+    return gated(table_of(isa).swiglu_f32, gate, up)
 
 
 def geglu(str isa, const float[::1] gate, const float[::1] up):
     """gelu(gate) * up with the tanh form of GELU; all [n] float32."""
-    if gate.shape[0] != up.shape[0]:
-        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
-    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).geglu_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
-    return np.asarray(out)
+    return gated(table_of(isa).geglu_f32, gate, up)
 
 
 def swiglu_clamped(str isa, const float[::1] gate, const float[::1] up):
     """g sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up in [-7, 7]; all [n] float32."""
-    if gate.shape[0] != up.shape[0]:
-        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
-    cdef float[::1] out = np.empty(gate.shape[0], np.float32)
-    table_of(isa).swiglu_clamped_f32(&out[0], &gate[0], &up[0], <size_t>gate.shape[0])
-    return np.asarray(out)
+    return gated(table_of(isa).swiglu_clamped_f32, gate, up)
 
 
 def soft_cap(str isa, const float[::1] x, float cap):
@@ -267,6 +261,17 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
     return np.asarray(out)
 
 
+def score_blocks(str isa, const float[:, ::1] q, const uint8_t[:, :, ::1] blocks, const int32_t[::1] channels):
+    """[n_rows][32 n_blocks] products of q [n_rows][width] with blocks [n_blocks][width][34] of q8_0, over channels."""
+    cdef size_t width = <size_t>q.shape[1], n_blocks = <size_t>blocks.shape[0]
+    if q.shape[1] != blocks.shape[1] or blocks.shape[2] != 34 or not 0 <= np.min(channels) <= np.max(channels) < width:
+        raise ValueError(f"q is {q.shape}, blocks are {blocks.shape}, channels {np.asarray(channels)}")
+    cdef float[:, ::1] out = np.empty((q.shape[0], 32 * n_blocks), np.float32)
+    table_of(isa).score_blocks_f32(&out[0, 0], 32 * n_blocks, &q[0, 0], width, <size_t>q.shape[0], &channels[0],
+                                   <size_t>channels.shape[0], &blocks[0, 0, 0], n_blocks, width)
+    return np.asarray(out)
+
+
 def quantize_q8(str isa, const float[:, ::1] x):
     """Packed 8-bit activations of x [n_rows][depth], taken apart again.
 
@@ -278,19 +283,20 @@ def quantize_q8(str isa, const float[:, ::1] x):
     if depth % 32 or n_rows == 0 or depth == 0:
         raise ValueError(f"depth must be a multiple of 32, got {depth} for {n_rows} rows")
     cdef size_t n_tiles = (n_rows + mr - 1) // mr, n_blocks = depth // 32, tile
-    cdef size_t record = 48 * mr
-    packed = np.zeros((n_tiles, n_blocks, record), np.uint8)
+    cdef size_t header = 24 * mr
+    packed = np.zeros((n_tiles, n_blocks, header + 32 * mr), np.uint8)
     cdef uint8_t[:, :, ::1] out = packed
     for tile in range(n_tiles):
         table.quantize_q8p_f32(&out[tile, 0, 0], &x[tile * mr, 0], depth, min(mr, n_rows - tile * mr), mr, depth)
-    headers = packed[:, :, : 16 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 4, mr)
-    sums8 = packed[:, :, 8 * mr : 12 * mr].copy().view(np.int32).reshape(n_tiles, n_blocks, mr)
-    quants = packed[:, :, 16 * mr :].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
+    floats = packed[:, :, : 8 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 2, mr)
+    starts = packed[:, :, 8 * mr : header].copy().view(np.int32).reshape(n_tiles, n_blocks, 4, mr)
+    quants = packed[:, :, header:].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
     quants = quants.transpose(0, 3, 1, 2, 4).reshape(n_tiles * mr, depth)[:n_rows]
-    totals = sums8.transpose(0, 2, 1).reshape(n_tiles * mr, n_blocks)[:n_rows] - table.layout.dot_bias
-    if not np.array_equal(totals, -8 * quants.reshape(n_rows, n_blocks, 32).sum(2, dtype=np.int32)):
+    starts = starts.transpose(2, 0, 3, 1).reshape(4, n_tiles * mr, n_blocks)[:, :n_rows] - table.layout.dot_bias
+    halves = quants.reshape(n_rows, n_blocks, 2, 16).sum(3, dtype=np.int32).transpose(2, 0, 1)
+    if not np.array_equal(starts, [-8 * halves.sum(0), -128 * halves.sum(0), *(-32 * halves)]):
         raise AssertionError("the stored sums are not those of the quants")
-    split = headers[:, :, :2].transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]
+    split = floats.transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]
     return split[0], split[1], quants
 
 

@@ -8,11 +8,11 @@ metadata (``flags`` and ``help``), so an option is described once.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from .errors import UsageError
 from .option_fields import MAX_CONTEXT, check_int, check_real, label, option
+from .rope_config import ROPE_OF_FILE, RopeConfig
 
 MAX_BATCH = 2**20
 MAX_THREADS = 256
@@ -20,16 +20,14 @@ CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
-ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16")
-ROPE_SCALINGS = ("none", "linear", "yarn")
-_KEEP_ROPE = "leave it out to keep the file's"
-_ROPE_RANGES = {
-    "scale": (1e-3, 1e6),
-    "freq_scale": (1e-6, 1e3),
-    "freq_base": (1.0, 1e12),
-    "beta_fast": (0.0, 1e6),
-    "beta_slow": (0.0, 1e6),
-}
+STOP_WHEN_FULL, SHIFT_WHEN_FULL = "stop", "shift"
+ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
+# What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
+QUANTISED_TYPES = (
+    *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"),
+    *("q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s"),
+)
+DEFAULT_QUANTISED_TYPE = "q8_0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +36,11 @@ class SamplingParams:
 
     ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
-    ``0`` reads the prompt and generates nothing. ``lookup`` changes the time of a text, not the
-    text: ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the
-    answer: a JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
+    ``0`` reads the prompt and generates nothing. ``context_full="shift"`` goes on past the context:
+    the beginning of the prompt and the latest tokens, half of the context, are read again.
+    ``lookup`` changes the time of a text, not the text: ``"auto"``, ``"off"``, or the number of
+    tokens to draft. ``schema`` is the form of the answer: a JSON schema (a mapping, its JSON text,
+    a class of pydantic) or a ``Grammar``; it needs
     llguidance.
     """
 
@@ -88,6 +88,13 @@ class SamplingParams:
         "after prompts of 256 tokens and more; off",
         metavar="auto|off|N",
     )
+    context_full: str = option(
+        STOP_WHEN_FULL,
+        "--context-full",
+        help="once prompt and answer fill the context: stop; or shift: go on with the beginning of "
+        "the prompt and the latest tokens, half of the context, which are read again",
+        choices=(STOP_WHEN_FULL, SHIFT_WHEN_FULL),
+    )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
     )
@@ -128,6 +135,11 @@ class SamplingParams:
                 "an empty stop text would end the answer before its first character"
             )
         object.__setattr__(self, "stop", tuple(stop))
+        if self.context_full not in (STOP_WHEN_FULL, SHIFT_WHEN_FULL):
+            raise UsageError(
+                f"{label(self, 'context_full')} must be {STOP_WHEN_FULL} or {SHIFT_WHEN_FULL}, got "
+                f"{self.context_full!r:.80}"
+            )
         lookup = str(self.lookup) if isinstance(self.lookup, (str, int)) else ""
         is_number = lookup.isascii() and lookup.isdigit() and 1 <= int(lookup) <= MAX_LOOKUP
         if not is_number and lookup not in (AUTO_LOOKUP, LOOKUP_OFF):
@@ -200,83 +212,6 @@ class PrefillConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding other than a GGUF file says; None leaves it as it is.
-
-    ``scaling`` stretches positions over ``scale`` times the original context: "linear" divides all
-    frequencies (Chen et al. 2023), "yarn" the slow ones, with a correction of the attention (Peng
-    et al. 2023), "none" undoes what the file says. ``freq_scale`` is the inverse of ``scale``.
-    """
-
-    scaling: str | None = option(
-        None,
-        "--rope-scaling",
-        help="how positions are stretched beyond the trained length (default: as the file says)",
-        choices=ROPE_SCALINGS,
-    )
-    scale: float | None = option(
-        None, "--rope-scale", help="by what factor (default: as the file says)", metavar="X"
-    )
-    freq_scale: float | None = option(
-        None, "--rope-freq-scale", help="the inverse of --rope-scale, in its place", metavar="X"
-    )
-    freq_base: float | None = option(
-        None,
-        "--rope-freq-base",
-        help="base of the frequencies, as in NTK-aware scaling (default: as the file says)",
-        metavar="X",
-    )
-    original_context: int | None = option(
-        None,
-        "--yarn-orig-ctx",
-        help="positions before the stretching, for yarn (default: as the file says)",
-    )
-    beta_fast: float | None = option(
-        None,
-        "--yarn-beta-fast",
-        help="turns over the original context from which a frequency stays (default: 32)",
-        metavar="X",
-    )
-    beta_slow: float | None = option(
-        None,
-        "--yarn-beta-slow",
-        help="turns over it up to which a frequency is divided (default: 1)",
-        metavar="X",
-    )
-
-    def __post_init__(self) -> None:
-        if self.scaling is not None and self.scaling not in ROPE_SCALINGS:
-            raise UsageError(
-                f"scaling (--rope-scaling) must be one of {', '.join(ROPE_SCALINGS)}, "
-                f"got {self.scaling!r}"
-            )
-        for name, (low, high) in _ROPE_RANGES.items():
-            if getattr(self, name) is not None:
-                allowed = f"above {low:g} and below {high:g}"
-                check_real(self, name, allowed, partial(_is_between, low, high), _KEEP_ROPE)
-        if self.original_context is not None:
-            check_int(self, "original_context", 1, MAX_CONTEXT, _KEEP_ROPE)
-        if self.freq_scale is not None and self.scale is not None:
-            raise UsageError("--rope-freq-scale is the inverse of --rope-scale; give one of them")
-        if self.scaling == "none" and self.factor not in (None, 1.0):
-            raise UsageError(
-                "--rope-scaling none stretches nothing; leave --rope-scale out, or take yarn"
-            )
-
-    @property
-    def factor(self) -> float | None:
-        """By what positions are stretched; None is what the file says."""
-        return self.scale if self.freq_scale is None else 1.0 / self.freq_scale
-
-    def to_dict(self) -> dict[str, str | float]:
-        """What is other than in the file."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-ROPE_OF_FILE = RopeConfig()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
     """What a run takes from the machine.
 
@@ -326,6 +261,13 @@ class RuntimeConfig:
     check_tensors: bool = option(
         False, "--check-tensors", help="refuse a model that has NaN or infinite weights"
     )
+    quantize: str | None = option(
+        None,
+        "--quantize",
+        metavar="TYPE",
+        help="what matrices of a folder of safetensors are quantised to as they are loaded, such "
+        "as q8_0 or q4_k, f32 for not at all (default: q8_0)",
+    )
     device: str = option(
         "auto",
         "--device",
@@ -346,6 +288,8 @@ class RuntimeConfig:
             raise UsageError(
                 f"device (--device) must be auto, cpu, cuda or cuda:N, got {self.device!r:.80}"
             )
+        if self.quantize is not None:
+            object.__setattr__(self, "quantize", check_quantised_type(self.quantize))
         for name, flag in (("cache_type_k", "--cache-type-k"), ("cache_type_v", "--cache-type-v")):
             if getattr(self, name) is not None:
                 self._check_choice(name, flag, CACHE_TYPES)
@@ -363,5 +307,12 @@ class RuntimeConfig:
             raise UsageError(f"{name} ({flag}) must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _is_between(low: float, high: float, value: float) -> bool:
-    return low < value < high
+def check_quantised_type(name: object) -> str:
+    """The name in lower case. Raises UsageError for one that weights cannot be written as."""
+    lower = name.lower() if isinstance(name, str) else ""
+    if lower not in QUANTISED_TYPES:
+        raise UsageError(
+            f"weights cannot be quantised to {name!r:.40}; choose one of "
+            f"{', '.join(QUANTISED_TYPES)}"
+        )
+    return lower

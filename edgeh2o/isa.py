@@ -42,7 +42,7 @@ def use(name: str) -> None:
 
 
 def attention_precision(name: str, *, has_key_bias: bool = False) -> str:
-    """The number type that the products of prefill attention take: "f32", "bf16" or "f16".
+    """The number type that the products of prefill attention take: "f32", "bf16", "f16" or "int8".
 
     "auto" is what the instruction set in use is known to be fastest with, and "f32" for keys with a
     bias: Qwen 2 has some in the hundreds, where a step of bf16 is 1 or 2. Raises UsageError for

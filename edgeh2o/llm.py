@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
-from .config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig, SamplingParams
+from .config import PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.opening import load_session
 from .model_config import ModelConfig
+from .rope_config import ROPE_OF_FILE, RopeConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
 class LLM:
     """A loaded model that answers one prompt at a time.
 
-    ``model`` is the path of a GGUF file or of the folder of an ONNX model, or the name of a known
-    model, fetched if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``,
-    ``H2OConfig``, ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o",
-    "local": 256}``. ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``,
-    ``cache_type_v``, ``attention_precision``, ``check_tensors``, ``device`` and ``rope`` are those
-    of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
-    (jinja2) takes the place of the model's own, with ``chat_template_kwargs`` as variables:
-    ``{"enable_thinking": False}``. ``on_progress(stage, done, total)`` is called in the stages
-    "load" (bytes) and "prefill" (tokens), ``check(session)`` with the engine's session while the
-    weights are read: what it raises ends that. Raises UsageError for a bad option, FormatError for
-    a bad file, and ResourceError, before large allocations, for what does not fit in memory.
+    ``model`` is a GGUF file, a folder of safetensors or ONNX, or the name of a known model, fetched
+    if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
+    ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
+    ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
+    ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and ``quantize`` are those of
+    ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
+    (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
+    (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` counts bytes of "load" and
+    tokens of "prefill"; what ``check(session)`` raises ends the loading. Raises UsageError for a
+    bad option, FormatError for a bad file, ResourceError if memory lacks.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class LLM:
         check_tensors: bool = False,
         device: str = "auto",
         rope: RopeConfig = ROPE_OF_FILE,
+        quantize: str | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -79,6 +80,7 @@ class LLM:
                 check_tensors=check_tensors,
                 device=device,
                 rope=rope,
+                quantize=quantize,
             ),
             seed=SamplingParams(seed=seed).seed,
             template=chat_template,
@@ -215,8 +217,7 @@ class LLM:
     def load_session(self, path: str | Path) -> dict[str, Any]:
         """Takes up a saved session; returns its ``extra``. The next ``keep_cache`` goes on from it.
 
-        Raises FormatError for a damaged file, UsageError for one of another model or other options,
-        ResourceError for one that cannot be read or held.
+        Raises FormatError for a damaged file, UsageError for one of other options, ResourceError.
         """
         return self._session.load(Path(path))
 
@@ -235,11 +236,10 @@ class LLM:
         prefill: PrefillConfig | None = None,
         all_rows: bool = False,
     ) -> Runner:
-        """A runner of its own over the same weights, with room for ``n_positions`` tokens.
+        """A runner over the same weights, with room for ``n_positions`` tokens.
 
-        For evaluation and benchmarks, which drive it themselves. ``attention`` and ``prefill``
-        default to those of this ``LLM``; ``all_rows`` is described at ``SessionShape``. Raises
-        UsageError for settings that do not fit together, ResourceError for too long a context.
+        ``attention`` and ``prefill`` default to those of this ``LLM``; ``all_rows``: see
+        ``SessionShape``. Raises UsageError for settings that do not fit together, ResourceError.
         """
         plan = self._session.plan.varied(attention, prefill)
         return plan.start_runner(self.model, n_positions, all_rows=all_rows)

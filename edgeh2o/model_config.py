@@ -39,7 +39,12 @@ class LayerConfig:
     ``window`` counts the positions that a query sees, its own included; 0: all. ``ffn_dim`` is the
     width of the feed-forward network, or of each expert. ``has_rope`` is false for layers without
     positions. A ``head_dim`` of 0 is that of the model. Keys and values are the layer's own, or
-    those of ``kv_distance`` layers before it.
+    those of ``kv_distance`` layers before it. A layer whose ``mixer`` is "short_conv" has no heads:
+    a convolution of ``n_conv_taps`` tokens takes the place of attention. One whose mixer is
+    "delta_net" has a convolution and ``n_delta_value_heads`` heads of ``delta_head_dim`` values,
+    several of which may share the queries and keys of one of ``n_delta_key_heads``: neighbours, if
+    they are grouped, else those that are so many heads apart. In a mixture of experts a layer
+    ``is_dense`` has one feed-forward network.
     """
 
     n_heads: int
@@ -49,6 +54,13 @@ class LayerConfig:
     has_rope: bool = True
     head_dim: int = 0
     kv_distance: int = 0
+    mixer: str = "attention"
+    n_conv_taps: int = 0
+    n_delta_key_heads: int = 0
+    n_delta_value_heads: int = 0
+    delta_head_dim: int = 0
+    has_grouped_delta_heads: bool = False
+    is_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +77,14 @@ class DecoderConfig(ModelConfig):
     "projection", or "none"; before the rotary embedding or after it. With experts, every token
     goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may add up
     to 1 (``normalises_experts``), and through a shared one of width ``shared_ffn_dim``, 0 for none,
-    weighted by a gate if it has one. A query at position p is multiplied by ``1 +
-    temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0 is none, and so is a
-    ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without weights; ``has_sinks``
-    adds a logit without a value to every head's softmax. A layer's input per token, if its width
-    ``token_input_dim`` is not 0, has a table loaded in parts of ``token_input_rows`` tokens.
+    weighted by a gate if it has one. ``expert_gate`` makes shares of a router's logits, "softmax"
+    or "sigmoid"; with ``has_expert_bias`` numbers count in the choice of experts alone. A query at
+    position p is multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a
+    period of 0 is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values
+    without weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's
+    input per token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
+    ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
+    sigmoid of a second half of the query projection.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -82,6 +97,8 @@ class DecoderConfig(ModelConfig):
     normalises_experts: bool = True
     shared_ffn_dim: int = 0
     has_shared_gate: bool = False
+    expert_gate: str = "softmax"
+    has_expert_bias: bool = False
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -94,6 +111,7 @@ class DecoderConfig(ModelConfig):
     temperature_period: int = 0
     has_sinks: bool = False
     norms_values: bool = False
+    has_output_gate: bool = False
     token_input_dim: int = 0
     token_input_rows: int = 0
     has_output_scale: bool = False
@@ -107,7 +125,12 @@ class DecoderConfig(ModelConfig):
     def has_like_layers(self) -> bool:
         """Whether layers attend alike: to keys and values of their own, in heads of one size."""
         differ = any(layer.head_dim or layer.kv_distance for layer in self.layers)
-        return not differ and not self.has_sinks
+        return not differ and not self.has_sinks and not self.is_recurrent
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers have a state in the place of keys and values."""
+        return any(layer.mixer != "attention" for layer in self.layers)
 
     @property
     def n_slots(self) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.config import PrefillConfig, RopeConfig, RuntimeConfig, SamplingParams
+from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
 from edgeh2o.errors import UsageError
+from edgeh2o.rope_config import RopeConfig
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ from edgeh2o.errors import UsageError
         (
             RuntimeConfig,
             {"attention_precision": "f8"},
-            r"--attention-precision.*one of auto, f32, bf16, f16, got 'f8'",
+            r"--attention-precision.*one of auto, f32, bf16, f16, int8, got 'f8'",
         ),
     ],
 )

@@ -57,6 +57,7 @@ def test_attention_precisions(name: str) -> None:
         having = {
             "bf16": ("scalar", "avx512bf16", "neon_i8mm"),
             "f16": ("scalar", "neon_dotprod", "neon_i8mm"),
+            "int8": ("scalar", "avxvnni", "avx512vnni", "avx512bf16", "neon_dotprod", "neon_i8mm"),
         }
         for narrow, names in having.items():
             if name in names:

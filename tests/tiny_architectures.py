@@ -22,6 +22,13 @@ class Family:
         is_gpt_oss: attention has sinks, and experts and their router have biases.
         is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
             and have inputs per token.
+        has_short_conv: layers without KV heads, by default every other one, have a convolution.
+        has_delta_net: every other layer has a gated delta net, and attention has a gate.
+        has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
+            are one matrix.
+        has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
+            first layer has one feed-forward network.
+        output_norm: name of the norm behind the last layer.
         has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -39,8 +46,18 @@ class Family:
     shared_gate: bool = False
     is_gpt_oss: bool = False
     is_gemma4: bool = False
+    has_short_conv: bool = False
+    has_delta_net: bool = False
+    has_grouped_heads: bool = False
+    has_expert_bias: bool = False
+    output_norm: str = "output_norm"
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the first layer does not attend, but the second does."""
+        return self.has_short_conv or self.has_delta_net
 
 
 SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
@@ -57,6 +74,14 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm": Family(keys=SCALES),
     "seed_oss": Family(qkv_biases=True, ffn_norm="post_attention_norm"),
     "gemma": Family(),
+    "lfm2": Family(qk_norm="head", has_short_conv=True, output_norm="token_embd_norm"),
+    "lfm2moe": Family(
+        qk_norm="head",
+        has_short_conv=True,
+        output_norm="token_embd_norm",
+        has_experts=True,
+        has_expert_bias=True,
+    ),
     "hunyuan-dense": Family(qk_norm="head"),
     "qwen2": Family(qkv_biases=True),
     "qwen2vl": Family(qkv_biases=True, has_sections=True),
@@ -65,6 +90,28 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3moe": Family(qk_norm="head", has_experts=True),
     "qwen3vl": Family(qk_norm="head", has_sections=True),
     "qwen3vlmoe": Family(qk_norm="head", has_experts=True, has_sections=True),
+    "qwen35": Family(
+        qk_norm="head",
+        has_delta_net=True,
+        has_sections=True,
+        ffn_norm="post_attention_norm",
+    ),
+    "qwen35moe": Family(
+        qk_norm="head",
+        has_delta_net=True,
+        has_sections=True,
+        ffn_norm="post_attention_norm",
+        has_experts=True,
+        shared_gate=True,
+    ),
+    "qwen3next": Family(
+        qk_norm="head",
+        has_delta_net=True,
+        has_grouped_heads=True,
+        ffn_norm="post_attention_norm",
+        has_experts=True,
+        shared_gate=True,
+    ),
     "olmoe": Family(qk_norm="projection", has_experts=True, has_expert_width=False),
     "phi3": Family(fused_qkv=True, fused_gate_up=True),
     "granite": Family(keys={**SCALES, "attention.scale": 0.35}),

@@ -34,7 +34,8 @@ PYTHON_LAYERS = (
     ("runners", "host"),
     ("models", "tokenizer", "attention", "isa", "cuda"),
     ("formats",),
-    ("config", "model_config", "_core", "_kernels", "_version"),
+    ("config", "model_config", "_core", "_kernels", "_recurrent_kernels", "_version"),
+    ("rope_config",),
     ("option_fields",),
     ("errors",),
 )

@@ -156,7 +156,16 @@ def predict_cycles(blocks: Sequence[Words], assembly: dict[str, str]) -> list[fl
 
 
 def is_multiply_add(line: str) -> bool:
-    return line.split(" ")[0] in ("sdot", "smmla", "fmla", "smlal", "smlal2", "smull", "smull2")
+    return line.split(" ")[0] in (
+        "sdot",
+        "udot",
+        "smmla",
+        "fmla",
+        "smlal",
+        "smlal2",
+        "smull",
+        "smull2",
+    )
 
 
 def measure(program: Path, plugin: Path, case: str, isa: str | None) -> Cost:

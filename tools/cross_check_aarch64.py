@@ -3,7 +3,8 @@
     python -m tools.cross_check_aarch64 [--build-dir build/aarch64]
 
 Sources and flags are those of setup.py. For every emulated processor the set of kernel tables is
-compared with the instructions that the processor has, and its strongest tables are checked.
+compared with the instructions that the processor has, and its strongest tables are checked. The
+loader of GPUs finds no driver there, and with the host device of the tests it gets right products.
 Exit status: 0 passed, 1 failed, 77 skipped because a tool is missing (stderr names the package).
 """
 
@@ -20,6 +21,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.cuda import host_library
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "aarch64-linux-gnu-g++"
@@ -140,15 +143,25 @@ def build_selftest(build_dir: Path) -> Path:
     return program
 
 
+def build_host_device(build_dir: Path) -> Path:
+    """The driver's library that runs kernels for GPUs on the CPU (cpp/cuda/host)."""
+    units = [Unit(str(path.relative_to(ROOT)), host_library.FLAGS) for path in host_library.SOURCES]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda unit: compile_unit(unit, build_dir), units))
+    library = build_dir / "libcuda.so"
+    if not is_current(library, objects):
+        run_compiler([COMPILER, *map(str, objects), "-shared", "-o", str(library)])
+    return library
+
+
 def emulate(
-    processor: str, command: list[str], isa: str | None = None
+    processor: str, command: list[str], **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "EDGEH2O_ISA"}
-    if isa:
-        env["EDGEH2O_ISA"] = isa
+    own = ("EDGEH2O_ISA", "EDGEH2O_LIBCUDA")
+    env = {name: value for name, value in os.environ.items() if name not in own}
     return subprocess.run(
         [EMULATOR, "-L", SYSROOT, "-cpu", processor, *command],
-        env=env,
+        env=env | variables,
         capture_output=True,
         text=True,
     )
@@ -169,13 +182,26 @@ def check_processor(program: Path, processor: Processor) -> None:
 
 def check_forced_isa(program: Path) -> None:
     """A table that the processor cannot run is refused by name, and a weaker one is accepted."""
-    refused = emulate("cortex-a72", [str(program), "--list"], isa="neon_dotprod")
+    refused = emulate("cortex-a72", [str(program), "--list"], EDGEH2O_ISA="neon_dotprod")
     message = "ISA 'neon_dotprod' is not available on this processor; available: scalar, neon"
     if refused.returncode != 2 or message not in refused.stderr:
         raise CheckFailedError(f"neon_dotprod on cortex-a72 was not refused: {refused}")
-    forced = emulate("cortex-a76", [str(program), "--list"], isa="neon")
+    forced = emulate("cortex-a76", [str(program), "--list"], EDGEH2O_ISA="neon")
     if "active: neon\n" not in forced.stdout:
         raise CheckFailedError(f"EDGEH2O_ISA=neon on cortex-a76 was not followed: {forced}")
+
+
+def check_device(program: Path, host_device: Path) -> None:
+    """No driver is an error of a line; the loader and the packed weights serve the host device."""
+    command = [str(program), "--device"]
+    refused = emulate("cortex-a76", command)
+    message = "error: there is no NVIDIA driver (libcuda.so.1 cannot be loaded)"
+    if refused.returncode != 2 or not refused.stderr.startswith(message):
+        raise CheckFailedError(f"a GPU was not refused for want of a driver: {refused}")
+    checked = emulate("cortex-a76", command, EDGEH2O_LIBCUDA=str(host_device))
+    if checked.returncode != 0:
+        raise CheckFailedError(f"products of the host device differ: {checked}")
+    print(f"no driver: {refused.stderr}{checked.stdout}", end="")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,6 +216,7 @@ def main(argv: list[str] | None = None) -> int:
         for processor in PROCESSORS:
             check_processor(program, processor)
         check_forced_isa(program)
+        check_device(program, build_host_device(arguments.build_dir.resolve()))
     except CheckFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

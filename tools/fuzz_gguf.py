@@ -29,7 +29,10 @@ SMALLEST = {
     "ffn_dim": 32,
 }
 SEED_OPTIONS: tuple[dict[str, object], ...] = (
-    *({"architecture": name, "tensor_type": "Q4_0"} for name in FAMILIES),
+    *(
+        {"architecture": name, "tensor_type": "Q4_0", "n_layers": 1 + family.is_hybrid}
+        for name, family in FAMILIES.items()
+    ),
     {"tensor_type": "F16", "biases": True, "tied": False},
     {"tensor_type": "Q8_0", "rope_scaling": "linear", "rotary_dim": 8},
     {"tensor_type": "BF16", "rope_scaling": "llama3"},

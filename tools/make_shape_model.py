@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,6 +46,24 @@ class Gemma4:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Heads of the gated delta nets in all but every ``period``-th layer."""
+
+    period: int
+    n_key_heads: int
+    n_value_heads: int
+    head_dim: int
+
+    @property
+    def value_dim(self) -> int:
+        return self.n_value_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return self.value_dim + 2 * self.n_key_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes and settings of a model.
 
@@ -55,6 +73,9 @@ class Shape:
         qk_norms: queries and keys are normed per head.
         qkv_biases: Q, K and V have biases.
         gemma4: what Gemma 4 has beside these; its other norms, and scales of its layers.
+        attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
+        delta_net: what Qwen3.5 has in most layers; its attention has a gate.
+        rotary_dim: rotated elements of a head; None for all.
     """
 
     architecture: str
@@ -73,6 +94,15 @@ class Shape:
     qk_norms: bool = False
     qkv_biases: bool = False
     gemma4: Gemma4 | None = None
+    attention_layers: tuple[int, ...] = ()
+    n_conv_taps: int = 0
+    delta_net: DeltaNet | None = None
+    rotary_dim: int | None = None
+
+    def attends(self, layer: int) -> bool:
+        if self.delta_net is not None:
+            return (layer + 1) % self.delta_net.period == 0
+        return not self.attention_layers or layer in self.attention_layers
 
     def layer_sizes(self, layer: int) -> tuple[int, int, bool]:
         """Head size and feed-forward width of a layer, and whether it has keys of its own."""
@@ -146,6 +176,39 @@ SHAPES: Mapping[str, Shape] = {
         gemma4=Gemma4(
             window=512, window_period=5, head_dim_sliding=256, n_shared_kv=20, token_input_dim=256
         ),
+    ),
+    "lfm2-1.2b": Shape(
+        architecture="lfm2",
+        n_layers=16,
+        model_dim=2048,
+        n_heads=32,
+        n_kv_heads=8,
+        head_dim=64,
+        ffn_dim=8192,
+        context_length=128000,
+        rope_base=1e6,
+        norm_epsilon=1e-5,
+        tied=True,
+        qk_norms=True,
+        attention_layers=(2, 5, 8, 10, 12, 14),
+        n_conv_taps=3,
+    ),
+    "qwen3.5-2b": Shape(
+        architecture="qwen35",
+        n_layers=24,
+        model_dim=2048,
+        n_heads=8,
+        n_kv_heads=2,
+        head_dim=256,
+        ffn_dim=6144,
+        context_length=262144,
+        rope_base=1e7,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+        n_conv_taps=4,
+        delta_net=DeltaNet(period=4, n_key_heads=16, n_value_heads=16, head_dim=128),
+        rotary_dim=64,
     ),
     "llama-3.1-8b": Shape(
         architecture="llama",
@@ -222,27 +285,35 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
     yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
     if not shape.tied:
         yield matrix("output", vocab_size, width, output_type)
-    yield vector("output_norm.weight", width)
+    yield vector(f"{'token_embd' if shape.attention_layers else 'output'}_norm.weight", width)
     for layer in range(shape.n_layers):
         prefix = f"blk.{layer}."
         head_dim, ffn_dim, has_keys = shape.layer_sizes(layer)
         q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
         mixed = better if has_more_bits(layer, shape.n_layers) else usual
         yield vector(f"{prefix}attn_norm.weight", width)
+        if shape.delta_net is not None and not shape.attends(layer):
+            yield from _delta_net_tensors(prefix, shape.delta_net, shape, matrix, vector)
+        elif not shape.attends(layer):
+            yield matrix(f"{prefix}shortconv.in_proj", 3 * width, width)
+            yield Tensor(f"{prefix}shortconv.conv.weight", (width, shape.n_conv_taps), "F32")
+            yield matrix(f"{prefix}shortconv.out_proj", width, width)
         for name, rows, type_name in (
-            ("q", q_dim, usual),
+            ("q", q_dim if shape.delta_net is None else 2 * q_dim, usual),
             ("k", kv_dim, usual),
             ("v", kv_dim, mixed),
         ):
-            if name != "q" and not has_keys:
+            if not shape.attends(layer) or (name != "q" and not has_keys):
                 continue
             yield matrix(f"{prefix}attn_{name}", rows, width, type_name)
             if shape.qkv_biases:
                 yield vector(f"{prefix}attn_{name}.bias", rows)
             if shape.qk_norms and name != "v":
                 yield vector(f"{prefix}attn_{name}_norm.weight", head_dim)
-        yield matrix(f"{prefix}attn_output", width, q_dim)
-        yield vector(f"{prefix}ffn_norm.weight", width)
+        if shape.attends(layer):
+            yield matrix(f"{prefix}attn_output", width, q_dim)
+        norm = "ffn_norm" if shape.delta_net is None else "post_attention_norm"
+        yield vector(f"{prefix}{norm}.weight", width)
         yield matrix(f"{prefix}ffn_gate", ffn_dim, width)
         yield matrix(f"{prefix}ffn_up", ffn_dim, width)
         yield matrix(f"{prefix}ffn_down", width, ffn_dim, mixed)
@@ -252,6 +323,25 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
             yield matrix(f"{prefix}inp_gate", gemma4.token_input_dim, width)
             yield matrix(f"{prefix}proj", width, gemma4.token_input_dim)
             yield vector(f"{prefix}layer_output_scale.weight", 1)
+
+
+def _delta_net_tensors(
+    prefix: str,
+    net: DeltaNet,
+    shape: Shape,
+    matrix: Callable[..., Tensor],
+    vector: Callable[[str, int], Tensor],
+) -> Iterator[Tensor]:
+    width = shape.model_dim
+    yield matrix(f"{prefix}attn_qkv", net.conv_dim, width)
+    yield matrix(f"{prefix}attn_gate", net.value_dim, width)
+    yield matrix(f"{prefix}ssm_beta", net.n_value_heads, width)
+    yield matrix(f"{prefix}ssm_alpha", net.n_value_heads, width)
+    yield Tensor(f"{prefix}ssm_conv1d.weight", (net.conv_dim, shape.n_conv_taps), "F32")
+    yield vector(f"{prefix}ssm_dt.bias", net.n_value_heads)
+    yield vector(f"{prefix}ssm_a", net.n_value_heads)
+    yield vector(f"{prefix}ssm_norm.weight", net.head_dim)
+    yield matrix(f"{prefix}ssm_out", width, net.value_dim)
 
 
 def _half(value: float) -> Bytes:
@@ -314,6 +404,8 @@ def _values(
             factor=shape.rope_factor,
         )
     noise = np.random.Generator(source).normal(scale=0.05, size=tensor.shape)
+    if tensor.name.endswith(".ssm_a"):  # of the logarithm of what decays
+        return (noise - 0.5).astype(np.float32)
     return (noise + (not tensor.name.endswith(".bias"))).astype(np.float32)
 
 
@@ -391,10 +483,23 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     widths = [ffn_dim for _, ffn_dim, _ in sizes]
     writer.add_feed_forward_length(widths if len(set(widths)) > 1 else shape.ffn_dim)
     writer.add_head_count(shape.n_heads)
-    writer.add_head_count_kv(shape.n_kv_heads)
+    if shape.attention_layers:
+        writer.add_shortconv_l_cache(shape.n_conv_taps)
+        kv_heads = [shape.n_kv_heads * shape.attends(layer) for layer in range(shape.n_layers)]
+        writer.add_head_count_kv(kv_heads)
+    else:
+        writer.add_head_count_kv(shape.n_kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
+    if (net := shape.delta_net) is not None:
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+        writer.add_uint32(f"{shape.architecture}.full_attention_interval", net.period)
+        writer.add_ssm_conv_kernel(shape.n_conv_taps)
+        writer.add_ssm_group_count(net.n_key_heads)
+        writer.add_ssm_time_step_rank(net.n_value_heads)
+        writer.add_ssm_state_size(net.head_dim)
+        writer.add_ssm_inner_size(net.value_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
     writer.add_vocab_size(vocab_size)

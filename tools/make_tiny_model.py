@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
+from gguf import (
+    ExpertGatingFuncType,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    TokenType,
+)
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
@@ -51,6 +57,9 @@ LINEAR_FACTOR = 4.0
 LONGROPE_FACTORS = {"short": (1.0, 1.5), "long": (1.0, 8.0)}  # of the fastest and slowest pair
 LONGROPE_ATTENTION_FACTOR = 1.2
 ROUTER_SUFFIX = ".ffn_gate_inp.weight"
+# Of so many layers the last attends.
+DELTA_NET_PERIOD = 2
+CONV_SUFFIXES = (".shortconv.conv.weight", ".ssm_conv1d.weight")
 ROUTER = "blk.{}" + ROUTER_SUFFIX
 
 
@@ -61,7 +70,11 @@ class TinyModel:
     Attributes:
         tensor_type: type of every matrix, one of TENSOR_TYPES; vectors are F32.
         embedding_type: type of the token embedding and output; None for tensor_type.
-        n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer.
+        n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer; no KV heads
+            for a convolution.
+        n_conv_taps: tokens of a convolution.
+        n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
+        n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate.
@@ -89,6 +102,11 @@ class TinyModel:
     n_kv_heads: PerLayer = 2
     head_dim: int = 32
     ffn_dim: PerLayer = 512
+    n_conv_taps: int = 3
+    n_delta_key_heads: int = 2
+    n_delta_value_heads: int = 4
+    delta_head_dim: int = 32
+    n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
     shared_ffn_dim: int | None = None
@@ -116,8 +134,21 @@ class TinyModel:
     def layers(self) -> list[tuple[int, ...]]:
         """LAYER_OPTIONS of every layer."""
         values = (getattr(self, name) for name in LAYER_OPTIONS)
-        rows = (value if isinstance(value, tuple) else (value,) * self.n_layers for value in values)
+        rows = [value if isinstance(value, tuple) else (value,) * self.n_layers for value in values]
+        if self.family.has_short_conv and not isinstance(self.n_kv_heads, tuple):
+            rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
         return list(zip(*rows, strict=True))
+
+    def mixer(self, layer: int) -> str:
+        """As in ``LayerConfig``."""
+        if self.family.has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
+            return "delta_net"
+        return "attention" if self.layers[layer][1] else "short_conv"
+
+    def has_experts(self, layer: int) -> bool:
+        return self.family.has_experts and (
+            not self.family.has_expert_bias or layer >= self.n_dense_layers
+        )
 
     @property
     def pattern(self) -> list[bool]:
@@ -148,7 +179,7 @@ class TinyModel:
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != self.n_layers:
                 raise ValueError(f"{name} is one number, or one for each of {self.n_layers} layers")
-        if any(n_heads % n_kv_heads for n_heads, n_kv_heads, _ in self.layers):
+        if any(n_kv_heads and n_heads % n_kv_heads for n_heads, n_kv_heads, _ in self.layers):
             raise ValueError("n_heads must be a multiple of n_kv_heads")
         smallest = len(_vocabulary()[0])
         if self.vocab_size < smallest:
@@ -199,7 +230,21 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_sections:
         writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
     writer.add_head_count(model.n_heads)
-    writer.add_head_count_kv(model.n_kv_heads)
+    if model.family.has_expert_bias:
+        writer.add_leading_dense_block_count(model.n_dense_layers)
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    if model.family.has_short_conv:
+        writer.add_shortconv_l_cache(model.n_conv_taps)
+        writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
+    else:
+        writer.add_head_count_kv(model.n_kv_heads)
+    if model.family.has_delta_net:
+        writer.add_uint32(f"{model.architecture}.full_attention_interval", DELTA_NET_PERIOD)
+        writer.add_ssm_conv_kernel(model.n_conv_taps)
+        writer.add_ssm_group_count(model.n_delta_key_heads)
+        writer.add_ssm_time_step_rank(model.n_delta_value_heads)
+        writer.add_ssm_state_size(model.delta_head_dim)
+        writer.add_ssm_inner_size(model.n_delta_value_heads * model.delta_head_dim)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
@@ -277,7 +322,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
     normal("token_embd.weight", model.vocab_size, width, std=embedding_std)
     if not model.tied:
         normal("output.weight", model.vocab_size, width, std=embedding_std)
-    normal("output_norm.weight", width, std=0.1, mean=1.0)
+    family = model.family
+    normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
     if model.rope_scaling == "llama3":
         tensors["rope_freqs.weight"] = llama3_factors(
             rope_base=model.rope_base,
@@ -289,7 +335,6 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         for name, (fastest, slowest) in LONGROPE_FACTORS.items():
             factors = np.linspace(fastest, slowest, model.n_pairs, dtype=np.float32)
             tensors[f"rope_factors_{name}.weight"] = factors
-    family = model.family
     if family.is_gemma4:
         factors = np.ones(model.n_pairs, np.float32)
         factors[model.n_pairs // 4 :] = 1e30
@@ -317,13 +362,28 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         ):
             if is_there:
                 normal(f"{prefix}{name}.weight", width, std=0.1, mean=1.0)
-        for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
-            normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
-        for name, rows, cols, std in (
+        matrices = [
             ("attn_q", heads_dim, width, qk_std),
             ("attn_k", kv_dim, width, qk_std),
             ("attn_v", kv_dim, width, width**-0.5),
             ("attn_output", width, heads_dim, heads_dim**-0.5),
+        ]
+        mixer = model.mixer(layer_idx)
+        if mixer == "attention":
+            if family.has_delta_net:  # a query and a gate per head
+                matrices[0] = ("attn_q", 2 * heads_dim, width, qk_std)
+            for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
+                normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
+        elif mixer == "delta_net":
+            matrices = _add_delta_net(normal, prefix, model)
+        else:
+            normal(f"{prefix}shortconv.conv.weight", width, model.n_conv_taps, std=0.6)
+            matrices = [
+                ("shortconv.in_proj", 3 * width, width, 1.2 * width**-0.5),
+                ("shortconv.out_proj", width, width, width**-0.5),
+            ]
+        for name, rows, cols, std in (
+            *matrices,
             ("ffn_gate", ffn_dim, width, width**-0.5),
             ("ffn_up", ffn_dim, width, width**-0.5),
             ("ffn_down", width, ffn_dim, ffn_dim**-0.5),
@@ -342,7 +402,9 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             normal(f"{prefix}inp_gate.weight", dim, width, std=width**-0.5)
             normal(f"{prefix}proj.weight", width, dim, std=dim**-0.5)
             normal(f"{prefix}post_norm.weight", width, std=0.1, mean=1.0)
-        if family.has_experts:
+        if model.has_experts(layer_idx):
+            if family.has_expert_bias:
+                normal(f"{prefix}exp_probs_b.bias", model.n_experts, std=0.3)
             normal(ROUTER.format(layer_idx), model.n_experts, width, std=2.0 * width**-0.5)
             for name, rows, cols in (
                 ("ffn_gate", ffn_dim, width),
@@ -373,6 +435,29 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
     return tensors
 
 
+def _add_delta_net(
+    normal: Callable[..., None], prefix: str, model: TinyModel
+) -> list[tuple[str, int, int, float]]:
+    """Adds its vectors; returns its matrices."""
+    heads, width = model.n_delta_value_heads, model.model_dim
+    value_dim = heads * model.delta_head_dim
+    conv_dim = value_dim + 2 * model.n_delta_key_heads * model.delta_head_dim
+    normal(f"{prefix}ssm_conv1d.weight", conv_dim, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_dt.bias", heads, std=0.5, mean=-1.0)
+    normal(f"{prefix}ssm_a", heads, std=0.1, mean=-0.4)
+    normal(f"{prefix}ssm_norm.weight", model.delta_head_dim, std=0.1, mean=1.0)
+    std = width**-0.5
+    gates = [("ssm_beta", heads, width, std), ("ssm_alpha", heads, width, std)]
+    if model.family.has_grouped_heads:
+        gates = [("ssm_ba", 2 * heads, width, std)]
+    return [
+        ("attn_qkv", conv_dim, width, std),
+        ("attn_gate", value_dim, width, std),
+        *gates,
+        ("ssm_out", width, value_dim, value_dim**-0.5),
+    ]
+
+
 def _fuse(
     tensors: dict[str, NDArray[np.float32]], prefix: str, name: str, parts: Sequence[str]
 ) -> None:
@@ -398,7 +483,7 @@ def llama3_factors(
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, ".bias")):
+    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, *CONV_SUFFIXES, ".bias")):
         return "F32"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

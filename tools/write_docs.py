@@ -21,6 +21,8 @@ from edgeh2o.config import CACHE_TYPES
 from edgeh2o.formats.gguf_types import TENSOR_TYPES
 from edgeh2o.formats.known_models import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
+from edgeh2o.models.tensors import readable_types
+from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -98,8 +100,18 @@ def write_architectures() -> str:
 def write_tensor_types() -> str:
     """Tensor types with their bits per weight."""
     sizes = {kind.name: 8 * kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
-    rows = [f"| `{name}` | {sizes[name]:g} |" for name in _core.supported_types()]
-    return "\n".join(["| type | bits per weight |", "|---|---|", *rows, ""])
+    held = _core.widened_types()
+    rows = [
+        f"| `{name}` | {sizes[name]:g} | {sizes[held.get(name, name)]:g} |"
+        for name in readable_types()
+    ]
+    return "\n".join(["| type | bits per weight | in memory |", "|---|---|---|", *rows, ""])
+
+
+def write_model_types() -> str:
+    """Values of ``model_type`` in folders of safetensors, with the architecture they become."""
+    rows = [f"| `{name}` | `{family.architecture}` |" for name, family in sorted(FAMILIES.items())]
+    return "\n".join(["| `model_type` | architecture |", "|---|---|", *rows, ""])
 
 
 def write_tokenizers() -> str:
@@ -126,6 +138,7 @@ WRITERS: dict[str, Callable[[], str]] = {
     "models": write_models,
     "architectures": write_architectures,
     "tensor_types": write_tensor_types,
+    "model_types": write_model_types,
     "tokenizers": write_tokenizers,
     "pre_tokenizers": write_pre_tokenizers,
     "cache_types": write_cache_types,

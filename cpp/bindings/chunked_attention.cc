@@ -101,7 +101,7 @@ class AttentionSequence {
   AttentionSequence(const PolicyPtr& rule, const AttentionHeads& heads, size_t n_layers,
                     const SequenceShape& shape, std::optional<int> n_threads)
       : policy(rule),
-        sequence(active_kernel_table(), std::vector<AttentionHeads>(n_layers, heads), rule, shape),
+        sequence(active_kernel_table(), std::vector<LayerKeeps>(n_layers, {heads, 0}), rule, shape),
         table_(active_kernel_table()),
         heads_(heads),
         n_threads_(n_threads.value_or(num_threads())) {
@@ -112,8 +112,8 @@ class AttentionSequence {
   static py::dict estimate_bytes(const PolicyPtr& policy, const AttentionHeads& heads, size_t n_layers,
                                  const SequenceShape& shape, std::optional<int> n_threads) {
     return to_dict(
-        Sequence::estimate_bytes(active_kernel_table(), std::vector<AttentionHeads>(n_layers, heads), *policy,
-                                 shape, static_cast<size_t>(n_threads.value_or(num_threads()))),
+        Sequence::estimate_bytes(active_kernel_table(), std::vector<LayerKeeps>(n_layers, {heads, 0}),
+                                 *policy, shape, static_cast<size_t>(n_threads.value_or(num_threads()))),
         0);
   }
 

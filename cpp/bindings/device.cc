@@ -13,6 +13,7 @@
 #include "cuda/device_decoder.h"
 #include "cuda/self_test.h"
 #include "isa/select.h"
+#include "model/mixers/attention.h"
 
 namespace py = pybind11;
 
@@ -50,14 +51,14 @@ struct DeviceSequence {
                  const SequenceShape& shape)
       : decoder(std::move(model)),
         policy(rule),
-        sequence(active_kernel_table(), decoder->config().heads(), rule, shape),
+        sequence(active_kernel_table(), decoder->config().keeps(), rule, shape),
         state(decoder->device(), decoder->config(), shape, sequence.plan(0).needs) {
     check_supported(sequence.plan(0).needs);
   }
 
   void forget_prompt() { prompt_logits = py::none(); }
   size_t vocab_size() const { return decoder->config().vocab_size; }
-  size_t n_attending() const { return sequence.n_layers(); }
+  size_t n_attending() const { return n_attending_layers(decoder->config(), sequence); }
   py::dict memory_bytes() const { return estimate(decoder->config(), *policy, sequence.shape()); }
 
   void fetch_rows() {
@@ -87,8 +88,8 @@ struct DeviceSequence {
   static py::dict estimate(const DecoderConfig& config, const SparsePolicy& policy,
                            const SequenceShape& shape) {
     const SequenceBytes host =
-        Sequence::estimate_bytes(active_kernel_table(), config.heads(), policy, shape, 1);
-    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.heads(), shape));
+        Sequence::estimate_bytes(active_kernel_table(), config.keeps(), policy, shape, 1);
+    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.keeps(), shape));
     check_supported(needs);
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);
@@ -151,10 +152,11 @@ void bind_device(py::module_& module) {
           "load_image", [](Device& device, const py::bytes& image) { device.load_image(std::string(image)); },
           py::arg("image"));
   py::class_<DeviceDecoder, std::shared_ptr<DeviceDecoder>>(module, "DeviceModel")
-      .def(py::init([](const DecoderConfig& config, std::shared_ptr<Device> device) {
-             return std::make_shared<DeviceDecoder>(config, active_kernel_table(), std::move(device));
+      .def(py::init([](const DecoderConfig& config, std::shared_ptr<Device> device, size_t block_bytes) {
+             return std::make_shared<DeviceDecoder>(config, active_kernel_table(), std::move(device),
+                                                    block_bytes);
            }),
-           py::arg("config"), py::arg("device"))
+           py::arg("config"), py::arg("device"), py::arg("block_bytes") = cuda::DevicePool::kBlockBytes)
       .def_static("estimate_bytes", &cuda::DeviceWeights::estimate_bytes, py::arg("type"), py::arg("rows"),
                   py::arg("cols"))
       .def(

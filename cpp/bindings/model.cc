@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "base/check.h"
 #include "bindings/buffers.h"
 #include "bindings/register.h"
@@ -9,7 +11,9 @@
 #include "isa/select.h"
 #include "model/decoder.h"
 #include "model/weight_reader.h"
+#include "quant/convert_rows.h"
 #include "quant/tensor_check.h"
+#include "quant/widened_types.h"
 
 namespace py = pybind11;
 
@@ -65,7 +69,10 @@ RopeConfig make_rope(const py::dict& fields) {
 LayerSpec make_layer(const py::dict& fields) {
   LayerSpec layer;
   FieldReader reader(fields);
-  reader.read_choice("mixer", layer.mixer, {{"attention", MixerKind::kAttention}});
+  reader.read_choice("mixer", layer.mixer,
+                     {{"attention", MixerKind::kAttention},
+                      {"short_conv", MixerKind::kShortConv},
+                      {"delta_net", MixerKind::kDeltaNet}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
   reader.read("key_dim", layer.heads.key_dim);
@@ -82,6 +89,12 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("norms_values", layer.norms_values);
   reader.read("temperature_scale", layer.temperature_scale);
   reader.read("temperature_period", layer.temperature_period);
+  reader.read("has_output_gate", layer.has_output_gate);
+  reader.read("n_conv_taps", layer.n_conv_taps);
+  reader.read("n_delta_key_heads", layer.delta.n_key_heads);
+  reader.read("n_delta_value_heads", layer.delta.n_value_heads);
+  reader.read("delta_head_dim", layer.delta.head_dim);
+  reader.read("has_grouped_delta_heads", layer.delta.are_grouped);
   reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu},
@@ -91,6 +104,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
   reader.read("normalises_experts", layer.normalises_experts);
+  reader.read_choice("expert_gate", layer.expert_gate,
+                     {{"softmax", ExpertGate::kSoftmax}, {"sigmoid", ExpertGate::kSigmoid}});
+  reader.read("has_expert_bias", layer.has_expert_bias);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
   reader.read_choice(
@@ -222,14 +238,45 @@ py::array_t<float> dequantize(const Decoder& decoder, const std::string& name) {
 std::optional<size_t> find_bad_block_of(const py::buffer& data, const std::string& type) {
   const py::buffer_info info = data.request();
   const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of a tensor");
-  const FormatInfo& format = find_format(type);
   const py::gil_scoped_release release;
-  return find_bad_block(format, bytes.data, bytes.size);
+  const HeldTensor held(type, bytes.data, bytes.size);
+  const auto bad = find_bad_block(held.info(), held.data(), held.n_bytes());
+  // Counted in blocks of the file, of which the number and that of the held ones divide each other.
+  return bad && held.n_blocks() ? std::optional(*bad * held.n_file_blocks() / held.n_blocks()) : bad;
+}
+
+// The rows as `to`, and the first that it cannot hold, or None.
+std::pair<py::bytes, std::optional<size_t>> converted_rows(const py::buffer& data, const std::string& from,
+                                                           const std::string& to, size_t rows, size_t cols) {
+  const py::buffer_info info = data.request();
+  const Span<const uint8_t> bytes = contiguous_bytes(info, "the data of a tensor");
+  const HeldTensor held(from, bytes.data, bytes.size);
+  const FormatInfo &source = held.info(), &target = find_format(to);
+  check_tensor_data(source, held.n_bytes(), rows, cols, nullptr);
+  EH2O_CHECK(cols % target.block_values == 0, "rows of ", cols, " weights are not whole ", to, " blocks of ",
+             target.block_values);
+  const size_t n_bytes = rows * (cols / target.block_values) * target.block_bytes;
+  py::bytes out(nullptr, n_bytes);
+  auto* written = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(out.ptr()));
+  std::optional<size_t> bad;
+  {
+    const py::gil_scoped_release release;
+    bad = convert_rows(source, target, held.data(), held.n_bytes(), written, n_bytes, rows, cols);
+  }
+  return {std::move(out), bad};
 }
 
 }  // namespace
 
 void bind_model(py::module_& module) {
+  module.def("written_types", &written_types);
+  module.def("widened_types", [] {
+    std::map<std::string, std::string> types;
+    for (const WidenedType& type : widened_types()) types.emplace(type.type_name, type.held_name);
+    return types;
+  });
+  module.def("convert_rows", &converted_rows, py::arg("data"), py::arg("source"), py::arg("target"),
+             py::arg("rows"), py::arg("cols"));
   module.def("find_bad_block", &find_bad_block_of, py::arg("data"), py::arg("type"));
   py::class_<DecoderConfig>(module, "DecoderConfig").def(py::init(&make_config));
   py::class_<Decoder, std::shared_ptr<Decoder>>(module, "Model")

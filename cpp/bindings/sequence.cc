@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "base/allocation_counter.h"
@@ -16,6 +17,7 @@
 #include "bindings/sequence_methods.h"
 #include "isa/select.h"
 #include "model/decoder.h"
+#include "model/mixers/attention.h"
 #include "ops/decode_attention.h"
 
 namespace py = pybind11;
@@ -41,7 +43,7 @@ struct DecoderSequence {
   DecoderSequence(WorkspacePtr shared, PolicyPtr rule, const SequenceShape& shape)
       : owner(std::move(shared)),
         policy(rule),
-        sequence(decoder().weights().table(), decoder().config().heads(), rule, shape) {
+        sequence(decoder().weights().table(), decoder().config().keeps(), rule, shape) {
     decoder().weights().check_complete();
     const py::gil_scoped_release release;  // a call at work may want it
     owner->workspace.fit(shape.batch_size, sequence);
@@ -49,8 +51,8 @@ struct DecoderSequence {
 
   const Decoder& decoder() const { return *owner->decoder; }
   size_t vocab_size() const { return decoder().config().vocab_size; }
-  size_t n_attending() const { return decoder().n_attending_layers(sequence); }
-  size_t max_decode_tokens() const { return std::min(kMaxDecodeTokens, sequence.shape().batch_size); }
+  size_t n_attending() const { return n_attending_layers(decoder().config(), sequence); }
+  size_t max_decode_tokens() const { return sequence.max_decode_tokens(); }
   void forget_prompt() { prompt_logits = py::none(); }
   void fetch_rows() {}
   void expect_rows() {}
@@ -62,7 +64,7 @@ struct DecoderSequence {
                            const SequenceShape& shape, std::optional<int> n_threads) {
     const KernelTable& table = active_kernel_table();
     const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
-    return to_dict(Sequence::estimate_bytes(table, config.heads(), policy, shape, threads),
+    return to_dict(Sequence::estimate_bytes(table, config.keeps(), policy, shape, threads),
                    Workspace::estimate_bytes(config, table, shape.batch_size, threads));
   }
 
@@ -144,6 +146,11 @@ py::list forward(DecoderWorkspace& shared,
                  const std::vector<std::tuple<DecoderSequence*, TokenArray, std::optional<bool>>>& steps) {
   py::list results;
   std::vector<Step> rows;
+  // The logits of decode steps alone are rows of one matrix, so that the steps can go together.
+  const bool is_decode =
+      std::all_of(steps.begin(), steps.end(), [](const auto& step) { return !std::get<2>(step); });
+  py::array_t<float> matrix(
+      {is_decode ? steps.size() : 0, steps.empty() ? 0 : std::get<0>(steps[0])->vocab_size()});
   size_t n_rows = 0;
   for (const auto& [sequence, tokens, is_last] : steps) {
     EH2O_CHECK(sequence->owner.get() == &shared, "a sequence belongs to another workspace");
@@ -155,7 +162,10 @@ py::list forward(DecoderWorkspace& shared,
     sequence->forget_prompt();
     py::object result = py::none();
     float* logits = nullptr;
-    if (has_logits) {
+    if (is_decode) {
+      logits = matrix.mutable_data(static_cast<py::ssize_t>(rows.size()), 0);
+      result = matrix[py::int_(rows.size())];
+    } else if (has_logits) {
       py::array_t<float> row(static_cast<py::ssize_t>(sequence->vocab_size()));
       logits = row.mutable_data();
       result = row;
@@ -215,7 +225,8 @@ void bind_sequence(py::module_& module) {
         py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("precision") = "f32",
         py::arg("all_rows") = false, py::arg("checked_rows") = 0,
         py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none(),
-        py::arg("workspace") = py::none())
+        py::arg("workspace") = py::none(),
+        py::keep_alive<1, 13>())  // the object of `workspace`, by which others find it
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
            py::arg("on_attention") = py::none())

@@ -55,10 +55,15 @@ inline std::function<void(size_t, size_t)> layer_reporter(const pybind11::object
 inline pybind11::dict to_dict(const SequenceBytes& bytes, size_t activations) {
   pybind11::dict result;
   result["kv_cache"] = bytes.kv_cache;
+  if (bytes.recurrent > 0) result["recurrent_state"] = bytes.recurrent;
   if (activations > 0) result["activations"] = activations;
   result["scratch"] = bytes.scratch;
   result["scores"] = bytes.policy;
   return result;
+}
+
+inline pybind11::bytes to_bytes(Span<const uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data), bytes.size};
 }
 
 // Adds to `views` one writable view per KV head of a layer: its keys, then its values.
@@ -89,13 +94,20 @@ void bind_sequence_methods(Class& c) {
           py::arg("position"))
       .def("mark", [](T& self) { return self.sequence.mark(); })
       .def_property_readonly("marks", [](const T& self) { return self.sequence.marks(); })
+      .def_property_readonly("mark_states",
+                             [](const T& self) {
+                               py::list states;
+                               for (const Span<const uint8_t>& state : self.sequence.mark_states())
+                                 states.append(to_bytes(state));
+                               return states;
+                             })
       .def(
           "find_mark", [](const T& self, size_t position) { return self.sequence.find_mark(position); },
           py::arg("position"))
       .def("save_state",
            [](const T& self) {
              const std::vector<uint8_t> state = self.sequence.save_state();
-             return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+             return to_bytes({state.data(), state.size()});
            })
       .def("cached_rows",
            [](const std::shared_ptr<T>& self) {
@@ -123,10 +135,17 @@ void bind_sequence_methods(Class& c) {
 }
 
 template <typename T>
-void load_state(T& self, const pybind11::buffer& state, const std::optional<std::vector<int32_t>>& tokens) {
+void load_state(T& self, const pybind11::buffer& state, const std::optional<std::vector<int32_t>>& tokens,
+                const std::vector<pybind11::buffer>& marks) {
   const pybind11::buffer_info info = state.request();
+  std::vector<pybind11::buffer_info> mark_infos;
+  std::vector<Span<const uint8_t>> mark_states;
+  for (const pybind11::buffer& mark : marks) {
+    mark_infos.push_back(mark.request());
+    mark_states.push_back(contiguous_bytes(mark_infos.back(), "the state of a mark"));
+  }
   self.forget_prompt();
-  self.sequence.load_state(contiguous_bytes(info, "the state"));
+  self.sequence.load_states(contiguous_bytes(info, "the state"), mark_states);
   if (tokens) {
     const size_t position = self.sequence.position();
     if (tokens->size() != position) {
@@ -145,7 +164,8 @@ template <typename T, typename Class>
 void bind_prompt_methods(Class& c) {
   namespace py = pybind11;
   bind_sequence_methods<T>(c);
-  c.def("load_state", &load_state<T>, py::arg("state"), py::arg("token_ids") = py::none())
+  c.def("load_state", &load_state<T>, py::arg("state"), py::arg("token_ids") = py::none(),
+        py::arg("marks") = std::vector<py::buffer>())
       .def_readwrite("prompt_logits", &T::prompt_logits)
       .def_property_readonly("token_ids",
                              [](const T& self) {

@@ -1,6 +1,7 @@
 #include "cuda/device.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace edgeh2o::cuda {
@@ -160,14 +161,16 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 void* DevicePool::take(size_t n_bytes) {
   n_bytes = (n_bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-  if (n_bytes > n_left_) {
-    const size_t wanted = std::min(kBlockBytes, std::max(n_expected_, n_bytes));
-    blocks_.emplace_back(device_, std::max(wanted, n_bytes));
-    n_left_ = blocks_.back().size();
-    n_bytes_ += n_left_;
+  auto block =
+      std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& each) { return each.n_left >= n_bytes; });
+  if (block == blocks_.end()) {
+    const size_t wanted = std::max(n_bytes, std::min(block_bytes_, n_expected_));
+    blocks_.push_back({DeviceBuffer(device_, wanted), wanted});
+    n_bytes_ += wanted;
+    block = std::prev(blocks_.end());
   }
-  uint8_t* const piece = blocks_.back().as<uint8_t>() + blocks_.back().size() - n_left_;
-  n_left_ -= n_bytes;
+  uint8_t* const piece = block->memory.as<uint8_t>() + block->memory.size() - block->n_left;
+  block->n_left -= n_bytes;
   n_expected_ -= std::min(n_expected_, n_bytes);
   return piece;
 }

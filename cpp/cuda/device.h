@@ -95,22 +95,30 @@ class DeviceBuffer {
   bool is_pinned_ = false;
 };
 
-// Hands out pieces of blocks of at most 256 MiB, so that memory in pieces serves too; a larger piece is a
+// Hands out pieces of blocks of at most block_bytes, so that memory in pieces serves too; a larger piece is a
 // block of its own.
 class DevicePool {
  public:
   static constexpr size_t kBlockBytes = size_t{256} << 20;
 
-  explicit DevicePool(Device& device) : device_(device) {}
+  explicit DevicePool(Device& device, size_t block_bytes = kBlockBytes)
+      : device_(device), block_bytes_(block_bytes) {}
   // Says how much is to come, so that the last block is no larger than needed.
   void expect(size_t n_bytes) { n_expected_ = n_bytes; }
   void* take(size_t n_bytes);
+  size_t block_bytes() const { return block_bytes_; }
   size_t n_bytes() const { return n_bytes_; }
 
  private:
+  struct Block {
+    DeviceBuffer memory;
+    size_t n_left;
+  };
+
   Device& device_;
-  std::vector<DeviceBuffer> blocks_;
-  size_t n_left_ = 0, n_expected_ = 0, n_bytes_ = 0;
+  size_t block_bytes_;
+  std::vector<Block> blocks_;
+  size_t n_expected_ = 0, n_bytes_ = 0;
 };
 
 }  // namespace edgeh2o::cuda

@@ -45,6 +45,7 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
   const AttentionHeads& heads = spec.heads;
   const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
+  const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
     const Rows some = rows.part(begin, std::min(kAttendRows, rows.n - begin));
     const size_t n_keys = some.position + some.n;
@@ -55,7 +56,7 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
     device_->launch("attend_split", a, n_ranges, heads.n_kv_heads, some.n, kThreads, shared);
     device_->launch("combine_splits",
                     CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
-                                     u32(heads.value_dim), u32(n_ranges)},
+                                     u32(heads.value_dim), u32(n_ranges), sinks},
                     heads.n_heads, some.n, 1, kThreads, 0);
   }
 }
@@ -110,6 +111,7 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
   const bool is_joint = needs.column_sums == ColumnSums::kJoint;
   DeviceState& state = chunk.state;
   const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
+  const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   KeyList own{};
   own.lowest = u32(chunk.position);
   float* const joined = state.joined_.as<float>();
@@ -135,15 +137,17 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
     attend(n_own + n_memory, n_synthetic);
     device_->launch("combine_splits",
                     CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
-                                     u32(heads.value_dim), a.n_splits},
+                                     u32(heads.value_dim), a.n_splits, sinks},
                     heads.n_heads, some.n, 1, kThreads, 0);
+    // Sums of one part are shares of its own softmax, which has no sinks.
     const auto join = [&](float* out, size_t first, size_t n_ranges) {
       if (!has_sums || n_ranges == 0) return;
       const size_t n_states = some.n * heads.n_heads;
-      device_->launch("join_states",
-                      JoinArguments{a.states, out + begin * heads.n_heads * 2, u32(n_states), u32(first),
-                                    u32(n_ranges), a.n_splits},
-                      ceil_div(n_states, kThreads), 1, 1, kThreads, 0);
+      device_->launch(
+          "join_states",
+          JoinArguments{a.states, out + begin * heads.n_heads * 2, u32(n_states), u32(first), u32(n_ranges),
+                        a.n_splits, is_joint ? sinks : nullptr, u32(heads.n_heads)},
+          ceil_div(n_states, kThreads), 1, 1, kThreads, 0);
     };
     join(joined, 0, is_joint ? a.n_splits : n_own);
     if (!is_joint) join(joined + part_floats, n_own, n_memory);

@@ -1,10 +1,12 @@
 #include "cuda/device_decoder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "cuda/launches.h"
+#include "model/mixers/attention.h"
 #include "ops/chunk_plan.h"
 #include "ops/rows.h"
 
@@ -18,21 +20,32 @@ DeviceHeads heads_of(const AttentionHeads& heads) {
   return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
 }
 
+GateKind gate_kind(Activation activation) {
+  switch (activation) {
+    case Activation::kGeluTanh:
+      return GateKind::kGelu;
+    case Activation::kSiluClamped:
+      return GateKind::kSiluClamped;
+    case Activation::kSilu:
+      break;
+  }
+  return GateKind::kSilu;
+}
+
 }  // namespace
 
 void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
+  const Temperature temperature = temperature_of(config);
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(layer.heads.has_own_kv() && !layer.norms_values && layer.token_input_dim == 0 &&
-                   !layer.has_output_scale,
-               "layers that share keys and values or have inputs per token do not run on a GPU yet", cure);
-    EH2O_CHECK(!layer.has_sinks, "attention sinks do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.activation != Activation::kSiluClamped, "this activation does not run on a GPU yet",
+    EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers without attention do not run on a GPU yet",
                cure);
-    EH2O_CHECK(!layer.qk_norm_after_rope,
-               "queries and keys that are normed after their rotation do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.temperature_period == 0, "queries scaled by their position do not run on a GPU yet",
-               cure);
+    EH2O_CHECK(!layer.has_output_gate, "attention with a gate does not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
+               "whole projections that are normed after their rotation do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.temperature_period == 0 || (layer.temperature_period == temperature.period &&
+                                                 layer.temperature_scale == temperature.scale),
+               "layers whose queries are scaled differently do not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.key_dim % 4 == 0, "heads of ", layer.heads.key_dim,
                " dimensions do not run on a GPU: the kernels want a multiple of 4", cure);
     EH2O_CHECK(layer.heads.group_size() <= kMaxGroup, layer.heads.group_size(),
@@ -40,12 +53,19 @@ void check_supported(const DecoderConfig& config) {
   }
 }
 
+Temperature temperature_of(const DecoderConfig& config) {
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.temperature_period > 0) return {layer.temperature_scale, layer.temperature_period};
+  }
+  return {};
+}
+
 DeviceDecoder::DeviceDecoder(const DecoderConfig& config, const KernelTable& table,
-                             std::shared_ptr<Device> device)
+                             std::shared_ptr<Device> device, size_t block_bytes)
     : config_(config),
       table_(table),
       device_((check_supported(config), std::move(device))),
-      weights_(config_, table, *device_) {}
+      weights_(config_, table, *device_, block_bytes) {}
 
 void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const int32_t> tokens,
                             bool is_decode, PromptEnd end, float* logits, const OnLayer& on_layer) {
@@ -65,13 +85,10 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   state.begin_call(position);
   stage(sequence, state, tokens, position);
   const Rows rows{sequence, state, 0, tokens.size, position};
-  device_->launch("embed_rows",
-                  EmbedArguments{weights_.matrix(weights_.host().token_embd()), state.tokens_.as<int32_t>(),
-                                 rows.x(dim), config_.embedding_scale},
-                  rows.n, 1, 1, kThreads, 0);
+  embed(rows, weights_.token_embd(), 0, dim, config_.embedding_scale, rows.x(dim));
   for (size_t layer = 0; layer < n_layers; ++layer) {
     run_layer(rows, layer, is_decode, end);
-    sequence.layer(layer).advance(tokens.size);
+    if (sequence.has_own_rows(layer)) sequence.layer(layer).advance(tokens.size);
     if (!on_layer) continue;
     device_->wait();
     on_layer(layer + 1, n_layers);
@@ -81,6 +98,14 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   sequence.append_tokens(tokens);
   sequence.end_call();
   if (!is_decode) sequence.end_prefill(sequence.position());
+}
+
+void DeviceDecoder::embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns,
+                          float scale, float* out) {
+  device_->launch("embed_rows",
+                  EmbedArguments{table.parts, rows.state.tokens_.as<int32_t>() + rows.first, out,
+                                 table.part_rows, u32(first), u32(n_columns), scale},
+                  rows.n, 1, 1, kThreads, 0);
 }
 
 // Token ids and rotations of all rows of a call, through pinned memory that the last call has let go.
@@ -104,19 +129,35 @@ void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<con
     device_->upload(to + n_bytes, sin, used);
     staged += 2 * n_bytes;
   }
+  const Temperature temperature = temperature_of(config_);
+  if (temperature.period == 0) return;
+  auto* const factors = reinterpret_cast<float*>(staged);
+  for (size_t i = 0; i < tokens.size; ++i) {
+    const auto n_periods = static_cast<double>((position + i) / temperature.period);
+    factors[i] = static_cast<float>(1.0 + static_cast<double>(temperature.scale) * std::log1p(n_periods));
+  }
+  device_->upload(state.query_factors_.as<void>(), factors, tokens.size * sizeof(float));
 }
 
 void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end) {
   const LayerSpec& spec = config_.layers[layer];
-  const auto for_groups = [&](const auto& f) {
-    for (size_t begin = 0; begin < rows.n; begin += kRowsAtOnce) {
-      f(rows.part(begin, std::min(kRowsAtOnce, rows.n - begin)));
+  const auto for_groups = [](const Rows& all, const auto& f) {
+    for (size_t begin = 0; begin < all.n; begin += kRowsAtOnce) {
+      f(all.part(begin, std::min(kRowsAtOnce, all.n - begin)));
     }
   };
-  for_groups([&](const Rows& group) { project_qkv(group, layer); });
+  // As on the CPU: rows whose output nobody reads are left as they are (LayerCall::first_output_row).
+  const bool skips_rows = !is_decode && LayerCall::skips_rows(config_, rows.sequence, layer);
+  const size_t n_left = !skips_rows ? 0 : end == PromptEnd::kLater ? rows.n : rows.n - 1;
+  const Rows outputs = rows.part(n_left, rows.n - n_left);
+  const bool is_row = skips_rows && skips_attention(config_, rows.sequence, layer);
+  for_groups(is_row && !spec.heads.has_own_kv() ? outputs : rows,
+             [&](const Rows& group) { project_qkv(group, layer); });
   const bool asks_rule =
       is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
-  if (spec.window > 0 || !asks_rule) {
+  if (is_row) {
+    attend_to_all(outputs, layer);
+  } else if (spec.window > 0 || !asks_rule) {
     attend_to_all(rows, layer);
     const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
     if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
@@ -125,9 +166,11 @@ void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, Pr
   } else {
     attend_by_policy(rows, layer, end);
   }
-  for_groups([&](const Rows& group) {
+  for_groups(outputs, [&](const Rows& group) {
     add_attended(group, layer);
     feed_forward(group, layer);
+    if (spec.token_input_dim > 0) add_token_input(group, layer);
+    scale_output(group, layer);
   });
 }
 
@@ -136,27 +179,50 @@ void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
   const LayerWeights& w = weights_.host().layer(layer);
   const AttentionHeads& heads = spec.heads;
-  const size_t stride = spec.qkv_dim(), n_pairs = config_.rope(layer).n_pairs();
-  DeviceState& state = rows.state;
+  const size_t stride = spec.qkv_dim();
+  const bool has_own_kv = heads.has_own_kv();
   float* const qkv = rows.qkv(stride);
-  begin_branch(rows, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v});
-  const float* input = w.attn_norm.empty() ? rows.x(config_.model_dim) : state.norm_.as<float>();
+  std::vector<const Linear*> matrices = {&w.attn_q};
+  if (has_own_kv) matrices.insert(matrices.end(), {&w.attn_k, &w.attn_v});
+  begin_branch(rows, w.attn_norm, {matrices.data(), matrices.size()});
+  const float* input = w.attn_norm.empty() ? rows.x(config_.model_dim) : rows.state.norm_.as<float>();
   size_t offset = 0;
-  for (const Linear* linear : {&w.attn_q, &w.attn_k, &w.attn_v}) {
+  for (const Linear* linear : matrices) {
     const DeviceMatrix& matrix = weights_.matrix(linear->weight);
     multiply(rows, matrix, input, weights_.vector(linear->bias), qkv + offset, stride, false);
     offset += matrix.n_out;
   }
-  if (spec.qk_norm != QkNorm::kNone) {
+  if (spec.qk_norm != QkNorm::kNone && !spec.qk_norm_after_rope) {
     norm_groups(rows, qkv, heads.q_dim(), stride, w.attn_q_norm);
-    norm_groups(rows, qkv + heads.q_dim(), heads.k_dim(), stride, w.attn_k_norm);
+    if (has_own_kv) norm_groups(rows, qkv + heads.q_dim(), heads.k_dim(), stride, w.attn_k_norm);
   }
-  const float* const cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
-  const float* const sin = cos + rows.sequence.shape().batch_size * n_pairs;
-  device_->launch("rope_rows",
-                  RopeArguments{qkv, cos, sin, state.cache(layer), heads_of(heads), u32(stride), u32(n_pairs),
-                                u32(rows.position)},
-                  heads.n_heads + 2 * heads.n_kv_heads, rows.n, 1, kWarpSize, 0);
+  rotate(rows, layer);
+}
+
+void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  const LayerWeights& w = weights_.host().layer(layer);
+  const AttentionHeads& heads = spec.heads;
+  const size_t n_pairs = config_.rope(layer).n_pairs();
+  const DeviceState& state = rows.state;
+  RopeArguments a{};
+  a.qkv = rows.qkv(spec.qkv_dim());
+  a.cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
+  a.sin = a.cos + rows.sequence.shape().batch_size * n_pairs;
+  a.cache = state.cache(layer);
+  a.heads = heads_of(heads);
+  a.stride = u32(spec.qkv_dim());
+  a.n_pairs = u32(n_pairs);
+  a.first = u32(rows.position);
+  a.norms_values = spec.norms_values;
+  if (spec.qk_norm_after_rope) {
+    a.q_norm = weights_.vector(w.attn_q_norm);
+    a.k_norm = weights_.vector(w.attn_k_norm);
+  }
+  if (spec.temperature_period > 0) a.q_factors = state.query_factors_.as<float>() + rows.first;
+  a.eps = config_.norm_eps;
+  device_->launch("rope_rows", a, heads.n_heads + (heads.has_own_kv() ? 2 * heads.n_kv_heads : 0), rows.n, 1,
+                  kWarpSize, 0);
 }
 
 void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
@@ -173,7 +239,8 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
   const LayerWeights& w = weights_.host().layer(layer);
   const FeedForward& ffn = w.ffn[0];
   DeviceState& state = rows.state;
-  begin_branch(rows, w.ffn_norm, {&ffn.gate, &ffn.up});
+  const Linear* const matrices[] = {&ffn.gate, &ffn.up};
+  begin_branch(rows, w.ffn_norm, {matrices, 2});
   const float* input = w.ffn_norm.empty() ? rows.x(config_.model_dim) : state.norm_.as<float>();
   gate_up(rows, ffn, spec.activation, input);
   end_branch(rows, state.gate_.as<float>(), ffn.down, w.ffn_post_norm, spec.residual_scale);
@@ -191,14 +258,14 @@ void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation
   const bool is_quantised = is_tiled(weights_.matrix(ffn.down.weight).format);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, ffn_dim);
   if (!is_quantised) q8.q = nullptr;
-  device_->launch("gate_rows",
-                  GateArguments{gate, up, is_quantised ? nullptr : gate, q8, u32(ffn_dim),
-                                activation == Activation::kGeluTanh},
-                  rows.n, 1, 1, kThreads, 0);
+  device_->launch(
+      "gate_rows",
+      GateArguments{gate, up, is_quantised ? nullptr : gate, q8, u32(ffn_dim), gate_kind(activation)}, rows.n,
+      1, 1, kThreads, 0);
 }
 
 void DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& weight,
-                                 std::initializer_list<const Linear*> matrices) {
+                                 Span<const Linear* const> matrices) {
   bool any_float = false, any_quantised = false;
   for (const Linear* linear : matrices) {
     (is_tiled(weights_.matrix(linear->weight).format) ? any_quantised : any_float) = true;
@@ -262,9 +329,9 @@ void DeviceDecoder::multiply(const Rows& rows, const DeviceMatrix& w, const floa
 }
 
 void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {
-  const DeviceMatrix& head = weights_.output();
+  const std::vector<DeviceMatrix>& parts = weights_.output();
   const size_t dim = config_.model_dim, vocab_size = config_.vocab_size;
-  const bool is_quantised = is_tiled(head.format);
+  const bool is_quantised = is_tiled(parts[0].format);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!is_quantised) q8.q = nullptr;
   float *const norm = state.norm_.as<float>(), *const logits = state.logits_.as<float>();
@@ -273,11 +340,15 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
       NormArguments{x, weights_.vector(weights_.host().output_norm()), is_quantised ? nullptr : norm, q8,
                     u32(dim), 1, u32(dim), u32(dim), config_.norm_eps},
       n_rows, 1, 1, kThreads, kSmallShared);
-  const size_t n_blocks = ceil_div(head.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(
-      multiply_kernel(head.format),
-      MultiplyArguments{head, norm, q8, nullptr, logits, head.depth, u32(vocab_size), false, u32(n_rows)},
-      n_blocks, n_rows, 1, kThreads, kSmallShared);
+  size_t first = 0;
+  for (const DeviceMatrix& part : parts) {
+    const size_t n_blocks = ceil_div(part.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
+    device_->launch(multiply_kernel(part.format),
+                    MultiplyArguments{part, norm, q8, nullptr, logits + first, part.depth, u32(vocab_size),
+                                      false, u32(n_rows)},
+                    n_blocks, n_rows, 1, kThreads, kSmallShared);
+    first += part.n_out;
+  }
   const size_t n_bytes = n_rows * vocab_size * sizeof(float);
   float* const staged = state.staged_logits_.as<float>();
   device_->download(staged, logits, n_bytes);

@@ -9,12 +9,20 @@
 
 #include "cuda/device_weights.h"
 #include "model/decoder_config.h"
+#include "model/layer_call.h"
 #include "sequence/sequence.h"
 
 namespace edgeh2o::cuda {
 
 // Throws std::invalid_argument that names the first thing which kernels for the device are missing of.
 void check_supported(const DecoderConfig& config);
+
+// The factor of a query at position p, 1 + scale * ln(1 + floor(p / period)), of all layers that have one.
+struct Temperature {
+  float scale = 0.0f;
+  size_t period = 0;  // 0: none
+};
+Temperature temperature_of(const DecoderConfig& config);
 
 // Rows that pass linear layers together, those of them that attend together, and of logits: memory grows with
 // the context for the second and with the vocabulary for the third.
@@ -33,7 +41,7 @@ class DeviceState {
   static BufferBytes buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
                                   const PolicyNeeds& needs);
 
-  DeviceCache cache(size_t layer) const;
+  DeviceCache cache(size_t layer) const;  // that of another layer, where its keys and values are
   // Rows of a layer that a rule looks at: those up to `end` that the sequence has not got yet.
   void copy_rows_to_host(Sequence& sequence, size_t layer, size_t end);
   // A call writes the rows from `position` on.
@@ -44,6 +52,7 @@ class DeviceState {
 
  private:
   friend class DeviceDecoder;
+  size_t source(size_t layer) const { return layer - config_.layers[layer].heads.kv_distance; }
   template <typename F>
   void for_each_row_range(Sequence& sequence, size_t layer, PositionRange range, const F& f);
 
@@ -58,12 +67,13 @@ class DeviceState {
   // rows; bounds of the pages of a KV head, and the queries that meet them.
   DeviceBuffer memory_, joined_, sums_, synthetic_, bounds_, signs_;
   DeviceBuffer staged_memory_, staged_sums_, staged_synthetic_, staged_queries_;  // pinned
-  std::vector<size_t> n_on_host_;                                                 // rows of every layer
+  std::vector<size_t> n_on_host_;                                                 // rows of every cache
   // Of experts, of kRowsAtOnce: normed rows, logits of the router, outputs of all experts of a row; which
   // rows an expert has, and what goes into a row.
   DeviceBuffer expert_input_, router_, expert_outputs_, routes_;
   DeviceBuffer staged_router_, staged_routes_;  // pinned
   std::vector<DeviceBuffer> ropes_;             // cos, then sin, of all rows of a call
+  DeviceBuffer query_factors_;                  // of all rows of a call
   DeviceBuffer staged_, staged_logits_;         // pinned
 };
 
@@ -72,7 +82,8 @@ using OnLayer = std::function<void(size_t done, size_t total)>;
 
 class DeviceDecoder {
  public:
-  DeviceDecoder(const DecoderConfig& config, const KernelTable& table, std::shared_ptr<Device> device);
+  DeviceDecoder(const DecoderConfig& config, const KernelTable& table, std::shared_ptr<Device> device,
+                size_t block_bytes = DevicePool::kBlockBytes);
 
   const DecoderConfig& config() const { return config_; }
   DeviceWeights& weights() { return weights_; }
@@ -113,8 +124,13 @@ class DeviceDecoder {
   void stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position);
   void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
   void project_qkv(const Rows& rows, size_t layer);
+  void rotate(const Rows& rows, size_t layer);
+  void embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns, float scale,
+             float* out);
   void add_attended(const Rows& rows, size_t layer);
   void feed_forward(const Rows& rows, size_t layer);
+  void add_token_input(const Rows& rows, size_t layer);
+  void scale_output(const Rows& rows, size_t layer);
   void add_experts(const Rows& rows, size_t layer);
   const float* route(const Rows& rows, const LayerSpec& spec, const LayerWeights& w);
   void run_expert(const Rows& n_rows, const LayerSpec& spec, const FeedForward& ffn, const int32_t* indices,
@@ -131,8 +147,8 @@ class DeviceDecoder {
   void attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
   void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
-  void begin_branch(const Rows& rows, const std::vector<float>& weight,
-                    std::initializer_list<const Linear*> matrices);
+  // Normed rows, in 8 bits and as floats in norm_, as the matrices want them; no norm if weight is empty.
+  void begin_branch(const Rows& rows, const std::vector<float>& weight, Span<const Linear* const> matrices);
   // x += scale * norm(linear(input)), no norm if post_norm is empty.
   void end_branch(const Rows& rows, const float* input, const Linear& linear,
                   const std::vector<float>& post_norm, float scale);

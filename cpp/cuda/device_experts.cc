@@ -68,7 +68,7 @@ void DeviceDecoder::add_experts(const Rows& rows, size_t layer) {
   ExpertRoutes(rows.n, spec.n_experts, n_used, arena);
   arena.allocate();
   ExpertRoutes routes(rows.n, spec.n_experts, n_used, arena);
-  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, spec.normalises_experts, routes);
+  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, {spec.normalises_experts}, routes);
 
   // The row of every entry; of every row its entries by expert, the shared one last; their weights.
   auto* const entry_rows = state.staged_routes_.as<int32_t>();

@@ -15,8 +15,9 @@ struct Sizes {
     const auto widest = [&](const auto& f) { return config.widest(f); };
     const size_t out_dim = widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
     const size_t n_heads = widest([](const LayerSpec& layer) { return layer.heads.n_heads; });
-    const size_t ffn_dim =
-        widest([](const LayerSpec& layer) { return std::max(layer.ffn_dim, layer.shared_ffn_dim); });
+    const size_t ffn_dim = widest([](const LayerSpec& layer) {
+      return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
+    });
     const size_t deepest = round_up(std::max({config.model_dim, out_dim, ffn_dim}), kTileDepth);
     const size_t row = kRowsAtOnce * sizeof(float), n_splits = splits_of(shape.max_context);
     const size_t all_rows = shape.batch_size * sizeof(float);
@@ -56,28 +57,27 @@ struct Sizes {
     routes = row * 3 * n_used;
     for (const RopeConfig& rope : config.ropes) {
       ropes.push_back(shape.batch_size * rope.n_pairs() * 2 * sizeof(float));
-      staged = std::max(staged, ropes.back());
     }
-    staged += tokens;
-    for (const size_t size : ropes) staged_total += size;
-    staged_total += tokens;
+    if (temperature_of(config).period > 0) query_factors = all_rows;
+    for (const size_t size : ropes) staged += size;
+    staged += tokens + query_factors;
   }
 
   size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
   size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0;
   size_t router, expert_input, expert_outputs, routes;
-  size_t staged = 0, staged_total = 0;
+  size_t query_factors = 0, staged = 0;
   std::vector<size_t> ropes;
 
   size_t device_total() const {
     size_t total = x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states + tokens + logits +
                    memory + synthetic + joined + sums + bounds + signs + router + expert_input +
-                   expert_outputs + routes;
+                   expert_outputs + routes + query_factors;
     for (const size_t size : ropes) total += size;
     return total;
   }
   size_t pinned_total() const {
-    return staged_total + logits + memory + sums + synthetic + queries + router + routes;
+    return staged + logits + memory + sums + synthetic + queries + router + routes;
   }
 
  private:
@@ -98,8 +98,11 @@ struct Sizes {
   }
 };
 
+static_assert(kCacheBlock == kKvBlock && kCacheBlockBytes == kKvBlockBytes);
+
 size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
   const AttentionHeads& heads = layer.heads;
+  if (!heads.has_own_kv()) return 0;
   return shape.max_context * heads.n_kv_heads *
          (kv_row_bytes(shape.cache_types.k, heads.key_dim) +
           kv_row_bytes(shape.cache_types.v, heads.value_dim));
@@ -110,8 +113,6 @@ size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
 DeviceState::DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
                          const PolicyNeeds& needs)
     : device_(device), config_(config), shape_(shape) {
-  EH2O_CHECK(shape.cache_types.k != CacheType::kQ8_0 && shape.cache_types.v != CacheType::kQ8_0,
-             "the cache type q8_0 is not supported on a GPU yet; use --cache-type f16, or --device cpu");
   for (const LayerSpec& layer : config.layers) caches_.emplace_back(device, layer_bytes(layer, shape));
   const Sizes sizes(config, shape, needs);
   x_ = DeviceBuffer(device, sizes.x);
@@ -144,7 +145,8 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   staged_queries_ = DeviceBuffer(device, sizes.queries, true);
   n_on_host_.assign(config.n_layers(), 0);
   for (const size_t size : sizes.ropes) ropes_.emplace_back(device, size);
-  staged_ = DeviceBuffer(device, sizes.staged_total, true);
+  query_factors_ = DeviceBuffer(device, sizes.query_factors);
+  staged_ = DeviceBuffer(device, sizes.staged, true);
   staged_logits_ = DeviceBuffer(device, sizes.logits, true);
 }
 
@@ -162,10 +164,11 @@ DeviceState::BufferBytes DeviceState::buffer_bytes(const DecoderConfig& config, 
 
 DeviceCache DeviceState::cache(size_t layer) const {
   const AttentionHeads& heads = config_.layers[layer].heads;
-  uint8_t* const k = caches_[layer].as<uint8_t>();
+  uint8_t* const k = caches_[source(layer)].as<uint8_t>();
   uint8_t* const v =
       k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_types.k, heads.key_dim);
   const auto of = [](CacheType type) {
+    if (type == CacheType::kQ8_0) return DeviceCacheType::kQ8;
     return type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
   };
   return {k, v, static_cast<uint32_t>(shape_.max_context), of(shape_.cache_types.k),
@@ -194,15 +197,17 @@ void DeviceState::begin_call(size_t position) {
 }
 
 void DeviceState::copy_rows_to_host(Sequence& sequence, size_t layer, size_t end) {
+  size_t& n_on_host = n_on_host_[source(layer)];
   for_each_row_range(
-      sequence, layer, {std::min(n_on_host_[layer], end), end},
+      sequence, layer, {std::min(n_on_host, end), end},
       [&](uint8_t* host, uint8_t* on_device, size_t n_bytes) { device_.download(host, on_device, n_bytes); });
   device_.wait();
-  n_on_host_[layer] = end;
+  n_on_host = std::max(n_on_host, end);
 }
 
 void DeviceState::download_rows(Sequence& sequence) {
   for (size_t i = 0; i < config_.n_layers(); ++i) {
+    if (!sequence.has_own_rows(i)) continue;
     n_on_host_[i] = 0;  // a rewind may have left rows of another text
     copy_rows_to_host(sequence, i, sequence.layer(i).n_tokens());
   }
@@ -210,6 +215,7 @@ void DeviceState::download_rows(Sequence& sequence) {
 
 void DeviceState::upload_rows(Sequence& sequence) {
   for (size_t i = 0; i < config_.n_layers(); ++i) {
+    if (!sequence.has_own_rows(i)) continue;
     n_on_host_[i] = sequence.layer(i).n_tokens();
     for_each_row_range(sequence, i, {0, n_on_host_[i]},
                        [&](const uint8_t* host, uint8_t* on_device, size_t n_bytes) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "quant/widened_types.h"
 
 namespace edgeh2o::cuda {
 namespace {
@@ -11,14 +12,22 @@ namespace {
 // Of pinned memory: what is packed at a time. A larger panel makes it larger.
 constexpr size_t kStagingBytes = size_t{16} << 20;
 
+// Parts of a matrix of the vocabulary, the largest that there are: a quarter of a block leaves little of it
+// unused. In whole tiles of products.
+size_t rows_of_part(WeightFormat format, size_t cols, size_t block_bytes) {
+  const size_t tile_bytes = TileSizes(format, kGemmTile, cols).n_bytes();
+  return std::max<size_t>(1, block_bytes / 4 / tile_bytes) * kGemmTile;
+}
+
 }  // namespace
 
-DeviceWeights::DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device)
-    : device_(device), host_(config, table), pool_(device) {}
+DeviceWeights::DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device,
+                             size_t block_bytes)
+    : device_(device), host_(config, table), pool_(device, block_bytes) {}
 
 size_t DeviceWeights::estimate_bytes(const std::string& type_name, size_t rows, size_t cols) {
   if (rows == 1) return cols * sizeof(float);
-  return TileSizes(device_format(find_format(type_name).format), rows, cols).n_bytes();
+  return TileSizes(device_format(find_held_format(type_name).format), rows, cols).n_bytes();
 }
 
 void DeviceWeights::upload(void* to, const void* from, size_t n_bytes) {
@@ -30,8 +39,9 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
                                size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
   const Weights::Slot& slot = host_.find_slot(name, rows, cols);
   if (slot.vector) return host_.set_tensor(name, type_name, data, n_bytes, rows, cols, row_order);
-  const FormatInfo& info = find_format(type_name);
-  check_tensor_data(info, n_bytes, rows, cols, row_order);
+  const HeldTensor held(type_name, data, n_bytes);
+  const FormatInfo& info = held.info();
+  check_tensor_data(info, held.n_bytes(), rows, cols, row_order);
   const WeightFormat format = device_format(info.format);
   const TileSizes sizes(format, rows, cols);
   const size_t panel_bytes = sizes.value_bytes + sizes.scale_bytes + (sizes.scale_bytes ? kPanelRows * 4 : 0);
@@ -39,32 +49,37 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
     staging_ = DeviceBuffer();
     staging_ = DeviceBuffer(device_, std::max(panel_bytes, kStagingBytes), true);
   }
-  auto* const values = static_cast<uint8_t*>(pool_.take(sizes.n_panels * sizes.value_bytes));
-  uint8_t *scales = nullptr, *factors = nullptr;
-  if (is_tiled(format)) {
-    scales = static_cast<uint8_t*>(pool_.take(sizes.n_panels * sizes.scale_bytes));
-    factors = static_cast<uint8_t*>(pool_.take(sizes.factor_bytes()));
+  std::vector<DeviceMatrix>& parts = matrices_[slot.matrix];
+  parts.clear();
+  const bool is_vocabulary = slot.matrix == &host_.token_embd() || slot.matrix == &host_.own_output();
+  const size_t part_rows = is_vocabulary ? rows_of_part(format, cols, pool_.block_bytes()) : rows;
+  for (size_t row = 0; row < rows; row += part_rows) {
+    const size_t n_rows = std::min(part_rows, rows - row);
+    const size_t first_panel = is_tiled(format) ? row / kPanelRows : row;
+    const TileSizes part(format, n_rows, cols);
+    auto* const values = static_cast<uint8_t*>(pool_.take(part.n_panels * part.value_bytes));
+    uint8_t *scales = nullptr, *factors = nullptr;
+    if (is_tiled(format)) {
+      scales = static_cast<uint8_t*>(pool_.take(part.n_panels * part.scale_bytes));
+      factors = static_cast<uint8_t*>(pool_.take(part.factor_bytes()));
+    }
+    const size_t at_once = staging_.size() / panel_bytes;
+    for (size_t first = 0; first < part.n_panels; first += at_once) {
+      const size_t count = std::min(at_once, part.n_panels - first);
+      uint8_t* const staged = staging_.as<uint8_t>();
+      uint8_t* const staged_scales = staged + count * part.value_bytes;
+      uint8_t* const staged_factors = staged_scales + count * part.scale_bytes;
+      pack_panels(info, held.data(), rows, cols, row_order, first_panel + first, count, staged,
+                  reinterpret_cast<uint16_t*>(staged_scales), reinterpret_cast<float*>(staged_factors));
+      upload(values + first * part.value_bytes, staged, count * part.value_bytes);
+      if (!is_tiled(format)) continue;
+      upload(scales + first * part.scale_bytes, staged_scales, count * part.scale_bytes);
+      upload(factors + first * kPanelRows * 4, staged_factors, count * kPanelRows * 4);
+    }
+    parts.push_back({values, reinterpret_cast<const uint16_t*>(scales),
+                     reinterpret_cast<const float*>(factors), static_cast<uint32_t>(n_rows),
+                     static_cast<uint32_t>(cols), static_cast<uint32_t>(part.n_tiles), format});
   }
-  const size_t at_once = staging_.size() / panel_bytes;
-  for (size_t first = 0; first < sizes.n_panels; first += at_once) {
-    const size_t count = std::min(at_once, sizes.n_panels - first);
-    uint8_t* const staged = staging_.as<uint8_t>();
-    uint8_t* const staged_scales = staged + count * sizes.value_bytes;
-    uint8_t* const staged_factors = staged_scales + count * sizes.scale_bytes;
-    pack_panels(info, data, rows, cols, row_order, first, count, staged,
-                reinterpret_cast<uint16_t*>(staged_scales), reinterpret_cast<float*>(staged_factors));
-    upload(values + first * sizes.value_bytes, staged, count * sizes.value_bytes);
-    if (!is_tiled(format)) continue;
-    upload(scales + first * sizes.scale_bytes, staged_scales, count * sizes.scale_bytes);
-    upload(factors + first * kPanelRows * 4, staged_factors, count * kPanelRows * 4);
-  }
-  matrices_[slot.matrix] = {values,
-                            reinterpret_cast<const uint16_t*>(scales),
-                            reinterpret_cast<const float*>(factors),
-                            static_cast<uint32_t>(rows),
-                            static_cast<uint32_t>(cols),
-                            static_cast<uint32_t>(sizes.n_tiles),
-                            format};
 }
 
 void DeviceWeights::finish() {
@@ -72,17 +87,31 @@ void DeviceWeights::finish() {
       [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
   for (const auto& [name, slot] : host_.slots()) {
     if (slot.matrix || slot.vector->empty()) continue;
-    const size_t n_bytes = slot.vector->size() * sizeof(float);
-    void* const to = pool_.take(n_bytes);
-    if (staging_.size() < n_bytes) {
-      staging_ = DeviceBuffer();
-      staging_ = DeviceBuffer(device_, n_bytes, true);
-    }
-    std::memcpy(staging_.as<uint8_t>(), slot.vector->data(), n_bytes);
-    upload(to, staging_.as<uint8_t>(), n_bytes);
-    vectors_[slot.vector] = static_cast<const float*>(to);
+    vectors_[slot.vector] =
+        static_cast<const float*>(keep(slot.vector->data(), slot.vector->size() * sizeof(float)));
   }
+  token_embd_ = make_table(matrices_.at(&host_.token_embd()));
+  std::vector<DeviceMatrix> inputs;
+  for (const PackedMatrix& part : host_.token_inputs()) inputs.push_back(matrix(part));
+  if (!inputs.empty()) token_inputs_ = make_table(inputs);
   staging_ = DeviceBuffer();
+}
+
+DeviceTable DeviceWeights::make_table(const std::vector<DeviceMatrix>& parts) {
+  const void* const there = keep(parts.data(), parts.size() * sizeof(DeviceMatrix));
+  return {static_cast<const DeviceMatrix*>(there), parts[0].n_out};
+}
+
+// A copy on the device.
+void* DeviceWeights::keep(const void* data, size_t n_bytes) {
+  void* const to = pool_.take(n_bytes);
+  if (staging_.size() < n_bytes) {
+    staging_ = DeviceBuffer();
+    staging_ = DeviceBuffer(device_, n_bytes, true);
+  }
+  std::memcpy(staging_.as<uint8_t>(), data, n_bytes);
+  upload(to, staging_.as<uint8_t>(), n_bytes);
+  return to;
 }
 
 const float* DeviceWeights::vector(const std::vector<float>& values) const {

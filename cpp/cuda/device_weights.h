@@ -11,9 +11,16 @@
 
 namespace edgeh2o::cuda {
 
+// Parts of part_rows rows, but for the last; the list of them lies on the device.
+struct DeviceTable {
+  const DeviceMatrix* parts = nullptr;
+  uint32_t part_rows = 0;
+};
+
 class DeviceWeights {
  public:
-  DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device);
+  // block_bytes: of the memory that is asked for at a time.
+  DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device, size_t block_bytes);
 
   // As Weights::set_tensor; the bytes go to the device in pieces. Throws DeviceError too.
   void set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
@@ -27,24 +34,31 @@ class DeviceWeights {
 
   // The host's: vectors are filled, matrices are names for those of the device.
   const Weights& host() const { return host_; }
-  const DeviceMatrix& matrix(const PackedMatrix& name) const { return matrices_.at(&name); }
+  const DeviceMatrix& matrix(const PackedMatrix& name) const { return matrices_.at(&name)[0]; }
   bool has(const PackedMatrix& name) const { return matrices_.count(&name) > 0; }
   // On the device, null for an empty one.
   const float* vector(const std::vector<float>& values) const;
-  const DeviceMatrix& output() const {
-    return matrix(has(host_.own_output()) ? host_.own_output() : host_.token_embd());
+  // Rows of the vocabulary lie in parts of equal numbers of them, but for the last.
+  const std::vector<DeviceMatrix>& output() const {
+    return matrices_.at(has(host_.own_output()) ? &host_.own_output() : &host_.token_embd());
   }
+  // Tables that rows are looked up in.
+  const DeviceTable& token_embd() const { return token_embd_; }
+  const DeviceTable& token_inputs() const { return token_inputs_; }
   size_t n_bytes() const { return pool_.n_bytes(); }
 
  private:
   void upload(void* to, const void* from, size_t n_bytes);
+  void* keep(const void* data, size_t n_bytes);
+  DeviceTable make_table(const std::vector<DeviceMatrix>& parts);
 
   Device& device_;
   Weights host_;
   DevicePool pool_;
   DeviceBuffer staging_;  // pinned
-  std::unordered_map<const PackedMatrix*, DeviceMatrix> matrices_;
+  std::unordered_map<const PackedMatrix*, std::vector<DeviceMatrix>> matrices_;
   std::unordered_map<const std::vector<float>*, const float*> vectors_;
+  DeviceTable token_embd_, token_inputs_;
 };
 
 }  // namespace edgeh2o::cuda

@@ -14,6 +14,7 @@
 #include "kernels/quantize_q8-inl.h"
 #include "kernels/rows-inl.h"
 //
+#include "kernels/delta_net-inl.h"
 #include "kernels/softmax-inl.h"
 //
 #include "kernels/attention_tile-inl.h"
@@ -21,9 +22,14 @@
 //
 #include "kernels/kv_panels-inl.h"
 //
+#include "kernels/attention_bytes-inl.h"
+#include "kernels/byte_panels-inl.h"
+//
 #include "kernels/attention_blocks-inl.h"
 //
 #include "kernels/attention_rows-inl.h"
+#include "kernels/page_scores-inl.h"
+//
 #include "kernels/peak-inl.h"
 
 #define EH2O_STRING_(x) #x
@@ -47,8 +53,24 @@ inline constexpr uint32_t kSignedBit =
 template <typename Products, bool kExists>
 constexpr AttentionKernels attention_kernels() {
   if constexpr (kExists) {
-    return {Products::kValuesPerWord, pack_queries<Products>, pack_keys<Products>, pack_values<Products>,
-            attention_tile<Products>, column_sums<Products>,  peak_float<Products>};
+    return {Products::kValuesPerWord, kGemmF32Columns,          pack_queries<Products>, pack_keys<Products>,
+            pack_values<Products>,    attention_tile<Products>, column_sums<Products>,  peak_float<Products>};
+  } else {
+    return {};
+  }
+}
+
+template <typename Bytes, bool kExists>
+constexpr AttentionKernels byte_attention_kernels() {
+  if constexpr (kExists) {
+    return {4,
+            kByteKeys,
+            pack_byte_queries<Bytes>,
+            pack_byte_keys<Bytes>,
+            pack_byte_values<Bytes>,
+            attention_byte_tile<Bytes>,
+            byte_column_sums<Bytes>,
+            peak_q8<8>};
   } else {
     return {};
   }
@@ -61,7 +83,8 @@ const KernelTable kTable = {
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, kFewRows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED),
      simd::kGemmF32Rows, simd::kDotBias},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
-     attention_kernels<F16Products<simd::Halves>, simd::kHasF16>()},
+     attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
+     byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
     simd::kPrefersBf16 ? AttentionPrecision::kBf16 : AttentionPrecision::kF32,
     quantize_q8p_f32,
     unpack_q_qp,
@@ -77,10 +100,15 @@ const KernelTable kTable = {
     swiglu_clamped_f32,
     soft_cap_f32,
     add_f32,
+    gate_f32,
+    delta_net_f32,
+    multiply_f32,
+    convolve_f32,
     scale_f32,
     load_f32_f16,
     store_kv_row_f32,
     add_kv_rows_f32,
+    score_blocks_f32,
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,

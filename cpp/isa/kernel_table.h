@@ -6,6 +6,7 @@
 
 #include "base/kv_rows.h"
 #include "kernels/attention_tile.h"
+#include "kernels/delta_net.h"
 #include "quant/packed_format.h"
 
 namespace edgeh2o {
@@ -24,8 +25,9 @@ struct PackLayout {
 
 // Prefill attention, by what it multiplies. Buffers are 32-bit words of values_per_word values.
 struct AttentionKernels {
-  size_t values_per_word;  // 1: f32, 2: bf16 or f16; 0: the ISA has not got these
-  void (*pack_queries)(float* out, const float* x, float factor, size_t n);
+  size_t values_per_word;  // 1: f32, 2: bf16 or f16, 4: int8; 0: the ISA has not got these
+  size_t key_block;        // keys that are packed together: nr, or kByteKeys of int8
+  void (*pack_queries)(float* out, const float* x, float factor, size_t n_rows, size_t head_dim);
   void (*pack_keys)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
                     size_t head_dim);
   void (*pack_values)(CacheType, float* out, size_t panel_stride, const void* rows, const int32_t* positions,
@@ -62,12 +64,20 @@ struct KernelTable {
   void (*swiglu_clamped_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*soft_cap_f32)(float* x, float cap, size_t n);
   void (*add_f32)(float* out, const float* x, size_t n);
+  void (*gate_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*delta_net_f32)(const DeltaSlice& slice);
+  void (*multiply_f32)(float* out, const float* a, const float* b, size_t n);
+  void (*convolve_f32)(float* out, const float* const* taps, const float* weights, size_t weight_stride,
+                       size_t n_taps, size_t n);
   void (*scale_f32)(float* out, const float* x, float factor, size_t n);
   void (*load_f32_f16)(float* out, const uint16_t* x, size_t n);
 
   void (*store_kv_row_f32)(CacheType, uint8_t* out, const float* x, size_t head_dim);
   void (*add_kv_rows_f32)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                           size_t head_dim);
+  void (*score_blocks_f32)(float* out, size_t out_stride, const float* q, size_t q_stride, size_t n_rows,
+                           const int32_t* channels, size_t n_channels, const void* blocks, size_t n_blocks,
+                           size_t width);
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType k_type, CacheType v_type, const AttentionTile&, const void* k,

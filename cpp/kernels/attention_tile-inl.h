@@ -34,6 +34,13 @@ class VisibleKeys {
     return keys_of_query((last < n_rows_ ? last : n_rows_ - 1) / group_size_);
   }
   size_t keys_of_last_row() const { return keys_of_query((n_rows_ - 1) / group_size_); }
+  // Whether n_rows rows from first_row on exist and see n_keys keys from first_key on.
+  bool see_all(size_t first_row, size_t n_rows, size_t first_key, size_t n_keys) const {
+    const size_t last_row = first_row + n_rows - 1;
+    return last_row < n_rows_ &&
+           first_key + n_keys <= keys_of_query(static_cast<uint32_t>(first_row) / group_size_) &&
+           hidden_from_row(last_row) <= first_key;
+  }
   // First row, rounded down to a whole block, that sees `key`.
   size_t first_row_of_key(size_t key) const {
     const ptrdiff_t query = static_cast<ptrdiff_t>(key) + 1 - n_visible_;

@@ -14,9 +14,10 @@
 namespace edgeh2o {
 
 // What the products of prefill attention take: f32, or queries, keys, weights and values rounded to bf16 with
-// sums in f32, or to f16 with sums of 32 products in f16 and the rest in f32.
-enum class AttentionPrecision : uint8_t { kF32, kBf16, kF16 };
-inline constexpr size_t kAttentionPrecisions = 3;
+// sums in f32, or to f16 with sums of 32 products in f16 and the rest in f32, or to 8 bits with sums in
+// int32.
+enum class AttentionPrecision : uint8_t { kF32, kBf16, kF16, kInt8 };
+inline constexpr size_t kAttentionPrecisions = 4;
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
@@ -38,6 +39,27 @@ struct AttentionPiece {
   ptrdiff_t n_hidden = kNoneHidden;
   const float* biases = nullptr;  // [n_keys] natural logarithms added to the logits, or null
 };
+
+// With kInt8, keys and values are blocks of kByteKeys keys, the first from the start of a piece, each with
+// the numbers that its bytes are rounded by; so are the weights of a row. In words:
+//   queries    per row [key_dim / 4] bytes, their unit, the start of their sums (int32), [key_dim] f32
+//   keys       per block [kByteKeys / nr][key_dim / 4][nr] bytes of what a key differs by from the mean of
+//   its
+//              block, [kByteKeys] units, [key_dim] the mean
+//   values     per block [o_stride / nr][kByteKeys / 4][nr] bytes, [o_stride] units
+//   weights    per row and block kByteKeys levels as bytes, then, per row, a unit for every block, and the
+//              start of its sums (int32)
+inline constexpr size_t kByteKeys = 64;
+constexpr size_t byte_query_words(size_t key_dim) { return key_dim / 4 + 2 + key_dim; }
+constexpr size_t byte_key_words(size_t key_dim) {  // of a key, in the mean
+  return key_dim / 4 + 1 + (key_dim + kByteKeys - 1) / kByteKeys;
+}
+constexpr size_t byte_value_words(size_t o_stride) {
+  return o_stride / 4 + (o_stride + kByteKeys - 1) / kByteKeys;
+}
+constexpr size_t byte_weight_words(size_t n_keys) {
+  return (n_keys + kByteKeys - 1) / kByteKeys * (kByteKeys / 4 + 2);
+}
 
 struct AttentionTile {
   size_t n_rows = 0;  // rows below are padded to a multiple of PackLayout::float_rows

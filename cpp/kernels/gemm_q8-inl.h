@@ -9,22 +9,6 @@ namespace edgeh2o::EH2O_ISA {
 
 inline constexpr size_t kGemmQ8Columns = simd::kGemmQ8Vectors * simd::kLanes;
 
-// Weights that the ISA multiplies as signed have had their offset removed, unless kKeepsOffset; all others
-// are corrected by -offset * sum(x), which is the accumulator's start value.
-template <PackedFormat kFormat, bool kKeepsOffset = !simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned>
-struct Correction {
-  static constexpr int kOffsetLog2 = PackedTraits<kFormat>::kOffsetLog2;
-  static EH2O_INLINE simd::I32 start(int32_t negated_sum8) {
-    if constexpr (kOffsetLog2 >= 0 && kKeepsOffset) {
-      const int32_t offset = kOffsetLog2 < 3 ? negated_sum8 / (8 >> kOffsetLog2)  // exact
-                                             : negated_sum8 * (1 << (kOffsetLog2 - 3));
-      return simd::set1_i32(offset + simd::kDotBias);
-    } else {
-      return simd::dot_bias();
-    }
-  }
-};
-
 // A dot product times the scale of its weights, rounded once. Where kDotBias is not 0, dot has the bits of
 // the float 1.5 * 2^23 + dot (|dot| < 2^22), and a multiply-add takes 1.5 * 2^23 * scale off, which is exact,
 // since a scale has at most 22 significant bits (f16 times a byte): an instruction less than converting
@@ -40,27 +24,46 @@ struct DotScale {
 template <size_t kRows>
 struct ActivationRecord {
   const float *scale, *sums;
-  const int32_t* biased_sums8;
-  const int8_t* quants;  // [8][kRows][4]
+  const int32_t* starts;  // [4][kRows]
+  const int8_t* quants;   // [8][kRows][4]
 
   EH2O_INLINE explicit ActivationRecord(const uint8_t* x)
       : scale(reinterpret_cast<const float*>(x)),
         sums(scale + kRows),
-        biased_sums8(reinterpret_cast<const int32_t*>(sums + kRows)),
-        quants(reinterpret_cast<const int8_t*>(biased_sums8 + 2 * kRows)) {}
+        starts(reinterpret_cast<const int32_t*>(sums + kRows)),
+        quants(reinterpret_cast<const int8_t*>(x + kActivationHeaderPerRow * kRows)) {}
 
-  // -8 times the sum of sub-block `sub` of kSubBlocks (1 or 2) of a row.
-  template <size_t kSubBlocks>
-  EH2O_INLINE int32_t negated_sum8(size_t sub, size_t row) const {
-    if constexpr (kSubBlocks == 1) return biased_sums8[row] - simd::kDotBias;
-    const int32_t first_half = biased_sums8[kRows + row];
-    return sub == 0 ? first_half - simd::kDotBias : biased_sums8[row] - first_half;
-  }
   // The sum of the activations that the quants stand for.
   template <size_t kSubBlocks>
   EH2O_INLINE float sum(size_t sub, size_t row) const {
     if constexpr (kSubBlocks == 1) return sums[row];
-    return scale[row] * (-0.125f * static_cast<float>(negated_sum8<kSubBlocks>(sub, row)));
+    return scale[row] * (-0.03125f * static_cast<float>(starts[(2 + sub) * kRows + row] - simd::kDotBias));
+  }
+};
+
+// Weights that the ISA multiplies as signed have had their offset removed, unless kKeepsOffset; all others
+// are corrected by -offset * sum(x), which is the accumulator's start value. Those of the most common formats
+// are read as they are: a computed one would take a shuffle to broadcast.
+template <PackedFormat kFormat, bool kKeepsOffset = !simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned>
+struct Correction {
+  using Traits = PackedTraits<kFormat>;
+  static constexpr int kOffsetLog2 = Traits::kOffsetLog2;
+  // Of a row's sub-block `sub`.
+  template <size_t kRows>
+  static EH2O_INLINE simd::I32 start(const ActivationRecord<kRows>& x, size_t sub, size_t row) {
+    if constexpr (kOffsetLog2 < 0 || !kKeepsOffset) {
+      return simd::dot_bias();
+    } else {
+      constexpr bool kIsHalved = Traits::kSubBlock < kBlock;
+      constexpr size_t kIndex = kIsHalved ? 2 : kOffsetLog2 < 7 ? 0 : 1;
+      constexpr int kStoredLog2 = kIsHalved ? 5 : kOffsetLog2 < 7 ? 3 : 7;
+      const int32_t stored = x.starts[(kIndex + sub) * kRows + row];
+      if constexpr (kStoredLog2 == kOffsetLog2) return simd::set1_i32(stored);
+      const int32_t negated = stored - simd::kDotBias;
+      const int32_t start = kOffsetLog2 < kStoredLog2 ? negated / (1 << (kStoredLog2 - kOffsetLog2))  // exact
+                                                      : negated * (1 << (kOffsetLog2 - kStoredLog2));
+      return simd::set1_i32(start + simd::kDotBias);
+    }
   }
 };
 
@@ -126,9 +129,7 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
     for (size_t sub = 0; sub < kSubBlocks; ++sub) {
       I32 dot[kRows][kVectors];
       unroll<kRows>([&](auto r) {
-        unroll<kVectors>([&](auto v) {
-          dot[r][v] = Correction<kFormat>::start(rows.template negated_sum8<kSubBlocks>(sub, r));
-        });
+        unroll<kVectors>([&](auto v) { dot[r][v] = Correction<kFormat>::start(rows, sub, r); });
       });
       if constexpr (kHasMmla) {
         matrix_dot<Dot, kSteps>(dot, x_quants, w_quants);

@@ -149,7 +149,7 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
     unroll<kSubBlocks>([&](auto sub) {
       I32 dot[kRows][kVectors];
       unroll<kRows>([&](auto r) {
-        const I32 start = Offset::start(row.template negated_sum8<kSubBlocks>(sub, r));
+        const I32 start = Offset::start(row, sub, r);
         unroll<kVectors>([&](auto v) { dot[r][v] = start; });
       });
       unroll<kSteps / kStepsAtOnce>([&](auto part) {

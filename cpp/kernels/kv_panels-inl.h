@@ -20,10 +20,11 @@ EH2O_INLINE simd::F32 load_words(const uint8_t* row, size_t word, Count count) {
   }
 }
 
-// out: words of factor * x[n]; n is a multiple of kValuesPerWord.
+// out: words of factor * x[n_rows][head_dim]; head_dim is a multiple of kValuesPerWord.
 template <typename Products>
-void pack_queries(float* out, const float* x, float factor, size_t n) {
+void pack_queries(float* out, const float* x, float factor, size_t n_rows, size_t head_dim) {
   using namespace simd;
+  const size_t n = n_rows * head_dim;
   if constexpr (Products::kValuesPerWord == 1) {
     scale_f32(out, x, factor, n);
   } else {

@@ -11,8 +11,8 @@ EH2O_INLINE void quantize_block(uint8_t* record, size_t row, const float* x) {
   constexpr size_t kVectors = kBlock / kLanes;
   float* scale = reinterpret_cast<float*>(record) + row;
   float* sum = scale + kTileRows;
-  int32_t* biased_sum8 = reinterpret_cast<int32_t*>(sum + kTileRows);
-  int8_t* quants = reinterpret_cast<int8_t*>(biased_sum8 + 2 * kTileRows);
+  int32_t* starts = reinterpret_cast<int32_t*>(sum + kTileRows);
+  int8_t* quants = reinterpret_cast<int8_t*>(record + kActivationHeaderPerRow * kTileRows) + 4 * row;
 
   F32 values[kVectors], largest = zero();
   unroll<kVectors>([&](auto v) {
@@ -35,16 +35,18 @@ EH2O_INLINE void quantize_block(uint8_t* record, size_t row, const float* x) {
   const int32_t total = halves[0] + halves[1];
   *scale = d;
   *sum = d * static_cast<float>(total);
-  biased_sum8[0] = kDotBias - 8 * total;
-  biased_sum8[kTileRows] = kDotBias - 8 * halves[0];
+  starts[0] = kDotBias - 8 * total;
+  starts[kTileRows] = kDotBias - 128 * total;
+  starts[2 * kTileRows] = kDotBias - 32 * halves[0];
+  starts[3 * kTileRows] = kDotBias - 32 * halves[1];
   unroll<kBlock / 4>([&](auto step) { __builtin_memcpy(quants + step * 4 * kTileRows, q + 4 * step, 4); });
 }
 
 // A missing row: zeros, in memory that is 0.
 template <size_t kTileRows>
 EH2O_INLINE void clear_block(uint8_t* record, size_t row) {
-  int32_t* biased_sum8 = reinterpret_cast<int32_t*>(record) + 2 * kTileRows;
-  biased_sum8[row] = biased_sum8[kTileRows + row] = simd::kDotBias;
+  int32_t* starts = reinterpret_cast<int32_t*>(record) + 2 * kTileRows + row;
+  for (size_t i = 0; i < 4; ++i) starts[i * kTileRows] = simd::kDotBias;
 }
 
 template <size_t kTileRows>

@@ -106,6 +106,36 @@ inline void add_f32(float* out, const float* x, size_t n) {
   });
 }
 
+// out = a * b; out may be either.
+inline void multiply_f32(float* out, const float* a, const float* b, size_t n) {
+  for_each_vector(n, [&](size_t i, auto count) {
+    store_n(out + i, simd::mul(load_n(a + i, count), load_n(b + i, count)), count);
+  });
+}
+
+// out = up / (1 + exp(-gate)); out may be either. silu(x) has x twice.
+inline void gate_f32(float* out, const float* gate, const float* up, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 divisor = add(set1(1.0f), exp(sub(zero(), load_n(gate + i, count))));
+    store_n(out + i, div(load_n(up + i, count), divisor), count);
+  });
+}
+
+// A convolution of n channels at one token: out = sum over j of weights[j * weight_stride] * taps[j], all
+// [n]; out may be one of the taps.
+inline void convolve_f32(float* out, const float* const* taps, const float* weights, size_t weight_stride,
+                         size_t n_taps, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    F32 sum = zero();
+    for (size_t j = 0; j < n_taps; ++j) {
+      sum = mul_add(load_n(taps[j] + i, count), load_n(weights + j * weight_stride + i, count), sum);
+    }
+    store_n(out + i, sum, count);
+  });
+}
+
 inline void scale_f32(float* out, const float* x, float factor, size_t n) {
   for_each_vector(n, [&](size_t i, auto count) {
     store_n(out + i, simd::mul(load_n(x + i, count), simd::set1(factor)), count);

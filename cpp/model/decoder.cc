@@ -7,6 +7,8 @@
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
+#include "model/mixers/delta_net.h"
+#include "model/mixers/short_conv.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
 #include "ops/matmul.h"
@@ -24,20 +26,28 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     begin_step(step, n_rows, workspace);
     n_rows += step.tokens.size;
   }
+  const bool is_joint = goes_together(steps, n_rows, workspace);
   for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
-    size_t first_row = 0;
-    for (const Step& step : steps) {
-      run_layer({config_, weights_, workspace, step, layer, first_row}, observer);
-      first_row += step.tokens.size;
+    if (is_joint) {
+      const LayerCall call{config_, weights_, workspace, steps[0], layer, 0};
+      mix_decodes(call, steps, n_rows);
+      add_ffn(call, {workspace.activations().x, n_rows, config_.model_dim, config_.model_dim});
+    } else {
+      size_t first_row = 0;
+      for (const Step& step : steps) {
+        run_layer({config_, weights_, workspace, step, layer, first_row}, observer);
+        first_row += step.tokens.size;
+      }
     }
     if (observer.on_layer) observer.on_layer(layer + 1, config_.n_layers());
   }
+  if (is_joint) compute_logits(workspace, 0, n_rows, steps[0].logits);
   size_t end_row = 0;
   for (const Step& step : steps) {
     Sequence& sequence = *step.sequence;
     end_row += step.tokens.size;
     if (step.is_decode) {
-      compute_logits(workspace, end_row - step.tokens.size, step.tokens.size, step.logits);
+      if (!is_joint) compute_logits(workspace, end_row - step.tokens.size, step.tokens.size, step.logits);
       sequence.append_ahead(step.tokens);
       sequence.end_call();
       continue;
@@ -46,6 +56,8 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     sequence.append_tokens(step.tokens);
     sequence.end_call();
     sequence.end_prefill(sequence.position());
+    // An answer moves a recurrent state on: the next prompt may have to go back to the end of this one.
+    if (step.end == PromptEnd::kOpen && sequence.is_recurrent()) sequence.mark();
   }
   if (steps.size == 1 && !steps[0].is_decode) {
     workspace.left = {steps[0].sequence, n_rows, steps[0].sequence->position()};
@@ -57,22 +69,48 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
       mix_attention(call, observer);
+      break;
+    case MixerKind::kShortConv:
+      mix_short_conv(call);
+      break;
+    case MixerKind::kDeltaNet:
+      mix_delta_net(call);
   }
   const MatView<float> x = call.x();
   const size_t rows_at_once = call.buffers().rows_at_once;
   for (size_t first = call.first_output_row(); first < x.rows; first += rows_at_once) {
     const MatView<float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
-    switch (call.spec().ffn) {
-      case FfnKind::kGated:
-        add_gated(call, rows);
-        break;
-      case FfnKind::kExperts:
-        add_experts(call, rows);
-    }
+    add_ffn(call, rows);
     if (call.spec().token_input_dim > 0) add_token_input(call, first, rows);
     const std::vector<float>& scale = call.layer_weights().output_scale;
     if (!scale.empty()) scale_logits(call.table(), rows, scale[0], 0.0f);
   }
+}
+
+void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
+  switch (call.spec().ffn) {
+    case FfnKind::kGated:
+      add_gated(call, rows);
+      break;
+    case FfnKind::kExperts:
+      add_experts(call, rows);
+  }
+}
+
+bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {
+  if (steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
+  const float* logits = steps[0].logits;
+  for (const Step& step : steps) {
+    if (!step.is_decode || step.logits != logits) return false;  // the logits of all are one matrix
+    logits += step.tokens.size * config_.vocab_size;
+  }
+  for (size_t i = 0; i < config_.n_layers(); ++i) {
+    if (config_.layers[i].mixer != MixerKind::kAttention || config_.layers[i].has_output_gate ||
+        config_.layers[i].token_input_dim > 0 || !weights_.layer(i).output_scale.empty()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) const {
@@ -84,8 +122,8 @@ void Decoder::check_steps(Span<const Step> steps, const Workspace& workspace) co
     sequence.check_whole();
     EH2O_CHECK(n_tokens > 0 && n_tokens <= shape.batch_size, "a call takes 1 to ", shape.batch_size,
                " tokens, got ", n_tokens);
-    EH2O_CHECK(!step.is_decode || n_tokens <= kMaxDecodeTokens, "a decode call takes 1 to ", kMaxDecodeTokens,
-               " tokens, got ", n_tokens);
+    EH2O_CHECK(!step.is_decode || n_tokens <= sequence.max_decode_tokens(), "a decode call takes 1 to ",
+               sequence.max_decode_tokens(), " tokens, got ", n_tokens);
     EH2O_CHECK(n_tokens <= shape.max_context - sequence.position(), "position ", sequence.position(),
                " plus ", n_tokens, " tokens exceeds the context of ", shape.max_context);
     for (const int32_t token : step.tokens) {
@@ -112,12 +150,6 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
     fill_rope_table(a.ropes[i].cos + row, a.ropes[i].sin + row, position, n,
                     {inv_freq.data(), inv_freq.size()}, rope.attention_factor);
   }
-}
-
-size_t Decoder::n_attending_layers(const Sequence& sequence) const {
-  size_t n = config_.n_layers();
-  while (n > 0 && skips_attention(config_, sequence, n - 1)) --n;
-  return n;
 }
 
 void Decoder::row_logits(const Sequence& sequence, Workspace& workspace, size_t first, size_t n_rows,

@@ -32,13 +32,14 @@ class Decoder {
   void row_logits(const Sequence& sequence, Workspace& workspace, size_t first, size_t n_rows,
                   float* out) const;
 
-  // Layers that attend for all tokens of a prompt.
-  size_t n_attending_layers(const Sequence& sequence) const;
-
  private:
   void check_steps(Span<const Step> steps, const Workspace& workspace) const;
   void begin_step(const Step& step, size_t first_row, Workspace& workspace) const;
+  // Whether the rows of the steps go through the layers together: decode steps of several sequences.
+  bool goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const;
   void run_layer(const LayerCall& call, const Observer& observer) const;
+  // What comes after the mixer, for some rows of the residual stream.
+  void add_ffn(const LayerCall& call, MatView<float> rows) const;
   // Logits of rows [first, first + n_rows) of the residual stream.
   void compute_logits(Workspace& workspace, size_t first, size_t n_rows, float* out) const;
 

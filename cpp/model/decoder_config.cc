@@ -5,14 +5,31 @@
 namespace edgeh2o {
 namespace {
 
-void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
+void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   layer.heads.check();
-  EH2O_CHECK(layer.ffn_dim > 0, "ffn_dim must be positive");
+  EH2O_CHECK(!layer.has_output_gate || layer.heads.key_dim == layer.heads.value_dim,
+             "a gate of the output needs keys and values of one size");
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
   const RopeConfig& rope = config.ropes[layer.rope];
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
+  EH2O_CHECK(
+      layer.temperature_scale >= 0.0f && (layer.temperature_scale > 0.0f) == (layer.temperature_period > 0),
+      "temperature_scale = ", layer.temperature_scale,
+      " with temperature_period = ", layer.temperature_period);
+}
+
+void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
+  EH2O_CHECK(layer.ffn_dim > 0, "ffn_dim must be positive");
+  if (layer.mixer == MixerKind::kAttention) {
+    check_attention(config, layer);
+  } else {
+    EH2O_CHECK(layer.heads.is_none(), "a layer has heads, but no attention");
+    if (layer.mixer == MixerKind::kDeltaNet) layer.delta.check();
+    EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,
+               "n_conv_taps = ", layer.n_conv_taps, " must be between 2 and ", kMaxConvTaps);
+  }
   const bool has_experts = layer.ffn == FfnKind::kExperts;
   EH2O_CHECK(layer.n_experts_used <= layer.n_experts && (layer.n_experts_used > 0) == has_experts,
              "n_experts_used = ", layer.n_experts_used, " of n_experts = ", layer.n_experts);
@@ -20,17 +37,13 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "layers differ in the width of their inputs per token");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
-  EH2O_CHECK(
-      layer.temperature_scale >= 0.0f && (layer.temperature_scale > 0.0f) == (layer.temperature_period > 0),
-      "temperature_scale = ", layer.temperature_scale,
-      " with temperature_period = ", layer.temperature_period);
 }
 
 }  // namespace
 
-std::vector<AttentionHeads> DecoderConfig::heads() const {
-  std::vector<AttentionHeads> result;
-  for (const LayerSpec& layer : layers) result.push_back(layer.heads);
+std::vector<LayerKeeps> DecoderConfig::keeps() const {
+  std::vector<LayerKeeps> result;
+  for (const LayerSpec& layer : layers) result.push_back({layer.heads, layer.n_recurrent(model_dim)});
   return result;
 }
 

@@ -5,10 +5,15 @@
 #include <cstdint>
 
 #include "ops/attention_sizes.h"
+#include "ops/convolution.h"
+#include "ops/delta_net.h"
 
 namespace edgeh2o {
 
-enum class MixerKind : uint8_t { kAttention };
+// Attention, or a short causal convolution between two gates (LFM2), or a gated delta net (Qwen3-Next).
+enum class MixerKind : uint8_t { kAttention, kShortConv, kDeltaNet };
+// How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
+enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
 enum class FfnKind : uint8_t { kGated, kExperts };
 enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped };
 
@@ -31,12 +36,19 @@ struct LayerSpec {
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none
 
+  bool has_output_gate = false;  // the query projection also makes a gate for every output of attention
+
+  size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
+  DeltaHeads delta;        // of a delta net, which has a convolution too
+
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
   size_t ffn_dim = 0;
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;
   bool normalises_experts = true;  // the shares of a token's experts add up to 1
+  ExpertGate expert_gate = ExpertGate::kSoftmax;
+  bool has_expert_bias = false;  // numbers that count in the choice of experts, not in their shares
   // Width of the expert that every token goes through beside its own; 0: none. Its gate is a number per
   // token, the sigmoid of a product with its input.
   size_t shared_ffn_dim = 0;
@@ -50,7 +62,25 @@ struct LayerSpec {
 
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
-  size_t qkv_dim() const { return heads.q_dim() + heads.k_dim() + heads.v_dim(); }
+  // Numbers that the layer keeps of the tokens before, if it has no attention: matrices of a delta net, then
+  // inputs of the convolution.
+  size_t n_recurrent(size_t model_dim) const {
+    if (mixer == MixerKind::kAttention) return 0;
+    const bool is_delta = mixer == MixerKind::kDeltaNet;
+    return delta.n_state() + (n_conv_taps - 1) * (is_delta ? delta.conv_dim() : model_dim);
+  }
+  size_t gate_dim() const { return has_output_gate ? heads.q_dim() : 0; }
+  // What a layer with attention makes of its input.
+  size_t qkv_dim() const { return gate_dim() + heads.q_dim() + heads.k_dim() + heads.v_dim(); }
+  // What a layer without attention does, for so many rows at a time, and what comes out.
+  size_t mixed_dim(size_t model_dim) const {
+    if (mixer == MixerKind::kShortConv) return 3 * model_dim;
+    return delta.conv_dim() + delta.value_dim() + 2 * delta.n_value_heads;
+  }
+  size_t mixer_out_dim(size_t model_dim) const {
+    if (mixer == MixerKind::kAttention) return heads.out_dim();
+    return mixer == MixerKind::kShortConv ? model_dim : delta.value_dim();
+  }
 };
 
 }  // namespace edgeh2o

@@ -1,9 +1,11 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
+#include "quant/widened_types.h"
 
 namespace edgeh2o {
 
@@ -52,7 +54,7 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
       vector(prefix + "post_ffw_norm.weight", layer.ffn_post_norm, model_dim, true);
     }
-    if (spec.qk_norm != QkNorm::kNone) {
+    if (spec.qk_norm != QkNorm::kNone && !heads.is_none()) {
       const bool is_per_head = spec.qk_norm == QkNorm::kHead;
       vector(prefix + "attn_q_norm.weight", layer.attn_q_norm, is_per_head ? heads.key_dim : heads.q_dim(),
              true);
@@ -61,17 +63,45 @@ void Weights::for_each_tensor(const F& f) {
                true);
       }
     }
-    if (spec.has_sinks) vector(prefix + "attn_sinks.weight", layer.attn_sinks, heads.n_heads, true);
+    if (spec.has_sinks && !heads.is_none())
+      vector(prefix + "attn_sinks.weight", layer.attn_sinks, heads.n_heads, true);
     if (spec.norms_values) layer.attn_v_norm.assign(heads.value_dim, 1.0f);
-    linear(prefix + "attn_q", layer.attn_q, heads.q_dim(), model_dim);
-    if (heads.has_own_kv()) {
-      linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
-      linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
+    if (spec.mixer == MixerKind::kShortConv) {
+      linear(prefix + "shortconv.in_proj", layer.conv_in, 3 * model_dim, model_dim);
+      f(prefix + "shortconv.conv.weight", Slot{nullptr, &layer.conv, model_dim, spec.n_conv_taps, true});
+      linear(prefix + "shortconv.out_proj", layer.conv_out, model_dim, model_dim);
+    } else if (spec.mixer == MixerKind::kDeltaNet) {
+      const DeltaHeads& delta = spec.delta;
+      linear(prefix + "attn_qkv", layer.delta_qkv, delta.conv_dim(), model_dim);
+      linear(prefix + "attn_gate", layer.delta_z, delta.value_dim(), model_dim);
+      if (delta.are_grouped) {
+        linear(prefix + "ssm_ba", layer.delta_gates, 2 * delta.n_value_heads, model_dim);
+      } else {
+        linear(prefix + "ssm_beta", layer.delta_rate, delta.n_value_heads, model_dim);
+        linear(prefix + "ssm_alpha", layer.delta_decay, delta.n_value_heads, model_dim);
+      }
+      f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, delta.conv_dim(), spec.n_conv_taps, true});
+      vector(prefix + "ssm_a", layer.delta_a, delta.n_value_heads, true);
+      vector(prefix + "ssm_dt.bias", layer.delta_bias, delta.n_value_heads, true);
+      vector(prefix + "ssm_norm.weight", layer.delta_norm, delta.head_dim, true);
+      linear(prefix + "ssm_out", layer.delta_out, model_dim, delta.value_dim());
+      // An RMS norm, over the root of the size, has length 1.
+      const float scale = 1.0f / std::sqrt(static_cast<float>(delta.head_dim));
+      layer.delta_k_scale.assign(delta.head_dim, scale);
+      layer.delta_q_scale.assign(delta.head_dim, scale * scale);
+    } else {
+      linear(prefix + "attn_q", layer.attn_q, spec.gate_dim() + heads.q_dim(), model_dim);
+      if (heads.has_own_kv()) {
+        linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
+        linear(prefix + "attn_v", layer.attn_v, heads.v_dim(), model_dim);
+      }
+      linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
     }
-    linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
     const bool has_experts = spec.ffn == FfnKind::kExperts;
     layer.ffn.resize(has_experts ? spec.n_experts : 1);
     if (has_experts) linear(prefix + "ffn_gate_inp", layer.ffn_router, spec.n_experts, model_dim);
+    if (spec.has_expert_bias)
+      vector(prefix + "exp_probs_b.bias", layer.ffn_router_bias, spec.n_experts, true);
     for (size_t e = 0; e < layer.ffn.size(); ++e) {
       const std::string suffix = has_experts ? "_exps." + std::to_string(e) : "";
       linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, spec.ffn_dim, model_dim);
@@ -107,20 +137,26 @@ const Weights::Slot& Weights::find_slot(const std::string& name, size_t rows, si
 void Weights::set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data,
                          size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order) {
   const Slot& slot = find_slot(name, rows, cols);
-  const FormatInfo& info = find_format(type_name);
+  const HeldTensor held(type_name, data, n_bytes);
+  const FormatInfo& info = held.info();
   if (slot.matrix) {
     n_bytes_ -= slot.matrix->n_bytes();
-    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data,
-                                n_bytes, rows, cols, row_order, &pool_);
+    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format),
+                                held.data(), held.n_bytes(), rows, cols, row_order, &pool_);
     n_bytes_ += slot.matrix->n_bytes();
     return;
   }
   EH2O_CHECK(!info.is_quantised, "vector '", name, "' has the quantised type ", type_name);
-  const PackedMatrix row(info, 1, false, data, n_bytes, 1, cols, nullptr);
+  const PackedMatrix source(info, 1, false, held.data(), held.n_bytes(), rows, cols, nullptr);
   std::vector<float> values(cols);
-  row.dequantize_row(values.data(), 0);
-  n_bytes_ += (cols - slot.vector->size()) * sizeof(float);
-  slot.vector->resize(cols);
+  n_bytes_ += (rows * cols - slot.vector->size()) * sizeof(float);
+  slot.vector->resize(rows * cols);
+  for (size_t row = 0; rows > 1 && row < rows; ++row) {
+    source.dequantize_row(values.data(), row);
+    for (size_t i = 0; i < cols; ++i) (*slot.vector)[i * rows + row] = values[i];
+  }
+  if (rows > 1) return;
+  source.dequantize_row(values.data(), 0);
   for (size_t i = 0; i < cols; ++i) {
     EH2O_CHECK(!row_order || (row_order[i] >= 0 && static_cast<size_t>(row_order[i]) < cols), "row_order[", i,
                "] of '", name, "' is outside the ", cols, " elements");
@@ -136,8 +172,12 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
              "' is not set");
   *rows = slot.rows;
   *cols = slot.cols;
-  if (slot.vector) return *slot.vector;
+  if (slot.vector && slot.rows == 1) return *slot.vector;
   std::vector<float> values(slot.rows * slot.cols);
+  for (size_t i = 0; slot.vector && i < values.size(); ++i) {
+    values[i] = (*slot.vector)[i % slot.cols * slot.rows + i / slot.cols];
+  }
+  if (slot.vector) return values;
   for (size_t row = 0; row < slot.rows; ++row) {
     slot.matrix->dequantize_row(values.data() + row * slot.cols, row);
   }

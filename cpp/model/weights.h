@@ -24,15 +24,24 @@ struct FeedForward {
 
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
-  Linear attn_q, attn_k, attn_v, attn_output;    // [q_dim], [k_dim], [v_dim], [model_dim] outputs
-  std::vector<float> attn_q_norm, attn_k_norm;   // [key_dim] or [q_dim] and [k_dim], or empty
-  std::vector<float> attn_sinks;                 // [n_heads], or empty
-  std::vector<float> attn_v_norm;                // [value_dim] ones, where values are normed
-  std::vector<float> ffn_norm, ffn_post_norm;    // [model_dim], or empty
-  std::vector<FeedForward> ffn;                  // one, or one per expert
-  Linear ffn_router;                             // [n_experts] outputs, where there are experts
-  FeedForward ffn_shared;                        // where the layer has a shared expert
-  std::vector<float> ffn_shared_gate;            // [model_dim], or empty
+  // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
+  Linear attn_q, attn_k, attn_v, attn_output;
+  Linear conv_in, conv_out;  // [3 * model_dim], [model_dim], of a short convolution
+  std::vector<float> conv;   // [n_conv_taps][channels], the latest token's last
+  // Of a delta net: [conv_dim], [value_dim], [model_dim] outputs; the gates [n_value_heads] each, or both in
+  // one matrix.
+  Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;
+  std::vector<float> delta_a, delta_bias, delta_norm;  // [n_value_heads] twice, [head_dim]
+  std::vector<float> delta_q_scale, delta_k_scale;     // [head_dim] factors of normed queries and keys
+  std::vector<float> attn_q_norm, attn_k_norm;         // [key_dim] or [q_dim] and [k_dim], or empty
+  std::vector<float> attn_sinks;                       // [n_heads], or empty
+  std::vector<float> attn_v_norm;                      // [value_dim] ones, where values are normed
+  std::vector<float> ffn_norm, ffn_post_norm;          // [model_dim], or empty
+  std::vector<FeedForward> ffn;                        // one, or one per expert
+  Linear ffn_router;                                   // [n_experts] outputs, where there are experts
+  std::vector<float> ffn_router_bias;                  // [n_experts], or empty
+  FeedForward ffn_shared;                              // where the layer has a shared expert
+  std::vector<float> ffn_shared_gate;                  // [model_dim], or empty
   // The input of the layer per token: what it is of the embedding, how much of it, and where it goes.
   Linear token_input_proj;                   // [token_input_dim] outputs
   Linear token_input_gate, token_input_out;  // [token_input_dim], [model_dim] outputs
@@ -42,7 +51,7 @@ struct LayerWeights {
 
 class Weights {
  public:
-  // Where a tensor goes: a matrix or a vector.
+  // Where a tensor goes: a matrix or a vector, or several, which are kept column by column.
   struct Slot {
     PackedMatrix* matrix = nullptr;
     std::vector<float>* vector = nullptr;

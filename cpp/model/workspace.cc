@@ -31,11 +31,14 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
     return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
   });
   const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
-  const size_t out_dim = config.widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
+  const size_t out_dim =
+      config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
+  const size_t mixed_dim =
+      config.widest([&](const LayerSpec& layer) { return layer.mixed_dim(config.model_dim); });
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   norm = arena.take<float>(rows_at_once * config.model_dim);
-  qkv = arena.take<float>(n_rows * qkv_dim);
+  qkv = arena.take<float>(std::max(n_rows * qkv_dim, rows_at_once * mixed_dim));
   attended = arena.take<float>(n_rows * out_dim);
   gate = arena.take<float>(rows_at_once * ffn_dim);
   up = arena.take<float>(rows_at_once * ffn_dim);

@@ -28,8 +28,9 @@ struct Activations {
   float* x;         // [n][model_dim] residual stream
   float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
                     // normed or scaled
-  float* qkv;       // [n][qkv_dim] of one sequence in one layer
-  float* attended;  // [n][out_dim] likewise
+  float* qkv;       // [n][qkv_dim] of one sequence in one layer, or [rows_at_once][mixed_dim] without
+                    // attention
+  float* attended;  // [n][mixer_out_dim] likewise
   float* gate;      // [rows_at_once][ffn_dim]
   float* up;        // [rows_at_once][ffn_dim]
   uint8_t* packed;  // rows_at_once 8-bit rows of the widest matmul input

@@ -7,7 +7,7 @@ namespace {
 
 // Floats of a thread: q, weights, o, then m, l, memory_m and two rows of factors.
 size_t tile_floats(const AttentionSizes& sizes) {
-  const size_t per_row = sizes.key_words + sizes.weight_stride + sizes.o_stride + 5;
+  const size_t per_row = sizes.query_words + sizes.weight_stride + sizes.o_stride + 5;
   return round_up(sizes.tile_rows * per_row, kAlignment / sizeof(float));
 }
 
@@ -16,11 +16,10 @@ size_t tile_floats(const AttentionSizes& sizes) {
 void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const AttentionSizes& sizes,
                             size_t n_threads) {
   const size_t n_heads = shape.heads.n_kv_heads;
-  const size_t value_words = sizes.o_stride / sizes.values_per_word;  // of a key, in the mean
   batch_k = arena.take<float>(n_heads * sizes.batch_keys * sizes.key_words);
-  batch_v = arena.take<float>(n_heads * sizes.batch_keys * value_words);
+  batch_v = arena.take<float>(n_heads * sizes.batch_keys * sizes.value_words);
   gather_k = arena.take<float>(n_heads * sizes.gather_keys * sizes.key_words);
-  gather_v = arena.take<float>(n_heads * sizes.gather_keys * value_words);
+  gather_v = arena.take<float>(n_heads * sizes.gather_keys * sizes.value_words);
   m = arena.take<float>(shape.batch_size * shape.heads.n_heads);
   l = arena.take<float>(shape.batch_size * shape.heads.n_heads);
   if (sizes.is_scoring) {
@@ -55,7 +54,7 @@ TileScratch AttentionBuffers::tile_scratch(const AttentionSizes& sizes, const At
   tile.l = take_rows(1);
   scratch.memory_m = take_rows(1);
   scratch.factors = take_rows(2);
-  tile.q = take_rows(sizes.key_words);
+  tile.q = take_rows(sizes.query_words);
   return scratch;
 }
 

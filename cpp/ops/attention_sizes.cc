@@ -16,7 +16,7 @@ constexpr size_t kPieceKeys = 1024;
 // Bounds the partial column sums of a chunk.
 constexpr size_t kMaxTasks = 32;
 
-constexpr const char* kPrecisionNames[kAttentionPrecisions] = {"f32", "bf16", "f16"};
+constexpr const char* kPrecisionNames[kAttentionPrecisions] = {"f32", "bf16", "f16", "int8"};
 
 }  // namespace
 
@@ -27,7 +27,7 @@ const char* attention_precision_name(AttentionPrecision precision) {
 AttentionPrecision parse_attention_precision(const std::string& name) {
   const auto* end = std::end(kPrecisionNames);
   const auto* found = std::find(std::begin(kPrecisionNames), end, name);
-  EH2O_CHECK(found != end, "precision = '", name, "' is not f32, bf16 or f16");
+  EH2O_CHECK(found != end, "precision = '", name, "' is not f32, bf16, f16 or int8");
   return static_cast<AttentionPrecision>(found - std::begin(kPrecisionNames));
 }
 
@@ -69,19 +69,24 @@ void AttentionShape::check() const {
 
 AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& shape,
                                const PolicyNeeds& needs) {
+  const AttentionKernels& kernels = attention_kernels(table, shape.precision);
+  const size_t key_dim = shape.heads.key_dim, values_per_word = kernels.values_per_word;
   is_scoring = needs.column_sums != ColumnSums::kNone;
-  panel_cols = table.layout.panel_cols;
-  values_per_word = attention_kernels(table, shape.precision).values_per_word;
-  key_words = shape.heads.key_dim / values_per_word;
-  o_stride = round_up(shape.heads.value_dim, panel_cols);
+  is_int8 = shape.precision == AttentionPrecision::kInt8;
+  key_block = kernels.key_block;
+  o_stride = round_up(shape.heads.value_dim, table.layout.panel_cols);
+  query_words = is_int8 ? byte_query_words(key_dim) : key_dim / values_per_word;
+  key_words = is_int8 ? byte_key_words(key_dim) : key_dim / values_per_word;
+  value_words = is_int8 ? byte_value_words(o_stride) : o_stride / values_per_word;
+  value_step = is_int8 ? value_words : table.layout.panel_cols / values_per_word;
   const size_t chunk = shape.longest_chunk();
-  chunk_keys = round_up(chunk, panel_cols);
+  chunk_keys = round_up(chunk, key_block);
   n_chunks = ceil_div(std::min(shape.batch_size, shape.max_context), shape.chunk_size);
   batch_keys = n_chunks * chunk_keys;
-  piece_keys = std::min(kPieceKeys, round_up(shape.max_context, panel_cols));
+  piece_keys = std::min(kPieceKeys, round_up(shape.max_context, key_block));
 
-  const size_t synthetic_keys = round_up(needs.max_synthetic, panel_cols);
-  memory_keys = is_scoring ? round_up(needs.max_scored_memory, panel_cols) : 0;
+  const size_t synthetic_keys = round_up(needs.max_synthetic, key_block);
+  memory_keys = is_scoring ? round_up(needs.max_scored_memory, key_block) : 0;
   gather_keys = std::max(piece_keys, memory_keys) + synthetic_keys;
   block_keys = std::max(piece_keys, synthetic_keys);
   if (needs.column_sums == ColumnSums::kPerPart) block_keys = std::max({block_keys, chunk_keys, memory_keys});
@@ -89,7 +94,7 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
     block_keys = std::max(block_keys, memory_keys + std::max(chunk_keys, synthetic_keys));
   }
   // The odd multiple of a cache line keeps the rows of a tile out of each other's cache sets.
-  weight_stride = block_keys + 16;
+  weight_stride = is_int8 ? round_up(weight_words(block_keys), 32) + 16 : block_keys + 16;
 
   const size_t group_size = shape.heads.group_size(), float_rows = table.layout.float_rows;
   const size_t max_rows = std::clamp(kTileWeights / weight_stride, 2 * float_rows, kMaxTileRows);
@@ -98,6 +103,10 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   const size_t n_tiles = ceil_div(chunk, tile_queries);
   tiles_per_task = ceil_div(n_tiles, kMaxTasks);
   n_tasks = ceil_div(n_tiles, tiles_per_task);
+}
+
+size_t AttentionSizes::weight_words(size_t n_keys) const {
+  return is_int8 ? byte_weight_words(n_keys) : n_keys;  // f32 logits, before they become other words
 }
 
 }  // namespace edgeh2o

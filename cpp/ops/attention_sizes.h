@@ -13,7 +13,7 @@ namespace edgeh2o {
 // The table's kernels of a precision. Throws std::invalid_argument if it has none.
 const AttentionKernels& attention_kernels(const KernelTable& table, AttentionPrecision precision);
 
-// "f32", "bf16", "f16".
+// "f32", "bf16", "f16", "int8".
 const char* attention_precision_name(AttentionPrecision precision);
 
 // Throws std::invalid_argument for other names.
@@ -22,7 +22,7 @@ AttentionPrecision parse_attention_precision(const std::string& name);
 // Names of the precisions that the table has kernels of.
 std::vector<std::string> attention_precisions(const KernelTable& table);
 
-// The heads of a layer.
+// The heads of a layer; of a layer without attention all is 0.
 struct AttentionHeads {
   size_t n_heads = 0, n_kv_heads = 0;
   size_t key_dim = 0, value_dim = 0;  // of a head
@@ -30,6 +30,7 @@ struct AttentionHeads {
   float soft_cap = 0.0f;   // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   size_t kv_distance = 0;  // the keys and values are those of so many layers before; 0: the layer's own
 
+  bool is_none() const { return n_heads == 0; }
   bool has_own_kv() const { return kv_distance == 0; }
   size_t group_size() const { return n_heads / n_kv_heads; }
   size_t q_dim() const { return n_heads * key_dim; }
@@ -51,15 +52,20 @@ struct AttentionShape {
   void check() const;  // throws std::invalid_argument
 };
 
-// "Keys" counts columns: rounded up to whole panels.
+// "Keys" counts columns: rounded up to whole blocks of keys. Words: see AttentionPiece.
 struct AttentionSizes {
   AttentionSizes(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs);
 
+  size_t weight_words(size_t n_keys) const;  // of a row
+
   bool is_scoring;
-  size_t panel_cols;
-  size_t values_per_word;
+  bool is_int8;
+  size_t key_block;
+  size_t query_words;  // of a packed row
   size_t key_words;    // of a packed key
   size_t o_stride;     // value_dim rounded up to panels
+  size_t value_words;  // of a packed key's values, in the mean
+  size_t value_step;   // words between the values of two keys
   size_t chunk_keys;   // between the starts of two chunks in the batch panels
   size_t n_chunks;     // most chunks of a call
   size_t batch_keys;   // all chunks of a call

@@ -212,7 +212,7 @@ void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_
 template <typename F>
 void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t thread, const F& f) const {
   const size_t group_size = heads_.group_size(), width = group_size * heads_.key_dim;
-  const size_t row_words = sizes_.key_words;
+  const size_t row_words = sizes_.query_words;
   const size_t end = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
   LoadedTile tile{buffers_.tile_scratch(sizes_, shape_, thread), {}, 0};
   float* q = const_cast<float*>(tile.scratch.tile.q);  // kernels only read it
@@ -221,7 +221,8 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     const size_t token = task.chunk.begin - call.plan.first_position + first;
     for (size_t i = 0; i < n_queries; ++i) {
       const float* row = call.q.row(token + i) + task.kv_head * width;
-      kernels_.pack_queries(q + i * group_size * row_words, row, heads_.scale * kLog2E, width);
+      kernels_.pack_queries(q + i * group_size * row_words, row, heads_.scale * kLog2E, group_size,
+                            heads_.key_dim);
     }
     const size_t n_rows = n_queries * group_size;
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
@@ -253,12 +254,12 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
   const bool is_whole = is_scored(call, task.kv_head);
   const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
   const size_t step = is_whole ? task.chunk.size() : sizes_.piece_keys;
-  if (is_whole && is_joint(call)) part.weights += sizes_.memory_keys;
-  // The first piece begins at most a panel before the first key of the tile's first query, so that it holds a
-  // key of every query's window.
+  if (is_whole && is_joint(call)) part.weights += sizes_.weight_words(sizes_.memory_keys);
+  // The first piece begins at most a block of keys before the first key of the tile's first query, so that it
+  // holds a key of every query's window.
   const ptrdiff_t n_hidden = first_seen(tile.first_query, call.window);
   const size_t first_key =
-      static_cast<size_t>(std::max<ptrdiff_t>(0, n_hidden)) / sizes_.panel_cols * sizes_.panel_cols;
+      static_cast<size_t>(std::max<ptrdiff_t>(0, n_hidden)) / sizes_.key_block * sizes_.key_block;
   for (size_t begin = first_key; begin < n_visible; begin += step) {
     AttentionPiece piece =
         rounds_.batch_piece(task.kv_head, task.chunk_idx, begin, std::min(step, task.chunk.size() - begin));
@@ -280,7 +281,8 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
   for (size_t i = 0; i < work.n_pieces; ++i) {
     AttentionTile part = tile.scratch.tile;
     const bool has_sums = work.is_scored && i == 0 && work.memory.n_positions() > 0;
-    if (work.is_scored && is_joint(call) && !has_sums) part.weights += sizes_.memory_keys;
+    if (work.is_scored && is_joint(call) && !has_sums)
+      part.weights += sizes_.weight_words(sizes_.memory_keys);
     AttentionPiece piece = work.pieces[i];
     if (call.window > 0) piece.n_hidden += static_cast<ptrdiff_t>(tile.first_query);
     if (piece.n_hidden >= static_cast<ptrdiff_t>(piece.n_keys)) continue;
@@ -336,12 +338,12 @@ float* ChunkedAttention::memory_sums(size_t kv_head, size_t task_idx) const {
   return buffers_.memory_sums + (kv_head * sizes_.n_tasks + task_idx) * sizes_.memory_keys;
 }
 
-// The sums of a task's tiles reach as far as its last query sees, in whole panels.
+// The sums of a task's tiles reach as far as its last query sees, in whole blocks of keys.
 void ChunkedAttention::clear_sums(const Call& call, const Task& task, bool with_intra,
                                   bool with_memory) const {
   if (!wants_sums(call, task)) return;
   const auto clear = [&](float* sums, size_t n_keys) {
-    std::memset(sums, 0, round_up(n_keys, sizes_.panel_cols) * sizeof(float));
+    std::memset(sums, 0, round_up(n_keys, sizes_.key_block) * sizeof(float));
   };
   if (with_intra) {
     const size_t n_keys = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());

@@ -3,9 +3,15 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "ops/decode_attention.h"
 
 namespace edgeh2o {
+namespace {
+
+constexpr size_t kPartsPerThread = 2;
+
+}  // namespace
 
 void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
                      MatView<float> out) const {
@@ -19,18 +25,26 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
   if (has_policy) prompt.choose(*policy, plan.table, kv, n_prompt);
   // Listed positions last until the next choice; tokens that read ranges wait for the others.
   for (size_t token = 0, first = 0; token < q.rows; ++token) {
-    bool is_listed = false;
-    for (size_t kv_head = 0; kv_head < plan.shape.heads.n_kv_heads; ++kv_head) {
-      const size_t own = position + token;
+    const size_t own = position + token;
+    const auto set_memory = [&](size_t kv_head) {
       const PromptMemory::Rows* rows = has_policy ? prompt.rows(kv_head) : nullptr;
       if (rows) {
         attention.set_memory(token - first, kv_head, *rows, prompt.n_tokens(), own);
-        continue;
+        return false;
       }
-      const MemorySet memory =
-          asks_policy ? select(q.row(token), kv, own, kv_head) : MemorySet::all_seen(own, window);
+      const MemorySet memory = asks_policy ? policy->select(Phase::kDecode, first_slot + kv_head,
+                                                            input(q.row(token), kv, own, kv_head))
+                                           : MemorySet::all_seen(own, window);
+      EH2O_DASSERT(memory.is_valid(own) && memory.synthetic.count == 0);
       attention.set_memory(token - first, kv_head, memory, own);
-      is_listed |= memory.positions != nullptr;
+      return memory.positions != nullptr;
+    };
+    const size_t n_kv_heads = plan.shape.heads.n_kv_heads;
+    bool is_listed = asks_policy && score(q.row(token), kv, own);
+    if (is_listed) {
+      parallel_for(n_kv_heads, [&](size_t kv_head, size_t) { set_memory(kv_head); });
+    } else {
+      for (size_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) is_listed |= set_memory(kv_head);
     }
     if (asks_policy) policy->end_layer();
     if (is_listed || token + 1 == q.rows) {
@@ -41,17 +55,30 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
   }
 }
 
-MemorySet DecodeCall::select(const float* q, const LayerKv& kv, size_t position, size_t kv_head) const {
+// Whether the policy scores what it chooses from; in parts, because few heads of a layer may choose at all.
+bool DecodeCall::score(const float* q, const LayerKv& kv, size_t position) const {
+  const size_t n_kv_heads = plan.shape.heads.n_kv_heads, n_parts = kPartsPerThread * n_threads;
+  bool is_wanted = false;
+  for (size_t head = 0; head < n_kv_heads; ++head) {
+    is_wanted |= policy->prepare_decode(first_slot + head, input(q, kv, position, head));
+  }
+  if (!is_wanted) return false;
+  parallel_for(n_kv_heads * n_parts, [&](size_t task, size_t) {
+    const size_t head = task / n_parts;
+    policy->score_decode(first_slot + head, input(q, kv, position, head), task % n_parts, n_parts);
+  });
+  return true;
+}
+
+SelectionInput DecodeCall::input(const float* q, const LayerKv& kv, size_t position, size_t kv_head) const {
   const size_t width = plan.shape.heads.group_size() * plan.shape.heads.key_dim;
-  const MemorySet memory = policy->select(Phase::kDecode, first_slot + kv_head,
-                                          {{position, position + 1},
-                                           {q + kv_head * width, 1, width, width},
-                                           kv.k(kv_head),
-                                           kv.v(kv_head),
-                                           plan.table.add_kv_rows_f32,
-                                           nullptr});
-  EH2O_DASSERT(memory.is_valid(position) && memory.synthetic.count == 0);
-  return memory;
+  return {{position, position + 1},
+          {q + kv_head * width, 1, width, width},
+          kv.k(kv_head),
+          kv.v(kv_head),
+          plan.table.add_kv_rows_f32,
+          nullptr,
+          &pages};
 }
 
 }  // namespace edgeh2o

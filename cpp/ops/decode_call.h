@@ -21,13 +21,15 @@ struct DecodeCall {
   size_t first_slot;     // the policy's, of the layer's first KV head
   uint8_t* scratch;      // plan.scratch_bytes(n_threads) bytes, of anything
   size_t n_threads;
+  PageKernels pages{plan.table.store_kv_row_f32, plan.table.score_blocks_f32};
 
   // q [n][q_dim] after rotary embedding, out [n][out_dim].
   void run(MatView<const float> q, const LayerKv& kv, size_t position, size_t window,
            MatView<float> out) const;
 
  private:
-  MemorySet select(const float* q, const LayerKv& kv, size_t position, size_t kv_head) const;
+  bool score(const float* q, const LayerKv& kv, size_t position) const;
+  SelectionInput input(const float* q, const LayerKv& kv, size_t position, size_t kv_head) const;
 };
 
 }  // namespace edgeh2o

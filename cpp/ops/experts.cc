@@ -12,19 +12,27 @@ namespace {
 // As llama.cpp: the smallest normal number of half precision, lest nothing be divided by nothing.
 constexpr float kLeastSum = 6.103515625e-5f;
 
-void route_row(const float* logits, const ExpertRoutes& routes, int32_t* chosen, float* probabilities) {
+void route_row(const float* logits, const RoutingRule& rule, const ExpertRoutes& routes, int32_t* chosen,
+               float* probabilities) {
   const float highest = *std::max_element(logits, logits + routes.n_experts);
   float sum = 0.0f;
-  for (size_t e = 0; e < routes.n_experts; ++e) sum += std::exp(logits[e] - highest);
+  for (size_t e = 0; !rule.is_sigmoid && e < routes.n_experts; ++e) sum += std::exp(logits[e] - highest);
+  const auto probability = [&](size_t e) {
+    return rule.is_sigmoid ? 1.0f / (1.0f + std::exp(-logits[e])) : std::exp(logits[e] - highest) / sum;
+  };
+  // Logits and their probabilities are in one order; only with biases do the latter have to be known.
+  const auto rank = [&](size_t e) { return rule.biases ? probability(e) + rule.biases[e] : logits[e]; };
   for (size_t i = 0; i < routes.n_used; ++i) {
     int32_t best = -1;
+    float best_rank = 0.0f;
     for (size_t e = 0; e < routes.n_experts; ++e) {
       const auto expert = static_cast<int32_t>(e);
       if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
-      if (best < 0 || logits[e] > logits[best]) best = expert;
+      const float own = rank(e);
+      if (best < 0 || own > best_rank) best = expert, best_rank = own;
     }
     chosen[i] = best;
-    probabilities[i] = std::exp(logits[best] - highest) / sum;
+    probabilities[i] = probability(static_cast<size_t>(best));
   }
 }
 
@@ -39,10 +47,10 @@ ExpertRoutes::ExpertRoutes(size_t max_rows, size_t n_experts, size_t n_used, Are
       chosen(arena.take<int32_t>(max_rows * n_used)),
       probabilities(arena.take<float>(max_rows * n_used)) {}
 
-void route_rows(MatView<const float> logits, bool is_normalised, ExpertRoutes& routes) {
+void route_rows(MatView<const float> logits, const RoutingRule& rule, ExpertRoutes& routes) {
   const size_t n_used = routes.n_used, n_entries = logits.rows * n_used;
   parallel_for(logits.rows, [&](size_t row, size_t) {
-    route_row(logits.data + row * logits.stride, routes, routes.chosen + row * n_used,
+    route_row(logits.data + row * logits.stride, rule, routes, routes.chosen + row * n_used,
               routes.probabilities + row * n_used);
   });
   // Counting sort: begin[e + 1] counts expert e, then becomes the end of its entries.
@@ -51,8 +59,8 @@ void route_rows(MatView<const float> logits, bool is_normalised, ExpertRoutes& r
   for (size_t e = 0; e < routes.n_experts; ++e) routes.begin[e + 1] += routes.begin[e];
   for (size_t row = logits.rows; row-- > 0;) {
     const float* probabilities = routes.probabilities + row * n_used;
-    float sum = is_normalised ? 0.0f : 1.0f;
-    for (size_t i = 0; is_normalised && i < n_used; ++i) sum += probabilities[i];
+    float sum = rule.is_normalised ? 0.0f : 1.0f;
+    for (size_t i = 0; rule.is_normalised && i < n_used; ++i) sum += probabilities[i];
     for (size_t i = 0; i < n_used; ++i) {
       const size_t entry = --routes.begin[routes.chosen[row * n_used + i] + 1];
       routes.rows[entry] = static_cast<int32_t>(row);

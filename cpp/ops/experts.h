@@ -21,9 +21,16 @@ struct ExpertRoutes {
   float* probabilities;  // [n_rows][n_used] of the chosen ones
 };
 
-// Every row takes the n_used experts of highest softmax probability (of equal ones the first), weighted by
-// these probabilities, over their sum if is_normalised. logits [n_rows][n_experts].
-void route_rows(MatView<const float> logits, bool is_normalised, ExpertRoutes& routes);
+struct RoutingRule {
+  bool is_normalised = true;
+  bool is_sigmoid = false;
+  const float* biases = nullptr;  // [n_experts], or null
+};
+
+// Every row takes the n_used experts of highest probability plus bias (of equal ones the first), weighted by
+// their probabilities, over the sum of these if is_normalised. They are the softmax of the logits
+// [n_rows][n_experts], or the sigmoid of each.
+void route_rows(MatView<const float> logits, const RoutingRule& rule, ExpertRoutes& routes);
 
 // An expert that every row goes through: entry i is row i, of share 1 or, with a gate [rows.cols], the
 // sigmoid of its product with the row.

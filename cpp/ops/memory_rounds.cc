@@ -8,7 +8,7 @@
 namespace edgeh2o {
 namespace {
 
-// Keys that one task turns into panels; a multiple of every panel width.
+// Keys that one task turns into panels; a multiple of every block of keys.
 constexpr size_t kPackKeys = 128;
 
 }  // namespace
@@ -28,8 +28,8 @@ AttentionPiece MemoryRounds::add_job(HeadWork& work, size_t kv_head, const Gathe
   work.jobs[work.n_jobs++] = job;
   AttentionPiece piece;
   piece.k = gather_k(kv_head) + job.dest_key * sizes_.key_words;
-  piece.v = gather_v(kv_head) + job.dest_key * sizes_.panel_cols / sizes_.values_per_word;
-  piece.v_panel_stride = sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word;
+  piece.v = gather_v(kv_head) + job.dest_key * sizes_.value_step;
+  piece.v_panel_stride = sizes_.gather_keys * sizes_.value_step;
   piece.n_keys = job.n_keys;
   piece.n_visible = static_cast<ptrdiff_t>(job.n_keys);
   return piece;
@@ -63,7 +63,7 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
         job.v = v.row(range.begin);
       }
       piece = add_job(work, kv_head, job);
-      n_gathered += round_up(n_keys, sizes_.panel_cols);
+      n_gathered += round_up(n_keys, sizes_.key_block);
     }
     if (work.first_seen != kNoneHidden) {
       piece.n_hidden = work.first_seen - static_cast<ptrdiff_t>(range.begin);
@@ -100,10 +100,9 @@ void MemoryRounds::gather() const {
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
       kernels_.pack_keys(job.k_type, gather_k(kv_head) + begin * sizes_.key_words,
                          job.k + first_row * kv_row_bytes(job.k_type, key_dim), positions, n_keys, key_dim);
-      kernels_.pack_values(job.v_type, gather_v(kv_head) + begin * sizes_.panel_cols / sizes_.values_per_word,
-                           sizes_.gather_keys * sizes_.panel_cols / sizes_.values_per_word,
-                           job.v + first_row * kv_row_bytes(job.v_type, value_dim), positions, n_keys,
-                           value_dim);
+      kernels_.pack_values(
+          job.v_type, gather_v(kv_head) + begin * sizes_.value_step, sizes_.gather_keys * sizes_.value_step,
+          job.v + first_row * kv_row_bytes(job.v_type, value_dim), positions, n_keys, value_dim);
     }
   });
 }
@@ -113,9 +112,8 @@ AttentionPiece MemoryRounds::batch_piece(size_t kv_head, size_t chunk_idx, size_
   const size_t key = chunk_idx * sizes_.chunk_keys + begin;
   AttentionPiece piece;
   piece.k = buffers_.batch_k + (kv_head * sizes_.batch_keys + key) * sizes_.key_words;
-  piece.v = buffers_.batch_v + (kv_head * sizes_.batch_keys * sizes_.o_stride + key * sizes_.panel_cols) /
-                                   sizes_.values_per_word;
-  piece.v_panel_stride = sizes_.batch_keys * sizes_.panel_cols / sizes_.values_per_word;
+  piece.v = buffers_.batch_v + kv_head * sizes_.batch_keys * sizes_.value_words + key * sizes_.value_step;
+  piece.v_panel_stride = sizes_.batch_keys * sizes_.value_step;
   piece.n_keys = n_keys;
   piece.n_visible = static_cast<ptrdiff_t>(n_keys);
   return piece;
@@ -140,14 +138,14 @@ void MemoryRounds::pack_batch(const LayerKv& kv, const ChunkPlan& plan) const {
 }
 
 // A range of positions that this call has packed already, if its panels are adjacent and begin at a whole
-// panel.
+// block.
 bool MemoryRounds::find_in_batch(size_t kv_head, const ChunkPlan& plan, PositionRange range,
                                  AttentionPiece* piece) const {
   if (range.begin < plan.first_position) return false;
   const size_t offset = range.begin - plan.first_position;
   const size_t chunk_idx = offset / plan.chunk_size, begin = offset % plan.chunk_size;
   const bool is_adjacent = plan.chunk_size == sizes_.chunk_keys || range.end <= plan.chunk(chunk_idx).end;
-  if (begin % sizes_.panel_cols != 0 || !is_adjacent) return false;
+  if (begin % sizes_.key_block != 0 || !is_adjacent) return false;
   *piece = batch_piece(kv_head, chunk_idx, begin, range.size());
   return true;
 }

@@ -28,7 +28,7 @@ class MemoryRounds {
   // Makes panels of the call's own tokens, in parallel.
   void pack_batch(const LayerKv& kv, const ChunkPlan& plan) const;
 
-  // Keys [begin, begin + n_keys) of a chunk of the call, as packed; begin is at the start of a panel.
+  // Keys [begin, begin + n_keys) of a chunk of the call, as packed; begin is at the start of a block of keys.
   AttentionPiece batch_piece(size_t kv_head, size_t chunk_idx, size_t begin, size_t n_keys) const;
 
  private:
@@ -38,7 +38,7 @@ class MemoryRounds {
     return buffers_.gather_k + kv_head * sizes_.gather_keys * sizes_.key_words;
   }
   float* gather_v(size_t kv_head) const {
-    return buffers_.gather_v + kv_head * sizes_.gather_keys * sizes_.o_stride / sizes_.values_per_word;
+    return buffers_.gather_v + kv_head * sizes_.gather_keys * sizes_.value_words;
   }
 
   const AttentionKernels& kernels_;

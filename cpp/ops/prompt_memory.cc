@@ -26,9 +26,7 @@ void gather_rows(const KernelTable& table, const KvRows& cached, const MemorySet
 PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer,
                            CacheTypes types, Arena& arena)
     : first_slot_(shape.first_slots[layer]), n_kv_heads_(shape.n_kv_heads(layer)) {
-  for (size_t head = 0; head < n_kv_heads_; ++head) {
-    is_used_ |= policy.prompt_rows(shape, first_slot_ + head) > 0;
-  }
+  is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;
   rows_ = arena.take<Rows>(n_kv_heads_);
   for (size_t head = 0; head < n_kv_heads_; ++head) {
@@ -46,13 +44,14 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
 
 void PromptMemory::choose(SparsePolicy& policy, const KernelTable& table, const LayerKv& kv,
                           size_t n_tokens) {
-  if (is_current_ || !is_used_ || reads_all_ || n_tokens == 0) return;
+  if (is_current_ || !is_used_ || n_tokens == 0) return;
+  const PageKernels pages{table.store_kv_row_f32, table.score_blocks_f32};
   parallel_for(n_kv_heads_, [&](size_t head, size_t) {
     rows_[head].is_chosen = false;
-    if (rows_[head].capacity == 0) return;
-    const MemorySet set =
-        policy.end_prompt(first_slot_ + head,
-                          {{n_tokens, n_tokens}, {}, kv.k(head), kv.v(head), table.add_kv_rows_f32, nullptr});
+    if (reads_all_ && rows_[head].capacity > 0) return;
+    const MemorySet set = policy.end_prompt(
+        first_slot_ + head,
+        {{n_tokens, n_tokens}, {}, kv.k(head), kv.v(head), table.add_kv_rows_f32, nullptr, &pages});
     EH2O_DASSERT(set.is_valid(n_tokens));
     if (set.positions) gather(table, kv, head, set);
   });

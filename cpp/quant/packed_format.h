@@ -14,8 +14,9 @@
 // with the offset removed (signed) where the ISA multiplies signed weights (PackLayout::signed_formats).
 //
 // Activations are packed in tiles of mr rows, one record per 32 values of depth:
-//   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 biased_sum8[2][mr] (-8 times the sum of all
-//   quants, and of the first 16, plus the ISA's kDotBias), s8[8][mr][4]
+//   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 starts[4][mr], s8[8][mr][4]
+// starts are where dot products with unsigned weights begin: the ISA's kDotBias minus 8 and 128 times the sum
+// of all quants, and minus 32 times that of the first 16 and of the last 16.
 #pragma once
 
 #include <cstddef>
@@ -123,7 +124,7 @@ constexpr size_t max_unpacked_per_column() {
 }
 
 // Bytes per row and record of packed activations.
-inline constexpr size_t kActivationHeaderPerRow = 16;
+inline constexpr size_t kActivationHeaderPerRow = 24;
 inline constexpr size_t kActivationRecordPerRow = kActivationHeaderPerRow + kBlock;
 
 }  // namespace edgeh2o

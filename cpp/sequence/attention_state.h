@@ -36,10 +36,8 @@ class AttentionState final : public LayerState {
   // Stores k [n][k_dim] and v [n][v_dim] as the rows of the next n positions.
   void append(MatView<const float> k, MatView<const float> v);
 
-  // Of rows that are kept elsewhere, on a device.
-  void advance(size_t n_tokens) { n_tokens_ += n_tokens; }
-
   size_t n_tokens() const override { return n_tokens_; }
+  void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
   void rewind(size_t n_tokens) override { n_tokens_ = n_tokens; }
   void save(ByteWriter&) const override {}
   void load(size_t n_tokens, ByteReader&) override { n_tokens_ = n_tokens; }

@@ -4,8 +4,16 @@
 #include <cstddef>
 
 #include "base/byte_stream.h"
+#include "ops/attention_sizes.h"
 
 namespace edgeh2o {
+
+// What a layer keeps of the tokens: keys and values of its heads, or, without heads, a recurrent state of so
+// many numbers.
+struct LayerKeeps {
+  AttentionHeads heads;
+  size_t n_recurrent = 0;
+};
 
 class LayerState {
  public:
@@ -14,7 +22,10 @@ class LayerState {
   // Tokens that the layer has read.
   virtual size_t n_tokens() const = 0;
 
-  // Forgets the tokens from n_tokens on.
+  // Counts tokens that what is kept holds already.
+  virtual void advance(size_t n_tokens) = 0;
+
+  // Forgets the tokens from n_tokens on, if it can.
   virtual void rewind(size_t n_tokens) = 0;
 
   // Saved states: all but cached rows, which are read and written where they lie. `load` takes bytes from

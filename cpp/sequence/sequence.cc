@@ -23,28 +23,36 @@ bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
 }
 
 // Checks all shapes; gives the plans, and the plan of every layer.
-std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                                       const SparsePolicy& policy, const SequenceShape& shape,
                                       std::vector<size_t>* plan_of_layer = nullptr) {
   EH2O_CHECK(!layers.empty(), "n_layers must be at least 1");
   for (size_t i = 0; i < layers.size(); ++i) {
-    attention_shape(layers[i], shape);
-    const size_t distance = layers[i].kv_distance;
-    EH2O_CHECK(distance <= i, "layer ", i, " reads keys and values of ", distance, " layers before it");
-    const AttentionHeads& source = layers[i - distance];
-    EH2O_CHECK(source.has_own_kv() && source.n_kv_heads == layers[i].n_kv_heads &&
-                   source.key_dim == layers[i].key_dim && source.value_dim == layers[i].value_dim,
+    const AttentionHeads& heads = layers[i].heads;
+    EH2O_CHECK(heads.is_none() == (layers[i].n_recurrent > 0), "layer ", i,
+               " must have either attention or a recurrent state");
+    if (heads.is_none()) continue;
+    attention_shape(heads, shape);
+    EH2O_CHECK(heads.kv_distance <= i, "layer ", i, " reads keys and values of ", heads.kv_distance,
+               " layers before it");
+    const AttentionHeads& source = layers[i - heads.kv_distance].heads;
+    EH2O_CHECK(source.has_own_kv() && source.n_kv_heads == heads.n_kv_heads &&
+                   source.key_dim == heads.key_dim && source.value_dim == heads.value_dim,
                "layer ", i, " reads keys and values of heads of another shape");
   }
   const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape));
   std::vector<AttentionPlan> plans;
-  for (const AttentionHeads& heads : layers) {
+  for (const LayerKeeps& layer : layers) {
+    const AttentionHeads& heads = layer.heads;
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const AttentionPlan& plan) {
       return are_equal(plan.shape.heads, heads);
     });
     if (plan_of_layer) plan_of_layer->push_back(static_cast<size_t>(found - plans.begin()));
-    if (found == plans.end()) plans.emplace_back(table, attention_shape(heads, shape), needs);
+    if (found == plans.end() && !heads.is_none()) {
+      plans.emplace_back(table, attention_shape(heads, shape), needs);
+    }
   }
+  EH2O_CHECK(!plans.empty(), "no layer has attention; models without any are not supported");
   return plans;
 }
 
@@ -56,17 +64,19 @@ size_t most_scratch(const std::vector<AttentionPlan>& plans, size_t n_threads) {
 
 }  // namespace
 
-PolicyShape Sequence::policy_shape(const std::vector<AttentionHeads>& layers, const SequenceShape& shape) {
+PolicyShape Sequence::policy_shape(const std::vector<LayerKeeps>& layers, const SequenceShape& shape) {
   PolicyShape result;
   result.max_context = shape.max_context;
   result.chunk_size = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
-  for (const AttentionHeads& heads : layers) {
-    result.add_layer(heads.n_kv_heads, {0, 0, heads.group_size(), heads.key_dim, heads.value_dim});
+  for (const LayerKeeps& layer : layers) {
+    const AttentionHeads& heads = layer.heads;
+    const size_t group_size = heads.is_none() ? 0 : heads.group_size();
+    result.add_layer(heads.n_kv_heads, {0, 0, group_size, heads.key_dim, heads.value_dim});
   }
   return result;
 }
 
-Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                    std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape)
     : shape_(shape), policy_(std::move(policy)) {
   EH2O_CHECK(shape.guard.limit >= 0.0, "the limit of the attention's error is ", shape.guard.limit,
@@ -77,13 +87,20 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
   const auto make_layers = [&] {
     layers_.clear();
     for (size_t i = 0; i < layers.size(); ++i) {
-      std::unique_ptr<AttentionState> own;
-      if (layers[i].has_own_kv()) {
-        own =
-            std::make_unique<AttentionState>(table, layers[i], shape.cache_types, shape.max_context, arena_);
+      const AttentionHeads& heads = layers[i].heads;
+      std::unique_ptr<AttentionState> rows;
+      std::unique_ptr<RecurrentState> recurrent;
+      if (heads.is_none()) {
+        recurrent = std::make_unique<RecurrentState>(layers[i].n_recurrent, arena_);
+      } else if (heads.has_own_kv()) {
+        rows = std::make_unique<AttentionState>(table, heads, shape.cache_types, shape.max_context, arena_);
       }
-      AttentionState* state = own ? own.get() : layers_[i - layers[i].kv_distance].state;
+      AttentionState* attention = rows || recurrent ? rows.get() : layers_[i - heads.kv_distance].attention;
+      RecurrentState* state = recurrent.get();
+      std::unique_ptr<LayerState> own = std::move(rows);
+      if (recurrent) own = std::move(recurrent);
       layers_.push_back({std::move(own),
+                         attention,
                          state,
                          plan_of_layer[i],
                          PromptMemory(*policy_, told, i, shape.cache_types, arena_),
@@ -93,41 +110,53 @@ Sequence::Sequence(const KernelTable& table, const std::vector<AttentionHeads>& 
   make_layers();
   arena_.allocate();
   make_layers();
+  for (const LayerKeeps& layer : layers) n_attending_ += !layer.heads.is_none();
   tokens_.reserve(shape.max_context);
   ahead_.reserve(shape.batch_size);
   allow_errors();
   policy_->begin_session(told);
 }
 
-SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                                        const SparsePolicy& policy, const SequenceShape& shape,
                                        size_t n_threads) {
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
   const PolicyShape told = policy_shape(layers, shape);
-  Arena counter;
+  Arena rows, recurrent;
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (layers[i].has_own_kv())
-      AttentionState(table, layers[i], shape.cache_types, shape.max_context, counter);
-    PromptMemory(policy, told, i, shape.cache_types, counter);
+    const AttentionHeads& heads = layers[i].heads;
+    if (heads.is_none()) {
+      RecurrentState(layers[i].n_recurrent, recurrent);
+    } else if (heads.has_own_kv()) {
+      AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
+    }
+    PromptMemory(policy, told, i, shape.cache_types, rows);
   }
-  return {counter.used(), most_scratch(plans, n_threads), policy.state_bytes(told)};
+  return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told)};
 }
 
 size_t Sequence::scratch_bytes(size_t n_threads) const { return most_scratch(plans_, n_threads); }
 
 size_t Sequence::position() const {
   if (is_broken_) return call_begin_;
-  const size_t position = layers_[0].state->n_tokens();
+  const size_t position = layers_[0].own->n_tokens();
   for (const Layer& layer : layers_) {
-    EH2O_CHECK(layer.state->n_tokens() == position, "the layers hold different numbers of tokens");
+    EH2O_CHECK(!layer.own || layer.own->n_tokens() == position,
+               "the layers hold different numbers of tokens");
   }
   return position;
 }
 
-uint64_t Sequence::pairs_computed(size_t n_attending) const {
+uint64_t Sequence::pairs_computed(size_t n_layers) const {
   size_t n_heads = 0;
-  for (size_t i = 0; i < n_attending; ++i) n_heads += layers_[i].state->n_kv_heads();
+  for (size_t i = 0; i < n_layers; ++i) n_heads += attends(i) ? layer(i).n_kv_heads() : 0;
   return n_pairs_ / std::max<size_t>(1, n_heads);
+}
+
+uint64_t Sequence::pairs_dense(size_t n_layers) const {
+  size_t n_attending = 0;
+  for (size_t i = 0; i < n_layers; ++i) n_attending += attends(i);
+  return n_pairs_dense_ / std::max<size_t>(1, n_attending);
 }
 
 void Sequence::begin_call() {
@@ -167,7 +196,7 @@ void Sequence::accept(size_t n) {
 }
 
 void Sequence::allow_errors() {
-  error_left_ = shape_.guard.limit * static_cast<double>(layers_.size());
+  error_left_ = shape_.guard.limit * static_cast<double>(n_attending_);
   n_repeats_ = 0;
 }
 
@@ -183,7 +212,7 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   };
   // A window over everything: the policy is neither asked nor told.
   const size_t everything = first + q.rows;
-  const bool is_hopeless = is_guarded && n_repeats_ >= std::max<size_t>(1, layers_.size() / kMaxRepeats);
+  const bool is_hopeless = is_guarded && n_repeats_ >= std::max<size_t>(1, n_attending_ / kMaxRepeats);
   uint64_t n_pairs = run(is_hopeless ? everything : window);
   if (is_hopeless) {
     ++n_dense_reads_;
@@ -206,141 +235,6 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
     layers_[layer].error += error;
   }
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
-}
-
-void Sequence::rewind_layers(size_t position) {
-  ahead_.clear();
-  for (Layer& layer : layers_) {
-    if (layer.own) layer.own->rewind(position);
-  }
-  tokens_.resize(std::min(tokens_.size(), position));
-}
-
-void Sequence::reset() {
-  policy_->begin_prompt();
-  rewind_layers(0);
-  marks_.clear();
-  end_prefill(0);
-  n_pairs_ = n_pairs_dense_ = 0;
-  for (Layer& layer : layers_) {
-    layer.error = {};
-    layer.prompt.read_all(false);
-  }
-  n_dense_reads_ = 0;
-  allow_errors();
-  is_broken_ = false;
-}
-
-bool Sequence::mark() {
-  check_whole();
-  if (!policy_->can_be_saved()) return false;
-  const size_t now = position();
-  if (marks_.empty() || marks_.back().position < now) marks_.push_back({now, save_state()});
-  return true;
-}
-
-size_t Sequence::find_mark(size_t position) const {
-  if (!is_broken_ && prefill_end_ <= position) return std::min(position, this->position());
-  size_t found = 0;
-  for (const Mark& mark : marks_) {
-    if (mark.position <= position) found = mark.position;
-  }
-  return found;
-}
-
-void Sequence::rewind(size_t position) {
-  EH2O_CHECK(position <= this->position(), "cannot go back to position ", position, ": the tokens end at ",
-             this->position());
-  if (!is_broken_ && prefill_end_ <= position) {
-    rewind_layers(position);
-    policy_->rewind(position);
-    while (!marks_.empty() && marks_.back().position > position) marks_.pop_back();
-    return;
-  }
-  if (position == 0) return reset();
-  const auto found = std::find_if(marks_.begin(), marks_.end(),
-                                  [position](const Mark& mark) { return mark.position == position; });
-  EH2O_CHECK(found != marks_.end(), "cannot go back to position ", position, ": the prompt ends at ",
-             prefill_end_, " and nothing is noted of the state there");
-  std::vector<Mark> marks(std::make_move_iterator(marks_.begin()), std::make_move_iterator(found + 1));
-  std::vector<int32_t> tokens = std::move(tokens_);
-  load_state({marks.back().state.data(), marks.back().state.size()});
-  tokens.resize(std::min(tokens.size(), position));
-  tokens_ = std::move(tokens);
-  marks_ = std::move(marks);
-}
-
-std::vector<size_t> Sequence::marks() const {
-  std::vector<size_t> positions;
-  for (const Mark& mark : marks_) positions.push_back(mark.position);
-  return positions;
-}
-
-void Sequence::copy_from(const Sequence& other, size_t position) {
-  EH2O_CHECK(this != &other, "a sequence cannot be copied to itself");
-  const auto found = std::find_if(other.marks_.begin(), other.marks_.end(),
-                                  [position](const Mark& mark) { return mark.position == position; });
-  EH2O_CHECK(found != other.marks_.end(), "nothing is noted of the state at position ", position);
-  EH2O_CHECK(layers_.size() == other.layers_.size() && policy_->describe() == other.policy_->describe(),
-             "the other sequence is of another model or policy");
-  load_state({found->state.data(), found->state.size()});
-  const auto copy_rows = [position](const KvRows& to, const KvRows& from) {
-    const auto n_bytes = static_cast<size_t>(to.row(position) - to.row(0));
-    EH2O_CHECK(to.type == from.type && to.head_dim == from.head_dim, "the rows of the caches differ");
-    std::memcpy(to.row(0), from.row(0), n_bytes);
-  };
-  try {
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const LayerKv &to = layer(i).rows(), &from = other.layer(i).rows();
-      EH2O_CHECK(layer(i).n_kv_heads() == other.layer(i).n_kv_heads(), "layer ", i, " has other KV heads");
-      for (size_t head = 0; head < layer(i).n_kv_heads(); ++head) {
-        copy_rows(to.k(head), from.k(head));
-        copy_rows(to.v(head), from.v(head));
-      }
-    }
-  } catch (...) {
-    reset();
-    throw;
-  }
-  const Span<const int32_t> tokens = other.tokens();
-  tokens_.assign(tokens.data, tokens.data + position);
-  marks_.assign(other.marks_.begin(), found + 1);
-}
-
-std::vector<uint8_t> Sequence::save_state() const {
-  EH2O_CHECK(!is_broken_, "the last call was interrupted: there is no state to save");
-  ByteWriter out;
-  out.put<uint64_t>(position());
-  out.put<uint64_t>(prefill_end_);
-  out.put<uint64_t>(n_pairs_dense_);
-  out.put<uint64_t>(n_pairs_);
-  for (const Layer& layer : layers_) {
-    if (layer.own) layer.own->save(out);
-    if (ends_prompts()) out.put<uint8_t>(layer.prompt.reads_all());
-  }
-  policy_->save(position(), out);
-  return out.bytes();
-}
-
-void Sequence::load_state(Span<const uint8_t> state) {
-  reset();
-  ByteReader in(state);
-  try {
-    const size_t position = in.take_at_most<uint64_t>(shape_.max_context, "the number of tokens");
-    end_prefill(in.take_at_most<uint64_t>(position, "the end of the prompt"));
-    n_pairs_dense_ = in.take<uint64_t>();
-    n_pairs_ = in.take<uint64_t>();
-    for (Layer& layer : layers_) {
-      if (layer.own) layer.own->load(position, in);
-      if (ends_prompts())
-        layer.prompt.read_all(in.take_at_most<uint8_t>(1, "whether a layer reads all") == 1);
-    }
-    policy_->load(position, in);
-    in.check_end();
-  } catch (...) {
-    reset();
-    throw;
-  }
 }
 
 }  // namespace edgeh2o

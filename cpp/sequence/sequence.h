@@ -13,9 +13,11 @@
 #include "base/arena.h"
 #include "base/mat_view.h"
 #include "ops/chunked_attention.h"
+#include "ops/decode_attention.h"
 #include "ops/decode_call.h"
 #include "ops/error_sample.h"
 #include "sequence/attention_state.h"
+#include "sequence/recurrent_state.h"
 #include "sparse/sparse_policy.h"
 
 namespace edgeh2o {
@@ -43,22 +45,23 @@ struct SequenceShape {
 // Bytes by purpose.
 struct SequenceBytes {
   size_t kv_cache;         // and what generated tokens read of the prompt, where that is gathered
+  size_t recurrent;        // states of the layers without attention
   size_t scratch, policy;  // scratch: of a workspace, for the widest layer
 };
 
 class Sequence {
  public:
-  // layers: the heads of every layer. Throws std::invalid_argument for sizes that do not fit together and for
+  // layers: what every layer keeps. Throws std::invalid_argument for sizes that do not fit together and for
   // a policy that serves another sequence, std::bad_alloc when memory runs out.
-  Sequence(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+  Sequence(const KernelTable& table, const std::vector<LayerKeeps>& layers,
            std::shared_ptr<SparsePolicy> policy, const SequenceShape& shape);
   ~Sequence() { policy_->end_session(); }
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
   // What a policy is told of sequences of this shape.
-  static PolicyShape policy_shape(const std::vector<AttentionHeads>& layers, const SequenceShape& shape);
-  static SequenceBytes estimate_bytes(const KernelTable& table, const std::vector<AttentionHeads>& layers,
+  static PolicyShape policy_shape(const std::vector<LayerKeeps>& layers, const SequenceShape& shape);
+  static SequenceBytes estimate_bytes(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                                       const SparsePolicy& policy, const SequenceShape& shape,
                                       size_t n_threads);
 
@@ -85,9 +88,14 @@ class Sequence {
   void attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
               size_t n_threads, MatView<float> out);
 
-  AttentionState& layer(size_t i) { return *layers_[i].state; }
-  const AttentionState& layer(size_t i) const { return *layers_[i].state; }
-  bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }  // else layer(i) is another's
+  AttentionState& layer(size_t i) { return *layers_[i].attention; }
+  const AttentionState& layer(size_t i) const { return *layers_[i].attention; }
+  bool attends(size_t i) const { return layers_[i].attention != nullptr; }  // else there is no layer(i)
+  // Whether layer(i) is the layer's own, not another's.
+  bool has_own_rows(size_t i) const { return attends(i) && layers_[i].own != nullptr; }
+  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }  // of a layer without attention
+  // Whether there are such layers: tokens then cannot be taken back one by one, nor looked at ahead.
+  bool is_recurrent() const { return n_attending_ < layers_.size(); }
 
   // Tokens that all layers have read, before the call that is running or was interrupted. Throws
   // std::invalid_argument while the layers differ.
@@ -106,6 +114,9 @@ class Sequence {
   void append_ahead(Span<const int32_t> tokens);
   void accept(size_t n);
   size_t n_ahead() const { return ahead_.size(); }
+  size_t max_decode_tokens() const {
+    return is_recurrent() ? 1 : std::min(kMaxDecodeTokens, shape_.batch_size);
+  }
 
   // A call begins, and has ended well. One that did not leaves the sequence broken: it must go back to a mark
   // or be reset before the next.
@@ -118,10 +129,10 @@ class Sequence {
   // computes without a sparse policy, per head. For attention that runs elsewhere; attend counts them.
   void count_pairs(uint64_t computed, uint64_t dense) { n_pairs_ += computed, n_pairs_dense_ += dense; }
 
-  // Pairs per head of the prompt so far, averaged over the layers that attend for all tokens: all, or all but
-  // the last.
-  uint64_t pairs_computed(size_t n_attending) const;
-  uint64_t pairs_dense(size_t n_attending) const { return n_pairs_dense_ / std::max<size_t>(1, n_attending); }
+  // Pairs per head of the prompt so far, averaged over those of the first n_layers that attend. These are
+  // all that attend for all tokens: all, or all but the last.
+  uint64_t pairs_computed(size_t n_layers) const;
+  uint64_t pairs_dense(size_t n_layers) const;
 
   // Of the layer, over all calls since the last reset: what the guard measured and let pass.
   const AttentionError& error(size_t layer) const { return layers_[layer].error; }
@@ -131,8 +142,10 @@ class Sequence {
   void reset();
 
   // Notes the state at the position, so that rewind can go back to it. False if the policy cannot be saved.
+  // Where recurrent states are large, marks that lie closest to others are dropped, but for the latest.
   bool mark();
-  // The last position up to `position` that rewind can go to: every one from prefill_end on, marks, and 0.
+  // The last position up to `position` that rewind can go to: every one from prefill_end on, or, with
+  // recurrent layers, the last alone; marks, and 0.
   size_t find_mark(size_t position) const;
   // Forgets the tokens from `position` on. Throws std::invalid_argument for one that find_mark would not
   // name.
@@ -152,11 +165,16 @@ class Sequence {
   std::vector<uint8_t> save_state() const;
   void load_state(Span<const uint8_t> state);
 
+  // The state that is noted at each of `marks`, and the way back: a state with the marks that lie before it.
+  std::vector<Span<const uint8_t>> mark_states() const;
+  void load_states(Span<const uint8_t> state, const std::vector<Span<const uint8_t>>& marks);
+
  private:
   struct Layer {
-    std::unique_ptr<AttentionState> own;  // null where keys and values are another layer's
-    AttentionState* state;
-    size_t plan;
+    std::unique_ptr<LayerState> own;      // null where keys and values are another layer's
+    AttentionState* attention = nullptr;  // one of both
+    RecurrentState* recurrent = nullptr;
+    size_t plan;  // if it attends
     PromptMemory prompt;
     AttentionError error = {};
   };
@@ -165,6 +183,8 @@ class Sequence {
     std::vector<uint8_t> state;
   };
 
+  bool can_rewind_to(size_t position) const;  // without a mark
+  void drop_marks();
   void rewind_layers(size_t position);
   void allow_errors();
   bool ends_prompts() const { return plans_[0].needs.ends_prompts; }
@@ -173,7 +193,8 @@ class Sequence {
   std::shared_ptr<SparsePolicy> policy_;
   std::vector<AttentionPlan> plans_;  // one for all layers of equal heads
   std::vector<Layer> layers_;
-  Arena arena_;  // of the rows of all layers
+  size_t n_attending_ = 0;  // layers with attention
+  Arena arena_;             // of the rows of all layers
   std::vector<int32_t> tokens_;
   std::vector<int32_t> ahead_;  // whose rows follow those of the last token
   std::vector<Mark> marks_;     // ascending

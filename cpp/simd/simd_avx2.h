@@ -315,3 +315,5 @@ struct BlockDot {
 };
 
 }  // namespace edgeh2o::EH2O_ISA::simd
+
+#include "simd/bytes_avx2.h"

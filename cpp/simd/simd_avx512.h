@@ -268,3 +268,5 @@ struct BlockDot {
 };
 
 }  // namespace edgeh2o::EH2O_ISA::simd
+
+#include "simd/bytes_avx512.h"

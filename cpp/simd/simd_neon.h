@@ -380,3 +380,5 @@ struct BlockDot {
 };
 
 }  // namespace edgeh2o::EH2O_ISA::simd
+
+#include "simd/bytes_neon.h"

@@ -396,3 +396,5 @@ struct BlockDot {
 };
 
 }  // namespace edgeh2o::EH2O_ISA::simd
+
+#include "simd/bytes_scalar.h"

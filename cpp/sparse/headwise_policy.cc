@@ -8,6 +8,9 @@
 namespace edgeh2o {
 namespace {
 
+// Pages of 16 lose twice as much with as many positions.
+constexpr size_t kDecodePageSize = 4;
+
 const PolicyRegistration kRegistration("headwise", {"budgets"},
                                        [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
                                          HeadwiseOptions options;
@@ -22,6 +25,8 @@ const PolicyRegistration kRegistration("headwise", {"budgets"},
                                          options.n_tail = settings.count("tail", options.n_tail);
                                          options.decode_from =
                                              settings.count("decode_from", options.decode_from);
+                                         options.decode_pages =
+                                             settings.count("decode_pages", options.decode_pages);
                                          return std::make_shared<HeadwisePolicy>(options);
                                        });
 
@@ -31,7 +36,8 @@ HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
     : options_(options),
       hitters_({/*is_mean=*/true, options.decay}),
       landmarks_(options.page_size, options.max_past),
-      recall_(options.max_past) {
+      recall_(options.max_past),
+      pages_(kDecodePageSize, options.decode_pages, 2 * options.decode_pages) {
   check_budgets(options.budgets);
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
 }
@@ -80,6 +86,18 @@ std::vector<bool> HeadwisePolicy::recalls(const PolicyShape& shape) const {
   return result;
 }
 
+// Where every head reads its whole past, nothing is known of them, and generated tokens read it too.
+bool HeadwisePolicy::ends_prompts(const PolicyShape& shape) const {
+  const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
+  return options_.decode_from <= shape.max_context &&
+         std::any_of(options_.budgets.begin(), options_.budgets.end(), has_budget);
+}
+
+bool HeadwisePolicy::has_pages(const PolicyShape& shape) const {
+  return options_.decode_pages > 0 && ends_prompts(shape) &&
+         shape.max_context >= 2 * options_.decode_pages * kDecodePageSize;
+}
+
 PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   const std::vector<size_t> all = capacities(shape);
   const std::vector<bool> recall = recalls(shape);
@@ -87,7 +105,7 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   needs.n_dense_tail = options_.n_tail;
   needs.max_scored_memory = *std::max_element(all.begin(), all.end());
   if (needs.max_scored_memory > 0) needs.column_sums = ColumnSums::kJoint;
-  needs.ends_prompts = needs.max_scored_memory > 0 && options_.decode_from <= shape.max_context;
+  needs.ends_prompts = ends_prompts(shape);
   if (std::find(recall.begin(), recall.end(), true) != recall.end()) {
     needs.max_scored_pages = recall_.max_pages(shape);
   }
@@ -106,6 +124,9 @@ void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
   hitters_.take_buffers(arena, shape, all);
   landmarks_.take_buffers(arena, shape, has_landmarks);
   recall_.take_buffers(arena, shape, recall);
+  has_pages_.clear();
+  for (const size_t capacity : all) has_pages_.push_back(capacity == 0 && has_pages(shape));
+  pages_.take_buffers(arena, shape, has_pages_);
   max_prompt_positions_ = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     max_prompt_positions_ = std::max(max_prompt_positions_, prompt_positions(shape, i));
@@ -132,6 +153,7 @@ void HeadwisePolicy::begin_prompt() {
   hitters_.begin_prompt();
   recall_.begin_prompt();
   landmarks_.begin_prompt();
+  pages_.begin_prompt();
 }
 
 MemorySet HeadwisePolicy::select_memory(size_t slot, const SelectionInput& input) {
@@ -166,6 +188,7 @@ size_t HeadwisePolicy::prompt_rows(const PolicyShape& shape, size_t slot) const 
 }
 
 MemorySet HeadwisePolicy::end_prompt(size_t slot, const SelectionInput& input) {
+  if (chooses_pages(slot)) pages_.end_prompt(slot, input);
   const size_t n_tokens = input.chunk.begin, capacity = prompt_positions(shape(), slot);
   const bool has_budget = is_scored(slot);  // set_budgets may have taken it away
   if (!has_budget || n_tokens < options_.decode_from || n_tokens <= capacity) {
@@ -175,6 +198,10 @@ MemorySet HeadwisePolicy::end_prompt(size_t slot, const SelectionInput& input) {
   MemorySet set = hitters_.peek(slot, input, forced(capacity), capacity, positions);
   set.synthetic = landmarks_.summarise(slot, input, set);
   return set;
+}
+
+MemorySet HeadwisePolicy::select_decode(size_t slot, const SelectionInput& input) {
+  return chooses_pages(slot) ? pages_.select_decode(slot, input) : MemorySet::all_of({0, input.chunk.begin});
 }
 
 MemorySet HeadwisePolicy::memory(size_t slot) const {

@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "sparse/heavy_hitters.h"
 #include "sparse/landmarks.h"
+#include "sparse/page_choice.h"
 #include "sparse/page_recall.h"
 #include "sparse/sparse_policy.h"
 
@@ -27,6 +28,9 @@ struct HeadwiseOptions {
   // Generated tokens read, of a prompt of this length or more, what its last chunk and the memory sets hold,
   // and landmarks of the rest; SIZE_MAX: everything.
   size_t decode_from = SIZE_MAX;
+  // Pages of kDecodePageSize positions that a head without a budget reads then, each generated token its own,
+  // of prompts with at least twice as many; 0: all.
+  size_t decode_pages = 512;
 };
 
 class HeadwisePolicy final : public SparsePolicy {
@@ -46,6 +50,13 @@ class HeadwisePolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  bool chooses_in_decode() const override { return has_pages(shape()); }
+  bool prepare_decode(size_t slot, const SelectionInput& input) override {
+    return chooses_pages(slot) && pages_.prepare_decode(slot, input);
+  }
+  void score_decode(size_t slot, const SelectionInput& input, size_t part, size_t n_parts) override {
+    if (chooses_pages(slot)) pages_.score_decode(slot, input, part, n_parts);
+  }
   size_t prompt_rows(const PolicyShape& shape, size_t slot) const override;
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override;
   // Landmarks are made again from the cached rows.
@@ -57,11 +68,16 @@ class HeadwisePolicy final : public SparsePolicy {
 
  protected:
   MemorySet select_memory(size_t slot, const SelectionInput& input) override;
+  MemorySet select_decode(size_t slot, const SelectionInput& input) override;
   void allocate(const PolicyShape& shape) override;
 
  private:
   std::vector<size_t> capacities(const PolicyShape& shape) const;  // 0: the whole past
   std::vector<bool> recalls(const PolicyShape& shape) const;       // full heads that may need pages
+  bool ends_prompts(const PolicyShape& shape) const;
+  bool has_pages(const PolicyShape& shape) const;
+  // A head without a budget since the session began: set_budgets may have taken others away.
+  bool chooses_pages(size_t slot) const { return has_pages_[slot] && !is_scored(slot); }
   size_t prompt_positions(const PolicyShape& shape, size_t slot) const;
   HeavyHitters::Forced forced(size_t capacity) const;
   void take_buffers(Arena& arena, const PolicyShape& shape);
@@ -72,10 +88,12 @@ class HeadwisePolicy final : public SparsePolicy {
   HeavyHitters hitters_;
   Landmarks landmarks_;
   PageRecall recall_;
+  PageChoice pages_;
   Arena arena_;
   MemorySet* full_memory_ = nullptr;  // [n_slots] what the latest chunk of a full head read
   int32_t* prompt_memory_ = nullptr;  // [max_kv_heads][most positions of end_prompt]: layer by layer
   size_t max_prompt_positions_ = 0;
+  std::vector<bool> has_pages_;  // [n_slots]
 };
 
 }  // namespace edgeh2o

@@ -130,6 +130,17 @@ class PageScorer {
                      float* out) const = 0;
 };
 
+// What pages are kept and scored with in decode; see page_bounds.h.
+struct PageKernels {
+  // One row of the type.
+  void (*store_row)(CacheType type, uint8_t* out, const float* x, size_t head_dim) = nullptr;
+  // out[n_rows][out_stride] = products of the query rows with the pages of n_blocks blocks, over n_channels
+  // channels: those listed, or the first if that is null.
+  void (*score_blocks)(float* out, size_t out_stride, const float* q, size_t q_stride, size_t n_rows,
+                       const int32_t* channels, size_t n_channels, const void* blocks, size_t n_blocks,
+                       size_t width) = nullptr;
+};
+
 enum class Phase : uint8_t { kPrefill, kDecode };
 
 // What a choice may look at. In decode the chunk is one generated token.
@@ -140,7 +151,8 @@ struct SelectionInput {
   // out[head_dim] += the rows at `positions`, or rows 0 to n_rows - 1 if that is null.
   void (*add_kv_rows)(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                       size_t head_dim) = nullptr;
-  const PageScorer* page_scorer = nullptr;  // for as many pages as needs() says; null in decode
+  const PageScorer* page_scorer = nullptr;    // for as many pages as needs() says; null in decode
+  const PageKernels* page_kernels = nullptr;  // in decode and at the end of a prompt
 };
 
 class SparsePolicy {
@@ -185,12 +197,19 @@ class SparsePolicy {
   // What generated tokens read of the prompt, besides all that was generated: asked before the first of them,
   // if needs() says so, where input.chunk is {n, n} after a prompt of n tokens and there are no queries.
   // Either {0, n}, or at most prompt_rows(slot) positions and synthetic rows. It must depend on the prompt
-  // alone, and leave its state as it is: it is asked again when a saved prompt is taken up. A slot that has
-  // no prompt_rows is asked by select_decode, token by token.
+  // alone, and leave its scores as they are: it is asked again when a saved prompt is taken up. A slot that
+  // has no prompt_rows is told that the prompt ends, and is asked by select_decode, token by token.
   virtual size_t prompt_rows(const PolicyShape& /*shape*/, size_t /*slot*/) const { return 0; }
   virtual MemorySet end_prompt(size_t /*slot*/, const SelectionInput& input) {
     return MemorySet::all_of({0, input.chunk.begin});
   }
+
+  // Before select_decode of the slots of a layer: prepare_decode of each, and, if one of them says so,
+  // score_decode of all for part 0 to n_parts - 1 of what they choose from, in parallel. What comes out must
+  // not depend on n_parts.
+  virtual bool prepare_decode(size_t /*slot*/, const SelectionInput& /*input*/) { return false; }
+  virtual void score_decode(size_t /*slot*/, const SelectionInput& /*input*/, size_t /*part*/,
+                            size_t /*n_parts*/) {}
 
   // Called once after the choices of every layer of a call, by the calling thread; the one place where a
   // policy may throw.

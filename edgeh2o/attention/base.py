@@ -111,8 +111,8 @@ class SparseAttentionConfig(ABC):
         """
         return None
 
-    def decoding_densely(self) -> Self:
-        """These settings, where generated tokens read everything."""
+    def decoding_densely(self) -> SparseAttentionConfig:
+        """Settings that read prompts as these do, and where generated tokens read everything."""
         return self
 
     def holding(self, saved: Mapping[str, Any]) -> Self:

@@ -137,6 +137,12 @@ class HeadwiseConfig(SparseAttentionConfig):
         "landmarks of the rest, and everything generated since",
         choices=DECODE_ATTENTIONS,
     )
+    decode_pages: int = option(
+        512,
+        "--decode-pages",
+        help="with --decode-attention headwise: pages of 4 tokens that a head without a budget "
+        "reads of prompts with at least twice as many, each generated token its own; 0 = all",
+    )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
@@ -156,7 +162,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         check_real(
             self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
         )
-        for name in ("local", "sinks", "landmark_size", "max_past", "tail"):
+        for name in ("local", "sinks", "landmark_size", "max_past", "tail", "decode_pages"):
             check_int(self, name, 0)
         if self.decode_attention not in DECODE_ATTENTIONS:
             raise UsageError(
@@ -246,7 +252,9 @@ class HeadwiseConfig(SparseAttentionConfig):
         from .. import _core
 
         chosen = self.choose_budgets(model)
-        decode = {"decode_from": DECODE_FROM} if self.decode_attention == "headwise" else {}
+        decode = {}
+        if self.decode_attention == "headwise":
+            decode = {"decode_from": DECODE_FROM, "decode_pages": self.decode_pages}
         return _core.headwise_policy(
             chosen.per_head,
             local=self.local,
@@ -350,13 +358,17 @@ class HeadwiseConfig(SparseAttentionConfig):
             "landmark_size": self.landmark_size,
             "max_past": self.max_past,
             "tail": self.tail,
-            **({} if self.decode_attention == "dense" else {"decode": self.decode_attention}),
+            **(
+                {}
+                if self.decode_attention == "dense"
+                else {"decode": self.decode_attention, "decode_pages": self.decode_pages}
+            ),
         }
 
     def to_dict(self) -> dict[str, Any]:
         values = SparseAttentionConfig.to_dict(self)
         if self.decode_attention == "dense":  # as in session files that know of nothing else
-            del values["decode_attention"]
+            del values["decode_attention"], values["decode_pages"]
         return values
 
 

@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory of prompts kept to go on from (default: a quarter of what is free)",
     )
+    parser.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="answer on the workers of this Dask scheduler, such as tcp://10.0.0.1:8786; MODEL is "
+        "a path or a name there (needs edgeh2o[dask])",
+    )
     group = parser.add_argument_group("chat")
     group.add_argument("--chat-template", metavar="FILE", help="as that of run")
     group.add_argument("--chat-template-kwargs", metavar="JSON", help="as that of run")
@@ -90,6 +96,22 @@ def execute(args: argparse.Namespace) -> int:
         if all(item.digest in results.done for item in items):
             report(len(items), len(items))
             return 0
+        if args.dask is not None:
+            from ..serving.cluster_batch import WorkerSettings, run_on_cluster
+
+            settings = WorkerSettings(
+                model=options.model,
+                model_name=model_name(options.model),
+                runtime=options.runtime,
+                prefill=options.prefill,
+                attention=options.attention,
+                sampling=sampling,
+                template=read_template(args),
+                prefix_ram_bytes=args.prefix_cache_ram,
+            )
+            with leaving_on_signals():
+                n_failed = run_on_cluster(args.dask, settings, items, results, on_done=report)
+            return 1 if n_failed else 0
         with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
             bars.close()
             engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import SamplingParams
+from ..config import SHIFT_WHEN_FULL, SamplingParams
 from ..errors import EdgeH2OError, FormatError, UsageError
 from .answer import print_answer
 from .chat_options import (
@@ -174,6 +174,8 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
+        if self._sampling.context_full == SHIFT_WHEN_FULL:
+            self._drop_oldest()
         try:
             stream = self._llm.stream_chat(self.messages, self._sampling)
             is_complete = print_answer(stream, self._bars)
@@ -200,6 +202,22 @@ class Conversation:
             print_note(result.stats.format_table())
         elif self._is_interactive and not self._args.quiet:
             print_note(_summarise(result.stats))
+
+    def _drop_oldest(self) -> None:
+        """Leaves a quarter of the context to the answer: the oldest exchanges are forgotten."""
+        context = self._args.context_size or self._llm.config.context_length
+        template, n_before = self._llm.chat_template, len(self.messages)
+        first = int(self.messages[0]["role"] == "system")
+
+        def is_too_long() -> bool:
+            rendered = template.render(self.messages)
+            return 4 * len(template.encode_rendered(rendered)) > 3 * context
+
+        while len(self.messages) > first + 2 and is_too_long():
+            del self.messages[first : first + 2]
+        n_dropped = n_before - len(self.messages)
+        if n_dropped and not self._args.quiet:
+            print_note(f"(the context is full; the oldest {n_dropped} messages are forgotten)")
 
     def _answer_again(self) -> None:
         """Replaces the last answer, unless none comes. Another seed gives another one."""

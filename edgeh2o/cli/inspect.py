@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..engine.plan import RunPlan, SessionEstimate
     from ..formats.gguf import GgufFile
+    from ..formats.model_tensors import ModelTensors
     from ..model_config import DecoderConfig, ModelConfig
     from ..models.tensors import TensorBinding
     from ..tokenizer import Tokenizer
@@ -55,6 +56,7 @@ def execute(args: argparse.Namespace) -> int:
     from .. import isa
     from ..engine.plan import fit_chunks
     from ..formats.model_cache import resolve_model
+    from ..formats.safetensors import is_safetensors_folder
     from ..formats.split import open_model_file
     from ..onnx.folder import is_onnx
 
@@ -63,13 +65,18 @@ def execute(args: argparse.Namespace) -> int:
         isa.use(options.runtime.isa)
     path = resolve_model(options.model, on_message=print_note)
     options = replace(options, attention=fit_chunks(options.attention, options.prefill)[0])
-    if is_onnx(path):
+    is_folder = is_safetensors_folder(path)
+    if is_onnx(path) and not is_folder:
         if options.runtime.check_tensors or args.tensors:
             raise UsageError(
                 "inspect looks into the tensors of GGUF files only; "
                 "'edgeh2o run --check-tensors' checks those of ONNX models"
             )
         report = _report_onnx(path, options)
+    elif is_folder:
+        if options.runtime.check_tensors:
+            raise UsageError("weights of safetensors are checked whenever they are loaded")
+        report = _report_safetensors(path, options, lists_tensors=args.tensors)
     else:
         with open_model_file(path) as gguf:
             report = _report_gguf(path, gguf, options, lists_tensors=args.tensors)
@@ -94,7 +101,7 @@ def _report_gguf(
         ordinal = choose_device(options.runtime.device)
         if ordinal is not None:
             return _describe_device_memory(config, bindings, options, ordinal)
-        sizes = [binding.n_bytes for binding in bindings]
+        sizes = [binding.held_bytes for binding in bindings]
         estimate = partial(estimate_session_bytes, config)
         plan = _make_plan(config, options)
         return _describe_memory(plan, sum(sizes), mapped_bytes(sizes), estimate)
@@ -115,6 +122,31 @@ def _report_gguf(
         "attention": _try(lambda: _describe_attention(read_shape()[0], options)),
         "memory_bytes": _try(estimate_memory),
     }
+
+
+def _report_safetensors(
+    path: Path, options: ModelOptions, *, lists_tensors: bool
+) -> dict[str, Any]:
+    """Types and sizes are those that the weights get as they are loaded."""
+    from ..runners.safetensors import SafetensorsModelFile
+
+    with SafetensorsModelFile(path, options.runtime.quantize, options.runtime.rope) as file:
+        converted = file.converted
+        sizes = (file.n_weight_bytes, file.n_mapped_bytes)
+        return {
+            "file": str(path),
+            "metadata": {key: _describe(value) for key, value in converted.metadata.items()},
+            "tensors": _count_tensors(converted),
+            **({"tensor_list": _list_tensors(converted)} if lists_tensors else {}),
+            "tokenizer": _try(lambda: _describe_tokenizer(file.tokenizer)),
+            "chat_template": _try(lambda: _render(file.chat_template, file.tokenizer)),
+            "attention": _try(lambda: _describe_attention(file.config, options)),
+            "memory_bytes": _try(
+                lambda: _describe_memory(
+                    _make_plan(file.config, options), *sizes, file.estimate_session_bytes
+                )
+            ),
+        }
 
 
 def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
@@ -175,7 +207,7 @@ def _describe(value: Any) -> Any:
     return f"{len(value)} {kind}"
 
 
-def _count_tensors(gguf: GgufFile) -> dict[str, Any]:
+def _count_tensors(gguf: ModelTensors) -> dict[str, Any]:
     types: dict[str, dict[str, int]] = {}
     for info in gguf.tensors.values():
         entry = types.setdefault(info.type_name, {"tensors": 0, "elements": 0, "bytes": 0})
@@ -189,7 +221,7 @@ def _count_tensors(gguf: GgufFile) -> dict[str, Any]:
     return {**types, "all": total}
 
 
-def _list_tensors(gguf: GgufFile) -> dict[str, str]:
+def _list_tensors(gguf: ModelTensors) -> dict[str, str]:
     return {
         info.name: f"{info.type_name} {' x '.join(map(str, info.shape))}"
         for info in gguf.tensors.values()

@@ -49,6 +49,8 @@ _FLAGS = {
             "--yarn-ext-factor --yarn-attn-factor",
             _Flag("both follow from --rope-scale", "value", idle=("-1", "-1.0", "1", "1.0")),
         ),
+        ("--context-shift", _Flag("", "", "--context-full=shift")),
+        ("--no-context-shift", _Flag("", "", "--context-full=stop")),
         ("--prompt-cache", _Flag("", "value", "--session")),
         ("--prompt-cache-ro", _Flag("", "", "--session-read-only")),
     )
@@ -70,7 +72,7 @@ def translate_flag(word: str, after: list[str], known: Container[str]) -> list[s
     if not equals and after and (flag.takes == "value" or (flag.takes and after[0] in _SWITCHES)):
         value = after.pop(0)
     typed = f"{name} {value}".rstrip()
-    if flag.becomes in known:
+    if flag.becomes.partition("=")[0] in known:
         return [f"{flag.becomes}={value}" if flag.takes and value else flag.becomes]
     if flag.note and (flag.idle is None or value in flag.idle):
         warnings.warn(f"{typed} has no effect: {flag.note}", stacklevel=2)

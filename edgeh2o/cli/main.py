@@ -35,6 +35,7 @@ VERBS = (
     "agreement",
     "ablate",
     "heatmap",
+    "quantize",
     "export-onnx",
     "completion",
 )

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import PrefillConfig, RopeConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import UsageError
+from ..rope_config import RopeConfig
 from .attention_options import add_attention_options, read_attention
 from .options import add_config_options, read_config
 from .progress import ProgressBars, progress_on_stderr
@@ -45,7 +46,8 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         default=argparse.SUPPRESS,  # not to undo -m
-        help="GGUF file, folder of an ONNX model, or a known model such as smollm2-135m",
+        help="GGUF file, folder of safetensors or of an ONNX model, or a known model such as "
+        "smollm2-135m",
     )
     group.add_argument("-m", "--model", metavar="MODEL", help="MODEL given by a flag")
 
@@ -71,9 +73,7 @@ def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
 def read_model_options(args: argparse.Namespace) -> ModelOptions:
     """The parsed flags. Raises UsageError for a value out of range, or without a model."""
     if not args.model:
-        raise UsageError(
-            "no model given: name a GGUF file, the folder of an ONNX model, or smollm2-135m"
-        )
+        raise UsageError("no model given: name a GGUF file, the folder of a model, or smollm2-135m")
     attention = read_attention(args)
     prefill = read_config(args, PrefillConfig)
     prefill.with_chunk_size(attention.preferred_chunk_size)  # before the model is looked at
@@ -128,6 +128,7 @@ def open_model(
             check_tensors=runtime.check_tensors,
             device=runtime.device,
             rope=runtime.rope,
+            quantize=runtime.quantize,
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,

@@ -15,7 +15,9 @@ _TITLES = {
     "prefill": "Reading the prompt",
     "evaluate": "Evaluating",
     "calibrate": "Calibrating",
+    "quantise": "Writing the model",
 }
+_IN_BYTES = ("load", "quantise")
 
 
 class ProgressBars:
@@ -57,7 +59,9 @@ class ProgressBars:
             TimeRemainingColumn,
         )
 
-        counts = (DownloadColumn(),) if stage == "load" else (MofNCompleteColumn(), _rate_column())
+        counts = (
+            (DownloadColumn(),) if stage in _IN_BYTES else (MofNCompleteColumn(), _rate_column())
+        )
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

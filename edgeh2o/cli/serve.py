@@ -83,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory of conversations kept to go on from, such as 512M (default: a quarter of "
         "what is free once the model is loaded)",
     )
+    group.add_argument(
+        "--prefix-cache-disk",
+        type=parse_folder,
+        metavar="DIR,SIZE",
+        help="folder, and how much of it, for conversations that memory has no room for and "
+        "those of a server that ends (default: none)",
+    )
     template = parser.add_argument_group("chat")
     template.add_argument(
         "--chat-template",
@@ -130,7 +137,11 @@ def execute(args: argparse.Namespace) -> int:
     template = read_template(args)
     with listening, open_model(options, check=opened.append, **template) as (_, bars):
         bars.close()
-        engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
+        engine = AnswerEngine(
+            opened[0],
+            prefix_ram_bytes=args.prefix_cache_ram,
+            prefix_disk=args.prefix_cache_disk,
+        )
         settings = ServerSettings(
             model_name=args.alias or model_name(options.model),
             api_key=key,
@@ -170,6 +181,14 @@ def parse_size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512M or 2G")
     return int(float(match[1]) * 2 ** (10 * " KMG".index(match[2].upper() or " ")))
+
+
+def parse_folder(text: str) -> tuple[Path, int]:
+    """A folder and bytes of "/var/cache/edgeh2o,20G", for argparse."""
+    folder, comma, size = text.rpartition(",")
+    if not comma or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder and size such as /var/cache/x,20G")
+    return Path(folder), parse_size(size)
 
 
 def _read_key(args: argparse.Namespace) -> str | None:

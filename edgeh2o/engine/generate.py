@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import SamplingParams
+from ..config import SHIFT_WHEN_FULL, SamplingParams
 from ..errors import EdgeH2OError
 from ..host import memory
 from ..runners.base import attention_error, plan_calls
 from ._sampler import Sampler
+from .full_context import check_shift, shift_context
 from .lookup import start_lookup
 from .results import FinishReason, GenerationResult
 from .stats import GenerationStats
@@ -65,7 +66,8 @@ class Generation:
     batches of ``batch_size``. ``learner`` looks on while the prompt is read, ``processor`` changes
     the logits that tokens are drawn from. ``run`` are the fields of the statistics that are known
     before. Counters and times, in seconds, are kept while it runs, so that they can be read after
-    an interrupt too. Raises UsageError for a lookup that the runner has not got.
+    an interrupt too. Raises UsageError for a lookup that the runner has not got, and for a context
+    that is too short to go on past its end.
     """
 
     def __init__(
@@ -100,6 +102,10 @@ class Generation:
         self.pairs_dense = 0
         self.attention_error: float | None = None
         self.layers_read_densely = 0
+        self.context_shifts = 0
+        self._shifts = sampling.context_full == SHIFT_WHEN_FULL
+        if self._shifts:
+            check_shift(runner.max_context)
         self.runner = runner
         self.lookup = start_lookup(runner, prompt, sampling)
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
@@ -148,6 +154,8 @@ class Generation:
                 yield token
                 if token.finish_reason is not None:
                     return
+                if self.runner.position >= self.runner.max_context:
+                    self._shift_context()
                 logits = decode(token.token_id)
                 token = self._next_token(sampler, logits, first_token_at)
         except KeyboardInterrupt:
@@ -191,6 +199,15 @@ class Generation:
         if self._learner is not None:
             self._learner.finish()
         return logits
+
+    def _shift_context(self) -> None:
+        """Makes room in a full context, before the latest token is appended."""
+        kept = shift_context(
+            self.runner, self.n_prompt_tokens, self.batch_size, stays_open=self._stays_open
+        )
+        self.context_shifts += 1
+        if self.lookup is not None:
+            self.lookup.begin_again(kept)
 
     def _plan_calls(self) -> Iterator[slice]:
         """The calls of the prompt: first what has to be learnt from before the rest is read."""
@@ -264,7 +281,7 @@ class Generation:
             self._text_starts.append(self._n_characters)
             self._n_characters += len(piece)
             text = self._stop_matcher.push(piece)
-            is_full = self.runner.position >= self.runner.max_context
+            is_full = not self._shifts and self.runner.position >= self.runner.max_context
             if self._stop_matcher.stopped:
                 self.finish_reason = "stop"
             elif is_full or len(self.token_ids) == self._sampling.max_tokens:
@@ -310,6 +327,7 @@ class Generation:
             pairs_dense=self.pairs_dense,
             attention_error=self.attention_error,
             layers_read_densely=self.layers_read_densely,
+            context_shifts=self.context_shifts,
             **({} if self.lookup is None else self.lookup.counts()),
         )
         return GenerationResult(

@@ -123,7 +123,8 @@ class LookupDecoder:
         self._index: NgramIndex | None = None
         self._most = min(runner.max_decode_tokens - 1, length or MAX_LOOKUP)
         self._lengths = DraftLength() if length is None else None
-        self._n_left = n_tokens if n_tokens >= 0 else runner.max_context
+        self._is_limited = n_tokens >= 0
+        self._n_left = n_tokens if self._is_limited else runner.max_context
         # Drafted tokens that were not reached yet, last first, and the logits after each.
         self._ahead: list[tuple[int, NDArray[np.float32]]] = []
         self._n_calls = self._n_drafted = self._n_accepted = 0
@@ -135,6 +136,12 @@ class LookupDecoder:
             "drafted_tokens": self._n_drafted,
             "accepted_tokens": self._n_accepted,
         }
+
+    def begin_again(self, tokens: NDArray[np.int32]) -> None:
+        """The runner holds ``tokens`` [n] now, and no draft is left."""
+        self._prompt, self._index, self._ahead = tokens, None, []
+        if not self._is_limited:
+            self._n_left = self._runner.max_context
 
     def advance(self, token: int) -> NDArray[np.float32]:
         """Appends ``token``, the latest drawn; returns the logits [vocab_size] after it."""
@@ -174,6 +181,7 @@ class LookupDecoder:
         self._ahead = []
         if draft:
             rows = self._runner.decode_batch(np.array([token, *draft], np.int32))
+            draft = draft[: len(rows) - 1]  # those that were looked at
             self._ahead = list(zip(draft, rows[1:], strict=True))[::-1]
             logits: NDArray[np.float32] = rows[0]
         else:
@@ -201,9 +209,10 @@ def start_lookup(
         if is_auto:
             return None
         raise UsageError(
-            f"lookup (--lookup) {sampling.lookup} is for GGUF models on the CPU: elsewhere the "
-            "result of a token depends on how many go together, so that the text would change; "
-            "use --lookup auto or off"
+            f"lookup (--lookup) {sampling.lookup} is for GGUF models on the CPU whose layers all "
+            "attend: elsewhere the result of a token depends on how many go together, so that the "
+            "text would change, or a guess that was wrong cannot be taken back; use --lookup auto "
+            "or off"
         )
     length = None if is_auto else int(sampling.lookup)
     tokens = np.asarray(prompt, np.int32)

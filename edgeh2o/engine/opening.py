@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from .. import isa as instruction_sets
-from ..config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..formats.model_cache import resolve_model
+from ..formats.safetensors import is_safetensors_folder
 from ..host import memory
 from ..onnx.folder import is_onnx
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .plan import RunPlan, fit_chunks
 
 if TYPE_CHECKING:
@@ -51,13 +53,32 @@ def import_answering() -> None:
 
 
 def open_model(
-    path: Path, device: _core.Device | None = None, rope: RopeConfig = ROPE_OF_FILE
+    path: Path,
+    device: _core.Device | None = None,
+    rope: RopeConfig = ROPE_OF_FILE,
+    *,
+    quantize: str | None = None,
 ) -> ModelFile:
-    """Opens a GGUF file, or the folder or ``.onnx`` file of an ONNX model, for a GPU if given.
+    """Opens a GGUF file, a folder of safetensors, or the folder or ``.onnx`` file of an ONNX model.
 
+    For a GPU if that is given. ``quantize`` is the type that the matrices of safetensors get.
     Raises FormatError for a file that cannot be run, ResourceError for one that cannot be read,
     UsageError if packages for it are missing, it does not run on a GPU, or cannot have ``rope``.
     """
+    if is_safetensors_folder(path):
+        if device is not None:
+            raise UsageError(
+                f"{path}: safetensors do not run on a GPU; write a GGUF file with "
+                "'edgeh2o quantize' and run that, or use --device cpu"
+            )
+        from ..runners.safetensors import SafetensorsModelFile
+
+        return SafetensorsModelFile(path, quantize, rope)
+    if quantize is not None:
+        raise UsageError(
+            f"{path}: quantize (--quantize) is for folders of safetensors; "
+            "'edgeh2o quantize' turns a GGUF file into another"
+        )
     if is_onnx(path):
         if rope != ROPE_OF_FILE:
             raise UsageError(
@@ -108,7 +129,7 @@ def load_session(
     path = resolve_model(model)
     opened: list[Session] = []
     device, place, has_memory = _open_device(runtime.device)
-    with open_model(path, device, runtime.rope) as file:
+    with open_model(path, device, runtime.rope, quantize=runtime.quantize) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
         import_answering()
         plan.check_load(file)

@@ -13,11 +13,12 @@ from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
 from ..attention.kept_profiles import PROFILE_TOKENS
-from ..config import ROPE_OF_FILE, PrefillConfig, RopeConfig, RuntimeConfig
+from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
 from ..model_config import ModelConfig
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ class RunPlan:
         for a budget table that cannot be used.
         """
         settings, chunk_size = fit_chunks(attention, prefill)
+        if device != "cpu" and prefill.max_error is not None:
+            raise UsageError(
+                "errors of the attention are not measured on a GPU yet; leave out "
+                "--max-attention-error, or use --device cpu"
+            )
         return cls(
             config=config,
             settings=settings,

@@ -110,7 +110,7 @@ class Session:
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._seed)
         prompt = opening()
-        self._transcript, self._generation = self._latest_transcript(), None
+        self._transcript, self._generation = self.transcript, None
         token_ids = prompt.encode(self._transcript if keep_cache else None)
         n_cached = 0
         if keep_cache:
@@ -304,17 +304,17 @@ class Session:
             self._generation, self._transcript = None, other._transcript
             self._is_open = True
 
-    @property
-    def transcript(self) -> Transcript | None:
-        """What the cache holds as text, where it was read as text."""
-        return self._latest_transcript()
-
     def forget(self) -> None:
         """Leaves nothing to go on from, and no word of it to save."""
         with self.access.call():
             self._generation = self._transcript = None
             if self.runner is not None:
                 self.runner.reset()
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """That of a session file which is made now."""
+        return self._running.fingerprint(self.model)
 
     @property
     def has_open_prompt(self) -> bool:
@@ -330,19 +330,18 @@ class Session:
         from .session_file import write_session
 
         with self.access.call():
-            transcript, runner = self._latest_transcript(), self.runner
+            transcript, runner = self.transcript, self.runner
             if runner is None or not self.has_open_prompt:
                 if not extra:
                     raise UsageError(
                         "there is no prompt to save: one must have been read with keep_cache"
                     )
                 runner, transcript = self.prepare(0, 0), None
-            # An interrupt may have left it broken.
-            runner.rewind(runner.find_mark(runner.position))
+            runner.rewind(runner.find_mark(runner.position))  # it may be broken
             document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
             write_session(
                 path,
-                fingerprint=self._running.fingerprint(self.model),
+                fingerprint=self.fingerprint,
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
@@ -375,8 +374,9 @@ class Session:
             self._generation, self._transcript, self._is_open = None, transcript, True
         return extra
 
-    def _latest_transcript(self) -> Transcript | None:
-        """What was read last, with as much of its answer as there is."""
+    @property
+    def transcript(self) -> Transcript | None:
+        """What the cache holds as text, with as much of its answer as there is."""
         generation = self._generation
         if self._transcript is None or generation is None:
             return self._transcript

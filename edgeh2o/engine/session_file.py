@@ -136,6 +136,28 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     return fingerprint if isinstance(fingerprint, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class SessionHead:
+    """What a file says of itself, unchecked: to choose among files, before one is opened."""
+
+    fingerprint: Mapping[str, Any]
+    token_ids: NDArray[np.int32]
+    core: bytes  # its beginning
+
+
+def peek_session(path: Path) -> SessionHead:
+    """Reads the head of a file. Raises as ``check_session_file`` does."""
+    with _open(path) as file:
+        header, (token_bytes, document_bytes, core_bytes, _, _) = _read_header(path, file)
+        tokens = np.frombuffer(_read_exactly(path, file, token_bytes // 4 * 4), "<i4")
+        file.seek(document_bytes + token_bytes % 4, os.SEEK_CUR)
+        core = _read_exactly(path, file, min(core_bytes, MAX_HEADER_BYTES))
+    fingerprint = header.get("fingerprint")
+    return SessionHead(
+        fingerprint if isinstance(fingerprint, dict) else {}, tokens.astype(np.int32), core
+    )
+
+
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
     try:

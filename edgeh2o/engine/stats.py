@@ -23,6 +23,8 @@ class GenerationStats:
     queries, None where nothing was; ``layers_read_densely`` counts layers of logical batches that
     were read densely because of it. With prompt lookup, ``decode_calls`` gave the tokens after the
     first, and ``accepted_tokens`` of the ``drafted_tokens`` were right; all are 0 without.
+    ``context_shifts`` counts how often a full context was cut to half and read again, which is part
+    of ``decode_s``.
     """
 
     model: str
@@ -55,6 +57,7 @@ class GenerationStats:
     decode_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    context_shifts: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, fit for JSON."""
@@ -63,7 +66,8 @@ class GenerationStats:
     @property
     def fills_context(self) -> bool:
         """Whether there is no room for another token: the last one drawn is not in the cache."""
-        return self.prompt_tokens + self.generated_tokens > self.context_size
+        n_tokens = self.prompt_tokens + self.generated_tokens
+        return self.context_shifts == 0 and n_tokens > self.context_size
 
     def format_table(self) -> str:
         """A few aligned lines for a terminal, without a final newline."""
@@ -90,6 +94,8 @@ class GenerationStats:
         ]
         if self.drafted_tokens:
             rows.insert(3, ("lookup", self._format_lookup()))
+        if self.context_shifts:
+            rows.insert(-1, ("context", f"full and cut to half {self.context_shifts:,} times"))
         attention_notes = [self._describe_error(), self.note]
         if any(attention_notes):
             rows.insert(-1, ("attention", "; ".join(filter(None, attention_notes))))

@@ -94,7 +94,9 @@ class Transcript:
         )
 
 
-def count_common(known: Sequence[int], prompt: Sequence[int] | NDArray[np.int32]) -> int:
+def count_common(
+    known: Sequence[int] | NDArray[np.int32], prompt: Sequence[int] | NDArray[np.int32]
+) -> int:
     """Length of the longest common beginning of two lists of tokens."""
     n_tokens = min(len(known), len(prompt))
     first, second = (np.asarray(tokens[:n_tokens], np.int32) for tokens in (known, prompt))

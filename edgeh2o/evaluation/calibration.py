@@ -100,6 +100,11 @@ def calibrate(
             "use a larger --length"
         )
     model = llm.model
+    if isinstance(llm.config, DecoderConfig) and llm.config.is_recurrent:
+        raise UsageError(
+            "calibration is for models all of whose layers attend, and some of this one do not; "
+            "give --budget, for all heads the same"
+        )
     require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
     if isinstance(llm.config, DecoderConfig) and not llm.config.has_like_layers:
         raise UsageError(

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .gguf import GgufFile
     from .gguf_header import TensorInfo
+    from .model_tensors import ModelTensors
 
 DIGEST_BYTES = 16
 # Read of either end of each tensor.
 SAMPLE_BYTES = 4096
 
 
-def fingerprint_file(file: GgufFile, tensors: Iterable[TensorInfo]) -> str:
+def fingerprint_file(file: ModelTensors, tensors: Iterable[TensorInfo]) -> str:
     """Hexadecimal digest of all metadata, and of the name, type, shape and ends of ``tensors``.
 
     Weights that differ only inside of tensors, beyond 4 KiB from either end, are not told apart.
@@ -37,7 +37,7 @@ def fingerprint_file(file: GgufFile, tensors: Iterable[TensorInfo]) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_weights(file: GgufFile) -> str:
+def fingerprint_weights(file: ModelTensors) -> str:
     """Hexadecimal digest that all quantisations of one model share, and no other model.
 
     It is made of the tensors' names and shapes and of the vectors' contents (norm weights,

@@ -30,7 +30,7 @@ def describe_foreign_file(start: bytes) -> str | None:
     if start.lstrip().lower().startswith(_HTML_STARTS):
         return "a web page; the link led to a page and not to the file, fetch the file itself"
     if len(start) >= 10 and start[8:9] == b"{" and struct.unpack_from("<Q", start)[0] < 2**32:
-        return "a safetensors file; convert it to GGUF with convert_hf_to_gguf.py of llama.cpp"
+        return "a safetensors file; give its folder, with config.json and tokenizer.json"
     is_onnx = (
         len(start) >= 3
         and start[0] == _ONNX_FIRST_FIELD

@@ -85,14 +85,14 @@ class GgufFile:
         Raises ``FormatError`` if the file has become shorter since it was opened and
         ``ResourceError`` if it cannot be read.
         """
-        return self.source(info)._read(info.offset, info.n_bytes)
+        return self.source(info).read(info.offset, info.n_bytes)
 
     def tensor_ends(self, info: TensorInfo, n_bytes: int) -> tuple[memoryview, memoryview]:
         """The first and the last ``n_bytes`` of a tensor, or all of it twice; as tensor_bytes."""
         owner = self.source(info)
         n_bytes = min(n_bytes, info.n_bytes)
         last = info.offset + info.n_bytes - n_bytes
-        return owner._read(info.offset, n_bytes), owner._read(last, n_bytes)
+        return owner.read(info.offset, n_bytes), owner.read(last, n_bytes)
 
     def source(self, info: TensorInfo) -> GgufFile:
         """The file that holds a tensor: this one or one that was joined to it."""
@@ -104,8 +104,9 @@ class GgufFile:
             raise ValueError(f"{self.path} is closed")
         return self._descriptor
 
-    def _read(self, offset: int, n_bytes: int) -> memoryview:
-        return memoryview(_read_at(self.path, self.fileno(), offset, n_bytes))
+    def read(self, offset: int, n_bytes: int) -> memoryview:
+        """Bytes of this file; raises as ``tensor_bytes``."""
+        return memoryview(read_at(self.path, self.fileno(), offset, n_bytes))
 
     def close(self) -> None:
         """Closes the file and those joined to it."""
@@ -132,7 +133,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     file or is malformed; the message names the file, the key or tensor, and the cure.
     """
     file_path = Path(path)
-    descriptor = _open_regular_file(file_path)
+    descriptor = open_regular_file(file_path)
     try:
         return GgufFile(file_path, descriptor, _read_header(file_path, descriptor))
     except BaseException:
@@ -142,7 +143,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 def _read_header(path: Path, descriptor: int) -> GgufHeader:
     def read(offset: int, n_bytes: int) -> bytes:
-        return _read_at(path, descriptor, offset, n_bytes)
+        return read_at(path, descriptor, offset, n_bytes)
 
     n_bytes = os.fstat(descriptor).st_size
     _check_magic(path, read(0, min(n_bytes, PROBE_BYTES)))
@@ -152,7 +153,8 @@ def _read_header(path: Path, descriptor: int) -> GgufHeader:
         raise FormatError(f"{path}: {error}") from None
 
 
-def _open_regular_file(path: Path) -> int:
+def open_regular_file(path: Path) -> int:
+    """A descriptor of a file. Raises ResourceError, and FormatError for what is no file."""
     # A FIFO would block open() for ever, hence O_NONBLOCK and the check of the open descriptor.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -180,7 +182,8 @@ def _check_magic(path: Path, start: bytes) -> None:
         raise FormatError(f"{path}: not a GGUF file; {hint}")
 
 
-def _read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> bytes:
+def read_at(path: Path, descriptor: int, offset: int, n_bytes: int) -> bytes:
+    """Bytes of an open file, all of them. Raises FormatError if it ends before, ResourceError."""
     pieces: list[bytes] = []
     while n_bytes > 0:  # one call reads at most 2 GiB
         try:

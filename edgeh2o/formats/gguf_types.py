@@ -91,6 +91,13 @@ TENSOR_TYPES: dict[int, TensorType] = {
     42: TensorType("Q2_0", 64, 18),
 }
 
+
+def stored_bytes(kind: str, n_values: int) -> int:
+    """Bytes of so many values of a type, which are whole blocks."""
+    item = next(each for each in TENSOR_TYPES.values() if each.name == kind)
+    return n_values // item.block_size * item.block_bytes
+
+
 # Ids that early files used; ggml dropped them and can no longer say what their blocks hold.
 REMOVED_TENSOR_TYPES: dict[int, str] = {
     4: "Q4_2",

@@ -15,6 +15,7 @@ from . import (  # noqa: F401
     granite,
     hunyuan,
     internlm2,
+    lfm2,
     llama,
     minicpm,
     mistral3,
@@ -23,6 +24,7 @@ from . import (  # noqa: F401
     phi3,
     qwen2,
     qwen3,
+    qwen35,
     seed_oss,
     smollm3,
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import RopeConfig
 from ..errors import FormatError
 from ..formats.metadata import Metadata
 from ..model_config import LayerConfig
 from ..option_fields import MAX_CONTEXT
+from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
+from .hybrids import HybridRule, replace_attention
 from .keys import ArchitectureKeys
 from .rope import (
     NO_SCALING,
@@ -28,6 +29,7 @@ DEFAULT_FREQ_BASE = 10000.0
 BASE_RANGE = {"above": 1.0, "below": 1e15}
 
 SHARED_KV_KEY = "attention.shared_kv_layers"
+DRAFTING_KEY = "nextn_predict_layers"
 TOKEN_INPUT_KEY = "embedding_length_per_layer_input"
 # Tokens of each part that the table of inputs per token is loaded in.
 TOKEN_INPUT_ROWS = 16384
@@ -43,6 +45,7 @@ class Hyperparameters:
     """Shape of a decoder and of its layers, and what its RoPE frequencies are made of.
 
     ``sliding_rope_base`` and ``sliding_rope_scaling`` are those of layers with a sliding window.
+    ``n_drafting_layers`` lie behind the others in the file and are left out.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -61,6 +64,7 @@ class Hyperparameters:
     original_context: int
     temperature_scale: float
     token_input_dim: int
+    n_drafting_layers: int
 
     @property
     def token_input_rows(self) -> int:
@@ -94,6 +98,16 @@ class Hyperparameters:
             "head_dim": head_dim,
             "q_dim": layer.n_heads * head_dim,
             "kv_dim": layer.n_kv_heads * head_dim,
+            "n_conv_taps": layer.n_conv_taps,
+            "conv_in_dim": 3 * self.model_dim,
+            "delta_conv_dim": layer.delta_head_dim
+            * (2 * layer.n_delta_key_heads + layer.n_delta_value_heads),
+            "delta_value_dim": layer.delta_head_dim * layer.n_delta_value_heads,
+            "delta_head_dim": layer.delta_head_dim,
+            "n_delta_heads": layer.n_delta_value_heads,
+            "n_delta_key_heads": layer.n_delta_key_heads,
+            "n_delta_gates": 2 * layer.n_delta_value_heads,
+            "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
         }
@@ -108,18 +122,24 @@ def read_hyperparameters(
     rope: RopeRule = PLAIN_ROPE,
     shares_kv: bool = False,
     has_token_inputs: bool = False,
+    hybrid: HybridRule | None = None,
+    has_drafting_layers: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
-    keys = ArchitectureKeys(metadata, architecture, n_layers)
+    n_drafting = 0
+    if has_drafting_layers:
+        key = f"{architecture}.{DRAFTING_KEY}"
+        n_drafting = metadata.get_int(key, minimum=0, maximum=n_layers - 1, default=0)
+    keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting)
     _refuse_encoders(keys)
     check_sections(keys, rope)
     feed_forward = read_feed_forward(keys, experts)
     widths = read_windows(keys, windows)
     has_rope = rope.layers(widths)
-    layers = _read_layers(keys, feed_forward.ffn_dims, widths, has_rope)
+    layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
-    head_dim = _read_head_dim(keys, model_dim, layers[0].n_heads)
+    head_dim = _read_head_dim(keys, model_dim, next(y.n_heads for y in layers if y.n_heads))
     rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)
     sliding_rotary_dim = rotary_dim
     if windows is not None and windows.has_own_heads:
@@ -153,32 +173,41 @@ def read_hyperparameters(
         token_input_dim=keys.integer(TOKEN_INPUT_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
         if has_token_inputs
         else 0,
+        n_drafting_layers=n_drafting,
     )
 
 
 def _read_layers(
     keys: ArchitectureKeys,
-    ffn_dims: Sequence[int],
+    feed_forward: FeedForwardSizes,
     windows: Sequence[int],
     has_rope: Sequence[bool],
+    hybrid: HybridRule | None,
 ) -> tuple[LayerConfig, ...]:
     n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
     if keys.has("attention.head_count_kv"):
-        n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS)
+        fewest = 0 if hybrid is not None and hybrid.mixer == "short_conv" else 1
+        n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS, minimum=fewest)
     for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
-        if heads % kv_heads:
+        if kv_heads and heads % kv_heads:
             raise FormatError(
                 f"{keys.quoted('attention.head_count')} is {heads} in layer {layer}, which is not "
                 f"a multiple of {keys.quoted('attention.head_count_kv')} {kv_heads}"
             )
-    return tuple(
+    layers = tuple(
         LayerConfig(
-            n_heads=heads, n_kv_heads=kv_heads, ffn_dim=ffn_dim, window=window, has_rope=rotates
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            ffn_dim=ffn_dim,
+            window=window,
+            has_rope=rotates,
+            is_dense=layer < feed_forward.n_dense_layers,
         )
-        for heads, kv_heads, ffn_dim, window, rotates in zip(
-            n_heads, n_kv_heads, ffn_dims, windows, has_rope, strict=True
+        for layer, (heads, kv_heads, ffn_dim, window, rotates) in enumerate(
+            zip(n_heads, n_kv_heads, feed_forward.ffn_dims, windows, has_rope, strict=True)
         )
     )
+    return layers if hybrid is None else replace_attention(keys, hybrid, layers)
 
 
 def _refuse_encoders(keys: ArchitectureKeys) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from ..config import RopeConfig
 from ..errors import FormatError
-from ..formats.gguf import GgufFile
 from ..formats.metadata import quote
+from ..formats.model_tensors import ModelTensors
 from ..option_fields import MAX_CONTEXT
+from ..rope_config import RopeConfig
 from .keys import ArchitectureKeys
 
 ScalingKind = Literal["none", "linear", "yarn", "longrope"]
@@ -202,7 +202,7 @@ def changed_scaling(
     return changed, max(1, min(reached, MAX_CONTEXT))
 
 
-def read_factors(gguf: GgufFile, name: str, n_pairs: int) -> tuple[float, ...]:
+def read_factors(gguf: ModelTensors, name: str, n_pairs: int) -> tuple[float, ...]:
     """A table of frequency divisors, one per pair; empty if the file has no such tensor.
 
     Raises ``FormatError`` for another shape and for an entry that cannot be one (NaN, 0, huge).

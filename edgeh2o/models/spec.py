@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import FormatError, UsageError
 from ..formats.fingerprint import fingerprint_weights
-from ..formats.gguf import GgufFile
 from ..formats.metadata import Metadata, quote
+from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
-from .experts import SHARED_KEY, ExpertRule
+from ..rope_config import ROPE_OF_FILE, RopeConfig
+from .experts import DENSE_KEY, GATE_KEY, SHARED_KEY, ExpertRule
+from .hybrids import HybridRule
 from .hyperparameters import (
+    DRAFTING_KEY,
     SHARED_KV_KEY,
     TOKEN_INPUT_KEY,
     Hyperparameters,
@@ -52,6 +54,7 @@ class ArchitectureSpec:
         rope_switch: key, after the architecture's name, that turns the rotary embedding off if it
             is false.
         windows: None: the family has no sliding windows.
+        hybrid: None: every layer has attention.
         experts: None: the feed-forward network is one, not a mixture of experts.
         scales: keys that set a scale or soft cap of ``DecoderConfig``.
         divisors: keys whose inverse is a scale of ``DecoderConfig``.
@@ -59,9 +62,11 @@ class ArchitectureSpec:
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
         attention_scale: factor of attention logits; None: one over the root of the head size.
-        norms_values, has_sinks, has_output_scale: see ``DecoderConfig``.
+        norms_values, has_sinks, has_output_scale, has_output_gate: see ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
+        has_drafting_layers: files may have layers behind the last that guess tokens ahead. They are
+            left out: nothing that they compute goes into the answer.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
             logits by ``sqrt(model_dim / n_heads)``, not by the root of the head size.
     """
@@ -78,6 +83,7 @@ class ArchitectureSpec:
     long_rope_factors: tuple[str, str] | None = None
     rope_switch: str | None = None
     windows: SlidingWindows | None = None
+    hybrid: HybridRule | None = None
     experts: ExpertRule | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
     divisors: Mapping[str, str] = field(default_factory=dict)
@@ -88,8 +94,10 @@ class ArchitectureSpec:
     norms_values: bool = False
     has_sinks: bool = False
     has_output_scale: bool = False
+    has_output_gate: bool = False
     shares_kv: bool = False
     has_token_inputs: bool = False
+    has_drafting_layers: bool = False
     n_layers_scaled_by_width: int | None = None
 
 
@@ -109,8 +117,19 @@ def registered_architectures() -> tuple[str, ...]:
     return tuple(sorted(_ARCHITECTURES))
 
 
+def find_architecture(name: str) -> ArchitectureSpec:
+    """The table of an architecture. Raises ``FormatError`` for one that is not registered."""
+    spec = _ARCHITECTURES.get(name)
+    if spec is None:
+        raise FormatError(
+            f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
+            f"supported: {', '.join(registered_architectures())}"
+        )
+    return spec
+
+
 def read_model(
-    gguf: GgufFile, rope: RopeConfig = ROPE_OF_FILE
+    gguf: ModelTensors, rope: RopeConfig = ROPE_OF_FILE
 ) -> tuple[DecoderConfig, list[TensorBinding]]:
     """Checks a file against its architecture; returns its configuration and its weights.
 
@@ -118,7 +137,7 @@ def read_model(
     names the key or the tensor, and ``UsageError`` for a ``rope`` that the model cannot have.
     """
     try:
-        spec = _find_spec(gguf.metadata)
+        spec = find_architecture(gguf.metadata.get_str("general.architecture"))
         shape = read_hyperparameters(
             gguf.metadata,
             spec.name,
@@ -127,16 +146,21 @@ def read_model(
             rope=spec.rope,
             shares_kv=spec.shares_kv,
             has_token_inputs=spec.has_token_inputs,
+            hybrid=spec.hybrid,
+            has_drafting_layers=spec.has_drafting_layers,
         )
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
+        n_layers = len(shape.layers)
+        drafting = tuple(f"blk.{n_layers + i}." for i in range(shape.n_drafting_layers))
+        left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
         bindings = bind_tensors(
             gguf.tensors,
             spec.tensors,
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
-            read_elsewhere=factors,
+            read_elsewhere=[*factors, *left_out],
         )
         if rope != ROPE_OF_FILE:
             shape = _change_rope(gguf, spec, shape, rope)
@@ -151,19 +175,8 @@ def read_model(
         raise FormatError(f"{gguf.path}: {error}") from None
 
 
-def _find_spec(metadata: Metadata) -> ArchitectureSpec:
-    name = metadata.get_str("general.architecture")
-    spec = _ARCHITECTURES.get(name)
-    if spec is None:
-        raise FormatError(
-            f"architecture {quote(name)} (metadata key 'general.architecture') is not supported; "
-            f"supported: {', '.join(registered_architectures())}"
-        )
-    return spec
-
-
 def _change_rope(
-    gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters, rope: RopeConfig
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters, rope: RopeConfig
 ) -> Hyperparameters:
     changed = shape.with_rope(rope)
     reason = None
@@ -183,7 +196,9 @@ def _change_rope(
     return changed
 
 
-def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters) -> DecoderConfig:
+def _make_config(
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
+) -> DecoderConfig:
     layers = shape.layers
     is_scaled_by_width = len(layers) == spec.n_layers_scaled_by_width
     logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else shape.head_dim
@@ -201,6 +216,8 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         normalises_experts=spec.experts is None or spec.experts.is_normalised,
         shared_ffn_dim=shape.feed_forward.shared_ffn_dim,
         has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
+        expert_gate="softmax" if spec.experts is None else spec.experts.gate,
+        has_expert_bias=spec.experts is not None and spec.experts.has_bias,
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
@@ -216,6 +233,7 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
         token_input_dim=shape.token_input_dim,
         token_input_rows=shape.token_input_rows,
         has_output_scale=spec.has_output_scale,
+        has_output_gate=spec.has_output_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
@@ -223,13 +241,13 @@ def _make_config(gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters)
     )
 
 
-def _is_rope_off(gguf: GgufFile, spec: ArchitectureSpec) -> bool:
+def _is_rope_off(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
     switch = spec.rope_switch
     return switch is not None and not gguf.metadata.get_bool(f"{spec.name}.{switch}", default=True)
 
 
 def _read_frequencies(
-    gguf: GgufFile, spec: ArchitectureSpec, shape: Hyperparameters
+    gguf: ModelTensors, spec: ArchitectureSpec, shape: Hyperparameters
 ) -> dict[str, Any]:
     """The tables of RoPE frequencies of ``DecoderConfig``."""
     n_pairs = shape.rotary_dim // 2
@@ -264,7 +282,10 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         "attention.temperature_scale": spec.rope.has_temperature,
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
+        DRAFTING_KEY: spec.has_drafting_layers,
         SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
+        DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
+        GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
     }
     return read | {key for key, is_read in flags.items() if is_read}
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..errors import FormatError
 from ..formats.gguf_header import TensorInfo
+from ..formats.gguf_types import stored_bytes
 from ..formats.metadata import quote
 from .rope import half_split_row_order
 
 if TYPE_CHECKING:
+    from ..model_config import LayerConfig
     from .hyperparameters import Hyperparameters
 
 VECTOR_TYPES = ("F32", "F16", "BF16")
@@ -43,7 +45,10 @@ class TensorRule:
     ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
     contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
     leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
-    matrix.
+    matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
+    a mixture of experts with layers of both. ``groups`` names the number of groups of rows, each of
+    which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
+    else the first.
     """
 
     name: str
@@ -54,6 +59,9 @@ class TensorRule:
     core_name: str = ""
     of_kv: bool = False
     is_vectors: bool = False
+    of: str = ""
+    groups: str = ""
+    swaps_halves: bool = False
 
 
 def tensor(
@@ -65,9 +73,29 @@ def tensor(
     core_name: str = "",
     of_kv: bool = False,
     is_vectors: bool = False,
+    of: str = "",
+    groups: str = "",
+    swaps_halves: bool = False,
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
-    return TensorRule(name, shape, required, rotated, tuple(parts), core_name, of_kv, is_vectors)
+    return TensorRule(
+        name,
+        shape,
+        required,
+        rotated,
+        tuple(parts),
+        core_name,
+        of_kv,
+        is_vectors,
+        of,
+        groups,
+        swaps_halves,
+    )
+
+
+def tensors_of(kind: str, rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
+    """The rules, for layers of a kind only."""
+    return tuple(replace(rule, of=kind) for rule in rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +118,14 @@ class TensorBinding:
         return self.info.n_bytes // self.info.rows * self.first_row
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows in memory, where some types are held as others."""
+        held = _core.widened_types().get(self.info.type_name)
+        if held is None:
+            return self.n_bytes
+        return stored_bytes(held, self.n_rows * self.info.cols)
+
+    @property
     def n_bytes(self) -> int:
         return self.info.n_bytes // self.info.rows * self.n_rows
 
@@ -109,7 +145,7 @@ def bind_tensors(
     ``read_elsewhere`` may be there but are not bound. Raises ``FormatError`` that names a tensor
     which is missing, unknown, or of the wrong shape or type.
     """
-    by_name = _expand(rules, len(shape.layers))
+    by_name = expand_rules(rules, shape.layers)
     unread = {
         name
         for name, (rule, layer) in by_name.items()
@@ -146,6 +182,8 @@ def bind_tensors(
             continue
         for part, first_row, n_rows in _parts(info, rule, sizes[layer]):
             row_order = None
+            if rule.groups:
+                row_order = _split_halves(n_rows, sizes[layer][rule.groups], rule.swaps_halves)
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
                 if n_ordered not in row_orders:
@@ -157,12 +195,16 @@ def bind_tensors(
     return bindings
 
 
-def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[TensorRule, int]]:
+def expand_rules(
+    rules: Iterable[TensorRule], layers: Sequence[LayerConfig]
+) -> dict[str, tuple[TensorRule, int]]:
     """Rules by the name of the tensor, and the layer; those of no layer have 0."""
     by_name: dict[str, tuple[TensorRule, int]] = {}
     for rule in rules:
-        layers = range(n_layers) if "{layer}" in rule.name else range(1)
-        for layer in layers:
+        n_layers = len(layers) if "{layer}" in rule.name else 1
+        for layer in range(n_layers):
+            if rule.of and rule.of not in _kinds(layers[layer]):
+                continue
             parts = tuple(
                 TensorPart(part.name.replace("{layer}", str(layer)), part.rows, part.rotated)
                 for part in rule.parts
@@ -172,6 +214,25 @@ def _expand(rules: Iterable[TensorRule], n_layers: int) -> dict[str, tuple[Tenso
             own = replace(rule, name=name, parts=parts, core_name=core_name)
             by_name[name] = own, layer
     return by_name
+
+
+def _split_halves(n_rows: int, n_groups: int, swaps: bool) -> array[int]:
+    """Rows of one half of every group, then those of the other."""
+    width = n_rows // n_groups // 2
+    halves = (1, 0) if swaps else (0, 1)
+    return array(
+        "i",
+        [
+            (2 * group + half) * width + row
+            for half in halves
+            for group in range(n_groups)
+            for row in range(width)
+        ],
+    )
+
+
+def _kinds(layer: LayerConfig) -> tuple[str, str]:
+    return layer.mixer, "dense" if layer.is_dense else "experts"
 
 
 def _parts(
@@ -203,12 +264,17 @@ def _check_tensor(info: TensorInfo, rule: TensorRule, sizes: Mapping[str, int]) 
             "converted wrongly"
         )
     is_matrix = len(expected) > 1 and not rule.is_vectors
-    supported = _core.supported_types() if is_matrix else VECTOR_TYPES
+    supported = readable_types() if is_matrix else VECTOR_TYPES
     if info.type_name not in supported:
         raise FormatError(
             f"tensor {quote(info.name)} is of type {info.type_name}, which is not supported here; "
-            f"supported: {', '.join(supported)}; quantise the model to one of these"
+            f"supported: {', '.join(supported)}; fetch the model in one of these, such as Q4_K_M"
         )
+
+
+def readable_types() -> tuple[str, ...]:
+    """Types that matrices may have, those that are held as others last."""
+    return (*_core.supported_types(), *_core.widened_types())
 
 
 def _count(names: list[str], noun: str) -> str:

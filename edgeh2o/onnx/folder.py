@@ -6,9 +6,7 @@ transformers.js and optimum: `config.json`, `tokenizer.json`, and model files th
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,15 @@ from typing import Any
 
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.metadata import quote
+from ..formats.model_folder import (
+    read_json,
+    read_json_if_there,
+    read_token_ids,
+    read_tokenizer_files,
+)
 from .windows import ConfigWindow, read_genai_window, read_transformers_window
 
 GENAI_CONFIG = "genai_config.json"
-MAX_JSON_BYTES = 16 * 2**20
-MAX_TOKENIZER_BYTES = 128 * 2**20
 # What a folder of several exports is taken to mean, the first that is there.
 _PREFERRED = ("model.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx")
 _INT_KEYS = {
@@ -90,9 +92,9 @@ def _read_genai(root: Path, model_path: Path | None) -> OnnxFolder:
             f"{root / GENAI_CONFIG}: model.decoder.filename is {quote(filename)}, which is not "
             "the name of a file in the folder; fetch the model again from its publisher"
         )
-    eos = _id_list(model.get("eos_token_id"), "model.eos_token_id")
-    bos = _id_list(model.get("bos_token_id"), "model.bos_token_id")
-    files = _read_tokenizer_files(root)
+    eos = read_token_ids(model.get("eos_token_id"), "model.eos_token_id")
+    bos = read_token_ids(model.get("bos_token_id"), "model.bos_token_id")
+    files = read_tokenizer_files(root)
     return OnnxFolder(
         model_path=model_path or root / filename,
         architecture=_architecture(model.get("type")),
@@ -110,8 +112,8 @@ def _read_transformers(root: Path, model_path: Path) -> OnnxFolder:
     name = "config.json"
     config = read_json(root / name) if (root / name).is_file() else {}
     generation = read_json_if_there(root / "generation_config.json")
-    more = _id_list(config.get("eos_token_id"), "eos_token_id")
-    more += _id_list(generation.get("eos_token_id"), "eos_token_id")
+    more = read_token_ids(config.get("eos_token_id"), "eos_token_id")
+    more += read_token_ids(generation.get("eos_token_id"), "eos_token_id")
     return OnnxFolder(
         model_path=model_path,
         architecture=_architecture(config.get("model_type")),
@@ -119,7 +121,7 @@ def _read_transformers(root: Path, model_path: Path) -> OnnxFolder:
         sizes=_read_sizes(config, name),
         window=read_transformers_window(config, name),
         more_eos=more,
-        **_read_tokenizer_files(root),
+        **read_tokenizer_files(root),
     )
 
 
@@ -145,8 +147,8 @@ def _choose_file(folder: Path) -> Path:
                 f"{place} holds several models ({', '.join(names)}); give the path of one of them"
             )
     raise ResourceError(
-        f"{folder} holds no model: neither {GENAI_CONFIG} nor a .onnx file; give the path of a "
-        "GGUF file or of the folder of an ONNX model"
+        f"{folder} holds no model: neither {GENAI_CONFIG} nor a .onnx or .safetensors file; give "
+        "the path of a GGUF file, or of a folder of safetensors or of an ONNX model"
     )
 
 
@@ -162,70 +164,8 @@ def _read_sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
     return sizes
 
 
-def _read_tokenizer_files(root: Path) -> dict[str, Any]:
-    path = root / "tokenizer.json"
-    settings = read_json_if_there(root / "tokenizer_config.json")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        named = {item.get("name"): item for item in template if isinstance(item, dict)}
-        template = named.get("default", {}).get("template")
-    jinja = root / "chat_template.jinja"
-    if jinja.is_file():
-        template = _read_text(jinja, MAX_JSON_BYTES)
-    return {
-        "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
-        "chat_template": template,
-        "bos": _token_text(settings.get("bos_token")),
-        "eos": _token_text(settings.get("eos_token")),
-    }
-
-
-def read_json_if_there(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file."""
-    return read_json(path) if path.is_file() else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises FormatError for anything else."""
-    text = _read_text(path, MAX_JSON_BYTES)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not valid JSON: {error}; fetch it again") from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{path} holds no JSON object; fetch it again")
-    return value
-
-
-def _read_text(path: Path, limit: int) -> str:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            info = os.fstat(descriptor)
-            if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
-                raise FormatError(f"{path} has {info.st_size} bytes, more than {limit}")
-            return file.read(limit).decode("utf-8")
-    except UnicodeDecodeError:
-        raise FormatError(f"{path} is not UTF-8 text; fetch it again") from None
-    except OSError as error:
-        raise ResourceError(f"{path} cannot be read: {error.strerror}") from None
-
-
 def _section(config: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
     value = config.get(key)
     if not isinstance(value, dict):
         raise FormatError(f"{name} has no section {key!r}; fetch it again")
     return value
-
-
-def _id_list(value: object, key: str) -> tuple[int, ...]:
-    values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(item) is int for item in values):
-        raise FormatError(f"{key} is {value!r:.60}, not a token id or a list of them")
-    return tuple(item for item in values if item >= 0)
-
-
-def _token_text(value: object) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None

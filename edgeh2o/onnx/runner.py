@@ -12,6 +12,7 @@ from .. import _core
 from ..errors import ResourceError
 from ..model_config import ModelConfig
 from ..runners.base import OnLayer, SessionShape
+from ..runners.counted import CountedRunner
 from .config import attention_args
 from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .plan import LoadedDecoder, ProductRunner, ValueStore
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 256
 
 
-class OnnxRunner:
+class OnnxRunner(CountedRunner):
     """Stages in turn, as a ``Runner``."""
 
     max_decode_tokens = 1  # onnxruntime's sums depend on the number of rows
@@ -41,7 +42,7 @@ class OnnxRunner:
         self.prompt_logits: NDArray[np.float32] | None = None
         self._token_ids: list[int] = []
         sizes = attention_args(decoder.config, shape)
-        self._attention = _core.ChunkedAttention(policy, **sizes)
+        self._attention = self._counted = _core.ChunkedAttention(policy, **sizes)
         self._sizes = _core.ChunkedAttention.estimate_bytes(policy, **sizes)
         self._store = ValueStore(decoder, shape.batch_size, BLOCK_TOKENS)
         self._products = ProductRunner(decoder, self._store, BLOCK_TOKENS, shape.threads)
@@ -71,26 +72,6 @@ class OnnxRunner:
     def token_ids(self) -> Sequence[int]:
         del self._token_ids[self.position :]
         return self._token_ids
-
-    @property
-    def prefill_end(self) -> int:
-        return self._attention.prefill_end
-
-    @property
-    def pairs_computed(self) -> int:
-        return self._attention.pairs_computed
-
-    @property
-    def pairs_dense(self) -> int:
-        return self._attention.pairs_dense
-
-    @property
-    def error_sums(self) -> NDArray[np.float64]:
-        return self._attention.error_sums
-
-    @property
-    def n_dense_reads(self) -> int:
-        return self._attention.n_dense_reads
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:

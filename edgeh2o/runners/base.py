@@ -219,7 +219,8 @@ class BatchRunner(Runner, Protocol):
     def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """Appends the first of 1 to ``max_decode_tokens`` tokens [n], and looks at the others.
 
-        Returns the logits [n, vocab_size] after each. The others follow only if ``accept`` says so.
+        Returns the logits [n, vocab_size] after each, or after fewer of them, the first at least.
+        The others follow only if ``accept`` says so.
         ValueError, before anything is written, for tokens that do not fit.
         """
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..config import ROPE_OF_FILE, RopeConfig
 from ..cuda.devices import require_memory
 from ..errors import UsageError
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
 from .native import GgufModel, GgufModelFile, core_config
 from .weight_loading import OnBytes

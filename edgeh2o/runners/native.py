@@ -11,17 +11,18 @@ from weakref import WeakValueDictionary
 
 from .. import _core
 from ..attention.base import has_equal_kv_heads
-from ..config import ROPE_OF_FILE, RopeConfig
 from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from ..formats.fingerprint import fingerprint_file
-from ..formats.gguf import TensorInfo
+from ..formats.gguf import GgufFile, TensorInfo
 from ..formats.gguf_types import TENSOR_TYPES
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig, LayerConfig
 from ..models.spec import read_model
+from ..models.tensors import readable_types
+from ..rope_config import ROPE_OF_FILE, RopeConfig
 from .base import SessionShape
-from .weight_loading import OnBytes, WeightLoading, mapped_bytes
+from .weight_loading import OnBytes, WeightLoading, mapped_bytes, readers_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..attention.base import SparseAttentionConfig
-    from ..formats.gguf import GgufFile
+    from ..formats.model_tensors import ModelTensors
     from ..tokenizer import Tokenizer
 
 
@@ -42,16 +43,23 @@ class GgufModelFile:
     """
 
     def __init__(self, path: Path, rope: RopeConfig = ROPE_OF_FILE) -> None:
-        self._gguf = open_model_file(path)
+        self._gguf = self._open(path)
         try:
             self.config, self._bindings = read_model(self._gguf, rope)
         except BaseException:
             self._gguf.close()
             raise
         self.path = path
-        sizes = [binding.n_bytes for binding in self._bindings]
+        sizes = [binding.held_bytes for binding in self._bindings]
         self.n_weight_bytes, self.n_mapped_bytes = sum(sizes), mapped_bytes(sizes)
-        self._n_read_bytes = sum(sizes)
+        self._n_read_bytes = sum(binding.n_bytes for binding in self._bindings)
+
+    def _open(self, path: Path) -> ModelTensors:
+        return open_model_file(path)
+
+    def _start_loading(self, core_model: _core.Model | _core.DeviceModel) -> WeightLoading:
+        assert isinstance(self._gguf, GgufFile)
+        return WeightLoading(readers_of(core_model, self._gguf, self._bindings), self._n_read_bytes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -78,7 +86,7 @@ class GgufModelFile:
         """Those that weights are read from, each once."""
         return tuple({binding.info.name: binding.info for binding in self._bindings}.values())
 
-    def duplicate(self) -> GgufFile:
+    def duplicate(self) -> ModelTensors:
         """The file, open on its own."""
         return self._gguf.duplicate()
 
@@ -97,7 +105,7 @@ class GgufModelFile:
         meanwhile: Callable[[], None] | None,
     ) -> Tokenizer:
         """Fills the model of the core, and builds the tokenizer meanwhile; see ``load``."""
-        loading = WeightLoading(core_model, self._gguf, self._bindings)
+        loading = self._start_loading(core_model)
         if on_bytes is not None:
             on_bytes(0, self._n_read_bytes)
         try:
@@ -206,7 +214,8 @@ class NativeModel(GgufModel):
     ) -> _core.Sequence:
         policy = attention.make_policy(self.config)
         try:
-            workspace = self._find_workspace(shape.threads)
+            # Rows that are looked at after a call must outlast the calls of others.
+            workspace = None if shape.all_rows else self._find_workspace(shape.threads)
             sizes = asdict(shape)
             return _core.Sequence(self._core_model, policy, workspace=workspace, **sizes)
         except MemoryError:
@@ -238,12 +247,12 @@ def estimate_session_bytes(
         raise UsageError(f"the model cannot be run with these options: {error}") from None
 
 
-def check_tensors(file: GgufFile) -> None:
+def check_tensors(file: ModelTensors) -> None:
     """Raises FormatError that names the first tensor with a weight that is NaN or infinite.
 
     Tensors of a type that cannot be run are passed over.
     """
-    supported = _core.supported_types()
+    supported = readable_types()
     for info in file.tensors.values():
         if info.type_name in supported:
             data = file.tensor_bytes(info)
@@ -285,6 +294,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "qk_norm_after_rope": config.qk_norm_after_rope,
         "has_sinks": config.has_sinks,
         "norms_values": config.norms_values,
+        "has_output_gate": config.has_output_gate,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
         "temperature_scale": config.temperature_scale,
@@ -296,6 +306,8 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "normalises_experts": config.normalises_experts,
         "shared_ffn_dim": config.shared_ffn_dim,
         "has_shared_gate": config.has_shared_gate,
+        "expert_gate": config.expert_gate,
+        "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
         "residual_scale": config.residual_scale,
     }
@@ -319,7 +331,10 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
 def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     """What the core is told of one layer; ``rope`` is the number of its table."""
     fields = asdict(layer)
-    fields["key_dim"] = fields["value_dim"] = fields.pop("head_dim") or config.head_dim
+    head_dim = fields.pop("head_dim") or config.head_dim
+    fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
+    if fields.pop("is_dense"):
+        fields.update(ffn="gated", n_experts=0, n_experts_used=0, has_expert_bias=False)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 from .. import _core
 from ..formats.gguf import GgufFile, truncated, unreadable
@@ -15,6 +17,17 @@ REPORT_INTERVAL_S = 0.05
 POOL_BLOCK_BYTES = 32 * 2**20  # as cpp/base/arena.cc
 
 
+class Reader(Protocol):
+    """Reads tensors of a file into the model of the core, as ``_core.WeightReader`` does."""
+
+    @property
+    def n_bytes_done(self) -> int: ...
+
+    def run(self) -> None: ...
+    def take_all_threads(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
 class WeightLoading:
     """A context manager: the work begins where it is entered and is over where it is left.
 
@@ -23,20 +36,9 @@ class WeightLoading:
     a core to that thread until it waits.
     """
 
-    def __init__(
-        self,
-        core_model: _core.Model | _core.DeviceModel,
-        file: GgufFile,
-        bindings: Iterable[TensorBinding],
-    ) -> None:
-        by_file: dict[GgufFile, list[TensorBinding]] = {}
-        for binding in bindings:
-            by_file.setdefault(file.source(binding.info), []).append(binding)
-        self._n_bytes = sum(item.n_bytes for items in by_file.values() for item in items)
-        self._readers = [
-            (each, _core.WeightReader(core_model, each.fileno(), [_source(item) for item in items]))
-            for each, items in by_file.items()
-        ]
+    def __init__(self, readers: Sequence[tuple[Path, Reader]], n_bytes: int) -> None:
+        """``readers``: what packs the weights of each file, ``n_bytes`` in all, in this order."""
+        self._readers, self._n_bytes = readers, n_bytes
         self._is_left = False
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="edgeh2o-load")
@@ -77,17 +79,33 @@ class WeightLoading:
 
     def _run(self) -> None:
         try:
-            for file, reader in self._readers:
+            for path, reader in self._readers:
                 if self._is_left:
                     return
                 try:
                     reader.run()
                 except EOFError:
-                    raise truncated(file.path) from None
+                    raise truncated(path) from None
                 except OSError as error:
-                    raise unreadable(file.path, error) from None
+                    raise unreadable(path, error) from None
         except BaseException as error:  # for the thread that waits
             self._error = error
+
+
+def readers_of(
+    core_model: _core.Model | _core.DeviceModel, file: GgufFile, bindings: Iterable[TensorBinding]
+) -> list[tuple[Path, Reader]]:
+    """A reader for the tensors of every file of a GGUF model."""
+    by_file: dict[GgufFile, list[TensorBinding]] = {}
+    for binding in bindings:
+        by_file.setdefault(file.source(binding.info), []).append(binding)
+    return [
+        (
+            each.path,
+            _core.WeightReader(core_model, each.fileno(), [_source(item) for item in items]),
+        )
+        for each, items in by_file.items()
+    ]
 
 
 def mapped_bytes(sizes: Iterable[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -95,6 +96,9 @@ class Admission:
         def work() -> None:
             try:
                 self._engine.answer(request, emit, ticket)
+            except BaseException as error:
+                forget_frames(error)
+                raise
             finally:
                 loop.call_soon_threadsafe(events.put_nowait, None)
 
@@ -111,6 +115,7 @@ class Admission:
                 await asyncio.shield(asyncio.wait([done]))
             if not done.cancelled():
                 done.exception()  # it was raised above, or nobody is there to be told
+            del done  # its error holds this frame: a cycle, and in it the runner
 
     def cancel_all(self, reason: str) -> None:
         """Ends all that are at work and that wait."""
@@ -128,3 +133,11 @@ class Admission:
         while self._tickets and loop.time() < end + 10:
             await asyncio.sleep(0.05)
         self._threads.shutdown(wait=False)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Empties the frames that an error came through: they hold the runner, perhaps in a cycle."""
+    chained: BaseException | None = error
+    while chained is not None:
+        traceback.clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__

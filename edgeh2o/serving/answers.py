@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from ..engine.logits import LogitsProcessor, Penalties, ProcessorChain, TopLogPr
 from ..engine.prompt import Prompt
 from .api_error import ApiError
 from .conversations import ConversationPool
+from .prefix_disk import PrefixDisk
+from .questions import count_question
 from .requests import GenerationRequest
 from .scheduler import CancelledError, Scheduler
 from .segments import THINKING_BEGINS, AnswerParser, Segment
@@ -94,14 +97,28 @@ class Ticket:
 class AnswerEngine:
     """Answers requests of several threads on one copy of the weights."""
 
-    def __init__(self, opened: Session, *, prefix_ram_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        opened: Session,
+        *,
+        prefix_ram_bytes: int | None = None,
+        prefix_disk: tuple[Path, int] | None = None,
+    ) -> None:
+        """``prefix_disk`` is a folder and the most bytes that it may hold.
+
+        Raises ResourceError for one that cannot be made.
+        """
+        disk = None
+        if prefix_disk is not None:
+            disk = PrefixDisk(*prefix_disk, opened.model.fingerprint)
         self.scheduler = Scheduler()
-        self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes)
+        self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes, disk=disk)
         self.tokenizer = opened.model.tokenizer
         self.grammars = compiler_of(self.tokenizer, opened.plan.config.vocab_size)
 
     def close(self) -> None:
-        """Ends what is in progress with a CancelledError."""
+        """Ends what is in progress with a CancelledError, once what is at rest is on the disk."""
+        self.pool.close()
         self.scheduler.close()
 
     def open_prompt(self, request: GenerationRequest) -> Prompt:
@@ -131,7 +148,7 @@ class AnswerEngine:
         processor, top = self._processors(request, grammar)
         prompt = self.open_prompt(request)
         ticket.require()
-        n_tokens = len(prompt.encode())
+        n_question = count_question(prompt, request.messages)
         text = prompt.transcript.prompt if prompt.transcript is not None else ""
         names = [tool.name for tool in request.tools] if request.tool_choice.mode != "none" else []
         parser = AnswerParser(
@@ -143,7 +160,9 @@ class AnswerEngine:
         sampling = request.sampling
         if grammar is not None:  # it says itself where an answer may end
             sampling = replace(sampling, ignore_eos=False)
-        with self.pool.borrow(prompt, sampling.max_tokens) as conversation:
+        borrowed = self.pool.borrow(prompt, sampling.max_tokens, n_question=n_question)
+        with borrowed as conversation:
+            shape = conversation.shape_of(prompt, n_question)
             conversation.on_prefill = lambda done, total: emit(Progress(done, total))
             stream = conversation.session.stream(
                 lambda: prompt,
@@ -154,7 +173,7 @@ class AnswerEngine:
             )
             runner = conversation.runner
             assert runner is not None
-            runner.expect_prompt(n_tokens)
+            runner.expect_prompt(shape)  # it may be another one now
             ticket.attach(runner)
             has_calls = False
             try:

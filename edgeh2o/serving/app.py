@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,12 @@ from starlette.routing import Route
 
 from .._version import __version__
 from ..config import SamplingParams
-from ..errors import EdgeH2OError
-from .admission import RETRY_AFTER_S, Admission
-from .answers import Event, Finished, Piece, Progress
-from .api_error import ApiError, as_api_error
+from .admission import Admission
+from .answers import Event, Finished
+from .api_error import ApiError
+from .event_flow import collect, end_work, finish_or_leave, format_stream
 from .event_stream import HEARTBEAT_S, EventStream
-from .fields import Fields, parse_body
+from .http_body import error_response, read_body, refuse_path, require_one_length
 from .metrics import CONTENT_TYPE, Metrics
 from .openai_format import AnswerFormat, ChatFormat, TextFormat
 from .page import page_response
@@ -36,10 +35,6 @@ from .requests import GenerationRequest, read_chat_request, read_text_request
 if TYPE_CHECKING:
     from .answers import AnswerEngine
 
-_logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 32 * 2**20
-BODY_TIMEOUT_S = 60.0
 DRAIN_S = 20.0
 _NOT_SERVED = {
     "/v1/embeddings": "this server runs models that generate text; use another one for embeddings",
@@ -117,7 +112,7 @@ class _Server:
             routes=routes,
             middleware=middleware,
             lifespan=self._lifespan,
-            exception_handlers={HTTPException: _refuse_path},  # type: ignore[dict-item]
+            exception_handlers={HTTPException: refuse_path},  # type: ignore[dict-item]
         )
 
     @asynccontextmanager
@@ -135,7 +130,7 @@ class _Server:
 
         async def guarded(request: Request) -> Response:
             try:
-                _require_one_length(request)
+                require_one_length(request)
                 self._require_key(request)
                 return await handler(request)
             except ClientDisconnect:
@@ -247,22 +242,24 @@ class _Server:
         """A stream's first event is awaited for a while, so that refusals have a status."""
         events = self._events(request, wanted)
         if not wanted.stream:
-            work = asyncio.ensure_future(_collect(events))
+            work = asyncio.ensure_future(collect(events))
             try:
-                await _finish_or_leave(request, work)
+                await finish_or_leave(request, work)
                 pieces, finished = work.result()
             finally:
-                await _end(work, events)
+                await end_work(work, events)
             return JSONResponse(form.whole(pieces, finished))
         first = asyncio.ensure_future(anext(events))
         try:
-            await _finish_or_leave(request, first, timeout_s=HEARTBEAT_S)
+            await finish_or_leave(request, first, timeout_s=HEARTBEAT_S)
             if first.done():
                 first.result()
         except BaseException:
-            await _end(first, events)
+            await end_work(first, events)
             raise
-        return EventStream(_format(form, first, events, wanted), lambda: _end(first, events))
+        return EventStream(
+            format_stream(form, first, events, wanted), lambda: end_work(first, events)
+        )
 
     async def _events(
         self, request: Request, wanted: GenerationRequest
@@ -293,108 +290,3 @@ class _Server:
         finally:
             if outcome:
                 self._metrics.requests.labels(outcome).inc()
-
-
-async def _collect(events: AsyncIterator[Event]) -> tuple[Sequence[Piece], Finished]:
-    pieces = []
-    async for event in events:
-        if isinstance(event, Piece):
-            pieces.append(event)
-        elif isinstance(event, Finished):
-            return pieces, event
-    raise ApiError("the answer has no end", status=500, kind="server_error")
-
-
-async def _format(
-    form: AnswerFormat,
-    first: asyncio.Future[Event],
-    events: AsyncIterator[Event],
-    wanted: GenerationRequest,
-) -> AsyncIterator[Mapping[str, Any] | None]:
-    """Chunks of a stream; None where something has to be sent lest the client gives up."""
-    for chunk in form.begin():
-        yield chunk
-    event: Event | None = await asyncio.shield(first)
-    while event is not None:
-        if isinstance(event, Progress):
-            yield form.progress(event.done, event.total) if wanted.wants_progress else None
-        elif isinstance(event, Piece):
-            for chunk in form.pieces(event):
-                yield chunk
-        else:
-            for chunk in form.end(event):
-                yield chunk
-        event = await anext(events, None)
-
-
-async def _finish_or_leave(
-    request: Request, work: asyncio.Future[Any], *, timeout_s: float | None = None
-) -> None:
-    """Waits for ``work``. Raises ClientDisconnect if the client goes before it is done."""
-    gone = asyncio.ensure_future(_wait_for_end(request))
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
-        if gone.done() and not work.done():
-            raise ClientDisconnect
-    finally:
-        gone.cancel()
-
-
-async def _end(work: asyncio.Future[Any], events: AsyncGenerator[Event, None]) -> None:
-    """Ends ``work``, which reads ``events``, and them; the request is cancelled by that."""
-    if not work.done():
-        work.cancel()
-    with suppress(asyncio.CancelledError, Exception):
-        await work
-    await events.aclose()
-
-
-async def _wait_for_end(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def read_body(request: Request) -> Fields:
-    """The JSON object of a request. Raises ApiError for another type, too much, or too slowly."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError("the body must be JSON: send 'Content-Type: application/json'", status=415)
-    try:
-        data = await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        raise ApiError("the body came too slowly", status=408) from None
-    return parse_body(data)
-
-
-def _require_one_length(request: Request) -> None:
-    """A body with two lengths ends at one place for a proxy and at another one here."""
-    if "transfer-encoding" in request.headers and "content-length" in request.headers:
-        raise ApiError(
-            "Content-Length and Transfer-Encoding exclude each other", code="two_lengths"
-        )
-
-
-async def _read_stream(request: Request) -> bytes:
-    data = bytearray()
-    async for block in request.stream():
-        data += block
-        if len(data) > MAX_BODY_BYTES:
-            raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
-    return bytes(data)
-
-
-def error_response(error: BaseException) -> Response:
-    """What a client gets of an error; one that is a defect goes to the log too."""
-    told = as_api_error(error)
-    if not isinstance(error, (EdgeH2OError, MemoryError)):
-        _logger.error("a request failed", exc_info=error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
-    if told.code == "two_lengths" or told.status in (408, 413):
-        headers["Connection"] = "close"  # what follows may be a part of the body
-    return JSONResponse(told.to_dict(), told.status, headers)
-
-
-async def _refuse_path(_: Request, error: HTTPException) -> Response:
-    message = "this path is not served" if error.status_code == 404 else error.detail
-    told = ApiError(message, status=error.status_code)
-    return JSONResponse(told.to_dict(), error.status_code, error.headers)

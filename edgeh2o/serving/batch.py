@@ -191,7 +191,7 @@ def run_batch(
         with lock:
             tickets.add(ticket)
         try:
-            return _answer(engine, item, model_name, sampling, ticket)
+            return answer_item(engine, item, model_name, sampling, ticket)
         finally:
             with lock:
                 tickets.discard(ticket)
@@ -222,14 +222,18 @@ def run_batch(
     return n_failed
 
 
-def _answer(
+def answer_item(
     engine: AnswerEngine,
     item: BatchItem,
     model_name: str,
     sampling: SamplingParams,
-    ticket: Ticket,
+    ticket: Ticket | None = None,
 ) -> dict[str, Any]:
-    """What a line says besides its ids: a response, or an error."""
+    """What a line says besides its ids: a response, or the error of a request that is refused.
+
+    Raises EdgeH2OError for what is not the request's fault.
+    """
+    ticket = ticket or Ticket()
     is_chat = item.url == CHAT
     form: AnswerFormat = ChatFormat(model_name) if is_chat else TextFormat(model_name)
     events: list[Event] = []

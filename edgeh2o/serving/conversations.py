@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from ..engine.session import Session
 from ..engine.transcript import count_common
-from ..errors import ResourceError
+from ..errors import EdgeH2OError, ResourceError
 from ..host import memory
 from .api_error import context_length_exceeded
+from .call_grid import PromptShape
+from .conversation import Conversation, fixed_bytes
 from .scheduler import Scheduler
-from .shared_runner import SharedModel, SharedRunner
+from .shared_model import SharedModel
+from .shared_runner import SharedRunner
 
 if TYPE_CHECKING:
-    from ..engine.plan import RunPlan
     from ..engine.prompt import Prompt
+    from ..engine.session import Session
+    from .prefix_disk import PrefixDisk, SavedPrefix
 
 _logger = logging.getLogger(__name__)
 
 # A prefix below this is read again rather than copied.
 LEAST_PREFIX = 32
+# Of tokens that a file saves, below which it is not worth its reading.
+LEAST_SAVING = 256
 # A kept conversation is gone on from itself, not from a copy, if that loses no more than this: its
 # short answer, and the chunk behind the last mark. Rows of 6,000 tokens of SmolLM2-135M take as
 # long to copy as 300 tokens to read.
@@ -32,49 +38,28 @@ MOST_LOST = 512
 MOST_KEPT = 256
 # Of what is free once the weights are loaded.
 DEFAULT_SHARE = 4
+# Seconds in which the end of the server may write to the disk.
+MOST_SAVING_S = 30.0
 
 
-class Conversation:
-    """A session of the engine with its place in the pool; one request at a time has it."""
-
-    def __init__(self, pool_model: SharedModel, plan: RunPlan, opened: Session) -> None:
-        self.session = Session(
-            opened.prompts, plan, path=opened.path, seed=None, on_progress=self._report
-        )
-        self.session.take_weights(pool_model, opened.load_s)
-        self.on_prefill: Callable[[int, int], None] | None = None
-        self.is_busy = True
-        self.used_at = time.monotonic()
-
-    def _report(self, stage: str, done: int, total: int) -> None:
-        if self.on_prefill is not None and stage == "prefill":
-            self.on_prefill(done, total)
-
-    @property
-    def runner(self) -> SharedRunner | None:
-        """None before its first prompt, and after one that did not fit."""
-        runner = self.session.runner
-        return runner if isinstance(runner, SharedRunner) else None
-
-    @property
-    def n_bytes(self) -> int:
-        """Memory that it holds; rows that were never written take none."""
-        runner = self.runner
-        if runner is None:
-            return 0
-        sizes, share = runner.memory_bytes, runner.most_tokens / runner.max_context
-        return int(sizes.get("kv_cache", 0) * share) + sizes.get("scores", 0)
+class _MakingRoom(Exception):
+    """A conversation is being written to the disk, whose memory is then free."""
 
 
 class ConversationPool:
     """Sessions over the weights of one, each with a conversation that others may go on from.
 
     ``ram_bytes`` bounds what those at rest and those at work hold together, but that one may
-    always be at work.
+    always be at work. With ``disk`` those that go for room go there, and come back.
     """
 
     def __init__(
-        self, opened: Session, scheduler: Scheduler, *, ram_bytes: int | None = None
+        self,
+        opened: Session,
+        scheduler: Scheduler,
+        *,
+        ram_bytes: int | None = None,
+        disk: PrefixDisk | None = None,
     ) -> None:
         self.prompts = opened.prompts
         self.plan = opened.plan
@@ -83,7 +68,11 @@ class ConversationPool:
         if ram_bytes is None:
             ram_bytes = memory.available_bytes() // DEFAULT_SHARE
         self.ram_bytes = ram_bytes
+        self.disk = disk
         self._kept: list[Conversation] = []
+        self._leaving: tuple[Conversation, Future[None]] | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="edgeh2o-disk")
+        self._is_closed = False
         self._lock = Lock()
         self.prompt_lock = Lock()  # of ``prompts``, which serve one thread at a time
 
@@ -97,45 +86,95 @@ class ConversationPool:
     def n_bytes(self) -> int:
         """What all kept conversations hold."""
         with self._lock:
-            return sum(each.n_bytes for each in self._kept)
+            return self._held_bytes()
+
+    def _held_bytes(self) -> int:
+        leaving = 0 if self._leaving is None else self._leaving[0].n_bytes
+        return sum(each.n_bytes for each in self._kept) + leaving
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @contextmanager
-    def borrow(self, prompt: Prompt, max_tokens: int) -> Iterator[Conversation]:
+    def borrow(
+        self, prompt: Prompt, max_tokens: int, *, n_question: int = 0
+    ) -> Iterator[Conversation]:
         """The conversation that ``prompt`` is best read in; its ``stream`` takes ``keep_cache``.
 
-        Raises ApiError for a prompt that is too long, ResourceError for one that does not fit in
-        memory.
+        ``n_question`` of its tokens may be asked anew. Raises ApiError for a prompt that is too
+        long, ResourceError for one that does not fit in memory.
         """
-        with self._lock:
-            chosen = self._choose(prompt, max_tokens)
+        chosen = None
+        while chosen is None:
+            try:
+                with self._lock:
+                    taken, saved = self._choose(prompt, max_tokens, n_question)
+            except _MakingRoom:
+                self.wait_for_disk()
+                continue
+            if saved is None or self._load(taken, saved):
+                chosen = taken
+        if chosen.runner is not None:
+            chosen.runner.expect_prompt(chosen.shape_of(prompt, n_question))
         try:
             yield chosen
         finally:
             with self._lock:
                 self._give_back(chosen)
 
-    def _choose(self, prompt: Prompt, max_tokens: int) -> Conversation:
-        n_tokens = len(prompt.encode())
+    def wait_for_disk(self) -> None:
+        """Until what is leaving for the disk is there."""
+        with self._lock:
+            leaving = self._leaving
+        if leaving is not None:
+            wait([leaving[1]])
+
+    def close(self) -> None:
+        """Writes what is at rest to the disk, the latest first."""
+        with self._lock:
+            self._is_closed = True
+            idle = [each for each in self._kept if not each.is_busy]
+        self._writer.shutdown()
+        end = monotonic() + MOST_SAVING_S
+        if self.disk is None:
+            return
+        for each in sorted(idle, key=lambda each: each.idle_s):
+            if monotonic() > end:
+                _logger.warning("the disk is too slow to keep all conversations")
+                break
+            self.disk.save(each)
+
+    def _choose(
+        self, prompt: Prompt, max_tokens: int, n_question: int
+    ) -> tuple[Conversation, SavedPrefix | None]:
+        """A conversation that is the caller's now, and the file to load into it first."""
+        ids = prompt.encode()
+        n_tokens = len(ids)
         if n_tokens > self.context_limit:
             raise context_length_exceeded(n_tokens, self.context_limit)
         best, n_best, departs = None, 0, None
         for each in self._kept:
-            n_usable, n_common = self._count_usable(each, prompt)
+            n_usable, n_common = self._count_usable(each, prompt, n_question)
             if n_usable > n_best:
                 best, n_best, departs = each, n_usable, n_common
+        if self.disk is not None:
+            shape = PromptShape(n_tokens, n_question)
+            grid = self.model.call_grid(self.plan.attention, self.plan.shape(n_tokens))
+            least = n_best + LEAST_SAVING
+            saved = self.disk.find(ids, shape, grid, at_least=least)
+            if saved is not None:
+                return self._new(max(n_tokens, len(saved.token_ids))), saved
         if best is not None and departs is not None:
             self._log_departure(best, prompt, n_best, departs)
         if best is None or n_best < LEAST_PREFIX:
-            return self._begin(n_tokens, max_tokens)
+            return self._begin(n_tokens, max_tokens), None
         runner = best.runner
         assert runner is not None
         if not best.is_busy:
             n_lost = len(runner.token_ids) - n_best
             if n_lost <= MOST_LOST or not self._can_copy(runner, n_best):
-                return self._take(best, n_tokens)
+                best.is_busy = True
+                return best, None
         context = best.session.plan.choose_context(n_tokens, max_tokens)
         kept = self._new(n_tokens, spared=best)
         try:
@@ -143,11 +182,26 @@ class ConversationPool:
         except (ResourceError, ValueError):
             self._kept.remove(kept)
             if best.is_busy:
-                return self._begin(n_tokens, max_tokens)
-            return self._take(best, n_tokens)
-        return self._take(kept, n_tokens)
+                return self._begin(n_tokens, max_tokens), None
+            best.is_busy = True
+            return best, None
+        return kept, None
 
-    def _count_usable(self, each: Conversation, prompt: Prompt) -> tuple[int, int]:
+    def _load(self, kept: Conversation, saved: SavedPrefix) -> bool:
+        """Takes up a file; whether it was good."""
+        assert self.disk is not None
+        try:
+            kept.session.load(saved.path)
+        except EdgeH2OError as error:
+            self.disk.forget(saved, error)
+            with self._lock:
+                self._kept.remove(kept)
+            return False
+        self.disk.touch(saved.path)
+        _logger.info("%d tokens are taken from %s", len(saved.token_ids), saved.path)
+        return True
+
+    def _count_usable(self, each: Conversation, prompt: Prompt, n_question: int) -> tuple[int, int]:
         """Tokens of the prompt that need not be read again, and those that are alike."""
         runner = each.runner
         if runner is None:
@@ -157,10 +211,11 @@ class ConversationPool:
         transcript = None if each.is_busy else each.session.transcript
         ids = prompt.encode(transcript)
         n_common = count_common(runner.token_ids, ids)
+        shape = PromptShape(len(ids), n_question)
         if each.is_busy:
-            most = min(n_common, len(ids) - runner.least_last_call)
-            return max((mark for mark in runner.marks if mark <= most), default=0), n_common
-        runner.expect_prompt(len(ids))
+            places = runner.places
+            return runner.grid.last_mark(places.marks, n_common, shape, places), n_common
+        runner.expect_prompt(shape)
         n_usable = n_common
         if n_usable == len(ids) and runner.prompt_logits is None:
             n_usable -= 1
@@ -168,13 +223,7 @@ class ConversationPool:
 
     @staticmethod
     def _can_copy(runner: SharedRunner, n_tokens: int) -> bool:
-        return runner.can_be_copied and n_tokens in runner.marks
-
-    def _take(self, chosen: Conversation, n_tokens: int) -> Conversation:
-        chosen.is_busy = True
-        if chosen.runner is not None:
-            chosen.runner.expect_prompt(n_tokens)
-        return chosen
+        return runner.can_be_copied and n_tokens in runner.places.marks
 
     def _begin(self, n_tokens: int, max_tokens: int) -> Conversation:
         """A new conversation with nothing in its cache; others go until there is room for it."""
@@ -185,21 +234,24 @@ class ConversationPool:
                 kept.session.prepare(n_tokens, max_tokens)
                 break
             except ResourceError:
-                if not self._drop_oldest():
-                    self._kept.remove(kept)
-                    raise
+                has_dropped = self._leaving is None and self._drop_oldest()
+                if self._leaving is None and has_dropped:
+                    continue
+                self._kept.remove(kept)
+                if self._leaving is not None:
+                    raise _MakingRoom from None
+                raise
         assert kept.runner is not None and kept.runner.max_context >= min(context, n_tokens)
-        return self._take(kept, n_tokens)
+        return kept
 
     def _new(self, n_tokens: int, spared: Conversation | None = None) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
         shape = self.plan.shape(self.plan.choose_context(n_tokens, -1))
         parts = self.model.estimate_session_bytes(self.plan.attention, shape)
-        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + parts.get("scores", 0)
-        while (
-            len(self._kept) >= MOST_KEPT
-            or sum(each.n_bytes for each in self._kept) + needed > self.ram_bytes
-        ):
+        needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + fixed_bytes(parts)
+        while len(self._kept) >= MOST_KEPT or self._held_bytes() + needed > self.ram_bytes:
+            if self._leaving is not None:
+                raise _MakingRoom
             if not self._drop_oldest(spared):
                 break
         kept = Conversation(self.model, self.plan, self._opened)
@@ -207,16 +259,36 @@ class ConversationPool:
         return kept
 
     def _drop_oldest(self, spared: Conversation | None = None) -> bool:
+        """Whether one has gone, or is leaving for the disk."""
         idle = [each for each in self._kept if not each.is_busy and each is not spared]
         if not idle:
             return False
         oldest = min(idle, key=lambda each: each.used_at)
         self._kept.remove(oldest)
-        oldest.session.runner = None  # its memory is free once nobody reads a stream of it
+        if self.disk is None or self._is_closed:
+            oldest.session.close()
+        else:
+            self._leaving = oldest, self._writer.submit(self._write, oldest)
         return True
 
+    def _write(self, leaving: Conversation) -> None:
+        try:
+            assert self.disk is not None
+            self.disk.save(leaving)
+        finally:
+            leaving.session.close()
+            with self._lock:
+                self._leaving = None
+                self._trim()
+
+    def _trim(self) -> None:
+        """Lets the oldest go while more is held than may be."""
+        while self._leaving is None and self._held_bytes() > self.ram_bytes:
+            if not self._drop_oldest():
+                break
+
     def _give_back(self, used: Conversation) -> None:
-        used.is_busy, used.used_at, used.on_prefill = False, time.monotonic(), None
+        used.is_busy, used.used_at, used.on_prefill = False, monotonic(), None
         if used.runner is not None:
             used.runner.leave()
         else:
@@ -225,9 +297,7 @@ class ConversationPool:
             self.plan = used.session.plan
             for each in self._kept:
                 each.session.plan = self.plan
-        while sum(each.n_bytes for each in self._kept) > self.ram_bytes:
-            if not self._drop_oldest():
-                break
+        self._trim()
 
     def _log_departure(
         self, best: Conversation, prompt: Prompt, n_usable: int, n_common: int

@@ -54,17 +54,33 @@ class _Job(Generic[T]):
 
     def wait(self) -> T:
         self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+        error, self._error = self._error, None
+        if error is None:
+            return self._result  # type: ignore[return-value]
+        try:
+            raise error
+        finally:
+            del error  # whose traceback holds this frame, and by it the caller's runner
 
 
 class _DecodeJob(_Job["NDArray[np.float32]"]):
-    """One token to append to a sequence of a workspace, or to any runner without one."""
+    """A token to append to a sequence of a workspace, or to any runner without one.
 
-    def __init__(self, runner: Any, token: int, workspace: _core.Workspace | None) -> None:
-        super().__init__(lambda: runner.decode(token))
-        self.runner, self.token, self.workspace = runner, token, workspace
+    Of several ``tokens`` the others are a guess, which is looked at where the step is not shared.
+    """
+
+    def __init__(
+        self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
+    ) -> None:
+        super().__init__(self._decode_alone)
+        self.runner, self.tokens, self.workspace = runner, tokens, workspace
+
+    def _decode_alone(self) -> NDArray[np.float32]:
+        if len(self.tokens) > 1:
+            rows: NDArray[np.float32] = self.runner.decode_batch(self.tokens)
+            return rows
+        logits: NDArray[np.float32] = self.runner.decode(int(self.tokens[0]))
+        return logits[None]
 
 
 class Scheduler:
@@ -83,7 +99,7 @@ class Scheduler:
         self._n_decodes_since_call = 0
         self._last_step_at = 0.0
         self._is_closed = False
-        self.n_steps = self.n_step_rows = 0  # for statistics: steps, and tokens in them
+        self.n_steps = self.n_step_rows = 0  # for statistics: passes over the weights, tokens
         self._thread = Thread(target=self._loop, name="edgeh2o-scheduler", daemon=True)
         self._thread.start()
 
@@ -97,10 +113,14 @@ class Scheduler:
         return job.wait()
 
     def decode(
-        self, runner: Any, token: int, workspace: _core.Workspace | None
+        self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
     ) -> NDArray[np.float32]:
-        """Logits [vocab_size] after ``token``; ``leave`` says that no more will come."""
-        job = _DecodeJob(runner, token, workspace)
+        """Logits [n, vocab_size]: after the first of ``tokens``, and after more of them perhaps.
+
+        Those after the first, which is appended, are looked at as ``BatchRunner.decode_batch`` does
+        where nobody else shares the step. ``leave`` says that no more steps will come.
+        """
+        job = _DecodeJob(runner, tokens, workspace)
         with self._changed:
             self._require_open()
             self._decoding.add(id(runner))
@@ -136,8 +156,7 @@ class Scheduler:
                     return
                 steps, call = self._choose()
             if steps:
-                _decode_together(steps)
-                self.n_steps += 1
+                self.n_steps += _decode_together(steps)
                 self.n_step_rows += len(steps)
                 self._last_step_at = time.monotonic()
             elif call is not None:
@@ -161,8 +180,9 @@ class Scheduler:
         return steps, None
 
 
-def _decode_together(jobs: list[_DecodeJob]) -> None:
-    """One pass for all that share a workspace; one by one for others."""
+def _decode_together(jobs: list[_DecodeJob]) -> int:
+    """One pass for all that share a workspace; one by one for others. The number of passes."""
+    n_passes = 0
     groups: dict[int, list[_DecodeJob]] = {}
     for job in jobs:
         groups.setdefault(id(job.workspace or job), []).append(job)
@@ -171,15 +191,16 @@ def _decode_together(jobs: list[_DecodeJob]) -> None:
         if workspace is None or len(group) == 1:
             for job in group:
                 job.execute()
+            n_passes += len(group)
             continue
+        n_passes += 1
         try:
-            results = workspace.forward(
-                [(job.runner, np.array([job.token], np.int32), None) for job in group]
-            )
+            results = workspace.forward([(job.runner, job.tokens[:1], None) for job in group])
         except BaseException as error:
             for job in group:
                 job.fail(error)
         else:
             for job, logits in zip(group, results, strict=True):
                 assert logits is not None
-                job.finish(logits)
+                job.finish(logits[None])
+    return n_passes

@@ -1,86 +1,36 @@
-"""Runners of several requests on one copy of the weights: their calls go through the scheduler.
+"""A runner of one of several requests: its calls go through the scheduler.
 
-A prompt is read in calls of one chunk each, so that others get their turns and a request that is
-given up ends soon. Where a chunk begins depends on where the prompt's part began, and the last call
-on the end alone, never on what was found in the cache: what is read after a mark is what a whole
-read would have computed.
+A prompt is read in calls of one chunk each (``call_grid``), so that others get their turns and a
+request that is given up ends soon.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import _core
+from ..runners.counted import CountedRunner
+from .call_grid import CallGrid, PromptShape, ReadPlaces
+from .saved_state import SavedPlaces, pack_state, unpack_state
 from .scheduler import CancelledError, Scheduler
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    from ..attention.base import SparseAttentionConfig
-    from ..engine.models import LoadedModel
-    from ..runners.base import OnLayer, SessionShape
-    from ..tokenizer import Tokenizer
+    from ..runners.base import OnLayer
 
-# Tokens that the last call of a prompt has at least, where there are as many: its last ones may
-# read everything, as far as their call reaches.
-LEAST_LAST_CALL = 64
 # Marks lie at most this share of their distance to the prompt's end apart: departures are mostly
 # near the end, where the question is.
 MARK_SPACING = 8
+_NO_TOKENS = np.empty(0, np.int32)
 
 
-class SharedModel:
-    """A loaded model whose runners take turns."""
-
-    def __init__(self, model: LoadedModel, scheduler: Scheduler) -> None:
-        self.model, self.scheduler = model, scheduler
-
-    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> SharedRunner:
-        """As that of the model; the tail that reads everything is part of the last call."""
-        least = max(LEAST_LAST_CALL, int(getattr(attention, "tail", 0)))
-        runner = self.scheduler.call(lambda: self.model.start_session(attention, shape))
-        workspace = None
-        if isinstance(runner, _core.Sequence):
-            workspace = runner.workspace
-        return SharedRunner(runner, self.scheduler, workspace, min(least, shape.chunk_size))
-
-    @property
-    def config(self) -> Any:
-        return self.model.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.model.tokenizer
-
-    @property
-    def chat_template(self) -> object:
-        return self.model.chat_template
-
-    @property
-    def fingerprint(self) -> str:
-        return self.model.fingerprint
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.model.weight_bytes
-
-    @property
-    def shows_attention(self) -> bool:
-        return self.model.shows_attention
-
-    def estimate_session_bytes(
-        self, attention: SparseAttentionConfig, shape: SessionShape
-    ) -> Mapping[str, int]:
-        return self.model.estimate_session_bytes(attention, shape)
-
-    def __getattr__(self, name: str) -> Any:  # what only some models have, for profiles
-        return getattr(self.model, name)
-
-
-class SharedRunner:
+class SharedRunner(CountedRunner):
     """A ``Runner`` (edgeh2o/runners/base.py) whose calls wait for their turns.
 
     ``expect_prompt`` is called before each prompt. ``cancel`` ends the prompt in progress, between
@@ -92,24 +42,27 @@ class SharedRunner:
         runner: Any,
         scheduler: Scheduler,
         workspace: _core.Workspace | None,
-        least_last_call: int,
+        grid: CallGrid,
     ) -> None:
-        self.runner = runner
+        self.runner = self._counted = runner
+        self.grid = grid
         self._scheduler = scheduler
         self._workspace = workspace
-        self.least_last_call = least_last_call
-        self._end = 0  # of the prompt in progress
+        self._shape = PromptShape(0)  # of the prompt in progress
         self._whole_end: int | None = None  # of the prompt that was read to its end
         self._tokens: list[int] = []
-        self._marks: tuple[int, ...] = ()
+        self._places = ReadPlaces()
+        self._deferred = _NO_TOKENS  # handed over, and read with what comes next
+        self._ahead = _NO_TOKENS  # looked at by ``decode_batch``
         self._is_cancelled = Event()
         self._reason = ""
         self.most_tokens = 0  # held at once so far: rows beyond take no memory yet
         self.prompt_logits: NDArray[np.float32] | None = None
 
-    def expect_prompt(self, n_tokens: int) -> None:
-        """A prompt of so many tokens, cached ones included, is about to be read."""
-        self._end = n_tokens
+    def expect_prompt(self, shape: PromptShape) -> None:
+        """A prompt of such a shape, cached tokens included, is about to be read."""
+        self._shape = shape
+        self._deferred = _NO_TOKENS
         self._is_cancelled.clear()
 
     def cancel(self, reason: str) -> None:
@@ -122,9 +75,9 @@ class SharedRunner:
         self._scheduler.leave(self.runner)
 
     @property
-    def marks(self) -> tuple[int, ...]:
-        """Where others may begin, ascending; good also while this one is at work."""
-        return self._marks
+    def places(self) -> ReadPlaces:
+        """Where others may begin; good also while this one is at work."""
+        return self._places
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -133,10 +86,6 @@ class SharedRunner:
     @property
     def position(self) -> int:
         return int(self.runner.position)
-
-    @property
-    def prefill_end(self) -> int:
-        return int(self.runner.prefill_end)
 
     @property
     def max_context(self) -> int:
@@ -152,29 +101,12 @@ class SharedRunner:
 
     @property
     def max_decode_tokens(self) -> int:
-        """One: the steps of several prompts go together, not several tokens of one."""
-        return 1
+        """As many as the runner takes; while others decode, only the first of a call is read."""
+        return int(self.runner.max_decode_tokens)
 
     @property
     def vocab_size(self) -> int:
         return int(self.runner.vocab_size)
-
-    @property
-    def pairs_computed(self) -> int:
-        return int(self.runner.pairs_computed)
-
-    @property
-    def pairs_dense(self) -> int:
-        return int(self.runner.pairs_dense)
-
-    @property
-    def error_sums(self) -> NDArray[np.float64]:
-        sums: NDArray[np.float64] = self.runner.error_sums
-        return sums
-
-    @property
-    def n_dense_reads(self) -> int:
-        return int(self.runner.n_dense_reads)
 
     @property
     def policy(self) -> _core.SparsePolicy:
@@ -195,58 +127,78 @@ class SharedRunner:
         on_layer: OnLayer | None = None,
         on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
-        """In calls of a chunk each; in one where ``on_attention`` looks on."""
+        """In calls of the grid; in one where ``on_attention`` looks on.
+
+        What lies behind the last place at which the grid lets a call end is read with the tokens
+        of the next call.
+        """
+        begin = self.position
+        if self._whole_end is not None and begin > 0:
+            self._places = self._places.with_turn(begin)
         self.prompt_logits = self._whole_end = None
+        tokens, self._deferred = np.concatenate([self._deferred, tokens]), _NO_TOKENS
+        n_tokens, turn = len(tokens), self._places.turns[-1]
+        extra: dict[str, Any] = {}
+        if on_attention is None:
+            ends = self.grid.ends(begin, begin + n_tokens, self._shape, turn, is_last=is_last)
+        else:
+            extra, ends = {"on_attention": on_attention}, [begin + n_tokens]
+        question = self.grid.question_of(self._shape, turn)
         logits = None
-        n_tokens = len(tokens)
-        extra = {} if on_attention is None else {"on_attention": on_attention}
-        ends = [n_tokens] if extra else self._plan(n_tokens, is_last=is_last)
-        begin = 0
-        for end in ends:
-            part, ends_prompt = tokens[begin:end], is_last and end == n_tokens
-
-            def watch(done: int, total: int, begin: int = begin, end: int = end) -> None:
-                self._require_wanted()
-                if on_layer is not None:
-                    on_layer(begin * total + (end - begin) * done, n_tokens * total)
-
-            def read(
-                part: NDArray[np.int32] = part,
-                ends_prompt: bool = ends_prompt,
-                watch: OnLayer = watch,
-            ) -> NDArray[np.float32] | None:
-                self._require_wanted()
-                self._mark()  # where the prompt goes on: what an interrupted call goes back to
-                result: NDArray[np.float32] | None = self.runner.prefill(
-                    part, is_last=ends_prompt, stays_open=stays_open, on_layer=watch, **extra
-                )
-                self._tokens += part.tolist()
-                self.most_tokens = max(self.most_tokens, len(self._tokens))
-                return result
-
-            logits = self._scheduler.call(read)
-            begin = end
-        if is_last:
-            self._whole_end = len(self._tokens)
-        if is_last and stays_open:
+        for first, end in pairwise([begin, *ends]):
+            ends_prompt = is_last and end == begin + n_tokens
+            part = tokens[first - begin : end - begin]
+            logits = self._read(
+                part, first - begin, n_tokens, ends_prompt, stays_open, on_layer, extra
+            )
+            if end == question:
+                self._places = self._places.with_question(end)
+        if not is_last:
+            self._deferred = tokens[(ends[-1] if ends else begin) - begin :]
+            return None
+        self._whole_end = len(self._tokens)
+        if stays_open:
             self.prompt_logits = logits
         return logits
 
-    def _plan(self, n_tokens: int, *, is_last: bool) -> list[int]:
-        """Where calls end that read the next ``n_tokens`` of the prompt."""
-        chunk = self.chunk_size
-        ends = list(range(chunk, n_tokens, chunk))
-        if is_last and ends and n_tokens - ends[-1] < self.least_last_call:
-            ends.pop()
-        return [*ends, n_tokens]
+    def _read(
+        self,
+        tokens: NDArray[np.int32],
+        first: int,
+        n_all: int,
+        ends_prompt: bool,
+        stays_open: bool,
+        on_layer: OnLayer | None,
+        extra: Mapping[str, Any],
+    ) -> NDArray[np.float32] | None:
+        """One call: so many tokens from ``first`` on of ``n_all``, when its turn comes."""
+
+        def watch(done: int, total: int) -> None:
+            self._require_wanted()
+            if on_layer is not None:
+                on_layer(first * total + len(tokens) * done, n_all * total)
+
+        def read() -> NDArray[np.float32] | None:
+            self._require_wanted()
+            self._mark()  # where the prompt goes on: what an interrupted call goes back to
+            result: NDArray[np.float32] | None = self.runner.prefill(
+                tokens, is_last=ends_prompt, stays_open=stays_open, on_layer=watch, **extra
+            )
+            self._tokens += tokens.tolist()
+            self.most_tokens = max(self.most_tokens, len(self._tokens))
+            return result
+
+        return self._scheduler.call(read)
 
     def _mark(self) -> None:
-        position = self.position
-        last = self._marks[-1] if self._marks else -1
-        distance = max(0, self._end - position)
+        position, places = self.position, self._places
+        last = places.marks[-1] if places.marks else -1
+        distance = max(0, self._shape.n_tokens - position)
         is_due = last < 0 or position - last >= max(1, distance // MARK_SPACING)
-        if is_due and self.runner.mark():
-            self._marks = (*self._marks, position)
+        is_question = position > last and position in places.questions
+        if (is_due or is_question) and self.runner.mark():
+            # Others may have been dropped for it; the runner has some of its own besides.
+            self._places = places.with_mark(position).keeping(self.runner.marks)
 
     def _require_wanted(self) -> None:
         if self._is_cancelled.is_set():
@@ -259,18 +211,31 @@ class SharedRunner:
         return rows
 
     def decode(self, token: int) -> NDArray[np.float32]:
-        self._require_wanted()
-        logits = self._scheduler.decode(self.runner, token, self._workspace)
-        self._tokens.append(token)
-        self.most_tokens = max(self.most_tokens, len(self._tokens))
+        logits: NDArray[np.float32] = self.decode_batch(np.array([token], np.int32))[0]
         return logits
+
+    def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        self._require_wanted()
+        logits = self._scheduler.decode(self.runner, tokens, self._workspace)
+        self._append(tokens[:1])
+        self._ahead = tokens[1 : len(logits)]
+        return logits
+
+    def accept(self, n: int) -> None:
+        self.runner.accept(n)
+        self._append(self._ahead[:n])
+        self._ahead = self._ahead[n:]
+
+    def _append(self, tokens: NDArray[np.int32]) -> None:
+        self._tokens += tokens.tolist()
+        self.most_tokens = max(self.most_tokens, len(self._tokens))
 
     def reset(self) -> None:
         self._scheduler.call(self.runner.reset)
         self._forget()
 
     def _forget(self) -> None:
-        self._tokens, self._marks = [], ()
+        self._tokens, self._places = [], ReadPlaces()
         self.prompt_logits = self._whole_end = None
 
     def rewind(self, position: int) -> None:
@@ -278,38 +243,65 @@ class SharedRunner:
             self.prompt_logits = self._whole_end = None
         self._scheduler.call(lambda: self.runner.rewind(position))
         del self._tokens[position:]
-        self._marks = tuple(mark for mark in self._marks if mark <= position)
+        self._places = self._places.up_to(position)
 
     def mark(self) -> bool:
         """What was read is marked while it is read; this adds nothing."""
-        return bool(self._marks)
+        return bool(self._places.marks)
 
     def find_mark(self, position: int) -> int:
-        """As a runner's, but no later than what leaves the last call of the prompt its tokens.
+        """As a runner's, but only where a whole read of the expected prompt ends a call too.
 
         Where an earlier prompt ended, only what goes on with its answer goes on too: chunks begin
         there that a whole read of another prompt does not have.
         """
         position = min(position, len(self._tokens))
         whole_end = self._whole_end
-        if whole_end is not None and (position > whole_end or position == whole_end == self._end):
-            return int(self.runner.find_mark(position))
-        position = min(position, self._end - self.least_last_call)
         if whole_end is not None:
+            is_same = position == whole_end == self._shape.n_tokens
+            if position > whole_end or is_same:
+                return int(self.runner.find_mark(position))
             position = min(position, whole_end - 1)
-        return int(self.runner.find_mark(max(0, position)))
+        while position > 0:
+            found = int(self.runner.find_mark(position))
+            if found == 0 or self.grid.allows(found, self._shape, self._places):
+                return found
+            position = found - 1
+        return 0
+
+    def prepare_to_save(self) -> None:
+        """Lets ``find_mark`` name the end of what is held, whatever prompt was expected last."""
+        self._shape = PromptShape(len(self._tokens))
 
     def save_state(self) -> bytes:
-        state: bytes = self.runner.save_state()
-        return state
+        """That of the runner, its marks, and where prompts were read."""
+        return self._scheduler.call(self._save_state)
+
+    def _save_state(self) -> bytes:
+        places, marks = self._places, list(getattr(self.runner, "mark_states", ()))
+        if len(marks) != len(places.marks):  # runners of ONNX models keep theirs to themselves
+            places, marks = ReadPlaces(turns=places.turns), []
+        return pack_state(SavedPlaces(places, self._whole_end), self.runner.save_state(), marks)
 
     def load_state(self, state: bytes, token_ids: Sequence[int]) -> None:
+        """Takes up what ``save_state`` gave. Raises ValueError, and forgets, for anything else."""
         self._forget()
-        self.runner.load_state(state, token_ids)
+        saved, own, marks = unpack_state(state, len(token_ids))
+        extra = {"marks": marks} if marks else {}
+
+        def load() -> None:
+            self.runner.load_state(own, token_ids, **extra)
+            if marks and tuple(self.runner.marks) != saved.places.marks:
+                self.runner.reset()
+                raise ValueError("its marks are not where it says")
+
+        self._scheduler.call(load)
         self._tokens = list(token_ids)
+        self._places, self._whole_end = saved.places, saved.whole_end
+        self.most_tokens = max(self.most_tokens, len(self._tokens))
 
     def cached_rows(self) -> Sequence[NDArray[np.uint8]]:
-        rows: Sequence[NDArray[np.uint8]] = self.runner.cached_rows()
+        rows: Sequence[NDArray[np.uint8]] = self._scheduler.call(self.runner.cached_rows)
         return rows
 
     @property
@@ -322,9 +314,12 @@ class SharedRunner:
         self._forget()
 
         def copy() -> None:
+            places = other.places
             self.runner.copy_from(other.runner, position)
             # Of what was copied: the other may have gone back since it was looked at.
-            self._tokens, self._marks = list(self.runner.token_ids), tuple(self.runner.marks)
+            self._tokens = list(self.runner.token_ids)
+            marks = tuple(self.runner.marks)
+            self._places = ReadPlaces(marks, places.turns, places.questions).up_to(position)
 
         self._scheduler.call(copy)
         self.most_tokens = max(self.most_tokens, position)

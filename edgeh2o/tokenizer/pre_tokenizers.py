@@ -269,6 +269,11 @@ def pre_tokenizer_names() -> list[str]:
     return sorted(_BY_NAME)
 
 
+def all_pre_tokenizers() -> list[PreTokenizer]:
+    """Every rule, those that are alike side by side."""
+    return list(_BY_NAME.values())
+
+
 def find_pre_tokenizer(name: str) -> PreTokenizer:
     """The rule of that name; raises ``FormatError`` rather than guess."""
     rule = _BY_NAME.get(name)

@@ -50,20 +50,26 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, text: str, settings: TokenizerSettings) -> None:
         """Raises FormatError for a file that is malformed, or does not fit the model."""
-        document = _parse(text)
+        document = parse_document(text)
         self._pipeline = _build_pipeline(document)
         later = _without_prefix(document)
         self._later = self._pipeline if later is None else _build_pipeline(later)
-        self._is_byte_level = _is_byte_level(document)
+        self.is_byte_level = _is_byte_level(document)
         vocabulary, metadata = _read_vocabulary(document, self._pipeline, settings)
+        self.metadata: Mapping[str, object] = metadata  # as a GGUF file would have it
         super().__init__(
             vocabulary,
             metadata,
             model_name=MODEL_NAME,
             pre_name="default",
             default_add_bos=False,
-            space_prefix=not self._is_byte_level and _adds_space(document),
+            space_prefix=not self.is_byte_level and _adds_space(document),
         )
+
+    def split_words(self, text: str) -> list[str]:
+        """The words within which byte-level merges are made, a character for every byte."""
+        splitter = self._pipeline.pre_tokenizer
+        return [] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
 
     def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
         pipeline = self._pipeline if is_first else self._later
@@ -74,7 +80,7 @@ class JsonTokenizer(Tokenizer):
         return ids
 
     def _spell(self, text: str) -> bytes:
-        return spell_byte_characters(text) if self._is_byte_level else spell_piece(text)
+        return spell_byte_characters(text) if self.is_byte_level else spell_piece(text)
 
 
 def dump_tokenizer(
@@ -147,7 +153,8 @@ def _sentencepiece_pipeline(metadata: Mapping[str, object]) -> Pipeline:
     return pipeline
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_document(text: str) -> dict[str, Any]:
+    """The object of a tokenizer.json. Raises FormatError for anything else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -43,7 +43,7 @@ OTHER_CONTENT = {
     "four bytes": (b"GGUF", "is truncated or damaged, fetch it again"),
     "HTML page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page; .* fetch the"),
     "ZIP": (b"PK\x03\x04" + bytes(60), "a ZIP archive .* unpack or convert it"),
-    "safetensors": (struct.pack("<Q", 100) + b'{"__metadata__":{}}', "convert it to GGUF"),
+    "safetensors": (struct.pack("<Q", 100) + b'{"__metadata__":{}}', "give its folder"),
     "ONNX": (b"\x08\x0a\x12\x07pytorch", "an ONNX"),
     "pickle": (b"\x80\x02}q\x00", "not a GGUF file; check that it is the right file"),
 }

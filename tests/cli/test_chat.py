@@ -53,6 +53,24 @@ def test_run_takes_raw_text_unless_chat_is_asked_for(
     assert system["prompt_tokens"] > chat["prompt_tokens"] > raw["prompt_tokens"]
 
 
+def test_a_chat_goes_on_past_the_context(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = b"".join(b"the art is %d\n" % i for i in range(12))
+    options = ["-c", "128", "--system", "in", "--session", str(tmp_path / "chat")]
+    assert _chat(model, monkeypatch, lines, *options) == 2
+    assert "tokens and the context holds 128" in capsys.readouterr().err
+    (tmp_path / "chat").unlink()
+    assert _chat(model, monkeypatch, lines, *options, "--context-full", "shift") == 0
+    assert "messages are forgotten" in capsys.readouterr().err
+    with LLM(model, context_size=128, **SETTINGS) as llm:
+        messages = llm.load_session(tmp_path / "chat")["messages"]
+    assert messages[0] == {"role": "system", "content": "in"}
+    assert [message["role"] for message in messages[1:3]] == ["user", "assistant"]
+    assert messages[-2]["content"] == "the art is 11"
+    assert len(messages) < 24
+
+
 def test_variables_of_the_template(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

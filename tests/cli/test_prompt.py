@@ -115,6 +115,10 @@ def test_flags_of_llama_cpp_become_ours() -> None:
     assert (args.session, args.session_read_only, args.chat) == ("s", True, False)
     assert read_config(args, SamplingParams).seed is None
     assert warned == []
+    for flag, way in (("--context-shift", "shift"), ("--no-context-shift", "stop")):
+        args, warned = _parse(flag)
+        assert read_config(args, SamplingParams).context_full == way
+        assert warned == []
 
 
 @pytest.mark.parametrize(

@@ -41,28 +41,36 @@ Norm = _structure(
 )  # fmt: skip
 Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
-Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, is_gelu=_U)
-Embed = _structure("Embed", w=Matrix, tokens=_P, out=_P, scale=_F)
-Rope = _structure(
-    "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U
+Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, kind=_U)
+Embed = _structure(
+    "Embed", parts=_P, tokens=_P, out=_P, part_rows=_U, first=_U, n_columns=_U, scale=_F
 )
+Rope = _structure(
+    "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U,
+    norms_values=_U, q_norm=_P, k_norm=_P, q_factors=_P, eps=_F,
+)  # fmt: skip
 KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, window=_U)
 Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
     stride=_U, first=_U, first_split=_U, n_splits=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
-Join = _structure("Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U)
+Join = _structure(
+    "Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U, sinks=_P,
+    n_heads=_U,
+)  # fmt: skip
 Columns = _structure(
     "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, is_scored=_P,
     keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, n_last=_U, weight=_U, squares=_U,
     scale=_F, soft_cap=_F,
 )  # fmt: skip
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
-Combine = _structure("Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U)
+Combine = _structure(
+    "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P
+)
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
-    "embed_rows": Embed, "attend_split": Attend, "combine_splits": Combine,
-    "join_states": Join, "column_sums": Columns,
+    "embed_rows": Embed, "attend_split": Attend,
+    "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
     "split_signs": Signs,
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
@@ -92,7 +100,8 @@ class Device:
         if not self.is_emulated:
             image = choose_image((capability[0].value, capability[1].value)).read()
         self._call("cuModuleLoadData", ctypes.byref(self._module), image)
-        self._memory: dict[int, tuple[int, ...]] = {}
+        self._held: set[int] = set()
+        self._functions: dict[tuple[int | None, str], c_void_p] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
         error = getattr(self.driver, name)(*arguments)
@@ -108,7 +117,35 @@ class Device:
         """An address of n_bytes that hold NaN."""
         pointer = c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(pointer), c_size_t(n_bytes))
+        self._held.add(pointer.value)
         return pointer.value
+
+    def free(self, address: int) -> None:
+        """Gives memory back, once all that was launched is done."""
+        self.wait()
+        self._held.remove(address)
+        self._call("cuMemFree_v2", c_uint64(address))
+
+    def free_all(self) -> None:
+        """Gives back whatever is held."""
+        for address in list(self._held):
+            self.free(address)
+
+    def wait(self) -> None:
+        """Until all that was launched is done."""
+        self._call("cuStreamSynchronize", self._stream)
+
+    def attribute(self, number: int) -> int:
+        """One of ``CUdevice_attribute``."""
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), number, ctypes.c_int(0))
+        return value.value
+
+    def load(self, image: bytes) -> c_void_p:
+        """A module of other kernels, for ``launch_of``: a cubin, or PTX."""
+        module = c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), image)
+        return module
 
     def put(self, array: NDArray[Any]) -> int:
         """The address of a copy."""
@@ -124,7 +161,7 @@ class Device:
         array = np.zeros(shape, dtype)
         data, size = array.ctypes.data_as(c_void_p), c_size_t(array.nbytes)
         self._call("cuMemcpyDtoHAsync_v2", data, c_uint64(address), size, self._stream)
-        self._call("cuStreamSynchronize", self._stream)
+        self.wait()
         return array
 
     def launch(
@@ -136,10 +173,24 @@ class Device:
         shared: int = 0,
     ) -> None:
         """Runs a kernel; what it wrote is read by ``get``."""
-        function = c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode())
-        if shared > 48 * 1024:
-            self._call("cuFuncSetAttribute", function, 8, shared)
+        self.launch_of(self._module, kernel, arguments, grid, threads, shared)
+
+    def launch_of(
+        self,
+        module: c_void_p,
+        kernel: str,
+        arguments: ctypes.Structure,
+        grid: tuple[int, ...],
+        threads: int,
+        shared: int = 0,
+    ) -> None:
+        """The same with a kernel of another module."""
+        function = self._functions.get((module.value, kernel))
+        if function is None:
+            function = self._functions[module.value, kernel] = c_void_p()
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+            if shared > 48 * 1024:
+                self._call("cuFuncSetAttribute", function, 8, shared)
         pointers = (c_void_p * 1)(ctypes.addressof(arguments))
         sizes = [c_uint(n) for n in (*grid, *(1,) * (3 - len(grid)), threads, 1, 1, shared)]
         function_type = ctypes.CFUNCTYPE(

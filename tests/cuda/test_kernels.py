@@ -32,6 +32,7 @@ from tests.cuda.device import (
     Structure,
 )
 from tests.cuda.packing import put_floats, put_tiles, random_tiles
+from tests.reference.cached_rows import stored as stored_rows
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 
 # Times that a kernel runs, with warps and lanes in another order each time; sanitizers are slow.
@@ -142,22 +143,30 @@ def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) ->
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_embed(device: Device, name: str) -> None:
-    rows, depth = 21, 96
-    if name.startswith("q"):
-        tiles = random_tiles(name, rows, depth)
-        matrix, weights = put_tiles(device, tiles), tiles.weights()
-    else:
-        matrix, weights = put_floats(
-            device, name, np.random.default_rng(1).normal(size=(rows, depth))
-        )
-    tokens = np.array([20, 0, 7, 15, 16], np.int32)
-    out = device.empty(5 * depth * 4)
-    device.launch(
-        "embed_rows", Embed(w=matrix, tokens=device.put(tokens), out=out, scale=0.5), (5,)
-    )
-    got = device.get(out, (5, depth), np.float32)
-    np.testing.assert_allclose(got, weights[tokens] * 0.5, rtol=1e-6, atol=1e-5)
+def test_embed_columns_of_a_table_in_parts(device: Device, name: str) -> None:
+    part_rows, n_rows, depth, first, n_columns = 17, 40, 192, 96, 32
+    matrices, weights = [], []
+    for n in (part_rows, part_rows, n_rows - 2 * part_rows):
+        if name.startswith("q"):
+            tiles = random_tiles(name, n, depth)
+            matrices.append(put_tiles(device, tiles))
+            weights.append(tiles.weights())
+        else:
+            values = np.random.default_rng(n).normal(size=(n, depth))
+            matrix, rounded = put_floats(device, name, values)
+            matrices.append(matrix)
+            weights.append(rounded)
+    parts = np.frombuffer(b"".join(map(bytes, matrices)), np.uint8)
+    tokens = np.array([0, 16, 17, 33, 34, 39], np.int32)
+    out = device.empty(len(tokens) * n_columns * 4)
+    arguments = Embed(
+        parts=device.put(parts), tokens=device.put(tokens), out=out, part_rows=part_rows,
+        first=first, n_columns=n_columns, scale=3.0,
+    )  # fmt: skip
+    device.launch("embed_rows", arguments, (len(tokens),))
+    got = device.get(out, (len(tokens), n_columns), np.float32)
+    expected = np.concatenate(weights)[tokens, first : first + n_columns] * 3.0
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
 
 
 def normed(x: NDArray[np.floating], weight: Floats) -> NDArray[np.float64]:
@@ -244,20 +253,24 @@ def test_add_rows(device: Device, has_norm: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("is_gelu", [0, 1])
-def test_gate_rows(device: Device, is_gelu: int) -> None:
+@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped silu"])
+def test_gate_rows(device: Device, kind: str) -> None:
     random = np.random.default_rng(3)
     gate = random.normal(scale=4, size=(2, 160)).astype(np.float32)
     gate[0, :4] = [0, -100, 100, -1e4]
-    up = random.normal(size=(2, 160)).astype(np.float32)
+    up = random.normal(scale=4, size=(2, 160)).astype(np.float32)
     g = gate.astype(np.float64)
     with np.errstate(over="ignore"):
-        slope = np.sqrt(2 / np.pi) * 2 * (g + 0.044715 * g**3) if is_gelu else g
+        slope = np.sqrt(2 / np.pi) * 2 * (g + 0.044715 * g**3) if kind == "gelu" else g
         expected = g / (1 + np.exp(-slope)) * up
+        if kind == "clamped silu":  # gpt-oss
+            g, u = np.minimum(g, 7), np.clip(up.astype(np.float64), -7, 7)
+            expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
     out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 160)
     arguments = Gate(
-        gate=device.put(gate), up=device.put(up), out=out, xq=rounded, dim=160, is_gelu=is_gelu
-    )
+        gate=device.put(gate), up=device.put(up), out=out, xq=rounded, dim=160,
+        kind=("silu", "gelu", "clamped silu").index(kind),
+    )  # fmt: skip
     device.launch("gate_rows", arguments, (2,))
     got = device.get(out, gate.shape, np.float32)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
@@ -269,8 +282,10 @@ HEADS = Heads(n_heads=N_HEADS, n_kv_heads=N_KV, key_dim=KEY_DIM, value_dim=VALUE
 STRIDE = (N_HEADS + N_KV) * KEY_DIM + N_KV * VALUE_DIM
 
 
+@pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("cache_type", [0, 1])
-def test_rope_rows(device: Device, cache_type: int) -> None:
+def test_rope_rows(device: Device, cache_type: int, has_norms: bool) -> None:
+    """Rotated; then, where wanted, normed and the queries scaled; and written to the cache."""
     random = np.random.default_rng(4)
     dtype, first, n_pairs = (np.float16, np.float32)[cache_type], 17, 8
     qkv = random.normal(size=(3, STRIDE)).astype(np.float32)
@@ -283,8 +298,13 @@ def test_rope_rows(device: Device, cache_type: int) -> None:
     arguments = Rope(
         qkv=address, cos=device.put(np.cos(angles).astype(np.float32)),
         sin=device.put(np.sin(angles).astype(np.float32)), cache=cache, heads=HEADS,
-        stride=STRIDE, n_pairs=n_pairs, first=first,
+        stride=STRIDE, n_pairs=n_pairs, first=first, norms_values=has_norms, eps=EPS,
     )  # fmt: skip
+    q_norm, k_norm = random.normal(size=(2, KEY_DIM)).astype(np.float32)
+    factors = random.uniform(1, 2, size=3).astype(np.float32)
+    if has_norms:
+        arguments.q_norm, arguments.k_norm = device.put(q_norm), device.put(k_norm)
+        arguments.q_factors = device.put(factors)
     device.launch("rope_rows", arguments, (N_HEADS + 2 * N_KV, 3), threads=32)
     n_rotated = (N_HEADS + N_KV) * KEY_DIM
     expected = qkv.astype(np.float64)
@@ -292,6 +312,11 @@ def test_rope_rows(device: Device, cache_type: int) -> None:
     a, b = heads[:, :, :n_pairs].copy(), heads[:, :, n_pairs : 2 * n_pairs].copy()
     c, s = np.cos(angles)[:, None], np.sin(angles)[:, None]
     heads[:, :, :n_pairs], heads[:, :, n_pairs : 2 * n_pairs] = a * c - b * s, a * s + b * c
+    if has_norms:
+        heads[:, :N_HEADS] = normed(heads[:, :N_HEADS], q_norm) * factors[:, None, None]
+        heads[:, N_HEADS:] = normed(heads[:, N_HEADS:], k_norm)
+        rows = expected[:, n_rotated:].reshape(3, N_KV, VALUE_DIM)
+        rows[:] = normed(rows, np.ones(VALUE_DIM, np.float32))
     np.testing.assert_allclose(
         device.get(address, qkv.shape, np.float32), expected, rtol=1e-5, atol=1e-6
     )
@@ -303,15 +328,65 @@ def test_rope_rows(device: Device, cache_type: int) -> None:
         np.testing.assert_allclose(got, stored.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
+def test_a_cache_in_8_bits(device: Device) -> None:
+    """Written as the CPU writes it, a block of 32 at a time; read as what that stands for."""
+    random = np.random.default_rng(13)
+    dim, n_rows, n_splits, scale = 64, 130, 2, 0.3
+    heads = Heads(n_heads=2, n_kv_heads=2, key_dim=dim, value_dim=dim)
+    qkv = random.normal(size=(n_rows, 6, dim)).astype(np.float32)
+    qkv[5, 2, :32] = 0  # a block of zeros
+    qkv[6, 4, 32:] *= 1e-9  # too small for an f16 scale
+    expected = stored_rows(qkv[:, 2:], "q8_0").reshape(n_rows, 2, 2, dim)  # row, key or value, head
+
+    row_bytes = dim // 32 * 34
+    k, v = (device.put(np.zeros((2, n_rows, row_bytes), np.uint8)) for _ in range(2))
+    cache = Cache(k=k, v=v, max_context=n_rows, k_type=2, v_type=2)
+    address = device.put(qkv)
+    rope = Rope(qkv=address, cache=cache, heads=heads, stride=6 * dim)
+    device.launch("rope_rows", rope, (6, n_rows), threads=32)
+    for part, at in enumerate((k, v)):
+        stored = device.get(at, (2, n_rows, dim // 32, 34), np.uint8)
+        scales = stored[..., :2].copy().view(np.float16).astype(np.float64)
+        values = (stored[..., 2:].view(np.int8) * scales).reshape(2, n_rows, dim)
+        steps = np.repeat(scales, 32, -1).reshape(values.shape)
+        error = np.abs(values - expected[:, part].transpose(1, 0, 2))
+        assert (error <= steps * 1.001).all()  # a tie may go either way
+        assert (error > 1e-7).mean() < 1e-3
+        expected[:, part] = values.transpose(1, 0, 2)
+
+    n_parts = 2 * n_splits
+    parts, states = device.empty(n_parts * dim * 4), device.empty(n_parts * 8)
+    attend = Attend(
+        qkv=address + (n_rows - 1) * 6 * dim * 4, cache=cache, heads=heads, parts=parts,
+        states=states, keys=KeyList(), stride=6 * dim, first=n_rows - 1, n_splits=n_splits,
+        scale=scale,
+    )  # fmt: skip
+    device.launch("attend_split", attend, (n_splits, 2, 1), shared=(dim + SPLIT_KEYS) * 4)
+    out = device.empty(2 * dim * 4)
+    combine = Combine(
+        parts=parts, states=states, out=out, n_heads=2, value_dim=dim, n_splits=n_splits
+    )
+    device.launch("combine_splits", combine, (2, 1))
+    for head, got in enumerate(device.get(out, (2, dim), np.float32)):
+        logits = expected[:, 0, head] @ qkv[-1, head].astype(np.float64) * scale
+        weights = np.exp(logits - logits.max())
+        answer = weights / weights.sum() @ expected[:, 1, head]
+        np.testing.assert_allclose(got, answer, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("cache_type", [0, 1])
 @pytest.mark.parametrize(
-    ("first", "window", "soft_cap"),
-    [(0, 0, 0.0), (126, 0, 0.0), (290, 0, 2.0), (290, 140, 0.0), (100, 1, 0.0)],
+    ("first", "window", "soft_cap", "sink"),
+    [
+        *[(0, 0, 0.0, None), (126, 0, 0.0, None), (290, 0, 2.0, None), (290, 140, 0.0, None)],
+        *[(100, 1, 0.0, 0.0), (126, 0, 0.0, 2.0), (290, 140, 0.0, 90.0)],
+    ],
 )
 def test_attention(
-    device: Device, cache_type: int, first: int, window: int, soft_cap: float
+    device: Device, cache_type: int, first: int, window: int, soft_cap: float, sink: float | None
 ) -> None:
     random = np.random.default_rng(first)
+    sinks = None if sink is None else (sink + random.normal(size=N_HEADS)).astype(np.float32)
     dtype, n_rows, scale = (np.float16, np.float32)[cache_type], 3, 0.3
     qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
     # What was not written yet must not be read.
@@ -329,8 +404,10 @@ def test_attention(
             logits = keys[head // 3, begin:end].astype(np.float64) @ q * scale
             if soft_cap:
                 logits = soft_cap * np.tanh(logits / soft_cap)
-            weights = np.exp(logits - logits.max())
-            expected[row, head] = weights / weights.sum() @ values[head // 3, begin:end]
+            all_logits = logits if sinks is None else np.append(logits, sinks[head])
+            weights = np.exp(all_logits - all_logits.max())
+            weights /= weights.sum()
+            expected[row, head] = weights[: len(logits)] @ values[head // 3, begin:end]
     types = {"k_type": cache_type, "v_type": cache_type}
     cache = Cache(k=device.put(keys), v=device.put(values), max_context=CONTEXT, **types)
     n_splits = -(-(window or first + n_rows) // SPLIT_KEYS)
@@ -348,7 +425,7 @@ def test_attention(
         device.launch("attend_split", arguments, (n_splits, N_KV, n_rows), shared=shared)
         joined = Combine(
             parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM,
-            n_splits=n_splits,
+            n_splits=n_splits, sinks=None if sinks is None else device.put(sinks),
         )  # fmt: skip
         device.launch("combine_splits", joined, (N_HEADS, n_rows))
         results.append(device.get(out, expected.shape, np.float32))
@@ -427,10 +504,11 @@ def test_sparse_attention_of_a_chunk(
         np.testing.assert_allclose(got, sums[part], rtol=3e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
-def test_rows_that_stand_for_several(device: Device, soft_cap: float) -> None:
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.0, False), (2.0, False), (0.0, True)])
+def test_rows_that_stand_for_several(device: Device, soft_cap: float, has_sinks: bool) -> None:
     """Own chunk, listed positions and biased rows in one softmax; joint sums of the scored head."""
     random = np.random.default_rng(11)
+    sinks = np.linspace(-1, 6, N_HEADS, dtype=np.float32)
     first, n_rows, scale, n_more = 200, 5, 0.3, 130
     qkv = random.normal(size=(n_rows, STRIDE)).astype(np.float32)
     keys = random.normal(size=(N_KV, CONTEXT, KEY_DIM)).astype(np.float16)
@@ -456,8 +534,9 @@ def test_rows_that_stand_for_several(device: Device, soft_cap: float) -> None:
             if soft_cap:
                 logits = soft_cap * np.tanh(logits / soft_cap)
             logits[len(at) :] += biases[kv_head, :n_synthetic]
-            share = np.exp(logits - logits.max())
-            share /= share.sum()
+            most = max(logits.max(), sinks[head]) if has_sinks else logits.max()
+            share = np.exp(logits - most)
+            share /= share.sum() + has_sinks * np.exp(sinks[head] - most)
             expected[row, head] = share @ v
             sums[kv_head, :n_own] += share[:n_own]
             sums[kv_head, n_rows : n_rows + n_listed] += share[n_own : len(at)]
@@ -480,13 +559,18 @@ def test_rows_that_stand_for_several(device: Device, soft_cap: float) -> None:
         arguments = Attend(**shared, **split, **rows, first_split=begin)
         device.launch("attend_split", arguments, (n_ranges, N_KV, n_rows), shared=n_bytes)
     out, state = device.empty(expected.size * 4), device.empty(n_rows * N_HEADS * 8)
+    at_sinks = device.put(sinks) if has_sinks else None
     joined = Combine(
-        parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=4
-    )
+        parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=4,
+        sinks=at_sinks,
+    )  # fmt: skip
     device.launch("combine_splits", joined, (N_HEADS, n_rows))
     got = device.get(out, expected.shape, np.float32)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
-    join = Join(states=states, out=state, n_rows=n_rows * N_HEADS, n_joined=4, n_splits=4)
+    join = Join(
+        states=states, out=state, n_rows=n_rows * N_HEADS, n_joined=4, n_splits=4, sinks=at_sinks,
+        n_heads=N_HEADS,
+    )  # fmt: skip
     device.launch("join_states", join, (1,))
     is_scored = device.put(np.array([0, 1], np.uint32))
     for key_list, part in ((KeyList(lowest=first), sums[:, :n_rows]), (listed, sums[:, n_rows:])):

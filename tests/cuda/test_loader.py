@@ -157,6 +157,59 @@ def test_every_failure_is_one_error(
     assert "--device cpu" in message
 
 
+def test_the_cpu_serves_where_a_device_was_lost(
+    tiny_model: TinyModelFactory, host_environment: dict[str, str]
+) -> None:
+    """Every call after it is an error of a line, and another model of the same process works."""
+    script = (
+        "import sys\n"
+        "from edgeh2o import LLM, ResourceError, SamplingParams\n"
+        "once = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)\n"
+        "options = {'context_size': 64, 'attention': 'dense'}\n"
+        "with LLM(sys.argv[1], device='cuda', **options) as llm:\n"
+        "    for _ in range(2):\n"
+        "        try:\n"
+        "            llm.generate('the', once)\n"
+        "        except ResourceError as error:\n"
+        "            print(str(error).splitlines())\n"
+        "with LLM(sys.argv[1], device='cpu', **options) as llm:\n"
+        "    print(llm.generate('the', once).token_ids)\n"
+    )
+    path = tiny_model(**SMALL)
+    outputs = []
+    for failure in ("", "cuLaunchKernel@40=719"):
+        environment = os.environ | host_environment | {"EDGEH2O_HOST_DEVICE_FAIL": failure}
+        command = [sys.executable, "-c", script, str(path)]
+        result = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert result.returncode == 0, result.stderr
+        outputs.append(result.stdout.splitlines())
+    (answer,), (*errors, same) = outputs
+    assert same == answer
+    assert len(errors) == 2
+    for line in errors:
+        assert "CUDA_ERROR_LAUNCH_FAILED (719)" in line
+        assert "start anew, or use --device cpu" in line
+
+
+def test_two_processes_at_once(
+    tiny_model: TinyModelFactory, host_environment: dict[str, str]
+) -> None:
+    path = tiny_model(**SMALL)
+    command = [sys.executable, "-m", "edgeh2o", "run", str(path), *RUN, "--attention", "dense"]
+    everything = os.environ | host_environment
+    running = [
+        subprocess.Popen(
+            [*command, "--device", "cuda"], env=everything, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    answers = [each.communicate(timeout=120)[0] for each in running]
+    assert [each.returncode for each in running] == [0, 0]
+    assert answers[0] == answers[1] == edgeh2o(*command[3:], environment={}).stdout
+
+
 def test_a_device_that_is_not_there(
     tiny_model: TinyModelFactory, host_environment: dict[str, str]
 ) -> None:
@@ -270,24 +323,29 @@ def test_the_calls_of_a_prompt_and_a_token(
     rows, token = 10, 1
     vocab, heads, n_layers = 320, 4, 2
     expected = []
-    for n in (rows, token):
+
+    def product(n: int, *widths: int) -> list[str]:
         kind, tile, y = ("gemm_q8", 64, -(-n // 64)) if n >= 8 else ("multiply_q8", 16, n)
-        qkv = [f"norm_rows {n} 1 1"]
-        qkv += [f"{kind} {-(-width // tile)} {y} 1" for width in (64, 32, 32)]
+        return [f"{kind} {-(-width // tile)} {y} 1" for width in widths]
+
+    def layer_of(n: int, n_outputs: int) -> list[str]:
+        calls = [f"norm_rows {n} 1 1", *product(n, 64, 32, 32), f"rope_rows {heads + 4} {n} 1"]
+        n = n_outputs
         # Queries in eights; ranges of 128 keys.
-        attention = [f"rope_rows {heads + 4} {n} 1"]
-        for begin in range(0, n, 8):
-            some = min(8, n - begin)
-            attention += [f"attend_split 1 2 {some}", f"combine_splits {heads} {some} 1"]
-        output = [f"norm_rows {n} 1 1", f"{kind} {-(-64 // tile)} {y} 1"]
-        ffn = [f"norm_rows {n} 1 1", *[f"{kind} {-(-96 // tile)} {y} 1"] * 2, f"gate_rows {n} 1 1"]
-        ffn += [f"{kind} {-(-64 // tile)} {y} 1"]
+        for some in [8] * (n // 8) + [n % 8] * (n % 8 > 0):
+            calls += [f"attend_split 1 2 {some}", f"combine_splits {heads} {some} 1"]
+        calls += [f"norm_rows {n} 1 1", *product(n, 64)]
+        calls += [f"norm_rows {n} 1 1", *product(n, 96, 96), f"gate_rows {n} 1 1"]
+        return [*calls, *product(n, 64)]
+
+    for n in (rows, token):
         copies = [f"up {n * 4}", *[f"up {n * 8 * 4}"] * 2]  # tokens; cos and sin
-        layer = [*qkv, *attention, *output, *ffn]
-        # A prompt reports between layers, a token does not.
-        per_layer = [*layer, "wait"] if n > 1 else layer
+        # A prompt reports between layers, a token does not; of the last one only its last row
+        # goes on.
+        between = ["wait"] if n > 1 else []
+        layers = [*[*layer_of(n, n), *between] * (n_layers - 1), *layer_of(n, 1), *between]
         logits = ["norm_rows 1 1 1", f"multiply_q8 {vocab // 16} 1 1", f"down {vocab * 4}", "wait"]
-        expected += [*copies, f"embed_rows {n} 1 1", *per_layer * n_layers, *logits, "wait"]
+        expected += [*copies, f"embed_rows {n} 1 1", *layers, *logits, "wait"]
 
     words = {"cuMemcpyHtoDAsync_v2": "up", "cuMemcpyDtoHAsync_v2": "down"}
     words["cuStreamSynchronize"] = "wait"

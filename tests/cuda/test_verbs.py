@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgeh2o import LLM, PrefillConfig, SamplingParams
 from edgeh2o.cli.main import main
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
@@ -40,9 +41,9 @@ def test_perplexity(
 ) -> None:
     text = tmp_path / "text"
     text.write_text("the cat was on the mat and the dog is in the house that he has built " * 9)
-    sizes = ["--ctx", "64", "--windows", "2", "--skip", "16", "-o", "json"]
+    sizes = ["--ctx", "64", "--windows", "1", "--skip", "16", "-o", "json"]
     command = ["perplexity", model, "-f", str(text), *sizes, *attention]
-    command += ["--attention-precision", "f32"]
+    command += ["--quiet", "--attention-precision", "f32"]
     on_cpu, on_device = (report(capsys, *command, "--device", device) for device in ("cpu", "cuda"))
     for ours, theirs in zip(on_device["ranges"], on_cpu["ranges"], strict=True):
         assert ours["range"] == theirs["range"]
@@ -66,6 +67,41 @@ def test_a_session_goes_on_from_its_file(
         assert values["cached_tokens"] > 0
         answers.append(values["text"])
     assert len(set(answers)) == 1
+
+
+def test_needle(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """How probable the needle is, after a sparse and after a dense prefill."""
+    sizes = ["--lengths", "200", "--depths", "0.4", "--places", "start", *H2O]
+    command = ["needle", model, *sizes, "-o", "json", "--quiet", "--attention-precision", "f32"]
+    on_cpu, on_device = (report(capsys, *command, "--device", device) for device in ("cpu", "cuda"))
+    (ours,), (theirs,) = on_device["results"], on_cpu["results"]
+    assert ours["dense_logprob"] == pytest.approx(theirs["dense_logprob"], abs=2e-3)
+    assert ours["sparse_logprob"] == pytest.approx(theirs["sparse_logprob"], abs=2e-3)
+
+
+def test_bench(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["-p", "40", "-n", "2", "-r", "1", "--budget", "8", *SIZES]
+    rows = report(capsys, "bench", model, *sizes, "--device", "cuda", "-o", "json", "--quiet")[
+        "results"
+    ]
+    assert {row["test"] for row in rows} == {"pp40", "tg2"}
+    assert all(row["isa"].startswith("cuda:0") for row in rows)
+
+
+def test_a_prompt_goes_on_from_what_it_shares_with_the_last(model: str) -> None:
+    """Tokens of a kept prompt are not read again: all of them, or those before they differ."""
+    text = "the cat was on the mat and the dog is in the house"
+    greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    chunks = PrefillConfig(batch_size=32, chunk_size=16)
+    found = []
+    for device in ("cpu", "cuda"):
+        with LLM(model, device=device, context_size=192, prefill=chunks, attention="dense") as llm:
+            first = llm.generate(text, greedy, keep_cache=True)
+            prompts = [text + first.text + " that he has", text + first.text, text[:30] + "hat"]
+            results = [llm.generate(prompt, greedy, keep_cache=True) for prompt in prompts]
+        found.append([(result.token_ids, result.stats.cached_tokens) for result in results])
+    assert found[0] == found[1]
+    assert found[0][0][1] > first.stats.prompt_tokens
 
 
 def test_inspect_shows_what_fits(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,8 @@ def test_classes_of_pydantic_are_schemas() -> None:
         ({"$ref": "http://example.org/x"}, "json_schema cannot be used"),
         (Grammar("lark", "start: x"), "lark cannot be used"),
         (Grammar("regex", "(("), "regex cannot be used"),
+        (Grammar("gbnf", 'r?ot ::= "a"'), "gbnf cannot be used"),
+        (Grammar("gbnf", "root ::= " + "(" * 5000), "gbnf cannot be used"),
     ],
 )
 def test_bad_forms_are_refused(llm: LLM, schema: object, part: str) -> None:

@@ -268,7 +268,8 @@ def test_answers_end_where_they_would(llm: LLM, prompt: list[int]) -> None:
         found, plain = llm.generate(prompt, sampling), llm.generate(prompt, _without(sampling))
         assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
         assert found.finish_reason == plain.finish_reason
-    with LLM(llm.model_path, context_size=len(prompt) + 41) as small:
+    prefill = PrefillConfig(batch_size=64, chunk_size=16)
+    with LLM(llm.model_path, context_size=len(prompt) + 41, prefill=prefill) as small:
         results = [
             small.generate(prompt, replace(greedy, max_tokens=-1, lookup=lookup))
             for lookup in ("15", "4", "off")

@@ -60,6 +60,26 @@ CASES: Mapping[str, Mapping[str, object]] = {
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
     "internlm2": {"architecture": "internlm2", "tied": False},
+    # A state of some rows carries over from call to call.
+    "lfm2": {"architecture": "lfm2", "n_layers": 4},
+    "lfm2_windows": {
+        "architecture": "lfm2",
+        "n_layers": 5,
+        "n_kv_heads": (0, 2, 0, 0, 2),
+        "n_conv_taps": 4,
+        "sliding_window": 24,
+        "tied": False,
+    },
+    "lfm2moe": {"architecture": "lfm2moe", "n_layers": 4},
+    "qwen35": {"architecture": "qwen35", "n_layers": 4, "rotary_dim": 8, "n_conv_taps": 4},
+    "qwen35moe": {"architecture": "qwen35moe", "n_layers": 4, "shared_ffn_dim": 80},
+    "qwen3next": {
+        "architecture": "qwen3next",
+        "n_layers": 4,
+        "n_conv_taps": 4,
+        "n_delta_value_heads": 6,
+        "tied": False,
+    },
     "minicpm": {"architecture": "minicpm"},
     "minicpm_long": {
         "architecture": "minicpm",

@@ -53,6 +53,35 @@ def test_a_session_is_saved_and_goes_back(tiny_model: TinyModelFactory, architec
     np.testing.assert_array_equal(go_on(session), expected)
 
 
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_decode_steps_of_several_sequences_are_those_alone(
+    tiny_model: TinyModelFactory, architecture: str
+) -> None:
+    options = {**SHAPE, **OPTIONS.get(architecture, {}), "architecture": architecture}
+    pair = load_pair(tiny_model, **options)
+    workspace = _core.Workspace(pair.core, 2)
+    sizes = {"max_context": 4 * N_TOKENS, "batch_size": N_TOKENS, "chunk_size": CHUNK_SIZE}
+    # Prompts of other lengths, which end at other places of windows and rules.
+    shared, alone = (
+        [
+            _core.Sequence(pair.core, policy, workspace=workspace, **sizes)
+            for policy in (_core.dense_policy(), _core.h2o_policy(12, 4), _core.dense_policy())
+        ]
+        for _ in range(2)
+    )
+    for i, pair_of_one in enumerate(zip(shared, alone, strict=True)):
+        for sequence in pair_of_one:
+            sequence.prefill(random_tokens(11 + 30 * i, seed=i), is_last=True)
+    for token in (5, 6, 7):
+        steps = [(each, np.array([token + i], np.int32), None) for i, each in enumerate(shared)]
+        together = workspace.forward(steps)
+        for i, logits in enumerate(together):
+            assert logits is not None
+            np.testing.assert_array_equal(logits, alone[i].decode(token + i))
+    for one, other in zip(shared, alone, strict=True):
+        assert one.save_state() == other.save_state()
+
+
 @pytest.mark.parametrize(
     ("architecture", "what"),
     [("gemma4", "layers that share keys and values"), ("gpt-oss", "a mixture of experts")],

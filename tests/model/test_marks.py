@@ -22,9 +22,17 @@ POLICIES: dict[str, Callable[[], _core.SparsePolicy]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(tiny_model: TinyModelFactory) -> ModelPair:
-    return load_pair(tiny_model, tensor_type="Q8_0")
+# All have four slots.
+MODELS: dict[str, dict[str, object]] = {
+    "llama": {},
+    "lfm2": {"architecture": "lfm2", "n_layers": 4},
+    "qwen35": {"architecture": "qwen35", "n_layers": 4},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, tiny_model: TinyModelFactory) -> ModelPair:
+    return load_pair(tiny_model, **MODELS[request.param], tensor_type="Q8_0")
 
 
 def read(sequence: _core.Sequence, tokens: np.ndarray, *, marks: bool = True) -> np.ndarray:
@@ -51,7 +59,8 @@ def test_a_copy_goes_on_as_the_sequence_would_from_its_mark(pair: ModelPair, pol
     read(first, tokens)
     for token in random_tokens(3, seed=1):
         first.decode(int(token))
-    assert first.marks == [0, BATCH, 2 * BATCH, 3 * BATCH]
+    assert first.marks[:4] == [0, BATCH, 2 * BATCH, 3 * BATCH]
+    assert set(first.marks[4:]) <= {len(tokens)}  # the end, with recurrent layers
     other = np.concatenate([tokens[: 2 * BATCH], random_tokens(BATCH + 7, seed=2)])
     whole, copy = start(4 * BATCH), start(6 * BATCH)  # rows of heads lie elsewhere
     read(copy, random_tokens(50, seed=3))
@@ -64,6 +73,34 @@ def test_a_copy_goes_on_as_the_sequence_would_from_its_mark(pair: ModelPair, pol
         copy.copy_from(first, BATCH + 1)
     with pytest.raises(ValueError, match="to itself"):
         first.copy_from(first, BATCH)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_marks_survive_with_a_saved_state(pair: ModelPair, policy: str) -> None:
+    def start() -> _core.Sequence:
+        return pair.session(POLICIES[policy](), batch_size=BATCH)
+
+    tokens = random_tokens(3 * BATCH + 5)
+    saved, loaded, whole = start(), start(), start()
+    read(saved, tokens)
+    loaded.load_state(saved.save_state(), saved.token_ids, saved.mark_states)
+    # An open prompt of a model with a recurrent state is marked at its end too.
+    end = [len(tokens)] if saved.max_decode_tokens == 1 else []
+    assert loaded.marks == saved.marks == [0, BATCH, 2 * BATCH, 3 * BATCH, *end]
+    assert loaded.mark_states == saved.mark_states
+    for rows, theirs in zip(loaded.cached_rows(), saved.cached_rows(), strict=True):
+        rows[:] = theirs
+    other = np.concatenate([tokens[: 2 * BATCH], random_tokens(BATCH + 7, seed=2)])
+    loaded.rewind(2 * BATCH)
+    np.testing.assert_array_equal(read(loaded, other), read(whole, other))
+    states = saved.mark_states
+    for bad in ([states[1], states[1]], [states[2], states[1]], [states[0], b"x"], [states[3]] * 2):
+        with pytest.raises(ValueError):
+            loaded.load_state(saved.save_state(), saved.token_ids, bad)
+        assert (loaded.position, loaded.marks, loaded.token_ids) == (0, [], [])
+    whole.rewind(BATCH)
+    with pytest.raises(ValueError, match="out of order"):  # the end lies before a mark
+        loaded.load_state(whole.save_state(), whole.token_ids, states)
 
 
 def test_a_copy_needs_a_sequence_of_the_same_kind(pair: ModelPair) -> None:

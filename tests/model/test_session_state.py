@@ -87,6 +87,14 @@ def test_a_session_of_layers_that_differ_goes_on_too(
     _check_that_it_goes_on(pair, partial(POLICIES[policy], n_slots), "f16")
 
 
+@pytest.mark.parametrize("policy", ["dense", "headwise"])
+def test_a_session_with_recurrent_layers_goes_on_too(
+    tiny_model: TinyModelFactory, policy: str
+) -> None:
+    pair = load_pair(tiny_model, architecture="lfm2", n_layers=4, tensor_type="Q4_0")
+    _check_that_it_goes_on(pair, POLICIES[policy], "f16")
+
+
 def _check_that_it_goes_on(pair: ModelPair, make_policy: MakePolicy, cache_type: str) -> None:
     tokens = random_tokens(N_PROMPT + N_ANSWER + N_MORE)
     whole = pair.session(make_policy(), cache_type=cache_type)

@@ -247,6 +247,127 @@ def test_layers_of_gemma4_that_cannot_be(
         read(path)
 
 
+def test_layers_of_lfm2(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "lfm2", n_kv_heads=(0, 2, 0, 0, 4, 0), sliding_window=9)
+    assert [layer.mixer == "attention" for layer in config.layers] == [0, 1, 0, 0, 1, 0]
+    assert [layer.n_kv_heads for layer in config.layers] == [0, 2, 0, 0, 4, 0]
+    assert [layer.window for layer in config.layers] == [0, 9, 0, 0, 9, 0]
+    assert (config.n_slots, config.n_kv_heads, config.has_like_layers) == (6, 4, False)
+    mixture = read_tiny(tiny_model, "lfm2moe", n_dense_layers=2)
+    assert [layer.is_dense for layer in mixture.layers] == [True] * 2 + [False] * 4
+    assert (mixture.expert_gate, mixture.has_expert_bias) == ("sigmoid", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_kv_heads": (0,) * 6}, "'lfm2.attention.head_count_kv' leaves no layer with attention"),
+        ({"n_conv_taps": 1}, "'lfm2.shortconv.l_cache'"),
+        ({"n_conv_taps": 17}, "'lfm2.shortconv.l_cache'"),
+    ],
+)
+def test_layers_of_lfm2_that_cannot_be(
+    tmp_path: Path, options: dict[str, object], problem: str
+) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="lfm2", **{**SHAPE, **options})
+    with pytest.raises(FormatError, match=problem):
+        read(path)
+
+
+def test_a_router_of_lfm2moe_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add_softmax_of_weights(writer: GGUFWriter, gate: object) -> None:
+        writer.add_uint32("lfm2moe.expert_gating_func", 3)
+
+    monkeypatch.setattr(GGUFWriter, "add_expert_gating_func", add_softmax_of_weights)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="lfm2moe", **SHAPE)
+    with pytest.raises(FormatError, match=r"'lfm2moe.expert_gating_func' is 3, but only 2"):
+        read(path)
+
+
+def test_layers_of_qwen35(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "qwen35", n_conv_taps=4)
+    assert [layer.mixer for layer in config.layers] == ["delta_net", "attention"] * 3
+    assert [layer.n_kv_heads for layer in config.layers] == [0, 2] * 3
+    first = config.layers[0]
+    assert (first.n_delta_key_heads, first.n_delta_value_heads, first.delta_head_dim) == (2, 4, 32)
+    assert (first.n_conv_taps, first.has_grouped_delta_heads) == (4, False)
+    assert config.has_output_gate and config.is_recurrent and not config.has_like_layers
+    assert read_tiny(tiny_model, "qwen3next").layers[0].has_grouped_delta_heads
+
+
+def test_rows_of_gates_are_parted_from_those_of_queries(tiny_model: TinyModelFactory) -> None:
+    bindings = {item.name: item for item in read(tiny_model(architecture="qwen3next", **SHAPE))[1]}
+    order = np.array(bindings["blk.1.attn_q.weight"].row_order).reshape(2, 4, 8)
+    heads = np.arange(64).reshape(4, 2, 8)  # by turns: a query, a gate
+    np.testing.assert_array_equal(order, heads[:, ::-1].transpose(1, 0, 2))
+    gates = np.array(bindings["blk.0.ssm_ba.weight"].row_order)
+    np.testing.assert_array_equal(gates, [0, 1, 4, 5, 2, 3, 6, 7])
+
+
+def test_layers_that_guess_ahead_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_drafting(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        tensors["blk.5.nextn.enorm.weight"] = tensors["blk.1.attn_norm.weight"]
+        return tensors
+
+    def add_block_count(writer: GGUFWriter, n_layers: int) -> None:
+        writer.add_uint32("qwen35.block_count", n_layers)
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", with_drafting)
+    monkeypatch.setattr(GGUFWriter, "add_block_count", add_block_count)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="qwen35", **SHAPE)
+    config, bindings = read(path)
+    assert config.n_layers == 5
+    assert not [item.name for item in bindings if item.name.startswith("blk.5.")]
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "problem"),
+    [
+        ({}, "ssm.inner_size", "must be ssm.time_step_rank"),
+        ({"n_delta_value_heads": 3}, None, "'qwen35.ssm.time_step_rank' is 3, which is not"),
+        ({"n_conv_taps": 1}, None, "'qwen35.ssm.conv_kernel'"),
+        ({"n_layers": 1}, None, "'qwen35.full_attention_interval' leaves no layer with attention"),
+        ({}, "attention.recurrent_layers", "'qwen35.attention.recurrent_layers' is not supported"),
+    ],
+)
+def test_layers_of_qwen35_that_cannot_be(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+    key: str | None,
+    problem: str,
+) -> None:
+    def add_inner_size(writer: GGUFWriter, size: int) -> None:
+        writer.add_uint32("qwen35.ssm.inner_size", size + (key == "ssm.inner_size"))
+        if key == "attention.recurrent_layers":
+            writer.add_array(f"qwen35.{key}", [True] * 6)
+
+    monkeypatch.setattr(GGUFWriter, "add_ssm_inner_size", add_inner_size)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="qwen35", **{**SHAPE, **options})
+    with pytest.raises(FormatError, match=problem):
+        read(path)
+
+
+def test_tensors_of_another_kind_of_layer_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_heads(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        tensors["blk.0.attn_q.weight"] = tensors["blk.1.attn_q.weight"]
+        return tensors
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", with_heads)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="lfm2", **SHAPE)
+    with pytest.raises(FormatError, match=r"does not use: 'blk.0.attn_q.weight'"):
+        read(path)
+
+
 def test_scales_that_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = replace(FAMILIES["minicpm"], keys={"logit_scale": 2.0, "residual_scale": 0.5})
     monkeypatch.setattr("tools.make_tiny_model.FAMILIES", {"minicpm": family})

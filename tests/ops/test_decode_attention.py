@@ -61,7 +61,16 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"page_size": 0}, {"local": 60, "sinks": 0}, {"tail": 20}, {"max_past": 40}]
+    "options",
+    [
+        {},
+        {"page_size": 0},
+        {"local": 60, "sinks": 0},
+        {"tail": 20},
+        {"max_past": 40},
+        {"decode_pages": 20},
+        {"decode_pages": 32, "max_past": 40},
+    ],
 )
 @pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
 def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, int]) -> None:

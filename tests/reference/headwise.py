@@ -28,7 +28,9 @@ softmax_p(u_ip)^2, over the pages that are neither of the first nor of the last.
 landmarks.
 Decode: after a prompt of N >= `decode_from` tokens, whose last chunk then adds to the scores too, a
 generated token reads what a chunk at N would with b + S positions instead of b, S the chunk
-size, and all positions from N on; everything if N <= b + S, or b is None.
+size, and all positions from N on; everything if N <= b + S. With b = None it reads the pages that
+`choose_pages` of tests/reference/pages.py gives, of 4 positions and `decode_pages` of them, if
+every head has not b = None.
 """
 
 from __future__ import annotations
@@ -40,11 +42,14 @@ import numpy as np
 
 from tests.reference.dense import CachedLayer, group_queries
 from tests.reference.heavy_hitters import ColumnSums, Positions, select_memory
+from tests.reference.pages import read_pages
 from tests.reference.pairs import chunk_bounds
 from tests.reference.softmax_state import Array, attend
 
 # Positions of the smallest page whose keys' bounds a recall goes by.
 RECALL_PAGE = 16
+# Positions of the pages that generated tokens choose from.
+DECODE_PAGE = 4
 # Landmarks that a past of any length may have.
 MIN_LANDMARKS = 32
 
@@ -166,6 +171,7 @@ class HeadwiseLayer(CachedLayer):
         max_past: int = 8192,
         tail: int = 0,
         decode_from: int | None = None,
+        decode_pages: int = 512,
         store: Callable[[Array], Array] = np.asarray,
         scale: float | None = None,
         soft_cap: float | None = None,
@@ -179,6 +185,7 @@ class HeadwiseLayer(CachedLayer):
         self._max_past = max_past
         self._tail = tail
         self._decode_from = decode_from
+        self._decode_pages = decode_pages
         self._store = store
         self._n_prompt = 0
         self._column_sums = ColumnSums(decay=decay)
@@ -208,7 +215,8 @@ class HeadwiseLayer(CachedLayer):
 
     def decode(self, q: Array, k: Array, v: Array) -> Array:
         """Output [n_heads, 1, d] of one token."""
-        if self._decode_from is None or self._n_prompt < self._decode_from:
+        is_unknown = all(budget is None for budget in self.budgets)
+        if is_unknown or self._decode_from is None or self._n_prompt < self._decode_from:
             return super().decode(q, k, v)
         position = self.append(k, v)
         own = np.arange(self._n_prompt, position + 1)
@@ -216,6 +224,14 @@ class HeadwiseLayer(CachedLayer):
         for head, queries in enumerate(group_queries(q, self.k.shape[0])):
             members, marks = self.prompt_memory(head)
             positions = np.concatenate([members, own])
+            if self.budgets[head] is None and self._decode_pages > 0:
+                positions = read_pages(
+                    queries[:, 0],
+                    self.k[head],
+                    self._n_prompt,
+                    page_size=DECODE_PAGE,
+                    n_kept=self._decode_pages,
+                )
             state, _ = attend(
                 queries,
                 np.concatenate([self.k[head][positions], self._store(marks.keys)]),

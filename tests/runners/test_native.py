@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,3 +157,14 @@ def test_allocation_failures_become_resource_errors(
         pytest.raises(ResourceError, match=r"out of memory after 0 of \d+ bytes of weights"),
     ):
         file.load()
+
+
+def test_sessions_share_a_workspace_as_long_as_one_lives(model: NativeModel) -> None:
+    first = model.start_session(DenseConfig(), SHAPE)
+    second = model.start_session(H2OConfig(local=4, heavy=4), SHAPE)
+    assert first.workspace is second.workspace
+    before = weakref.ref(first.workspace)
+    del first
+    assert model.start_session(DenseConfig(), SHAPE).workspace is second.workspace
+    del second
+    assert before() is None

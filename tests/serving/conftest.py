@@ -97,10 +97,10 @@ def server(start_server: StartServer) -> RunningServer:
 def open_engine(model: Path, **options: object) -> Iterator[AnswerEngine]:
     """The engine of a server in this process."""
     opened: list[Session] = []
-    ram = options.pop("prefix_ram_bytes", None)
+    ram, disk = options.pop("prefix_ram_bytes", None), options.pop("prefix_disk", None)
     prefill = PrefillConfig(batch_size=256, chunk_size=64)
     with LLM(model, threads=1, prefill=prefill, check=opened.append, **options):  # type: ignore[arg-type]
-        engine = AnswerEngine(opened[0], prefix_ram_bytes=ram)  # type: ignore[arg-type]
+        engine = AnswerEngine(opened[0], prefix_ram_bytes=ram, prefix_disk=disk)  # type: ignore[arg-type]
         try:
             yield engine
         finally:

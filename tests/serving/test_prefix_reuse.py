@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +142,29 @@ def test_a_prompt_beyond_the_context_is_refused(serving_model: Path) -> None:
         full = answer(engine, request_of(tokens_of(510, seed=1), 50))
         assert full.finish_reason == "length"
         assert full.stats.generated_tokens == 3
+
+
+def test_what_is_dropped_is_free_at_once(serving_model: Path) -> None:
+    """Not when the collector of cycles comes: until then a cache may have filled the memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        with open_engine(serving_model, prefix_ram_bytes=0) as engine:
+            seen: list[weakref.ref[object]] = []
+
+            def emit(ticket: Ticket, event: object) -> None:
+                if isinstance(event, Progress) and event.done > 300:
+                    seen.append(weakref.ref(engine.pool._kept[0].runner))
+                    ticket.cancel("the client has gone")
+
+            for seed in range(3):
+                ticket = Ticket()
+                with pytest.raises(CancelledError):
+                    engine.answer(
+                        request_of(tokens_of(900, seed=seed)), partial(emit, ticket), ticket
+                    )
+                answer(engine, request_of(tokens_of(100, seed=seed)))
+            assert len(engine.pool) == 0
+            assert seen and not [each() for each in seen if each() is not None]
+    finally:
+        gc.enable()

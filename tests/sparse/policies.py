@@ -10,6 +10,8 @@ from edgeh2o import _core
 from tests.reference.dense import DenseLayer
 from tests.reference.h2o import H2OLayer
 from tests.reference.headwise import HeadwiseLayer
+from tests.reference.quest import QuestLayer
+from tests.reference.rocketkv import RocketKvLayer
 from tests.reference.softmax_state import Array
 
 
@@ -71,6 +73,26 @@ def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
     )
 
 
+def quest_case(tokens: int, page_size: int) -> PolicyCase:
+    return PolicyCase(
+        f"quest-{tokens}-{page_size}",
+        lambda _: _core.quest_policy(tokens=tokens, page_size=page_size, dense_layers=0),
+        lambda _: QuestLayer(tokens=tokens, page_size=page_size),
+        (None, None),
+        decodes_all=False,
+    )
+
+
+def rocketkv_case(**options: int) -> PolicyCase:
+    return PolicyCase(
+        "-".join(["rocketkv", *(f"{k}={v}" for k, v in options.items())]),
+        lambda _: _core.rocketkv_policy(**options),
+        lambda chunk_size: RocketKvLayer(chunk_size=chunk_size, **options),
+        (None, None),
+        decodes_all=False,
+    )
+
+
 DENSE = PolicyCase(
     "dense", lambda _: _core.dense_policy(), lambda _: DenseLayer(), budgets=(None, None)
 )
@@ -86,6 +108,13 @@ HEADWISE = [
     headwise_case(24, None, local=8, sinks=3, page_size=32, max_past=70),
     headwise_case(24, None, local=8, sinks=3, page_size=16, decode_from=64),
 ]
+PAGED = [
+    quest_case(20, 2),
+    quest_case(30, 3),
+    rocketkv_case(prompt_budget=90, window=8, kernel=5, page_size=1, topk=20, topr=16),
+    rocketkv_case(prompt_budget=150, window=20, kernel=63, page_size=2, topk=7),
+    rocketkv_case(prompt_budget=40, window=1, kernel=1, topk=3),
+]
 POLICIES = [
     DENSE,
     h2o_case(16, 16),
@@ -94,4 +123,5 @@ POLICIES = [
     h2o_case(100, 70),
     *H2O_OPTIONS,
     *HEADWISE,
+    *PAGED,
 ]

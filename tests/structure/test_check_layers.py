@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from edgeh2o.attention.registry import sparse_attention_algorithms
 from tools.check_layers import CPP_FOLDERS, check_cpp, check_python, main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -21,6 +23,20 @@ def test_this_repository_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     code = main([str(REPOSITORY)])
     assert capsys.readouterr().out == ""
     assert code == 0
+
+
+def test_only_its_own_files_name_an_algorithm() -> None:
+    names = "|".join(set(sparse_attention_algorithms()) - {"dense"})  # which is a word of its own
+    layers = ("base", "quant", "simd", "kernels", "isa", "ops", "sequence", "model", "cuda")
+    sources = [path for layer in layers for path in (REPOSITORY / "cpp" / layer).rglob("*.*")]
+    assert len(sources) > 100
+    naming = [
+        str(path)
+        for path in sources
+        if path.suffix in {".h", ".cc", ".cuh"}
+        and re.search(rf"(?i)\b({names})(?![a-z])", path.read_text(encoding="utf-8"))
+    ]
+    assert naming == []
 
 
 def test_every_folder_of_the_sources_is_known() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgeh2o.errors import FormatError
-from tools import fuzz_loop, fuzz_tokenizer
+from edgeh2o.serving.api_error import ApiError
+from tests.transformers.folders import MODEL_TYPES
+from tools import fuzz_loop, fuzz_requests, fuzz_safetensors, fuzz_tokenizer
 from tools.fuzz_gguf import make_seeds, make_target
 
 
@@ -89,6 +91,14 @@ def test_the_target_accepts_its_seeds(tmp_path: Path) -> None:
         target(content)
 
 
+def test_the_safetensors_target_accepts_its_seeds(tmp_path: Path) -> None:
+    target = fuzz_safetensors.make_target(tmp_path)
+    seeds = list(fuzz_safetensors.make_seeds())
+    assert len(set(seeds)) == len(seeds) == len(MODEL_TYPES)
+    for content in seeds:
+        target(content)
+
+
 def test_the_tokenizer_target_accepts_its_seeds_and_passes_over_what_is_no_input() -> None:
     seeds = list(fuzz_tokenizer.make_seeds())
     assert len(set(seeds)) == len(seeds)
@@ -96,3 +106,14 @@ def test_the_tokenizer_target_accepts_its_seeds_and_passes_over_what_is_no_input
         fuzz_tokenizer.build_and_encode(content)
     with pytest.raises(FormatError, match="has no tokenizer"):
         fuzz_tokenizer.build_and_encode(b'{"text": "a", "metadata": {}}')
+
+
+def test_the_request_target_accepts_its_seeds_and_wants_client_errors() -> None:
+    target = fuzz_requests.RequestTarget()
+    seeds = list(fuzz_requests.make_seeds())
+    assert len(set(seeds)) == len(seeds)
+    for content in seeds:
+        target(content)
+    for content in (b"", b"/v1/completions\n[]", b'x\n{"messages": []}'):
+        with pytest.raises(ApiError):
+            target(content)

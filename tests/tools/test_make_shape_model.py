@@ -34,6 +34,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         ("qwen2.5-0.5b", 151_936, 494_032_768),
         ("llama-3.2-1b", 128_256, 1_235_814_400),
         ("qwen3-1.7b", 151_936, 1_720_574_976),
+        ("lfm2-1.2b", 65_536, 1_170_340_608),
         ("llama-3.1-8b", 128_256, 8_030_261_248),
     ],
 )
@@ -104,7 +105,8 @@ def test_every_shape_is_a_file_that_opens(
 ) -> None:
     path = tmp_path / "model.gguf"
     tokenizer = str(tiny_model())
-    assert main([name, "Q4_0", str(path), "--layers", "1", "--tokenizer-from", tokenizer]) == 0
+    n_layers = {"lfm2-1.2b": "3", "qwen3.5-2b": "4"}.get(name, "1")  # one that attends
+    assert main([name, "Q4_0", str(path), "--layers", n_layers, "--tokenizer-from", tokenizer]) == 0
     reader, origin = GGUFReader(path), GGUFReader(tokenizer)
     assert reader.get_field("general.architecture").contents() == SHAPES[name].architecture
     for key in origin.fields:

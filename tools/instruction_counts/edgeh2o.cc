@@ -94,6 +94,8 @@ const Case kCases[] = {
     {"attention, prefill", kPromptProducts, [](size_t n) { attend_prompt(AttentionPrecision::kF32, n); }},
     {"attention, prefill, f16", kPromptProducts,
      [](size_t n) { attend_prompt(AttentionPrecision::kF16, n); }},
+    {"attention, prefill, int8", kPromptProducts,
+     [](size_t n) { attend_prompt(AttentionPrecision::kInt8, n); }},
     {"attention, decode", 2.0 * kCachedTokens * kHeads * kHeadDim, attend_token},
 };
 

@@ -40,9 +40,8 @@ edgeh2o_enter_fiber:
 )");
 
 void Fiber::prepare(void (*entry)(void*), void* argument) {
-  if (!stack_) stack_.reset(new uint8_t[kStackBytes]);
   auto* top =
-      reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack_.get()) + kStackBytes) & ~uintptr_t{15});
+      reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(make_stack()) + kStackBytes) & ~uintptr_t{15});
   *--top = reinterpret_cast<void*>(&edgeh2o_enter_fiber);
   *--top = nullptr;                              // rbp
   *--top = reinterpret_cast<void*>(entry);       // rbx
@@ -51,8 +50,7 @@ void Fiber::prepare(void (*entry)(void*), void* argument) {
   top_ = top;
 }
 
-void Fiber::switch_to(Fiber& next) { edgeh2o_switch_stack(&top_, next.top_); }
-void Fiber::arrived_from(Fiber&) {}
+void Fiber::switch_stack(Fiber& next) { edgeh2o_switch_stack(&top_, next.top_); }
 
 #else
 
@@ -68,13 +66,9 @@ void enter_context(unsigned entry_low, unsigned entry_high, unsigned argument_lo
 }  // namespace
 
 void Fiber::prepare(void (*entry)(void*), void* argument) {
-  if (!stack_) stack_.reset(new uint8_t[kStackBytes]);
-  unpoison(stack_.get(), kStackBytes);
-  bottom_ = stack_.get();
-  n_bytes_ = kStackBytes;
-  fake_stack_ = nullptr;
+  uint8_t* const stack = make_stack();
   getcontext(&context_);
-  context_.uc_stack.ss_sp = stack_.get();
+  context_.uc_stack.ss_sp = stack;
   context_.uc_stack.ss_size = kStackBytes;
   context_.uc_link = nullptr;
   const auto a = reinterpret_cast<uint64_t>(entry), b = reinterpret_cast<uint64_t>(argument);
@@ -82,11 +76,26 @@ void Fiber::prepare(void (*entry)(void*), void* argument) {
               static_cast<unsigned>(a >> 32), static_cast<unsigned>(b), static_cast<unsigned>(b >> 32));
 }
 
+void Fiber::switch_stack(Fiber& next) { swapcontext(&context_, &next.context_); }
+
+#endif
+
+uint8_t* Fiber::make_stack() {
+  if (!stack_) stack_.reset(new uint8_t[kStackBytes]);
+#if EH2O_FIBER_ASAN
+  unpoison(stack_.get(), kStackBytes);
+  bottom_ = stack_.get();
+  n_bytes_ = kStackBytes;
+  fake_stack_ = nullptr;
+#endif
+  return stack_.get();
+}
+
 void Fiber::switch_to(Fiber& next) {
 #if EH2O_FIBER_ASAN
   __sanitizer_start_switch_fiber(&fake_stack_, next.bottom_, next.n_bytes_);
 #endif
-  swapcontext(&context_, &next.context_);
+  switch_stack(next);
 #if EH2O_FIBER_ASAN
   __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
 #endif
@@ -97,7 +106,5 @@ void Fiber::arrived_from([[maybe_unused]] Fiber& previous) {
   __sanitizer_finish_switch_fiber(nullptr, &previous.bottom_, &previous.n_bytes_);
 #endif
 }
-
-#endif
 
 }  // namespace edgeh2o::cuda::host

@@ -1,5 +1,5 @@
 // Stacks to switch between. Switching by swapcontext alone takes a system call, which is most of the time of
-// an emulated kernel, hence a few instructions of our own where AddressSanitizer does not look on.
+// an emulated kernel, and more where AddressSanitizer intercepts it; hence a few instructions of our own.
 #pragma once
 
 #include <ucontext.h>
@@ -16,7 +16,7 @@
 #define EH2O_FIBER_ASAN 0
 #endif
 
-#if defined(__x86_64__) && !EH2O_FIBER_ASAN
+#if defined(__x86_64__)
 #define EH2O_FIBER_ASSEMBLY 1
 #else
 #define EH2O_FIBER_ASSEMBLY 0
@@ -37,11 +37,16 @@ class Fiber {
  private:
   static constexpr size_t kStackBytes = EH2O_FIBER_ASAN ? 256 * 1024 : 64 * 1024;
 
+  uint8_t* make_stack();
+  void switch_stack(Fiber& next);
+
   std::unique_ptr<uint8_t[]> stack_;
 #if EH2O_FIBER_ASSEMBLY
   void* top_ = nullptr;
 #else
   ucontext_t context_;
+#endif
+#if EH2O_FIBER_ASAN
   const void* bottom_ = nullptr;
   size_t n_bytes_ = 0;
   void* fake_stack_ = nullptr;

@@ -117,24 +117,31 @@ struct MixArguments {
   uint32_t dim, n_used;
 };
 
+enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped };
+
 // act(gate) * up, gate and up [rows][dim]. Grid: (rows).
 struct GateArguments {
   const float* gate;
   const float* up;
   float* out;        // [rows][dim] or null
   QuantisedRows xq;  // q may be null
-  uint32_t dim, is_gelu;
+  uint32_t dim;
+  GateKind kind;
 };
 
-// out[row] = scale * row tokens[row] of the embedding. Grid: (rows).
+// out[row] = scale * columns [first, first + n_columns) of row tokens[row] of a table that lies in parts of
+// part_rows rows. Grid: (rows).
 struct EmbedArguments {
-  DeviceMatrix w;
+  const DeviceMatrix* parts;
   const int32_t* tokens;
-  float* out;  // [rows][depth]
+  float* out;  // [rows][n_columns]
+  uint32_t part_rows, first, n_columns;
   float scale;
 };
 
-enum class DeviceCacheType : uint32_t { kF16, kF32 };
+// kQ8: blocks of 32 values, an f16 scale and 32 bytes each, as the CPU has them (base/kv_rows.h).
+enum class DeviceCacheType : uint32_t { kF16, kF32, kQ8 };
+inline constexpr int kCacheBlock = 32, kCacheBlockBytes = 34;
 
 // The cache of a layer: rows [kv_head][max_context][dim].
 struct DeviceCache {
@@ -149,7 +156,7 @@ struct DeviceHeads {
 };
 
 // Rotates q and k of qkv [rows][stride] in place, and writes k and v of row r to position first + r.
-// Grid: (n_heads + 2 n_kv_heads, rows).
+// Grid: (n_heads + 2 n_kv_heads, rows), or (n_heads, rows) where keys and values are another layer's.
 struct RopeArguments {
   float* qkv;
   const float* cos;  // [rows][n_pairs]
@@ -157,6 +164,11 @@ struct RopeArguments {
   DeviceCache cache;
   DeviceHeads heads;
   uint32_t stride, n_pairs, first;
+  uint32_t norms_values;   // RMS norm of the heads of v, without weights
+  const float* q_norm;     // [key_dim] weights of an RMS norm of every head behind the rotation, or null
+  const float* k_norm;     // likewise
+  const float* q_factors;  // [rows] of the queries, behind all else; or null
+  float eps;
 };
 
 // The rows of the cache that queries read: all positions from `lowest` on up to their own (and within the
@@ -189,6 +201,7 @@ struct CombineArguments {
   const float* states;
   float* out;
   uint32_t n_heads, value_dim, n_splits;
+  const float* sinks = nullptr;  // [n_heads] logits that take a part of every softmax, or null
 };
 
 // The state of the softmax over some ranges, first_split and on: out [rows * n_heads][2], maximum and sum.
@@ -197,6 +210,8 @@ struct JoinArguments {
   const float* states;
   float* out;
   uint32_t n_rows, first_split, n_joined, n_splits;  // n_rows: of all heads
+  const float* sinks = nullptr;                      // as in CombineArguments
+  uint32_t n_heads = 0;                              // with sinks
 };
 
 // What a query counts in column sums: 1; the keys of its softmax; 1 for the last n_last rows.

@@ -8,13 +8,29 @@ namespace edgeh2o::cuda {
 
 inline constexpr int kAttendThreads = 128, kKeyLanes = 8;
 
+// Value i of rows that lie one behind the other.
 EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kQ8) {
+    const uint8_t* block = static_cast<const uint8_t*>(rows) + i / kCacheBlock * kCacheBlockBytes;
+    return f32_from_f16(*reinterpret_cast<const uint16_t*>(block)) *
+           static_cast<float>(static_cast<int8_t>(block[2 + i % kCacheBlock]));
+  }
   if (type == DeviceCacheType::kF16) return f32_from_f16(static_cast<const uint16_t*>(rows)[i]);
   return static_cast<const float*>(rows)[i];
 }
 
 // Four values of a row from i on, a multiple of 4.
 EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kQ8) {  // aligned to 2 bytes
+    const uint8_t* block = static_cast<const uint8_t*>(rows) + i / kCacheBlock * kCacheBlockBytes;
+    const float d = f32_from_f16(*reinterpret_cast<const uint16_t*>(block));
+    const auto* quants = reinterpret_cast<const uint16_t*>(block + 2 + i % kCacheBlock);
+    EH2O_UNROLL
+    for (uint32_t e = 0; e < 4; ++e) {
+      out[e] = d * static_cast<float>(static_cast<int8_t>(quants[e / 2] >> (8 * (e % 2))));
+    }
+    return;
+  }
   if (type == DeviceCacheType::kF16) {
     const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
     out[0] = f32_from_f16(static_cast<uint16_t>(w.x & 0xffffu));
@@ -148,10 +164,11 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
 EH2O_KERNEL(combine_splits, CombineArguments, kAttendThreads) {
   const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
   const size_t first = (static_cast<size_t>(row) * a.n_heads + head) * a.n_splits;
-  float most = -3.0e38f;
+  const float sink = a.sinks ? a.sinks[head] * 1.44269504f : -3.0e38f;
+  float most = sink;
   for (uint32_t s = 0; s < a.n_splits; ++s) most = larger(most, a.states[2 * (first + s)]);
   for (uint32_t d = static_cast<uint32_t>(thread_index()); d < a.value_dim; d += kAttendThreads) {
-    float sum = 0.0f, value = 0.0f;
+    float sum = a.sinks ? exp2_fast(sink - most) : 0.0f, value = 0.0f;
     for (uint32_t s = 0; s < a.n_splits; ++s) {
       const float l = a.states[2 * (first + s) + 1];
       if (l == 0.0f) continue;  // no keys: its part was not written
@@ -167,8 +184,10 @@ EH2O_KERNEL(join_states, JoinArguments, kAttendThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x() * kAttendThreads + thread_index());
   if (row >= a.n_rows) return;
   const float* states = a.states + 2 * (static_cast<size_t>(row) * a.n_splits + a.first_split);
-  float most = -3.0e38f, sum = 0.0f;
+  const float sink = a.sinks ? a.sinks[row % a.n_heads] * 1.44269504f : -3.0e38f;
+  float most = sink;
   for (uint32_t s = 0; s < a.n_joined; ++s) most = larger(most, states[2 * s]);
+  float sum = a.sinks ? exp2_fast(sink - most) : 0.0f;
   for (uint32_t s = 0; s < a.n_joined; ++s) {
     sum = multiply_add(exp2_fast(states[2 * s] - most), states[2 * s + 1], sum);
   }

@@ -192,8 +192,10 @@ EH2O_DEVICE float weight_at(const DeviceMatrix& w, uint32_t row, uint32_t k) {
 EH2O_KERNEL(embed_rows, EmbedArguments, kMultiplyThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x());
   const uint32_t token = static_cast<uint32_t>(a.tokens[row]);
-  for (uint32_t k = static_cast<uint32_t>(thread_index()); k < a.w.depth; k += kMultiplyThreads) {
-    a.out[static_cast<size_t>(row) * a.w.depth + k] = weight_at(a.w, token, k) * a.scale;
+  const DeviceMatrix w = a.parts[token / a.part_rows];
+  for (uint32_t k = static_cast<uint32_t>(thread_index()); k < a.n_columns; k += kMultiplyThreads) {
+    a.out[static_cast<size_t>(row) * a.n_columns + k] =
+        weight_at(w, token % a.part_rows, a.first + k) * a.scale;
   }
 }
 

@@ -87,6 +87,12 @@ EH2O_DEVICE float gelu(float x) {
   return divide(x, 1.0f + exponential(cubic * -1.5957691216f));
 }
 
+// Of gpt-oss: gate cut at 7, up between -7 and 7.
+EH2O_DEVICE float clamped_swiglu(float gate, float up) {
+  const float g = smaller(gate, 7.0f), u = larger(smaller(up, 7.0f), -7.0f);
+  return divide(g, 1.0f + exponential(g * -1.702f)) * (u + 1.0f);
+}
+
 EH2O_KERNEL(mix_rows, MixArguments, kRowThreads) {
   const size_t row = static_cast<size_t>(block_x());
   const int32_t* entries = a.entries + row * a.n_used;
@@ -104,11 +110,40 @@ EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x());
   const float* gate = a.gate + static_cast<size_t>(row) * a.dim;
   const float* up = a.up + static_cast<size_t>(row) * a.dim;
-  const auto value = [&](uint32_t i) { return (a.is_gelu ? gelu(gate[i]) : silu(gate[i])) * up[i]; };
+  const auto value = [&](uint32_t i) {
+    if (a.kind == GateKind::kSiluClamped) return clamped_swiglu(gate[i], up[i]);
+    return (a.kind == GateKind::kGelu ? gelu(gate[i]) : silu(gate[i])) * up[i];
+  };
   if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
   if (!a.out) return;
   float* out = a.out + static_cast<size_t>(row) * a.dim;
   for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kRowThreads) out[i] = value(i);
+}
+
+// RMS norm of a head by its warp; weight [dim], null for ones.
+EH2O_DEVICE void norm_head(float* x, uint32_t dim, const float* weight, float eps) {
+  const uint32_t lane = static_cast<uint32_t>(thread_index());
+  float squares = 0.0f;
+  for (uint32_t i = lane; i < dim; i += kWarpSize) squares = multiply_add(x[i], x[i], squares);
+  const float mean = divide(reduce_add<kWarpSize>(squares), static_cast<float>(dim));
+  const float factor = divide(1.0f, square_root(mean + eps));
+  for (uint32_t i = lane; i < dim; i += kWarpSize) x[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
+}
+
+// A row of the cache in 8 bits, a block of 32 at a time by the lanes of a warp: d = max|x| / 127 in f16,
+// q = rint(x / d). A block with a value that is not finite reads as NaN.
+EH2O_DEVICE void store_q8_row(uint8_t* out, const float* x, uint32_t dim) {
+  const uint32_t lane = static_cast<uint32_t>(thread_index());
+  for (uint32_t i = lane; i < dim; i += kWarpSize, out += kCacheBlockBytes) {
+    const float poison = reduce_add<kWarpSize>(x[i] * 0.0f);
+    const uint16_t scale = f16_from_f32(divide(reduce_max<kWarpSize>(magnitude(x[i])), 127.0f) + poison);
+    const float d = f32_from_f16(scale);
+    const float inverse = d > 0.0f && d <= 3.40282347e38f ? divide(1.0f, d) : 0.0f;
+    // A scale that is denormal in f16 may be much smaller than max|x| / 127.
+    const float q = larger(smaller(x[i] * inverse, 127.0f), -127.0f);
+    out[2 + lane] = static_cast<uint8_t>(round_to_int(q));
+    if (lane == 0) *reinterpret_cast<uint16_t*>(out) = scale;
+  }
 }
 
 // A warp per head: those of q, of k, of v.
@@ -129,12 +164,22 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
       x[a.n_pairs + i] = multiply_add(first, s, second * c);
     }
   }
-  if (head < n_heads) return;
   sync_warp();
   const uint32_t dim = is_value ? a.heads.value_dim : key_dim;
+  const float* const weight = is_value ? nullptr : head < n_heads ? a.q_norm : a.k_norm;
+  if (weight || (is_value && a.norms_values)) norm_head(x, dim, weight, a.eps);
+  if (head < n_heads) {
+    if (!a.q_factors) return;
+    const float factor = a.q_factors[row];
+    for (uint32_t i = lane; i < dim; i += kWarpSize) x[i] *= factor;
+    return;
+  }
   void* rows = is_value ? a.cache.v : a.cache.k;
   const DeviceCacheType type = is_value ? a.cache.v_type : a.cache.k_type;
   const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
+  if (type == DeviceCacheType::kQ8) {
+    return store_q8_row(static_cast<uint8_t*>(rows) + start / kCacheBlock * kCacheBlockBytes, x, dim);
+  }
   for (uint32_t i = lane; i < dim; i += kWarpSize) {
     if (type == DeviceCacheType::kF16) {
       static_cast<uint16_t*>(rows)[start + i] = f16_from_f32(x[i]);

@@ -55,6 +55,7 @@ EH2O_DEVICE float reduce_max(float value) {
   return value;
 }
 
+EH2O_DEVICE float smaller(float a, float b) { return -larger(-a, -b); }
 EH2O_DEVICE float exponential(float x) { return exp2_fast(x * 1.44269504f); }
 
 }  // namespace edgeh2o::cuda

@@ -36,7 +36,9 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
   matmul(table, pack_rows(table, rows, any_quantised({&w.ffn_router}) ? a.packed : nullptr), {&router, 1},
          a.scratch);
-  route_rows({a.router, n, n_experts, n_experts}, call.spec().normalises_experts, a.routes);
+  const RoutingRule rule{call.spec().normalises_experts, call.spec().expert_gate == ExpertGate::kSigmoid,
+                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data()};
+  route_rows({a.router, n, n_experts, n_experts}, rule, a.routes);
 
   std::fill_n(mixed.data, n * dim, 0.0f);
   for (size_t e = 0; e < n_experts; ++e) {  // one after the other: sums have a fixed order

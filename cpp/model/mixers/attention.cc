@@ -26,18 +26,17 @@ void norm_qk(const LayerCall& call, const Qkv& qkv) {
   rms_norm_groups(call.table(), qkv.k, {w.attn_k_norm.data(), w.attn_k_norm.size()}, eps);
 }
 
-// Queries, keys and values of some rows of the step, from row `first` of it on: normed, rotated, and written
-// to the cache.
-void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
+// Queries, keys and values of the rows x of a call, of which the first is row first_row of its buffers:
+// normed and rotated.
+void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, const Qkv& qkv) {
   const KernelTable& table = call.table();
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
-  const MatView<float> x = call.x().rows_from(first, n);
   const bool has_own_kv = spec.heads.has_own_kv();
   const MatmulInput input = has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v})
                                        : begin_branch(call, x, w.attn_norm, {&w.attn_q});
-  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data, stride);
+  const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data - spec.gate_dim(), stride);
   if (has_own_kv) {
     const MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
                                     output_of(w.attn_v, qkv.v.data, stride)};
@@ -48,26 +47,49 @@ void project_qkv(const LayerCall& call, size_t first, const Qkv& qkv) {
 
   if (!spec.qk_norm_after_rope) norm_qk(call, qkv);
   const RopeTable& rope = call.buffers().ropes[spec.rope];
-  const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = (call.first_row + first) * n_pairs;
+  const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = first_row * n_pairs;
   const size_t rotated_cols = qkv.q.cols + (has_own_kv ? qkv.k.cols : 0);
   rope_rows(table, {qkv.q.data, n, rotated_cols, stride}, rope.cos + row, rope.sin + row, spec.heads.key_dim,
             n_pairs);
   if (spec.qk_norm_after_rope) norm_qk(call, qkv);
-  if (spec.temperature_period > 0) {
-    scale_by_position(table, qkv.q, call.position() + first, spec.temperature_scale, spec.temperature_period);
-  }
-  if (!has_own_kv) return;
-  if (!w.attn_v_norm.empty()) {
+  if (has_own_kv && !w.attn_v_norm.empty()) {
     rms_norm_groups(table, qkv.v, {w.attn_v_norm.data(), w.attn_v_norm.size()}, call.config.norm_eps);
   }
-  call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v));
+}
+
+// What depends on the step that some rows are of, from row `first` of it on; keys and values go to the cache.
+void take_rows(const LayerCall& call, size_t first, const Qkv& qkv) {
+  const LayerSpec& spec = call.spec();
+  if (spec.temperature_period > 0) {
+    scale_by_position(call.table(), qkv.q, call.position() + first, spec.temperature_scale,
+                      spec.temperature_period);
+  }
+  if (spec.heads.has_own_kv()) call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v));
+}
+
+Qkv qkv_rows(const LayerCall& call, size_t n) {
+  const AttentionHeads& heads = call.spec().heads;
+  const size_t stride = call.spec().qkv_dim();
+  float *q = call.buffers().qkv + call.spec().gate_dim(), *k = q + heads.q_dim(), *v = k + heads.k_dim();
+  return {{q, n, heads.q_dim(), stride}, {k, n, heads.k_dim(), stride}, {v, n, heads.v_dim(), stride}};
+}
+
+void set_sinks(const LayerCall& call) {
+  const std::vector<float>& sinks = call.layer_weights().attn_sinks;
+  call.step.sequence->layer(call.layer).set_sinks(sinks.empty() ? nullptr : sinks.data());
 }
 
 }  // namespace
 
 bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
-  return LayerCall::skips_rows(config, sequence, layer) &&
+  return sequence.attends(layer) && LayerCall::skips_rows(config, sequence, layer) &&
          sequence.plan(layer).ends_dense(config.layers[layer].window);
+}
+
+size_t n_attending_layers(const DecoderConfig& config, const Sequence& sequence) {
+  size_t n = config.n_layers();
+  while (n > 0 && skips_attention(config, sequence, n - 1)) --n;
+  return n;
 }
 
 void mix_attention(const LayerCall& call, const Observer& observer) {
@@ -76,21 +98,19 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const Step& step = call.step;
   Sequence& sequence = *step.sequence;
   Activations& a = call.buffers();
-  const size_t n = step.tokens.size, stride = spec.qkv_dim(), out_dim = spec.heads.out_dim();
+  const size_t n = step.tokens.size, out_dim = spec.heads.out_dim();
   const size_t position = call.position(), first = call.first_output_row();
-
-  float *q = a.qkv, *k = q + spec.heads.q_dim(), *v = k + spec.heads.k_dim();
-  const Qkv qkv{{q, n, spec.heads.q_dim(), stride},
-                {k, n, spec.heads.k_dim(), stride},
-                {v, n, spec.heads.v_dim(), stride}};
+  const Qkv qkv = qkv_rows(call, n);
   const bool is_row = step.is_decode || skips_attention(call.config, sequence, call.layer);
   // Keys and values of all rows are stored, if they are the layer's own.
   for (size_t begin = is_row && !spec.heads.has_own_kv() ? first : 0; begin < n; begin += a.rows_at_once) {
-    project_qkv(call, begin, qkv.rows_from(begin, std::min(a.rows_at_once, n - begin)));
+    const Qkv rows = qkv.rows_from(begin, std::min(a.rows_at_once, n - begin));
+    project_qkv(call, call.x().rows_from(begin, rows.q.rows), call.first_row + begin, rows);
+    take_rows(call, begin, rows);
   }
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
-  sequence.layer(call.layer).set_sinks(w.attn_sinks.empty() ? nullptr : w.attn_sinks.data());
+  set_sinks(call);
   uint8_t* scratch = call.workspace.attention_scratch();
   const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
   if (is_row) {
@@ -108,11 +128,45 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
 
   uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  const float* gate = a.qkv;
+  const size_t stride = qkv.q.stride;
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
-    const MatmulInput input = pack_rows(call.table(), as_const(attended.rows_from(begin, count)), packed);
-    end_branch(call, x.rows_from(begin, count), input, w.attn_output, w.attn_post_norm);
+    const MatView<float> rows = attended.rows_from(begin, count);
+    end_branch(
+        call, x.rows_from(begin, count),
+        spec.has_output_gate
+            ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
+                        as_const(rows),
+                        {packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed}, a.scratch)
+            : pack_rows(call.table(), as_const(rows), packed),
+        w.attn_output, w.attn_post_norm);
   }
+}
+
+void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows) {
+  const LayerWeights& w = call.layer_weights();
+  Activations& a = call.buffers();
+  const size_t dim = call.config.model_dim, out_dim = call.spec().heads.out_dim();
+  const MatView<float> x{a.x, n_rows, dim, dim}, attended{a.attended, n_rows, out_dim, out_dim};
+  const Qkv qkv = qkv_rows(call, n_rows);
+  project_qkv(call, x, 0, qkv);
+  size_t first_row = 0;
+  for (const Step& step : steps) {
+    const LayerCall one{call.config, call.weights, call.workspace, step, call.layer, first_row};
+    const size_t n = step.tokens.size, position = one.position();
+    const Qkv rows = qkv.rows_from(first_row, n);
+    take_rows(one, 0, rows);
+    set_sinks(one);
+    step.sequence
+        ->decode_call(call.layer, true, call.workspace.attention_scratch(),
+                      static_cast<size_t>(call.workspace.n_threads()))
+        .run(as_const(rows.q), step.sequence->layer(call.layer).rows(), position, call.spec().window,
+             attended.rows_from(first_row, n));
+    first_row += n;
+  }
+  uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  end_branch(call, x, pack_rows(call.table(), as_const(attended), packed), w.attn_output, w.attn_post_norm);
 }
 
 }  // namespace edgeh2o

@@ -95,6 +95,41 @@ void check_store_kv_row(const KernelTable& table, Check& check) {
   }
 }
 
+void check_score_blocks(const KernelTable& table, Check& check) {
+  Random random(27);
+  constexpr size_t kBlocks = 2, kPages = kBlocks * kKvBlock, kRows = 5;
+  for (const size_t width : {2, 40}) {
+    std::vector<uint8_t> blocks(kBlocks * width * kKvBlockBytes);
+    for (size_t i = 0; i < kBlocks * width; ++i) {
+      const std::vector<float> x = random.uniform_vector(kKvBlock, -3, 3);
+      table.store_kv_row_f32(CacheType::kQ8_0, blocks.data() + i * kKvBlockBytes, x.data(), kKvBlock);
+    }
+    const std::vector<float> q = random.uniform_vector(kRows * width, -2, 2);
+    const std::vector<int32_t> channels = {0, static_cast<int32_t>(width) - 1};
+    for (const bool is_listed : {false, true}) {
+      std::vector<float> out(kRows * kPages + kGuard, kUntouched);
+      table.score_blocks_f32(out.data(), kPages, q.data(), width, kRows,
+                             is_listed ? channels.data() : nullptr, is_listed ? channels.size() : width,
+                             blocks.data(), kBlocks, width);
+      for (size_t row = 0; row < kRows; ++row) {
+        for (size_t page = 0; page < kPages; ++page) {
+          double want = 0;
+          for (size_t i = 0; i < (is_listed ? channels.size() : width); ++i) {
+            const size_t channel = is_listed ? static_cast<size_t>(channels[i]) : i;
+            const uint8_t* values = &blocks[(page / kKvBlock * width + channel) * kKvBlockBytes];
+            uint16_t half;
+            std::memcpy(&half, values, sizeof(half));
+            want += double{q[row * width + channel]} * f64_from_f16(half) *
+                    static_cast<int8_t>(values[2 + page % kKvBlock]);
+          }
+          check.near(out[row * kPages + page], want, 1e-3);
+        }
+      }
+      check.untouched(out, kRows * kPages);
+    }
+  }
+}
+
 template <AttentionPrecision kPrecision>
 void check_pack_queries(const KernelTable& table, Check& check) {
   using Ops = Operands<kPrecision>;
@@ -103,7 +138,7 @@ void check_pack_queries(const KernelTable& table, Check& check) {
   for (const size_t n : {2, 8, 20, 30, 32, 64, 66, 144, 192}) {
     const std::vector<float> x = random.uniform_vector(n, -3, 3);
     std::vector<float> out(n / Ops::kPerWord + kGuard, kUntouched);
-    Ops::kernels(table).pack_queries(out.data(), x.data(), 0.18f, n);
+    Ops::kernels(table).pack_queries(out.data(), x.data(), 0.18f, 1, n);
     for (size_t i = 0; i < n; ++i) check.equal(Ops::at(out.data(), i, 1, 0), Ops::rounded(0.18f * x[i]));
     check.untouched(out, n / Ops::kPerWord);
   }
@@ -383,6 +418,7 @@ void check_attention_rows_not_finite(const KernelTable& table, Check& check) {
 const std::vector<KernelCheck>& attention_checks() {
   static const std::vector<KernelCheck> checks = {
       {"store_kv_row_f32", check_store_kv_row},
+      {"score_blocks_f32", check_score_blocks},
       {"attention_f32.pack_queries", check_pack_queries<AttentionPrecision::kF32>},
       {"attention_f32.pack_keys", check_pack_keys<AttentionPrecision::kF32>},
       {"attention_f32.pack_values", check_pack_values<AttentionPrecision::kF32>},

@@ -4,11 +4,16 @@
 //
 //   kernel_selftest [TABLE ...]   checks the named tables, or all available ones
 //   kernel_selftest --list        prints the names of the available tables, then the active one
+//   kernel_selftest --device      checks the kernels of the first GPU by the loader of the core; the image is
+//                                 one that the host device of the tests takes (cpp/cuda/host)
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <vector>
 
+#include "cuda/device.h"
+#include "cuda/self_test.h"
 #include "isa/select.h"
 #include "tests/kernels/selftest/check.h"
 
@@ -18,7 +23,7 @@ namespace {
 bool check_tables(const std::vector<const KernelTable*>& tables) {
   bool ok = true;
   for (const KernelTable* table : tables) {
-    for (const auto& checks : {matrix_checks(), row_checks(), attention_checks()}) {
+    for (const auto& checks : {matrix_checks(), row_checks(), attention_checks(), byte_attention_checks()}) {
       for (const KernelCheck& kernel_check : checks) {
         Check check;
         kernel_check.run(*table, check);
@@ -38,6 +43,17 @@ void list_tables() {
   std::printf("active: %s\n", active_kernel_table().name);
 }
 
+bool check_device() {
+  cuda::Device device(0);
+  device.load_image(
+      "\x7f"
+      "ELF");
+  const std::string difference = cuda::run_self_test(device);
+  std::printf("%s: %s\n", device.properties().name.c_str(),
+              difference.empty() ? "passed" : difference.c_str());
+  return difference.empty();
+}
+
 }  // namespace
 }  // namespace edgeh2o::selftest
 
@@ -48,6 +64,7 @@ int main(int argc, char** argv) {
       selftest::list_tables();
       return 0;
     }
+    if (argc == 2 && std::strcmp(argv[1], "--device") == 0) return selftest::check_device() ? 0 : 1;
     std::vector<const KernelTable*> tables;
     for (int i = 1; i < argc; ++i) tables.push_back(&find_kernel_table(argv[i]));
     return selftest::check_tables(tables.empty() ? available_kernel_tables() : tables) ? 0 : 1;

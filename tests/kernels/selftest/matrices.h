@@ -263,9 +263,15 @@ struct Activations {
         };
         each([&](size_t row) { return d(row, record); });
         each([&](size_t row) { return scaled_sum(row, record); });
-        for (const size_t n : {kBlock, kBlock / 2}) {
+        struct Start {
+          int factor;
+          size_t begin, end;
+        };
+        for (const Start& start :
+             {Start{8, 0, kBlock}, {128, 0, kBlock}, {32, 0, kBlock / 2}, {32, kBlock / 2, kBlock}}) {
           for (size_t row = first; row < first + tile_rows; ++row) {
-            append(bytes, dot_bias - (row < n_rows ? 8 * sum(row, record, n) : 0));
+            const int total = row < n_rows ? sum(row, record, start.end) - sum(row, record, start.begin) : 0;
+            append(bytes, dot_bias - start.factor * total);
           }
         }
         for (size_t k = record * kBlock; k < (record + 1) * kBlock; k += 4) {

@@ -123,6 +123,85 @@ void check_add(const KernelTable& table, Check& check) {
   });
 }
 
+void check_multiply(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, -5, 5), y = random.uniform_vector(n, -5, 5);
+    table.multiply_f32(out.data(), x.data(), y.data(), n);
+    for (size_t i = 0; i < n; ++i) check.equal(out[i], x[i] * y[i]);
+  });
+}
+
+void check_convolve(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    constexpr size_t kTaps = 4;
+    const std::vector<float> x = random.uniform_vector(kTaps * n, -5, 5),
+                             weights = random.uniform_vector(kTaps * n, -2, 2);
+    const float* taps[kTaps];
+    for (size_t j = 0; j < kTaps; ++j) taps[j] = x.data() + j * n;
+    table.convolve_f32(out.data(), taps, weights.data(), n, kTaps, n);
+    for (size_t i = 0; i < n; ++i) {
+      double want = 0, size = 0;
+      for (size_t j = 0; j < kTaps; ++j) {
+        const double term = double{x[j * n + i]} * weights[j * n + i];
+        want += term;
+        size += std::fabs(term);
+      }
+      check.near(out[i], want, kTaps * kEps * size);
+    }
+  });
+}
+
+void check_gate(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> gate = random.uniform_vector(n, -20, 20), up = random.uniform_vector(n, -3, 3);
+    table.gate_f32(out.data(), gate.data(), up.data(), n);
+    for (size_t i = 0; i < n; ++i) {
+      const double want = up[i] / (1 + std::exp(-double{gate[i]}));
+      check.near(out[i], want, 8 * kEps * std::fabs(want) + 1e-35);
+    }
+  });
+}
+
+void check_delta_net(const KernelTable& table, Check& check) {
+  Random random(11);
+  constexpr size_t kTokens = 5;
+  for (const size_t key_dim : {size_t{2}, size_t{6}, size_t{32}, size_t{128}}) {
+    const float length = 1 / std::sqrt(static_cast<float>(key_dim));
+    const std::vector<float> q = random.uniform_vector(kTokens * key_dim, -1, 1),
+                             k = random.uniform_vector(kTokens * key_dim, -length, length),
+                             v = random.uniform_vector(kTokens * kDeltaColumns, -2, 2),
+                             decays = random.uniform_vector(kTokens, 0.2f, 1),
+                             rates = random.uniform_vector(kTokens, 0, 1);
+    std::vector<float> state = random.uniform_vector(key_dim * kDeltaColumns, -1, 1),
+                       out(kTokens * kDeltaColumns + kGuard, kUntouched);
+    std::vector<double> exact(state.begin(), state.end());
+    state.resize(state.size() + kGuard, kUntouched);
+    table.delta_net_f32({kTokens, key_dim, q.data(), k.data(), key_dim, v.data(), kDeltaColumns,
+                         decays.data(), rates.data(), 1, state.data(), out.data(), kDeltaColumns});
+    const double error = static_cast<double>(10 * kTokens * (key_dim + 8)) * kEps;
+    for (size_t t = 0; t < kTokens; ++t) {
+      for (size_t column = 0; column < kDeltaColumns; ++column) {
+        double read = 0, want = 0;
+        for (size_t row = 0; row < key_dim; ++row) {
+          double& value = exact[row * kDeltaColumns + column];
+          value *= decays[t];
+          read += value * k[t * key_dim + row];
+        }
+        const double d = rates[t] * (v[t * kDeltaColumns + column] - read);
+        for (size_t row = 0; row < key_dim; ++row) {
+          double& value = exact[row * kDeltaColumns + column];
+          value += d * k[t * key_dim + row];
+          want += value * q[t * key_dim + row];
+        }
+        check.near(out[t * kDeltaColumns + column], want, error);
+      }
+    }
+    for (size_t i = 0; i < exact.size(); ++i) check.near(state[i], exact[i], error);
+    check.untouched(state, exact.size());
+    check.untouched(out, kTokens * kDeltaColumns);
+  }
+}
+
 void check_scale(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     const std::vector<float> x = random.uniform_vector(n, -5, 5);
@@ -155,6 +234,10 @@ const std::vector<KernelCheck>& row_checks() {
       {"swiglu_clamped_f32", check_clamped_swiglu},
       {"soft_cap_f32", check_soft_cap},
       {"add_f32", check_add},
+      {"multiply_f32", check_multiply},
+      {"convolve_f32", check_convolve},
+      {"gate_f32", check_gate},
+      {"delta_net_f32", check_delta_net},
       {"scale_f32", check_scale},
       {"load_f32_f16", check_load_f16},
   };

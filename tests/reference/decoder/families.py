@@ -22,6 +22,12 @@ class Family:
         is_gemma4: values are normed without weights, attention logits are not scaled, layers with
             a window have a rotary embedding and heads of their own.
         has_clamped_gate: the gate is that of gpt-oss.
+        output_norm: name of the norm behind the last layer.
+        has_sigmoid_gate: a token's experts have the sigmoid of their logit as their share, and are
+            chosen by this and a bias.
+        is_delta_net: layers without a Q matrix have a gated delta net, and attention has a gate.
+        has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
+            are one matrix.
         ffn_norm: name of the norm of the feed-forward network's input.
     """
 
@@ -35,6 +41,10 @@ class Family:
     normalises_experts: bool = True
     is_gemma4: bool = False
     has_clamped_gate: bool = False
+    output_norm: str = "output_norm"
+    has_sigmoid_gate: bool = False
+    is_delta_net: bool = False
+    has_grouped_heads: bool = False
     ffn_norm: str = "ffn_norm"
 
     @property
@@ -58,6 +68,8 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
+    "lfm2": Family(output_norm="token_embd_norm"),
+    "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
     "minicpm": Family(is_interleaved=True),
     "mistral3": Family(is_interleaved=True),
@@ -71,6 +83,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3moe": Family(),
     "qwen3vl": Family(),
     "qwen3vlmoe": Family(),
+    "qwen35": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
+    "qwen35moe": Family(is_delta_net=True, ffn_norm="post_attention_norm"),
+    "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
     "seed_oss": Family(ffn_norm="post_attention_norm"),
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
 }

@@ -46,16 +46,34 @@ def gated(linear: Linear, prefix: str, suffix: str, x: Array, *, activate: Activ
     return linear(f"{prefix}ffn_down{suffix}", activate(gate, up))
 
 
-def mixture(
-    linear: Linear, prefix: str, x: Array, *, n_used: int, is_normalised: bool, activate: Activate
-) -> Array:
-    """The experts of highest probability, weighted by it, or by what they have of their sum."""
-    logits = linear(prefix + "ffn_gate_inp", x)
+def softmax(logits: Array) -> Array:
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    return np.asarray(probabilities / probabilities.sum(axis=1, keepdims=True))
+
+
+def sigmoid(logits: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-logits))
+
+
+def mixture(
+    linear: Linear,
+    prefix: str,
+    x: Array,
+    *,
+    n_used: int,
+    is_normalised: bool,
+    activate: Activate,
+    gate: Callable[[Array], Array] = softmax,
+    biases: Array | float = 0.0,
+) -> Array:
+    """The experts of highest probability, weighted by it, or by what they have of their sum.
+
+    ``biases`` count in the choice alone.
+    """
+    probabilities = gate(linear(prefix + "ffn_gate_inp", x))
     out = np.zeros_like(x)
     for row, probability in enumerate(probabilities):
-        chosen = np.argsort(-probability)[:n_used]
+        chosen = np.argsort(-(probability + biases))[:n_used]
         total = probability[chosen].sum() if is_normalised else 1.0
         for expert in chosen:
             suffix = f"_exps.{expert}"

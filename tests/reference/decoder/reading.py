@@ -175,7 +175,7 @@ def _read_frequencies(
 
 def _split_fused(weights: Weights, prefix: str) -> None:
     """Makes matrices of their own of Q, K, V and of gate and up, where they are one."""
-    if f"{prefix}attn_qkv.weight" in weights:
+    if f"{prefix}attn_qkv.weight" in weights and f"{prefix}attn_output.weight" in weights:
         qkv = weights.pop(f"{prefix}attn_qkv.weight")
         q_dim = weights[f"{prefix}attn_output.weight"].shape[1]
         parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])

@@ -20,7 +20,8 @@ from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
-from .feed_forward import ACTIVATIONS, gated, gelu, mixture
+from .delta_net import delta_net
+from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, silu, softmax
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
@@ -121,6 +122,8 @@ class DecoderRun:
         self._cache_type = cache_type
         self.layers = layers
         self.position = 0
+        self._conv_inputs: dict[int, Array] = {}  # of the last tokens, by layer
+        self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
 
     def prefill(self, tokens: Tokens) -> Array:
@@ -149,7 +152,12 @@ class DecoderRun:
         for layer_idx, layer in enumerate(self.layers):
             prefix = f"blk.{layer_idx}."
             angles = positions * config.inv_freq[layer_idx]
-            branch = self._attention_block(layer_idx, x, angles, attention(layer))
+            if f"{prefix}shortconv.conv.weight" in weights:
+                branch = self._conv_block(layer_idx, x)
+            elif f"{prefix}ssm_conv1d.weight" in weights:
+                branch = self._delta_block(layer_idx, x)
+            else:
+                branch = self._attention_block(layer_idx, x, angles, attention(layer))
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
             branch = self._ffn_block(prefix, x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
@@ -162,7 +170,8 @@ class DecoderRun:
             x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
-        logits = self._linear(output, self._norm("output_norm", x)) * config.logit_scale
+        normed = self._norm(config.family.output_norm, x)
+        logits = self._linear(output, normed) * config.logit_scale
         cap = config.logit_soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
@@ -183,8 +192,72 @@ class DecoderRun:
             if self._decoder.config.family.is_gemma4:
                 v = self._normalised(v)
             self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
-        output = attend(q, *self._kv[source])
-        return self._linear(prefix + "attn_output", output.transpose(1, 0, 2).reshape(len(x), -1))
+        output = attend(q, *self._kv[source]).transpose(1, 0, 2).reshape(len(x), -1)
+        if self._decoder.config.family.is_delta_net:
+            output = output * sigmoid(self._query_halves(layer, normed)[1])
+        return self._linear(prefix + "attn_output", output)
+
+    def _query_halves(self, layer: int, normed: Array) -> tuple[Array, Array]:
+        """Queries and gates, both [n, q_dim], which the matrix has by turns, head by head."""
+        heads = self._heads(layer, self._linear(f"blk.{layer}.attn_q", normed))
+        rows = heads.transpose(1, 0, 2)
+        return rows[:, ::2].reshape(len(rows), -1), rows[:, 1::2].reshape(len(rows), -1)
+
+    def _conv_block(self, layer: int, x: Array) -> Array:
+        """A sum over the last tokens, for every channel, between two gates (LFM2)."""
+        prefix = f"blk.{layer}.shortconv."
+        taps = self._decoder.weights[prefix + "conv.weight"].astype(np.float64)  # [channels, taps]
+        normed = self._norm(f"blk.{layer}.attn_norm", x)
+        first_gate, second_gate, inputs = np.split(self._linear(prefix + "in_proj", normed), 3, 1)
+        sums = self._convolved(layer, first_gate * inputs, taps)
+        return self._linear(prefix + "out_proj", second_gate * sums)
+
+    def _convolved(self, layer: int, inputs: Array, taps: Array) -> Array:
+        """Sums over the last tokens [n, channels], weighted by taps [channels, n_taps]."""
+        n_before = taps.shape[1] - 1
+        before = self._conv_inputs.get(layer, np.zeros((n_before, inputs.shape[1])))
+        all_inputs = np.concatenate([before, inputs])
+        self._conv_inputs[layer] = all_inputs[len(all_inputs) - n_before :]
+        parts = (taps[:, j] * all_inputs[j : j + len(inputs)] for j in range(taps.shape[1]))
+        return np.sum(list(parts), axis=0)
+
+    def _delta_block(self, layer: int, x: Array) -> Array:
+        """A gated delta net: see ``delta_net``."""
+        prefix, weights = f"blk.{layer}.", self._decoder.weights
+        exact = {
+            name: weights[prefix + name].astype(np.float64)
+            for name in ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
+        }
+        head_dim = len(weights[f"{prefix}ssm_norm.weight"])
+        n_heads = len(exact["ssm_a"])
+        normed = self._norm(prefix + "attn_norm", x)
+        qkv = self._convolved(
+            layer, self._linear(prefix + "attn_qkv", normed), exact["ssm_conv1d.weight"]
+        )
+        heads = silu(qkv).reshape(len(x), -1, head_dim)
+        n_key_heads = (heads.shape[1] - n_heads) // 2
+        q, k, v = np.split(heads, [n_key_heads, 2 * n_key_heads], axis=1)
+        q, k = (self._of_length_1(part) for part in (q, k))
+        repeats = n_heads // n_key_heads
+        if self._decoder.config.family.has_grouped_heads:
+            q, k = (np.repeat(part, repeats, axis=1) for part in (q, k))
+            both = self._linear(prefix + "ssm_ba", normed).reshape(len(x), n_key_heads, 2, repeats)
+            rates, steps = (both[:, :, i].reshape(len(x), n_heads) for i in range(2))
+        else:
+            q, k = (np.tile(part, (1, repeats, 1)) for part in (q, k))
+            rates = self._linear(prefix + "ssm_beta", normed)
+            steps = self._linear(prefix + "ssm_alpha", normed)
+        decays = np.exp(exact["ssm_a"] * np.log1p(np.exp(steps + exact["ssm_dt.bias"])))
+        state = self._delta_states.get(layer, np.zeros((n_heads, head_dim, head_dim)))
+        out, self._delta_states[layer] = delta_net(q, k, v, decays, sigmoid(rates), state)
+        out = self._norm(prefix + "ssm_norm", out.reshape(len(x), -1))
+        return self._linear(
+            prefix + "ssm_out", out * silu(self._linear(prefix + "attn_gate", normed))
+        )
+
+    def _of_length_1(self, heads: Array) -> Array:
+        squares = np.sum(heads * heads, axis=-1, keepdims=True)
+        return heads / np.sqrt(squares + self._decoder.config.norm_eps)
 
     def _token_inputs(self, layer: int, tokens: Tokens, embedded: Array) -> Array:
         """The layer's own input of every token [n, width]."""
@@ -199,7 +272,10 @@ class DecoderRun:
         """Queries or keys [n_heads, n, head_dim]: normed, if the model does that, and rotated."""
         config = self._decoder.config
         name = f"blk.{layer}.attn_{letter}"
-        rows = self._linear(name, normed)
+        if letter == "q" and config.family.is_delta_net:
+            rows = self._query_halves(layer, normed)[0]
+        else:
+            rows = self._linear(name, normed)
         if not config.family.norms_after_rope:
             rows = self._norm(name + "_norm", rows)
         heads = self._ordered(self._heads(layer, rows), angles)
@@ -219,7 +295,7 @@ class DecoderRun:
         config = self._decoder.config
         activate = ACTIVATIONS[config.family.activation]
         normed = self._norm(prefix + config.family.ffn_norm, x)
-        if not config.n_experts_used:
+        if f"{prefix}ffn_gate_inp.weight" not in self._decoder.weights:
             return gated(self._linear, prefix, "", normed, activate=activate)
         out = mixture(
             self._linear,
@@ -228,6 +304,8 @@ class DecoderRun:
             n_used=config.n_experts_used,
             is_normalised=config.family.normalises_experts,
             activate=activate,
+            gate=sigmoid if config.family.has_sigmoid_gate else softmax,
+            biases=self._decoder.weights.get(f"{prefix}exp_probs_b.bias", 0.0),
         )
         if f"{prefix}ffn_up_shexp.weight" in self._decoder.weights:
             shared = gated(self._linear, prefix, "_shexp", normed, activate=activate)
@@ -239,7 +317,7 @@ class DecoderRun:
         gate = self._decoder.weights.get(f"{prefix}ffn_gate_inp_shexp.weight")
         if gate is None:
             return 1.0
-        return 1.0 / (1.0 + np.exp(-(normed @ gate.astype(np.float64))[:, None]))
+        return sigmoid((normed @ gate.astype(np.float64))[:, None])
 
     def _post_norm(self, name: str, branch: Array) -> Array:
         """The norm of a branch's output, where the name is not that of an input's."""

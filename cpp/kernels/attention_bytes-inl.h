@@ -1,0 +1,386 @@
+// Attention of a tile of query rows to one piece of keys in 8 bits: see attention_tile.h for the layout.
+//
+// A logit is q k = q mean + q (k - mean): softmax needs the difference of keys only, and less their mean they
+// round finer (as in SageAttention, Zhang et al. 2024). A weight is rounded to 255 levels of the largest of
+// its row and block, so that what is far below a row's maximum is not lost block by block.
+//
+// Bounds, besides the rounding of float sums. With the units u_q of a row's queries, u_k of a key and u_v of
+// a value (a largest absolute value / 127), and k' the rounded difference of a key from its mean:
+// - logits are off by at most e = u_q / 2 sum|k'| + u_k / 2 sum|q|;
+// - weights, of the largest in their row and block, by at most w (2^(e + e') - 1) + (1/2 + 255 * 8e-5) / 255,
+//   where e' is the error of the logit of that largest one;
+// - outputs before they are divided by the sum of weights: by the sum of these errors times |v|, and of
+//   weights times u_v / 2.
+// The sum of weights is that of the rounded ones, so that an output stays a mean of values.
+
+namespace edgeh2o::EH2O_ISA {
+
+inline constexpr float kLevels = 255.0f;
+// Blocks of values that all rows of a tile pass while they are in the level-1 cache.
+inline constexpr size_t kByteBlocksAtOnce = 4;
+
+// 255 * 2^(x - kLevelShift) for x <= kLevelShift, relative error < 8e-5; what is below 1/4, and rounds to no
+// level, becomes 1/4. NaN stays NaN. The highest coefficient of the minimax polynomial of 2^r on [-1/2, 1/2]
+// is 2^-4.18: it is left out, and taken from the exponent.
+inline constexpr float kLevelShift = 3.81442486f;  // log2(255) - 4.18
+template <typename Bytes>
+EH2O_INLINE simd::F32 exp2_level(simd::F32 x) {
+  using namespace simd;
+  const F32 shift = set1(12582912.0f);  // 1.5 * 2^23: a sum with it is rounded to an integer
+  x = max(set1(-6.17992858f), x);
+  const F32 shifted = add(x, shift), r = sub(x, sub(shifted, shift));
+  alignas(16) static constexpr float kTerms[2][4] = {{12.5655248f, 12.5655248f, 12.5655248f, 12.5655248f},
+                                                     {18.1239409f, 18.1239409f, 18.1239409f, 18.1239409f}};
+  F32 p = add(r, set1(4.39738604f));
+  p = mul_add(p, r, Bytes::addend(kTerms[0]));
+  p = mul_add(p, r, Bytes::addend(kTerms[1]));
+  return Bytes::add_exponent(p, shifted);
+}
+
+// Of queries and keys, or of weights and values.
+template <typename Bytes, bool kAreScores, size_t kWord>
+EH2O_INLINE typename Bytes::Acc add_product(typename Bytes::Acc sum, typename Bytes::X words,
+                                            simd::I8 columns) {
+  if constexpr (kAreScores) {
+    return Bytes::template add_scores<kWord>(sum, words, columns);
+  } else {
+    return Bytes::template add_values<kWord>(sum, words, columns);
+  }
+}
+
+// sum += the products of kRows rows of n_words words with the columns of a panel.
+template <typename Bytes, bool kAreScores, size_t kRows, size_t kVectors>
+EH2O_INLINE void add_byte_products(typename Bytes::Acc (&sum)[kRows][kVectors], const uint8_t* rows,
+                                   size_t row_bytes, const uint8_t* panel, size_t n_words) {
+  using namespace simd;
+  constexpr size_t kVectorBytes = kLanes * 4;
+  size_t word = 0;
+  if constexpr (Bytes::kWords > 1) {
+    for (; word + Bytes::kWords <= n_words; word += Bytes::kWords, rows += 4 * Bytes::kWords) {
+      typename Bytes::X x[kRows];
+      unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA { x[r] = Bytes::load_x(rows + r * row_bytes); });
+      unroll<Bytes::kWords>([&](auto i) EH2O_INLINE_LAMBDA {
+        I8 columns[kVectors];
+        unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { columns[v] = load_i8(panel + v * kVectorBytes); });
+        unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+          unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+            sum[r][v] = add_product<Bytes, kAreScores, i>(sum[r][v], x[r], columns[v]);
+          });
+        });
+        panel += kVectors * kVectorBytes;
+      });
+    }
+  }
+  for (; word < n_words; ++word, rows += 4, panel += kVectors * kVectorBytes) {
+    I8 columns[kVectors];
+    unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { columns[v] = load_i8(panel + v * kVectorBytes); });
+    unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+      const typename Bytes::X words = Bytes::load_word(rows + r * row_bytes);
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+        sum[r][v] = add_product<Bytes, kAreScores, 0>(sum[r][v], words, columns[v]);
+      });
+    });
+  }
+}
+
+template <typename Bytes>
+EH2O_INLINE typename Bytes::Acc load_start(const float* word) {
+  int32_t bits;
+  __builtin_memcpy(&bits, word, sizeof(bits));
+  return Bytes::start(bits);
+}
+
+// out[r] = q[r] mean.
+template <size_t kRows>
+EH2O_INLINE void multiply_mean(float* out, const float* q, size_t q_stride, const float* mean, size_t n) {
+  using namespace simd;
+  F32 sum[kRows];
+  unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA { sum[r] = zero(); });
+  for_each_vector(n, [&](size_t i, auto count) EH2O_INLINE_LAMBDA {
+    const F32 m = load_n(mean + i, count);
+    unroll<kRows>(
+        [&](auto r) EH2O_INLINE_LAMBDA { sum[r] = mul_add(load_n(q + r * q_stride + i, count), m, sum[r]); });
+  });
+  unroll<kRows / 4>([&](auto i) EH2O_INLINE_LAMBDA {
+    store_sums(out + 4 * i, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+  });
+  unroll<kRows % 4>([&](auto i)
+                        EH2O_INLINE_LAMBDA { out[kRows / 4 * 4 + i] = reduce_add(sum[kRows / 4 * 4 + i]); });
+}
+
+// Levels of the weights of kRows rows and one block, level_stride bytes apart; the maxima of their logits and
+// the sums of their levels. Logits are units[row] * x[row].
+template <typename Bytes, size_t kRows>
+EH2O_INLINE void weigh_block(uint8_t* levels, size_t level_stride, float* maxima, float* sums,
+                             const float (&x)[kRows][kByteKeys], const float* units) {
+  using namespace simd;
+  constexpr size_t kVectors = kByteKeys / kLanes, kFours = kRows / 4 * 4;
+  const auto top_of = [&](size_t row) EH2O_INLINE_LAMBDA {
+    F32 top = load(x[row]);
+    unroll<kVectors - 1>([&](auto i) EH2O_INLINE_LAMBDA { top = max(top, load(x[row] + (i + 1) * kLanes)); });
+    return top;
+  };
+  const auto level = [&](size_t row) EH2O_INLINE_LAMBDA {
+    maxima[row] *= units[row];
+    const F32 unit = set1(units[row]), shift = set1(kLevelShift - maxima[row]);
+    F32 v[kVectors];
+    unroll<kVectors>([&](auto i) EH2O_INLINE_LAMBDA {
+      v[i] = exp2_level<Bytes>(mul_add(load(x[row] + i * kLanes), unit, shift));
+    });
+    return Bytes::to_f32(Bytes::store_rounded(levels + row * level_stride, v));
+  };
+  for (size_t row = 0; row < kFours; row += 4) {
+    Bytes::store_maxima(maxima + row, top_of(row), top_of(row + 1), top_of(row + 2), top_of(row + 3));
+    F32 sum[4];
+    unroll<4>([&](auto i) EH2O_INLINE_LAMBDA { sum[i] = level(row + i); });
+    store_sums(sums + row, sum[0], sum[1], sum[2], sum[3]);
+  }
+  for (size_t row = kFours; row < kRows; ++row) {
+    maxima[row] = reduce_max(top_of(row));
+    sums[row] = reduce_add(level(row));
+  }
+}
+
+// Of a row: where its blocks of levels lie, and what stands behind them.
+struct ByteWeights {
+  ByteWeights(const AttentionTile& tile, const AttentionPiece& piece)
+      : n_blocks((piece.n_keys + kByteKeys - 1) / kByteKeys), tile(tile) {}
+  uint8_t* levels(size_t row, size_t block) const {
+    return reinterpret_cast<uint8_t*>(tile.weights + row * tile.weight_stride + block * kByteKeys / 4);
+  }
+  float* units(size_t row) const {
+    return tile.weights + row * tile.weight_stride + n_blocks * kByteKeys / 4;
+  }
+  float* starts(size_t row) const { return units(row) + n_blocks; }
+
+  size_t n_blocks;
+  const AttentionTile& tile;
+};
+
+// What a row block (kGemmF32Rows rows) sees of the blocks of a piece.
+struct ByteRange {
+  ByteRange(const VisibleKeys& visible, size_t row)
+      : begin(visible.hidden_from_row(row) / kByteKeys),
+        end((visible.keys_of_row_block(row) + kByteKeys - 1) / kByteKeys) {}
+  size_t begin, end;
+};
+
+// Soft cap and biases of a row block's logits, units[row] * x[row] + offsets[row], for a block of keys: of a
+// row that has such, x becomes the logit, with a unit of 1 and no offset. Keys that a row does not see get
+// -inf.
+template <size_t kRows>
+__attribute__((noinline)) void mask_byte_logits(float (&x)[kRows][kByteKeys], float* units, float* offsets,
+                                                const AttentionTile& tile, const AttentionPiece& piece,
+                                                const VisibleKeys& visible, size_t first_row,
+                                                size_t first_key) {
+  const uint32_t group_size = static_cast<uint32_t>(tile.group_size);
+  size_t query = static_cast<uint32_t>(first_row) / group_size, head = first_row - query * group_size;
+  const auto in_block = [&](size_t key) {
+    return key <= first_key ? 0 : key - first_key < kByteKeys ? key - first_key : kByteKeys;
+  };
+  for (size_t r = 0; r < kRows; ++r) {
+    const bool exists = first_row + r < tile.n_rows;
+    const size_t begin = in_block(visible.hidden_from_query(query));
+    const size_t end = exists ? in_block(visible.keys_of_query(query)) : 0;
+    if (++head == group_size) ++query, head = 0;
+    if (!exists) units[r] = 1.0f;
+    if (begin < end && (tile.soft_cap > 0.0f || piece.biases != nullptr)) {
+      for (size_t i = begin; i < end; ++i) x[r][i] = units[r] * x[r][i] + offsets[r];
+      if (tile.soft_cap > 0.0f) soft_cap_f32(x[r] + begin, tile.soft_cap, end - begin);
+      if (piece.biases) blend_row(x[r] + begin, piece.biases + first_key + begin, 1.0f, kLog2E, end - begin);
+      units[r] = 1.0f;
+      offsets[r] = 0.0f * offsets[r];  // NaN stays
+    }
+    for (size_t i = 0; i < begin; ++i) x[r][i] = -__builtin_inff();
+    for (size_t i = end; i < kByteKeys; ++i) x[r][i] = -__builtin_inff();
+  }
+}
+
+// Levels, maxima (as units) and sums of levels (as starts) of a row block and a block of keys.
+template <typename Bytes>
+__attribute__((noinline)) void score_byte_block(const AttentionTile& tile, const AttentionPiece& piece,
+                                                const VisibleKeys& visible, size_t first_row, size_t block) {
+  using namespace simd;
+  constexpr size_t kRows = kGemmF32Rows, kVectors = kGemmF32Vectors;
+  const size_t dim = tile.key_dim, q_stride = byte_query_words(dim), first_key = block * kByteKeys;
+  const float* q = tile.q + first_row * q_stride;
+  const float* k = piece.k + first_key * byte_key_words(dim);
+  const float *units = k + kByteKeys * dim / 4, *mean = units + kByteKeys;
+  alignas(64) float x[kRows][kByteKeys];  // logits are units * x + offsets
+  float row_units[kRows], offsets[kRows];
+  for (size_t r = 0; r < kRows; ++r) row_units[r] = q[r * q_stride + dim / 4];
+  multiply_mean<kRows>(offsets, q + dim / 4 + 2, q_stride, mean, dim);
+  const size_t n_seen = visible.keys_of_row_block(first_row) - first_key;  // the others are masked
+  for (size_t col = 0; col < kByteKeys && col < n_seen; col += kGemmF32Columns) {
+    typename Bytes::Acc sum[kRows][kVectors];
+    unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+      unroll<kVectors>(
+          [&](auto v) EH2O_INLINE_LAMBDA { sum[r][v] = load_start<Bytes>(q + r * q_stride + dim / 4 + 1); });
+    });
+    add_byte_products<Bytes, true>(sum, reinterpret_cast<const uint8_t*>(q), q_stride * sizeof(float),
+                                   reinterpret_cast<const uint8_t*>(k + col * dim / 4), dim / 4);
+    unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+      const F32 unit = load(units + col + v * kLanes);
+      unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+        store(x[r] + col + v * kLanes, mul(Bytes::to_f32(sum[r][v]), unit));
+      });
+    });
+  }
+  const bool changes = tile.soft_cap > 0.0f || piece.biases != nullptr;
+  if (changes || !visible.see_all(first_row, kRows, first_key, kByteKeys)) {
+    mask_byte_logits<kRows>(x, row_units, offsets, tile, piece, visible, first_row, first_key);
+  }
+  const ByteWeights weights(tile, piece);
+  float maxima[kRows], sums[kRows];
+  weigh_block<Bytes, kRows>(weights.levels(first_row, block), tile.weight_stride * sizeof(float), maxima,
+                            sums, x, row_units);
+  float *out = weights.units(first_row) + block, *starts = weights.starts(first_row) + block;
+  for (size_t r = 0; r < kRows; ++r) {
+    // The offset is NaN where queries or keys are not finite, which a maximum may lose.
+    out[r * tile.weight_stride] =
+        maxima[r] + (__builtin_isfinite(offsets[r]) ? offsets[r] : __builtin_nanf(""));
+    starts[r * tile.weight_stride] = sums[r];
+  }
+}
+
+// From maxima and sums of the blocks: units of levels, m and l.
+template <typename Bytes>
+void finish_byte_weights(const AttentionTile& tile, const AttentionPiece& piece, const VisibleKeys& visible,
+                         size_t n_padded) {
+  using namespace simd;
+  const ByteWeights weights(tile, piece);
+  size_t begin = 0, n = 0;
+  for (size_t row = 0; row < n_padded; ++row) {
+    if (row % kGemmF32Rows == 0) {
+      const ByteRange range(visible, row);
+      begin = range.begin;
+      n = range.begin < range.end ? range.end - range.begin : 0;
+    }
+    float *units = weights.units(row) + begin, *sums = weights.starts(row) + begin;
+    F32 top = set1(-__builtin_inff()), total = zero();
+    for_each_vector(n, [&](size_t i, auto count) EH2O_INLINE_LAMBDA {
+      const F32 maximum = load_n(units + i, count);
+      top = max(top, std::is_same_v<decltype(count), size_t> ? keep_first(maximum, count, top) : maximum);
+    });
+    const float m = reduce_max(top);
+    const bool sees_nothing = m == -__builtin_inff();
+    for_each_vector(n, [&](size_t i, auto count) EH2O_INLINE_LAMBDA {
+      const F32 power = exp2_nonpositive(sub(load_n(units + i, count), set1(sees_nothing ? 0.0f : m)));
+      F32 unit = mul(power, set1(1.0f / kLevels));
+      if (std::is_same_v<decltype(count), size_t>) unit = keep_first(unit, count, zero());
+      store_n(units + i, unit, count);
+      total = mul_add(unit, load_n(sums + i, count), total);
+    });
+    if (row < tile.n_rows) {
+      tile.m[row] = m;
+      tile.l[row] = reduce_add(total);
+    }
+    if constexpr (Bytes::kValueOffset != 0) {
+      for (size_t i = 0; i < n; ++i) {
+        const int32_t start = -Bytes::kValueOffset * static_cast<int32_t>(sums[i]);
+        __builtin_memcpy(sums + i, &start, sizeof(start));
+      }
+    } else {
+      __builtin_memset(sums, 0, n * sizeof(float));
+    }
+  }
+}
+
+// o += the values of the first n_keys keys of a block, or some more, columns of one panel, for a row block.
+template <typename Bytes>
+__attribute__((noinline)) void add_byte_values(float* o, size_t o_stride, const ByteWeights& weights,
+                                               size_t row, size_t block, const float* panel,
+                                               const float* value_units, size_t n_keys) {
+  using namespace simd;
+  constexpr size_t kRows = kGemmF32Rows, kVectors = kGemmF32Vectors;
+  constexpr size_t kStepKeys = 4 * Bytes::kWords;
+  const size_t n_words =
+      n_keys < kByteKeys ? (n_keys + kStepKeys - 1) / kStepKeys * Bytes::kWords : kByteKeys / 4;
+  const size_t stride = weights.tile.weight_stride;
+  const float *units = weights.units(row) + block, *starts = weights.starts(row) + block;
+  typename Bytes::Acc sum[kRows][kVectors];
+  unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+    unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { sum[r][v] = load_start<Bytes>(starts + r * stride); });
+  });
+  add_byte_products<Bytes, false>(sum, weights.levels(row, block), stride * sizeof(float),
+                                  reinterpret_cast<const uint8_t*>(panel), n_words);
+  unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+    const F32 value_unit = load(value_units + v * kLanes);
+    unroll<kRows>([&](auto r) EH2O_INLINE_LAMBDA {
+      float* out = o + r * o_stride + v * kLanes;
+      const F32 part = mul(Bytes::to_f32(sum[r][v]), value_unit);
+      store(out, mul_add(part, set1(units[r * stride]), load(out)));
+    });
+  });
+}
+
+// As attention_tile: fills tile.weights, o, m and l.
+template <typename Bytes>
+void attention_byte_tile(const AttentionTile& tile, const AttentionPiece& piece) {
+  constexpr size_t kRows = simd::kGemmF32Rows;
+  const VisibleKeys visible(tile, piece);
+  const ByteWeights weights(tile, piece);
+  const size_t n_padded = (tile.n_rows + kRows - 1) / kRows * kRows;
+  const size_t n_blocks = (visible.keys_of_last_row() + kByteKeys - 1) / kByteKeys;
+  const size_t first_block = visible.hidden_from_query(0) / kByteKeys;
+  for (size_t block = first_block; block < n_blocks; ++block) {
+    const size_t key = block * kByteKeys, end_row = visible.end_row_of_key(key + kByteKeys - 1, n_padded);
+    for (size_t row = visible.first_row_of_key(key); row < end_row; row += kRows) {
+      score_byte_block<Bytes>(tile, piece, visible, row, block);
+    }
+  }
+  finish_byte_weights<Bytes>(tile, piece, visible, n_padded);
+  __builtin_memset(tile.o, 0, n_padded * tile.o_stride * sizeof(float));
+  const size_t block_words = kByteKeys * byte_value_words(tile.o_stride);
+  for (size_t first = first_block; first < n_blocks; first += kByteBlocksAtOnce) {
+    for (size_t col = 0; col < tile.o_stride; col += kGemmF32Columns) {
+      for (size_t row = 0; row < n_padded; row += kRows) {
+        const ByteRange range(visible, row);
+        const size_t n_seen = visible.keys_of_row_block(row);
+        const size_t end = range.end < first + kByteBlocksAtOnce ? range.end : first + kByteBlocksAtOnce;
+        for (size_t block = range.begin > first ? range.begin : first; block < end; ++block) {
+          const float* v = piece.v + block * block_words;
+          add_byte_values<Bytes>(tile.o + row * tile.o_stride + col, tile.o_stride, weights, row, block,
+                                 v + col * kByteKeys / 4, v + tile.o_stride * kByteKeys / 4 + col,
+                                 n_seen - block * kByteKeys);
+        }
+      }
+    }
+  }
+}
+
+// As column_sums, from the rounded weights, rounded up to whole blocks.
+template <typename Bytes>
+void byte_column_sums(float* sums, const AttentionTile& tile, const AttentionPiece& piece,
+                      const float* row_weights) {
+  using namespace simd;
+  constexpr size_t kVectors = 4, kColumns = kVectors * kLanes;
+  const VisibleKeys visible(tile, piece);
+  const ByteWeights weights(tile, piece);
+  const size_t n_keys = visible.keys_of_last_row();
+  for (size_t block = 0; block * kByteKeys < n_keys; ++block) {
+    for (size_t col = 0; col < kByteKeys; col += kColumns) {
+      F32 sum[2][kVectors];
+      unroll<2>([&](auto c) EH2O_INLINE_LAMBDA {
+        unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA { sum[c][v] = zero(); });
+      });
+      const auto add_row = [&](size_t row, auto c) EH2O_INLINE_LAMBDA {
+        const F32 factor = set1(row_weights[row] * weights.units(row)[block]);
+        const uint8_t* levels = weights.levels(row, block) + col;
+        unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+          sum[c][v] = mul_add(factor, load_u8(levels + v * kLanes), sum[c][v]);
+        });
+      };
+      size_t row = visible.first_row_of_key(block * kByteKeys);
+      for (; row + 2 <= tile.n_rows; row += 2)
+        unroll<2>([&](auto c) EH2O_INLINE_LAMBDA { add_row(row + c, c); });
+      if (row < tile.n_rows) add_row(row, Index<0>{});
+      unroll<kVectors>([&](auto v) EH2O_INLINE_LAMBDA {
+        float* out = sums + block * kByteKeys + col + v * kLanes;
+        store(out, add(load(out), add(sum[0][v], sum[1][v])));
+      });
+    }
+  }
+}
+
+}  // namespace edgeh2o::EH2O_ISA

@@ -1,0 +1,12 @@
+// A short convolution as a layer's mixer (LFM2).
+#pragma once
+
+#include "model/layer_call.h"
+
+namespace edgeh2o {
+
+// x += conv_out(c * conv(b * y)) from the first output row on, where b, c and y are the three parts of
+// conv_in(norm(x)), and conv is one of n_conv_taps tokens for every channel.
+void mix_short_conv(const LayerCall& call);
+
+}  // namespace edgeh2o

@@ -1,0 +1,23 @@
+// Causal convolutions of a few tokens, every channel by itself.
+#pragma once
+
+#include <cstddef>
+
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+
+namespace edgeh2o {
+
+inline constexpr size_t kMaxConvTaps = 16;
+
+// Rows of b, c and y side by side [n][3 * dim]: u = b * y, out [n][dim] = c * conv(u), where conv of token t
+// is the sum over j < n_taps of weights[j] * u[t - (n_taps - 1) + j]. weights [n_taps][dim]. state
+// [n_taps - 1][dim] holds u of the tokens before, the latest last, and then of those here. Changes bcy.
+void short_conv(const KernelTable& table, MatView<float> bcy, const float* weights, size_t n_taps,
+                float* state, MatView<float> out);
+
+// silu(conv(rows)) in place, with weights and state as above.
+void convolve_silu(const KernelTable& table, MatView<float> rows, const float* weights, size_t n_taps,
+                   float* state);
+
+}  // namespace edgeh2o

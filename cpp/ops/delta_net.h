@@ -1,0 +1,36 @@
+// The gated delta rule over the heads of a layer.
+#pragma once
+
+#include <cstddef>
+
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+
+namespace edgeh2o {
+
+struct DeltaHeads {
+  size_t n_key_heads = 0, n_value_heads = 0;
+  size_t head_dim = 0;  // of queries, keys and values
+  // Value heads of a key head are neighbours; else value head h has key head h % n_key_heads.
+  bool are_grouped = false;
+
+  size_t key_dim() const { return n_key_heads * head_dim; }
+  size_t value_dim() const { return n_value_heads * head_dim; }
+  size_t conv_dim() const { return 2 * key_dim() + value_dim(); }
+  size_t n_state() const { return n_value_heads * head_dim * head_dim; }
+  size_t key_head(size_t value_head) const {
+    return are_grouped ? value_head / (n_value_heads / n_key_heads) : value_head % n_key_heads;
+  }
+  void check() const;  // throws std::invalid_argument
+};
+
+// In place, of the products of a layer's input with two matrices: rates [n][n_value_heads] become their
+// sigmoid, decays [n][n_value_heads] exp(a * softplus(decay + bias)). a, biases: [n_value_heads].
+void find_gates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases);
+
+// qkv [n][conv_dim]: queries, keys, values; out [n][value_dim]. state [n_state] goes from the token before
+// them to the last: [value_head][head_dim / kDeltaColumns][head_dim][kDeltaColumns].
+void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const float> qkv,
+               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out);
+
+}  // namespace edgeh2o

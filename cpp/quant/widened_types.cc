@@ -1,0 +1,151 @@
+#include "quant/widened_types.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/half.h"
+#include "base/parallel.h"
+#include "quant/block_formats.h"
+#include "quant/block_writers.h"
+#include "quant/iq3_s_grid.h"
+
+namespace edgeh2o {
+namespace {
+
+struct BlockQ1_0 {  // 128 weights: d where the bit is set, else -d
+  f16_bits d;
+  uint8_t qs[16];
+};
+struct BlockQ2_0 {  // 64 weights: d * (q - 1)
+  f16_bits d;
+  uint8_t qs[16];
+};
+struct BlockNVFP4 {  // 4 sub-blocks of 16: scale[s] * kE2m1Values[q] / 2; nibbles of halves of a sub-block
+  uint8_t scales[4];
+  uint8_t qs[32];
+};
+struct BlockIQ3_S {  // 8 sub-blocks of 32: w = +-d * (1 + 2 scale[s]) * one of four magnitudes of a group
+  f16_bits d;
+  uint8_t qs[64], qh[8], signs[32], scales[4];
+};
+static_assert(sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
+static_assert(sizeof(BlockNVFP4) == 36 && sizeof(BlockIQ3_S) == 110);
+
+// Quants of `bits` bits that are `offset` less; as Q4_0, which has them plus 8.
+template <typename Block, int kBits, typename Level>
+void widen_to_q4_0(const uint8_t* in, uint8_t* out, const Level& level) {
+  const auto& block = *reinterpret_cast<const Block*>(in);
+  auto* held = reinterpret_cast<BlockQ4_0*>(out);
+  constexpr size_t kPerByte = 8 / kBits, kBlocks = sizeof(block.qs) * kPerByte / kBlock;
+  for (size_t b = 0; b < kBlocks; ++b) {
+    held[b].d = block.d;
+    for (size_t i = 0; i < 16; ++i) {
+      const auto nibble = [&](size_t at) {
+        const int q = block.qs[at / kPerByte] >> (kBits * (at % kPerByte)) & ((1 << kBits) - 1);
+        return 8 + level(q);
+      };
+      held[b].qs[i] = static_cast<uint8_t>(nibble(b * kBlock + i) | nibble(b * kBlock + i + 16) << 4);
+    }
+  }
+}
+
+void widen_q1_0(const uint8_t* in, uint8_t* out) {
+  widen_to_q4_0<BlockQ1_0, 1>(in, out, [](int q) { return 2 * q - 1; });
+}
+
+void widen_q2_0(const uint8_t* in, uint8_t* out) {
+  widen_to_q4_0<BlockQ2_0, 2>(in, out, [](int q) { return q - 1; });
+}
+
+// Half of an unsigned 8-bit float: 4 bits of exponent, bias 7, 3 of fraction; 0x7f is zero, the sign unused.
+float half_of_ue4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  if (bits == 0x7f) return 0.0f;
+  return exponent == 0 ? std::ldexp(static_cast<float>(fraction), -10)
+                       : std::ldexp(static_cast<float>(8 + fraction), exponent - 11);
+}
+
+// As F16: a scale has 4 significant bits, a value 2, and their exponents are small.
+void widen_nvfp4(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockNVFP4*>(in);
+  auto* halves = reinterpret_cast<u16_le*>(out);
+  for (size_t i = 0; i < 64; ++i) {
+    const size_t sub = i / 16, place = i % 16;
+    const int q = block.qs[8 * sub + place % 8] >> (place / 8 * 4) & 15;
+    const uint16_t bits = f16_from_f32(half_of_ue4m3(block.scales[sub]) *
+                                       static_cast<float>(codebook_value(Codebook::kE2m1, q)));
+    halves[i] = {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)};
+  }
+}
+
+// As Q6_K: magnitudes up to 15 with their signs, scales up to 31.
+void widen_iq3_s(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ3_S*>(in);
+  auto& held = *reinterpret_cast<BlockQ6_K*>(out);
+  std::memset(&held, 0, sizeof(held));
+  held.d = block.d;
+  for (size_t s = 0; s < 16; ++s) {
+    held.scales[s] = static_cast<int8_t>(1 + 2 * (block.scales[s / 4] >> (s / 2 % 2 * 4) & 15));
+  }
+  for (size_t group = 0; group < 64; ++group) {
+    const int high = block.qh[group / 8] >> group % 8 & 1;
+    const int magnitudes = kIq3sGrid[block.qs[group] | high << 8];
+    for (size_t j = 0; j < 4; ++j) {
+      const size_t i = 4 * group + j;
+      const int magnitude = 2 * (magnitudes >> 3 * j & 7) + 1;
+      put_q6(held, i, block.signs[i / 8] >> i % 8 & 1 ? 32 - magnitude : 32 + magnitude);
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<WidenedType>& widened_types() {
+  static const std::vector<WidenedType> types = {
+      {"Q1_0", "Q4_0", 128, sizeof(BlockQ1_0), 4 * sizeof(BlockQ4_0), widen_q1_0},
+      {"Q2_0", "Q4_0", 64, sizeof(BlockQ2_0), 2 * sizeof(BlockQ4_0), widen_q2_0},
+      {"IQ3_S", "Q6_K", 256, sizeof(BlockIQ3_S), sizeof(BlockQ6_K), widen_iq3_s},
+      {"NVFP4", "F16", 64, sizeof(BlockNVFP4), 64 * sizeof(u16_le), widen_nvfp4},
+  };
+  return types;
+}
+
+namespace {
+
+const WidenedType* find_widened_type(const std::string& type_name) {
+  for (const WidenedType& type : widened_types()) {
+    if (type_name == type.type_name) return &type;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const FormatInfo& find_held_format(const std::string& type_name) {
+  const WidenedType* type = find_widened_type(type_name);
+  return find_format(type ? type->held_name : type_name);
+}
+
+HeldTensor::HeldTensor(const std::string& type_name, const uint8_t* data, size_t n_bytes)
+    : info_(&find_held_format(type_name)), data_(data), n_bytes_(n_bytes) {
+  const WidenedType* type = find_widened_type(type_name);
+  n_file_blocks_ = n_bytes / (type ? type->block_bytes : info_->block_bytes);
+  if (!type) return;
+  EH2O_CHECK(n_bytes % type->block_bytes == 0, n_bytes, " bytes are not whole ", type_name, " blocks of ",
+             type->block_bytes);
+  constexpr size_t kBlocksPerTask = 1024;
+  const size_t n_blocks = n_bytes / type->block_bytes;
+  widened_.resize(n_blocks * type->held_bytes);
+  parallel_for(ceil_div(n_blocks, kBlocksPerTask), [&](size_t task, size_t) {
+    const size_t end = std::min(n_blocks, (task + 1) * kBlocksPerTask);
+    for (size_t i = task * kBlocksPerTask; i < end; ++i) {
+      type->widen(data + i * type->block_bytes, widened_.data() + i * type->held_bytes);
+    }
+  });
+  data_ = widened_.data();
+  n_bytes_ = widened_.size();
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,44 @@
+// Types of GGUF files without a packed format of their own: their blocks become those of a larger type that
+// holds the same weights exactly.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "quant/packed_matrix.h"
+
+namespace edgeh2o {
+
+struct WidenedType {
+  const char *type_name, *held_name;  // in the file, and in memory
+  size_t block_values, block_bytes, held_bytes;
+  void (*widen)(const uint8_t* block, uint8_t* held);
+};
+const std::vector<WidenedType>& widened_types();
+
+// The data of a tensor in a type that has a packed format: as it is, or widened.
+class HeldTensor {
+ public:
+  // Widens in parallel, into memory of its own. `data` must outlive this. Throws std::invalid_argument for an
+  // unknown type and for data that are not whole blocks.
+  HeldTensor(const std::string& type_name, const uint8_t* data, size_t n_bytes);
+
+  const FormatInfo& info() const { return *info_; }
+  const uint8_t* data() const { return data_; }
+  size_t n_bytes() const { return n_bytes_; }
+  size_t n_blocks() const { return n_bytes_ / info_->block_bytes; }
+  size_t n_file_blocks() const { return n_file_blocks_; }
+
+ private:
+  const FormatInfo* info_;
+  std::vector<uint8_t> widened_;
+  const uint8_t* data_;
+  size_t n_bytes_, n_file_blocks_;
+};
+
+// The packed format's type that holds tensors of a type: itself, where it has one.
+const FormatInfo& find_held_format(const std::string& type_name);
+
+}  // namespace edgeh2o

@@ -1,0 +1,69 @@
+// Products of bytes for attention (kernels/attention_bytes-inl.h). An instruction set that has them sets
+// kHasBytes; the others declare Bytes only.
+#pragma once
+
+namespace edgeh2o::EH2O_ISA::simd {
+
+struct Bytes {
+  // Added to the bytes of keys and of values, which are signed without and unsigned with 128. Queries are
+  // signed if keys are not, or if both are; weights are unsigned.
+  static constexpr int32_t kKeyOffset = 128, kValueOffset = 0;
+  static constexpr size_t kWords = 1;  // of 4 bytes, that an X holds of a row
+  struct X {
+    uint8_t byte[4 * kWords];
+  };
+  using Acc = I32;
+  static EH2O_INLINE Acc start(int32_t x) { return set1_i32(x); }
+  static EH2O_INLINE X load_x(const uint8_t* p) {
+    X x;
+    std::memcpy(x.byte, p, sizeof(x.byte));
+    return x;
+  }
+  // One word, which add_scores<0> and add_values<0> take.
+  static EH2O_INLINE X load_word(const uint8_t* p) { return load_x(p); }
+  // sum + products of word kWord of a row of queries, or weights, with the bytes of every lane.
+  template <size_t kWord>
+  static EH2O_INLINE Acc add_scores(Acc sum, X queries, I8 keys) {
+    for (size_t i = 0; i < 4 * kLanes; ++i)
+      sum.lane[i / 4] += keys.byte[i] * static_cast<int8_t>(queries.byte[4 * kWord + i % 4]);
+    return sum;
+  }
+  template <size_t kWord>
+  static EH2O_INLINE Acc add_values(Acc sum, X weights, I8 values) {
+    for (size_t i = 0; i < 4 * kLanes; ++i)
+      sum.lane[i / 4] += weights.byte[4 * kWord + i % 4] * static_cast<int8_t>(values.byte[i]);
+    return sum;
+  }
+  static EH2O_INLINE F32 to_f32(Acc sum) { return mul_dot(sum, set1(1.0f), zero()); }
+  // Lane i: the low bytes of v[0][i] to v[3][i], rounded to nearest even. What is not finite becomes 0.
+  static EH2O_INLINE I8 round_words(const F32 (&v)[4]) {
+    I8 words;
+    for (size_t i = 0; i < 4 * kLanes; ++i) words.byte[i] = round(v[i % 4].lane[i / 4]);
+    return words;
+  }
+  // 64 values in [0, 255], rounded to nearest even, what is not finite to 0; lanes that add up to their sum.
+  static EH2O_INLINE Acc store_rounded(uint8_t* p, const F32 (&v)[64 / kLanes]) {
+    Acc sums = start(0);
+    for (size_t i = 0; i < 64; ++i) sums.lane[i % kLanes] += p[i] = round(v[i / kLanes].lane[i % kLanes]);
+    return sums;
+  }
+  // Four maxima, of the lanes of a, b, c and d.
+  static EH2O_INLINE void store_maxima(float* p, F32 a, F32 b, F32 c, F32 d) {
+    const float maxima[4] = {reduce_max(a), reduce_max(b), reduce_max(c), reduce_max(d)};
+    std::memcpy(p, maxima, sizeof(maxima));
+  }
+  // A constant, of which p has four.
+  static EH2O_INLINE F32 addend(const float* p) { return set1(*p); }
+  // v 2^n for the integer n that was added to 1.5 * 2^23 in `shifted`; v and the result are normal numbers.
+  static EH2O_INLINE F32 add_exponent(F32 v, F32 shifted) {
+    return scale_by_pow2_normal(v, sub(shifted, set1(12582912.0f)));
+  }
+
+ private:
+  static EH2O_INLINE uint8_t round(float x) {
+    return static_cast<uint8_t>(x - x == 0 ? static_cast<int32_t>(std::nearbyintf(x)) : 0);
+  }
+};
+inline constexpr bool kHasBytes = true;
+
+}  // namespace edgeh2o::EH2O_ISA::simd

@@ -1,0 +1,89 @@
+# cython: boundscheck=False, wraparound=False, embedsignature=True
+"""Kernels of the layers without attention as functions of arrays; see ``edgeh2o._kernels``."""
+
+import numpy as np
+
+from libc.stddef cimport size_t
+from libcpp.string cimport string
+
+
+cdef extern from "kernels/delta_net.h" namespace "edgeh2o" nogil:
+    cdef struct DeltaSlice:
+        size_t n_tokens, key_dim, qk_stride, v_stride, gate_stride, out_stride
+        const float* q
+        const float* k
+        const float* v
+        const float* decays
+        const float* rates
+        float* state
+        float* out
+
+cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
+    cdef cppclass KernelTable:
+        void (*gate_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*delta_net_f32)(const DeltaSlice&) noexcept
+        void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
+    const KernelTable& find_kernel_table(const string&) except +
+
+
+cdef const KernelTable* table_of(str isa) except NULL:
+    return &find_kernel_table(isa.encode())
+
+
+def gate(str isa, const float[::1] gate, const float[::1] up):
+    """up / (1 + exp(-gate)); all [n] float32."""
+    if gate.shape[0] != up.shape[0]:
+        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
+    cdef float[::1] out = np.array(gate)
+    table_of(isa).gate_f32(&out[0], &out[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def delta_net(str isa, const float[:, ::1] q, const float[:, ::1] k, const float[:, ::1] v,
+              const float[::1] decays, const float[::1] rates, const float[:, ::1] state):
+    """Outputs [n, 32] of n tokens, and the state [key_dim, 32] after them; all float32.
+
+    q and k are [n, key_dim], v is [n, 32]; decays and rates are [n].
+    """
+    cdef size_t n = q.shape[0], key_dim = q.shape[1]
+    if k.shape[0] != q.shape[0] or k.shape[1] != q.shape[1] or v.shape[0] != q.shape[0]:
+        raise ValueError("q, k and v differ in shape")
+    if v.shape[1] != 32 or state.shape[0] != q.shape[1] or state.shape[1] != 32 or key_dim % 2:
+        raise ValueError("v must be [n, 32] and the state [key_dim, 32], key_dim an even number")
+    if decays.shape[0] != q.shape[0] or rates.shape[0] != q.shape[0]:
+        raise ValueError("decays and rates must have a number per token")
+    cdef float[:, ::1] out = np.empty((n, 32), np.float32)
+    cdef float[:, ::1] after = np.array(state)
+    cdef DeltaSlice piece
+    piece.n_tokens, piece.key_dim, piece.qk_stride = n, key_dim, key_dim
+    piece.q, piece.k, piece.v = &q[0, 0], &k[0, 0], &v[0, 0]
+    piece.v_stride = piece.out_stride = 32
+    piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
+    piece.state, piece.out = &after[0, 0], &out[0, 0]
+    table_of(isa).delta_net_f32(piece)
+    return np.asarray(out), np.asarray(after)
+
+
+def multiply(str isa, const float[::1] x, const float[::1] y):
+    """x * y; all [n] float32."""
+    if x.shape[0] != y.shape[0]:
+        raise ValueError(f"x has {x.shape[0]} elements, y has {y.shape[0]}")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).multiply_f32(&out[0], &out[0], &y[0], <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def convolve(str isa, const float[:, ::1] taps, const float[:, ::1] weights):
+    """Sums over the rows of taps * weights, [n]; both [n_taps, n] float32, at most 16 taps."""
+    cdef const float* rows[16]
+    if not 0 < taps.shape[0] <= 16:
+        raise ValueError(f"there are {taps.shape[0]} taps, not 1 to 16")
+    if taps.shape[0] != weights.shape[0] or taps.shape[1] != weights.shape[1]:
+        raise ValueError("taps and weights differ in shape")
+    for i in range(taps.shape[0]):
+        rows[i] = &taps[i, 0]
+    cdef size_t n = taps.shape[1]
+    cdef float[::1] out = np.empty(n, np.float32)
+    table_of(isa).convolve_f32(&out[0], rows, &weights[0, 0], n, <size_t>taps.shape[0], n)
+    return np.asarray(out)

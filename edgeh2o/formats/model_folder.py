@@ -1,0 +1,97 @@
+"""The JSON files that lie beside the weights of a model: settings, tokenizer, chat template."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError, ResourceError
+
+MAX_JSON_BYTES = 16 * 2**20
+MAX_TOKENIZER_BYTES = 128 * 2**20
+
+
+def read_tokenizer_files(root: Path) -> dict[str, Any]:
+    """``tokenizer_json``, ``chat_template``, ``bos`` and ``eos`` of a folder; None what is missing.
+
+    Raises FormatError for a file that is malformed, ResourceError for one that cannot be read.
+    """
+    path = root / "tokenizer.json"
+    settings = read_json_if_there(root / "tokenizer_config.json")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {item.get("name"): item for item in template if isinstance(item, dict)}
+        template = named.get("default", {}).get("template")
+    jinja = root / "chat_template.jinja"
+    if jinja.is_file():
+        template = _read_text(jinja, MAX_JSON_BYTES)
+    return {
+        "tokenizer_json": _read_text(path, MAX_TOKENIZER_BYTES) if path.is_file() else None,
+        "chat_template": template,
+        "bos": _token_text(settings.get("bos_token")),
+        "eos": _token_text(settings.get("eos_token")),
+    }
+
+
+def read_model_settings(root: Path) -> dict[str, Any]:
+    """What ``read_tokenizer_files`` gives, and ``more_eos``: ids of config.json and its like.
+
+    Where the tokenizer's settings name no ``bos`` and ``eos``, the first ids are these.
+    """
+    files = read_tokenizer_files(root)
+    config = read_json_if_there(root / "config.json")
+    generation = read_json_if_there(root / "generation_config.json")
+    bos = read_token_ids(config.get("bos_token_id"), "bos_token_id")
+    eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
+    eos += read_token_ids(generation.get("eos_token_id"), "eos_token_id")
+    files["bos"] = files["bos"] or next(iter(bos), None)
+    files["eos"] = files["eos"] or next(iter(eos), None)
+    return {**files, "more_eos": eos}
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises FormatError for anything else."""
+    text = _read_text(path, MAX_JSON_BYTES)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} is not valid JSON: {error}; fetch it again") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path} holds no JSON object; fetch it again")
+    return value
+
+
+def _read_text(path: Path, limit: int) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
+                raise FormatError(f"{path} has {info.st_size} bytes, more than {limit}")
+            return file.read(limit).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path} is not UTF-8 text; fetch it again") from None
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_token_ids(value: object, key: str) -> tuple[int, ...]:
+    """A token id, a list of them, or nothing. Raises FormatError that names ``key``."""
+    values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(item) is int for item in values):
+        raise FormatError(f"{key} is {value!r:.60}, not a token id or a list of them")
+    return tuple(item for item in values if item >= 0)
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,1 @@
+"""Models as Hugging Face publishes them: their settings and tensors in the words of GGUF."""

@@ -1,0 +1,65 @@
+"""A kept conversation: a session of the engine, which one request at a time has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ..engine.session import Session
+from .call_grid import PromptShape
+from .shared_model import SharedModel
+from .shared_runner import SharedRunner
+
+if TYPE_CHECKING:
+    from ..engine.plan import RunPlan
+    from ..engine.prompt import Prompt
+
+
+class Conversation:
+    """A session of the engine with its place in the pool."""
+
+    def __init__(self, pool_model: SharedModel, plan: RunPlan, opened: Session) -> None:
+        self.session = Session(
+            opened.prompts, plan, path=opened.path, seed=None, on_progress=self._report
+        )
+        self.session.take_weights(pool_model, opened.load_s)
+        self.on_prefill: Callable[[int, int], None] | None = None
+        self.is_busy = True
+        self.used_at = time.monotonic()
+
+    def _report(self, stage: str, done: int, total: int) -> None:
+        if self.on_prefill is not None and stage == "prefill":
+            self.on_prefill(done, total)
+
+    @property
+    def runner(self) -> SharedRunner | None:
+        """None before its first prompt, and after one that did not fit."""
+        runner = self.session.runner
+        return runner if isinstance(runner, SharedRunner) else None
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it holds; rows that were never written take none."""
+        runner = self.runner
+        if runner is None:
+            return 0
+        sizes, share = runner.memory_bytes, runner.most_tokens / runner.max_context
+        return int(sizes.get("kv_cache", 0) * share) + fixed_bytes(sizes)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since it was used last."""
+        return time.monotonic() - self.used_at
+
+    def shape_of(self, prompt: Prompt, n_question: int) -> PromptShape:
+        """What ``prompt`` is to this conversation, whose answers keep the tokens that were drawn.
+
+        For one that is not at work.
+        """
+        return PromptShape(len(prompt.encode(self.session.transcript)), n_question)
+
+
+def fixed_bytes(sizes: Mapping[str, int]) -> int:
+    """What a conversation holds besides rows of its tokens, of memory by purpose."""
+    return sizes.get("scores", 0) + sizes.get("recurrent_state", 0)

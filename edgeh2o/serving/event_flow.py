@@ -1,0 +1,75 @@
+"""The events of an answer on their way to a client, who may go at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from .answers import Event, Finished, Piece, Progress
+from .api_error import ApiError
+from .openai_format import AnswerFormat
+from .requests import GenerationRequest
+
+
+async def collect(events: AsyncIterator[Event]) -> tuple[Sequence[Piece], Finished]:
+    """A whole answer. Raises what its work raises."""
+    pieces = []
+    async for event in events:
+        if isinstance(event, Piece):
+            pieces.append(event)
+        elif isinstance(event, Finished):
+            return pieces, event
+    raise ApiError("the answer has no end", status=500, kind="server_error")
+
+
+async def format_stream(
+    form: AnswerFormat,
+    first: asyncio.Future[Event],
+    events: AsyncIterator[Event],
+    wanted: GenerationRequest,
+) -> AsyncIterator[Mapping[str, Any] | None]:
+    """Chunks of a stream; None where something has to be sent lest the client gives up."""
+    for chunk in form.begin():
+        yield chunk
+    event: Event | None = await asyncio.shield(first)
+    while event is not None:
+        if isinstance(event, Progress):
+            yield form.progress(event.done, event.total) if wanted.wants_progress else None
+        elif isinstance(event, Piece):
+            for chunk in form.pieces(event):
+                yield chunk
+        else:
+            for chunk in form.end(event):
+                yield chunk
+        event = await anext(events, None)
+
+
+async def finish_or_leave(
+    request: Request, work: asyncio.Future[Any], *, timeout_s: float | None = None
+) -> None:
+    """Waits for ``work``. Raises ClientDisconnect if the client goes before it is done."""
+    gone = asyncio.ensure_future(_wait_for_end(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
+        if gone.done() and not work.done():
+            raise ClientDisconnect
+    finally:
+        gone.cancel()
+
+
+async def end_work(work: asyncio.Future[Any], events: AsyncGenerator[Event, None]) -> None:
+    """Ends ``work``, which reads ``events``, and them; the request is cancelled by that."""
+    if not work.done():
+        work.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await work
+    await events.aclose()
+
+
+async def _wait_for_end(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

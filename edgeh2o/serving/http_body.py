@@ -1,0 +1,70 @@
+"""Bodies of requests, read within bounds, and what an error looks like to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import EdgeH2OError
+from .admission import RETRY_AFTER_S
+from .api_error import ApiError, as_api_error
+from .fields import Fields, parse_body
+
+_logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 * 2**20
+BODY_TIMEOUT_S = 60.0
+
+
+async def read_body(request: Request) -> Fields:
+    """The JSON object of a request. Raises ApiError for another type, too much, or too slowly."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError("the body must be JSON: send 'Content-Type: application/json'", status=415)
+    try:
+        data = await asyncio.wait_for(_read_stream(request), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise ApiError("the body came too slowly", status=408) from None
+    return parse_body(data)
+
+
+def require_one_length(request: Request) -> None:
+    """Raises ApiError for a body with two lengths.
+
+    It ends at one place for a proxy and at another one here.
+    """
+    if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        raise ApiError(
+            "Content-Length and Transfer-Encoding exclude each other", code="two_lengths"
+        )
+
+
+async def _read_stream(request: Request) -> bytes:
+    data = bytearray()
+    async for block in request.stream():
+        data += block
+        if len(data) > MAX_BODY_BYTES:
+            raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
+    return bytes(data)
+
+
+def error_response(error: BaseException) -> Response:
+    """What a client gets of an error; one that is a defect goes to the log too."""
+    told = as_api_error(error)
+    if not isinstance(error, (EdgeH2OError, MemoryError)):
+        _logger.error("a request failed", exc_info=error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
+    if told.code == "two_lengths" or told.status in (408, 413):
+        headers["Connection"] = "close"  # what follows may be a part of the body
+    return JSONResponse(told.to_dict(), told.status, headers)
+
+
+async def refuse_path(_: Request, error: HTTPException) -> Response:
+    """What a client gets of a path or a method that is not served."""
+    message = "this path is not served" if error.status_code == 404 else error.detail
+    told = ApiError(message, status=error.status_code)
+    return JSONResponse(told.to_dict(), error.status_code, error.headers)

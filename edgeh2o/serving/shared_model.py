@@ -1,0 +1,76 @@
+"""One copy of the weights for the runners of several requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from .call_grid import CallGrid
+from .scheduler import Scheduler
+from .shared_runner import SharedRunner
+
+if TYPE_CHECKING:
+    from ..attention.base import SparseAttentionConfig
+    from ..engine.models import LoadedModel
+    from ..runners.base import SessionShape
+    from ..tokenizer import Tokenizer
+
+# Tokens that the last call of a prompt has at least, where there are as many: its last ones may
+# read everything, as far as their call reaches.
+LEAST_LAST_CALL = 64
+
+
+class SharedModel:
+    """A loaded model whose runners take turns."""
+
+    def __init__(self, model: LoadedModel, scheduler: Scheduler) -> None:
+        self.model, self.scheduler = model, scheduler
+
+    def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> SharedRunner:
+        """As that of the model."""
+        runner = self.scheduler.call(lambda: self.model.start_session(attention, shape))
+        workspace = None
+        if isinstance(runner, _core.Sequence):
+            workspace = runner.workspace
+        grid = self.call_grid(attention, shape)
+        return SharedRunner(runner, self.scheduler, workspace, grid)
+
+    @staticmethod
+    def call_grid(attention: SparseAttentionConfig, shape: SessionShape) -> CallGrid:
+        """Where calls end; the tail that reads everything is part of the last one."""
+        least = max(LEAST_LAST_CALL, int(getattr(attention, "tail", 0)))
+        chunk = shape.chunk_size
+        return CallGrid(chunk, min(least, chunk, shape.batch_size - chunk))
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    @property
+    def chat_template(self) -> object:
+        return self.model.chat_template
+
+    @property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.weight_bytes
+
+    @property
+    def shows_attention(self) -> bool:
+        return self.model.shows_attention
+
+    def estimate_session_bytes(
+        self, attention: SparseAttentionConfig, shape: SessionShape
+    ) -> Mapping[str, int]:
+        return self.model.estimate_session_bytes(attention, shape)
+
+    def __getattr__(self, name: str) -> Any:  # what only some models have, for profiles
+        return getattr(self.model, name)

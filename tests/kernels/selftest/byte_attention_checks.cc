@@ -1,0 +1,379 @@
+// Kernels of attention in 8 bits, against the operands before they are rounded, within the bounds of
+// cpp/kernels/attention_bytes-inl.h.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "tests/kernels/selftest/attention_operands.h"
+#include "tests/kernels/selftest/check.h"
+#include "tests/kernels/selftest/matrices.h"
+
+namespace edgeh2o::selftest {
+namespace {
+
+constexpr double kFloatSlack = 1 + 1e-5;  // of units, which are computed in f32
+constexpr double kLevelError = (0.5 + 255 * 8e-5 + 1e-3) / 255;
+
+const AttentionKernels& kernels_of(const KernelTable& table) {
+  return table.attention[static_cast<size_t>(AttentionPrecision::kInt8)];
+}
+bool are_in(const KernelTable& table) { return kernels_of(table).values_per_word > 0; }
+
+int byte_at(const float* words, size_t i, int offset) {
+  const uint8_t byte = reinterpret_cast<const uint8_t*>(words)[i];
+  return offset == 0 ? static_cast<int8_t>(byte) : byte - offset;
+}
+int32_t bits_of(float word) {
+  int32_t bits;
+  std::memcpy(&bits, &word, sizeof(bits));
+  return bits;
+}
+
+// What the kernels add to the bytes of keys and of values: as the packing of a known query, and of no value,
+// shows.
+struct Offsets {
+  explicit Offsets(const KernelTable& table) {
+    const std::vector<float> ones(64, 1.0f);
+    std::vector<float> q(byte_query_words(8)), v(kByteKeys * byte_value_words(table.layout.panel_cols));
+    kernels_of(table).pack_queries(q.data(), ones.data(), 1.0f, 1, 8);
+    key = -bits_of(q[3]) / (8 * 127);
+    kernels_of(table).pack_values(CacheType::kF32, v.data(), 0, ones.data(), nullptr, 1, 8);
+    value = reinterpret_cast<const uint8_t*>(v.data())[1];
+  }
+  int key, value;
+};
+
+void check_pack_queries(const KernelTable& table, Check& check) {
+  if (!are_in(table)) return;
+  const Offsets offsets(table);
+  check.equal(offsets.key == 0 || offsets.key == 128, true);
+  Random random(30);
+  for (const size_t dim : {8, 24, 64, 72, 136}) {
+    const size_t n_rows = 3, n_words = byte_query_words(dim);
+    const std::vector<float> x = random.uniform_vector(n_rows * dim, -3, 3);
+    std::vector<float> out(n_rows * n_words + kGuard, kUntouched);
+    kernels_of(table).pack_queries(out.data(), x.data(), 0.18f, n_rows, dim);
+    for (size_t row = 0; row < n_rows; ++row) {
+      const float* words = out.data() + row * n_words;
+      double largest = 0;
+      int sum = 0;
+      for (size_t i = 0; i < dim; ++i) {
+        const float q = 0.18f * x[row * dim + i];
+        const int byte = byte_at(words, i, 0);
+        check.equal(words[dim / 4 + 2 + i], q);
+        check.near(byte * double{words[dim / 4]}, q, words[dim / 4] / 2 * kFloatSlack);
+        largest = std::fmax(largest, std::fabs(q));
+        sum += byte;
+      }
+      check.near(words[dim / 4], largest / 127, largest * kEps);
+      check.equal(bits_of(words[dim / 4 + 1]), -offsets.key * sum);
+    }
+    check.untouched(out, n_rows * n_words);
+  }
+}
+
+// Calls run(rows, n_keys, head_dim, positions) where positions is null or names the rows.
+template <typename Run>
+void for_each_gather(const Run& run) {
+  Random random(31);
+  for (const CacheType type : {CacheType::kF16, CacheType::kF32, CacheType::kQ8_0}) {
+    for (const size_t n_keys : {1, 63, 64, 65, 130}) {
+      for (const size_t dim : {8, 24, 64, 96}) {
+        if (type == CacheType::kQ8_0 && dim % 32 != 0) continue;
+        const CachedRows rows(type, n_keys, dim, random);
+        std::vector<int32_t> positions(n_keys);
+        for (int32_t& position : positions) position = random.integer(0, static_cast<int>(n_keys) - 1);
+        for (const int32_t* named : {static_cast<const int32_t*>(nullptr), std::as_const(positions).data()})
+          run(type, rows, n_keys, dim, named);
+      }
+    }
+  }
+}
+
+void check_pack_keys(const KernelTable& table, Check& check) {
+  if (!are_in(table)) return;
+  const int offset = Offsets(table).key;
+  const size_t nr = table.layout.panel_cols;
+  for_each_gather(
+      [&](CacheType type, const CachedRows& rows, size_t n_keys, size_t dim, const int32_t* named) {
+        const size_t n_words = round_up(n_keys, kByteKeys) * byte_key_words(dim);
+        std::vector<float> out(n_words + kGuard, kUntouched);
+        kernels_of(table).pack_keys(type, out.data(), rows.bytes.data(), named, n_keys, dim);
+        check.untouched(out, n_words);
+        for (size_t first = 0; first < n_keys; first += kByteKeys) {
+          const float* block = out.data() + first * byte_key_words(dim);
+          const float *units = block + kByteKeys * dim / 4, *mean = units + kByteKeys;
+          const size_t n = std::min(kByteKeys, n_keys - first);
+          const auto value = [&](size_t i, size_t d) {
+            return double{rows.values[(named ? static_cast<size_t>(named[first + i]) : first + i) * dim + d]};
+          };
+          for (size_t d = 0; d < dim; ++d) {
+            double sum = 0;
+            for (size_t i = 0; i < n; ++i) sum += value(i, d);
+            check.near(mean[d], sum / static_cast<double>(n), 2.5 * kEps * static_cast<double>(n));
+          }
+          for (size_t i = 0; i < kByteKeys; ++i) {
+            double largest = 0;
+            for (size_t d = 0; i < n && d < dim; ++d) {
+              const double difference = value(i, d) - mean[d];
+              const size_t at = (i / nr * nr * dim / 4 + d / 4 * nr + i % nr) * 4 + d % 4;
+              largest = std::fmax(largest, std::fabs(difference));
+              check.near(byte_at(block, at, offset) * double{units[i]}, difference,
+                         units[i] / 2 * 1.0001 + 8 * kEps);
+            }
+            check.near(units[i], largest / 127, 8 * kEps);
+          }
+        }
+      });
+}
+
+void check_pack_values(const KernelTable& table, Check& check) {
+  if (!are_in(table)) return;
+  const int offset = Offsets(table).value;
+  check.equal(offset == 0 || offset == 128, true);
+  const size_t nr = table.layout.panel_cols;
+  for_each_gather([&](CacheType type, const CachedRows& rows, size_t n_keys, size_t dim,
+                      const int32_t* named) {
+    const size_t o_stride = round_up(dim, nr);
+    const size_t n_words = round_up(n_keys, kByteKeys) * byte_value_words(o_stride);
+    std::vector<float> out(n_words + kGuard, kUntouched);
+    kernels_of(table).pack_values(type, out.data(), 0, rows.bytes.data(), named, n_keys, dim);
+    check.untouched(out, n_words);
+    for (size_t first = 0; first < n_keys; first += kByteKeys) {
+      const float* block = out.data() + first * byte_value_words(o_stride);
+      const float* units = block + kByteKeys * o_stride / 4;
+      for (size_t d = 0; d < dim; ++d) {
+        double largest = 0;
+        for (size_t i = 0; i < kByteKeys; ++i) {
+          const size_t key = first + i, row = named && key < n_keys ? static_cast<size_t>(named[key]) : key;
+          const double value = key < n_keys ? rows.values[row * dim + d] : 0;
+          const size_t at = (d / nr * nr * kByteKeys / 4 + i / 4 * nr + d % nr) * 4 + i % 4;
+          largest = std::fmax(largest, std::fabs(value));
+          check.near(byte_at(block, at, offset) * double{units[d]}, value, units[d] / 2 * 1.0001 + kEps);
+        }
+        check.near(units[d], largest / 127, 2 * kEps);
+      }
+    }
+  });
+}
+
+struct Shape {
+  size_t n_rows, group_size, head_dim, n_keys;
+  ptrdiff_t n_visible, n_hidden;
+  bool has_biases;
+  float q_range, soft_cap;
+};
+constexpr Shape kShapes[] = {
+    {1, 1, 8, 1, 1, kNoneHidden, false, 1, 0},       {5, 1, 24, 5, 1, kNoneHidden, false, 1, 0},
+    {14, 3, 8, 40, 1000, kNoneHidden, true, 1, 0},   {27, 3, 64, 9, 1, kNoneHidden, false, 2, 0},
+    {30, 2, 24, 150, 140, kNoneHidden, false, 1, 5}, {26, 1, 8, 30, -7, kNoneHidden, true, 1, 0},
+    {60, 3, 72, 300, 190, kNoneHidden, false, 1, 0}, {40, 1, 16, 300, 200, 60, false, 1, 0},
+};
+
+// A piece with its tile, packed.
+struct ByteCase {
+  AttentionTile tile;
+  AttentionPiece piece;
+  std::vector<float> q, k, v, biases;
+  std::vector<float> packed_q, packed_k, packed_v, weights, o, m, l;
+
+  ByteCase(const KernelTable& table, const Shape& shape, Random& random)
+      : q(random.uniform_vector(shape.n_rows * shape.head_dim, -shape.q_range, shape.q_range)),
+        k(random.uniform_vector(shape.n_keys * shape.head_dim, -1, 1)),
+        v(random.uniform_vector(shape.n_keys * shape.head_dim, -2, 2)),
+        biases(random.uniform_vector(shape.n_keys, -2, 2)) {
+    const size_t dim = shape.head_dim, padded = round_up(shape.n_rows, table.layout.float_rows);
+    for (size_t i = 0; i < k.size(); i += dim) k[i] += 140;  // what the mean takes away
+    piece.n_keys = shape.n_keys;
+    piece.n_visible = shape.n_visible;
+    piece.n_hidden = shape.n_hidden;
+    piece.biases = shape.has_biases ? biases.data() : nullptr;
+    tile.n_rows = shape.n_rows;
+    tile.group_size = shape.group_size;
+    tile.key_dim = tile.value_dim = dim;
+    tile.soft_cap = shape.soft_cap;
+    tile.o_stride = round_up(dim, table.layout.panel_cols);
+    tile.weight_stride = byte_weight_words(shape.n_keys) + 3;
+    packed_q.resize(padded * byte_query_words(dim));
+    packed_k.resize(round_up(shape.n_keys, kByteKeys) * byte_key_words(dim));
+    packed_v.resize(round_up(shape.n_keys, kByteKeys) * byte_value_words(tile.o_stride));
+    weights.resize(padded * tile.weight_stride, kUntouched);
+    o.resize(padded * tile.o_stride, kUntouched);
+    m.resize(shape.n_rows, kUntouched);
+    l.resize(shape.n_rows, kUntouched);
+    pack(table);
+  }
+  void pack(const KernelTable& table) {
+    const AttentionKernels& kernels = kernels_of(table);
+    kernels.pack_queries(packed_q.data(), q.data(), 1.0f, tile.n_rows, tile.key_dim);
+    kernels.pack_keys(CacheType::kF32, packed_k.data(), k.data(), nullptr, piece.n_keys, tile.key_dim);
+    kernels.pack_values(CacheType::kF32, packed_v.data(), 0, v.data(), nullptr, piece.n_keys, tile.value_dim);
+    tile.q = packed_q.data();
+    tile.weights = weights.data();
+    tile.o = o.data();
+    tile.m = m.data();
+    tile.l = l.data();
+    piece.k = packed_k.data();
+    piece.v = packed_v.data();
+  }
+
+  bool sees(size_t row, size_t key) const {
+    const auto query = static_cast<ptrdiff_t>(row / tile.group_size);
+    return static_cast<ptrdiff_t>(key) < piece.n_visible + query &&
+           static_cast<ptrdiff_t>(key) >= piece.n_hidden + query;
+  }
+  double weight_of(size_t row, size_t key) const {
+    const float* words = weights.data() + row * tile.weight_stride;
+    const size_t n_blocks = round_up(piece.n_keys, kByteKeys) / kByteKeys;
+    return reinterpret_cast<const uint8_t*>(words)[key] *
+           double{words[n_blocks * kByteKeys / 4 + key / kByteKeys]};
+  }
+  // Of the rounded differences of keys from the mean of their block, and of values: see the kernel.
+  double mean_of(size_t key, size_t dim) const {
+    return packed_k[key / kByteKeys * kByteKeys * byte_key_words(tile.key_dim) +
+                    kByteKeys * tile.key_dim / 4 + kByteKeys + dim];
+  }
+  double key_unit(size_t key) const {
+    double largest = 0;
+    for (size_t d = 0; d < tile.key_dim; ++d)
+      largest = std::fmax(largest, std::fabs(k[key * tile.key_dim + d] - mean_of(key, d)));
+    return largest / 127 * kFloatSlack;
+  }
+  double value_unit(size_t key, size_t dim) const {
+    double largest = 0;
+    const size_t begin = key / kByteKeys * kByteKeys, end = std::min(begin + kByteKeys, piece.n_keys);
+    for (size_t i = begin; i < end; ++i) largest = std::fmax(largest, std::fabs(v[i * tile.value_dim + dim]));
+    return largest / 127 * kFloatSlack;
+  }
+};
+
+// Weights, m, l and o of a row.
+void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<double>& key_units) {
+  const size_t dim = c.tile.key_dim, n_keys = c.piece.n_keys;
+  const float* q = c.q.data() + row * dim;
+  double query_unit = 0, query_norm = 0;
+  for (size_t d = 0; d < dim; ++d) {
+    query_unit = std::fmax(query_unit, std::fabs(double{q[d]}) / 127 * kFloatSlack);
+    query_norm += std::fabs(double{q[d]});
+  }
+  double maximum = -kInfinity, largest_error = 0;
+  std::vector<double> logits(n_keys), errors(n_keys), tops(n_keys / kByteKeys + 1, -kInfinity);
+  for (size_t key = 0; key < n_keys; ++key) {
+    if (!c.sees(row, key)) continue;
+    double rounded_norm = 0, norm = 0;
+    for (size_t d = 0; d < dim; ++d) {
+      const double x = c.k[key * dim + d];
+      logits[key] += q[d] * x;
+      norm += std::fabs(q[d] * x) + std::fabs(q[d] * c.mean_of(key, d));
+      rounded_norm += std::fabs(x - c.mean_of(key, d)) + key_units[key] / 2;
+    }
+    const float cap = c.tile.soft_cap;
+    if (cap > 0) logits[key] = cap * std::tanh(logits[key] / cap);
+    if (c.piece.biases) logits[key] += double{c.piece.biases[key]} * kLog2E;
+    errors[key] = query_unit / 2 * rounded_norm + key_units[key] / 2 * query_norm +
+                  static_cast<double>(dim + 8) * kEps * (norm + 1) + 8 * kEps * cap;
+    largest_error = std::fmax(largest_error, errors[key]);
+    maximum = std::fmax(maximum, logits[key]);
+    tops[key / kByteKeys] = std::fmax(tops[key / kByteKeys], logits[key] + errors[key]);
+  }
+  if (maximum == -kInfinity) {
+    check.equal(c.m[row], -kInfinity);
+    check.equal(c.l[row], 0);
+    for (size_t d = 0; d < dim; ++d) check.equal(c.o[row * c.tile.o_stride + d], 0);
+    return;
+  }
+  check.near(c.m[row], maximum, largest_error);
+  double sum = 0, sum_error = 0;
+  std::vector<double> out(dim), out_errors(dim);
+  for (size_t key = 0; key < n_keys; ++key) {
+    if (!c.sees(row, key)) continue;
+    const double weight = std::exp2(logits[key] - c.m[row]);
+    const double error = weight * (std::exp2(errors[key]) - 1) +
+                         std::exp2(tops[key / kByteKeys] - c.m[row]) * (kLevelError + 64 * kEps);
+    check.near(c.weight_of(row, key), weight, error);
+    sum += weight;
+    sum_error += error;
+    for (size_t d = 0; d < dim; ++d) {
+      const double x = c.v[key * dim + d];
+      out[d] += weight * x;
+      out_errors[d] += error * std::fabs(x) + (weight + error) * c.value_unit(key, d) / 2;
+    }
+  }
+  check.near(c.l[row], sum, sum_error);
+  for (size_t d = 0; d < dim; ++d) check.near(c.o[row * c.tile.o_stride + d], out[d], out_errors[d]);
+}
+
+template <typename Run>
+void for_each_case(const KernelTable& table, const Run& run) {
+  if (!are_in(table)) return;
+  Random random(32);
+  for (const Shape& shape : kShapes) {
+    ByteCase c(table, shape, random);
+    kernels_of(table).attention_tile(c.tile, c.piece);
+    run(c, random);
+  }
+}
+
+void check_attention_tile(const KernelTable& table, Check& check) {
+  for_each_case(table, [&](const ByteCase& c, Random&) {
+    std::vector<double> key_units(c.piece.n_keys);
+    for (size_t key = 0; key < key_units.size(); ++key) key_units[key] = c.key_unit(key);
+    for (size_t row = 0; row < c.tile.n_rows; ++row) check_row(check, c, row, key_units);
+  });
+}
+
+void check_column_sums(const KernelTable& table, Check& check) {
+  for_each_case(table, [&](const ByteCase& c, Random& random) {
+    if (c.piece.n_hidden != kNoneHidden) return;
+    const std::vector<float> row_weights = random.uniform_vector(c.tile.n_rows, 0, 1);
+    const size_t padded = round_up(c.piece.n_keys, kByteKeys);
+    std::vector<float> sums(padded + kGuard, kUntouched);
+    kernels_of(table).column_sums(sums.data(), c.tile, c.piece, row_weights.data());
+    for (size_t key = 0; key < c.piece.n_keys; ++key) {
+      double want = kUntouched;
+      for (size_t row = 0; row < c.tile.n_rows; ++row)
+        if (c.sees(row, key)) want += double{row_weights[row]} * c.weight_of(row, key);
+      check.near(sums[key], want, static_cast<double>(c.tile.n_rows + 4) * kEps * want);
+    }
+    check.untouched(sums, padded);
+  });
+}
+
+// What is not finite reaches the rows that see it, and no row of an earlier block.
+void check_not_finite(const KernelTable& table, Check& check) {
+  if (!are_in(table)) return;
+  constexpr size_t kRows = 200, kDim = 16, kAt = 70;
+  for (const float value : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    for (const int which : {0, 1, 2}) {
+      Random random(33);
+      ByteCase c(table, {kRows, 1, kDim, kRows, 1, kNoneHidden, false, 1, 0}, random);
+      (which == 0 ? c.q : which == 1 ? c.k : c.v)[kAt * kDim + 3] = value;
+      c.pack(table);
+      kernels_of(table).attention_tile(c.tile, c.piece);
+      for (size_t row = 0; row < kRows; ++row) {
+        const bool is_finite = std::isfinite(c.l[row]) && std::isfinite(c.o[row * c.tile.o_stride + 3]);
+        if (which == 0) check.equal(is_finite, row != kAt);
+        if (which > 0 && row >= kAt) check.equal(is_finite, false);
+        if (which > 0 && row + table.layout.float_rows < kByteKeys) check.equal(is_finite, true);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<KernelCheck>& byte_attention_checks() {
+  static const std::vector<KernelCheck> checks = {
+      {"attention_int8.pack_queries", check_pack_queries},
+      {"attention_int8.pack_keys", check_pack_keys},
+      {"attention_int8.pack_values", check_pack_values},
+      {"attention_int8.attention_tile", check_attention_tile},
+      {"attention_int8.column_sums", check_column_sums},
+      {"attention_int8.not_finite", check_not_finite},
+  };
+  return checks;
+}
+
+}  // namespace edgeh2o::selftest

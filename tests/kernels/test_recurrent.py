@@ -1,0 +1,60 @@
+"""Kernels of layers without attention, of every ISA, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeh2o import _recurrent_kernels as _kernels
+from tests.kernels.test_rows import EPS, LENGTHS, normal
+from tests.reference.decoder.delta_net import delta_net
+
+
+@pytest.fixture(params=LENGTHS)
+def n(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def test_multiply(isa: str, n: int) -> None:
+    x, y = normal(n, n), normal(n + 1, n)
+    np.testing.assert_array_equal(_kernels.multiply(isa, x, y), x * y)
+
+
+def test_gate(isa: str, n: int) -> None:
+    gate, up = normal(n, n) * 20, normal(n + 1, n)
+    exact = up / (1 + np.exp(-gate.astype(np.float64)))
+    np.testing.assert_allclose(_kernels.gate(isa, gate, up), exact, rtol=1e-6, atol=1e-30)
+    extreme = np.array([-1e30, -200, 0, 200, 1e30], np.float32)
+    result = _kernels.gate(isa, extreme, np.ones_like(extreme))
+    np.testing.assert_allclose(result, [0, 0, 0.5, 1, 1], atol=1e-30)
+
+
+@pytest.mark.parametrize("key_dim", [2, 6, 32, 128])
+def test_delta_net(isa: str, key_dim: int) -> None:
+    n, rng = 20, np.random.default_rng(key_dim)
+    q, k = (normal(seed, n, key_dim) for seed in (1, 2))
+    k /= np.linalg.norm(k, axis=1, keepdims=True)
+    v, state = normal(3, n, 32), normal(4, key_dim, 32)
+    decays, rates = (rng.uniform(0.2, 1, n).astype(np.float32) for _ in range(2))
+    scaled = q.astype(np.float64) * key_dim**0.5  # the definition divides by it
+    parts = (x[:, None].astype(np.float64) for x in (scaled, k, v, decays, rates))
+    exact, after = delta_net(*parts, state[None].astype(np.float64))
+    out, new = _kernels.delta_net(isa, q, k, v, decays, rates, state)
+    np.testing.assert_allclose(new, after[0], rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(out, exact[:, 0], rtol=1e-5, atol=2e-6 * key_dim**0.5 + 1e-6)
+    # Token by token, the same bits.
+    halves = []
+    for part in (slice(0, 7), slice(7, n)):
+        rows = (np.ascontiguousarray(x[part]) for x in (q, k, v, decays, rates))
+        half, state = _kernels.delta_net(isa, *rows, state)
+        halves.append(half)
+    np.testing.assert_array_equal(np.concatenate(halves), out)
+    np.testing.assert_array_equal(state, new)
+
+
+@pytest.mark.parametrize("n_taps", [1, 3, 4, 16])
+def test_convolve(isa: str, n: int, n_taps: int) -> None:
+    taps, weights = normal(n, n_taps, n), normal(n + 1, n_taps, n)
+    terms = taps.astype(np.float64) * weights
+    error = np.abs(_kernels.convolve(isa, taps, weights) - terms.sum(axis=0))
+    assert np.all(error <= n_taps * EPS * np.abs(terms).sum(axis=0))

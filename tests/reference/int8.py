@@ -1,0 +1,80 @@
+"""Attention whose products are of 8 bits, in float64, and how far it may be from exact attention.
+
+Logits are in base 2. Keys and values come in blocks of 64 keys; a logit is
+``q . mean + q . (k - mean)`` with the mean of the key's block. Queries and differences of keys are
+rounded to 127 steps of their largest value, values to 127 steps of the largest of their dimension
+in the block, and weights to 255 levels of the largest of their row and block (after SageAttention,
+Zhang et al. 2024).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .softmax_state import Array
+
+BLOCK = 64
+# Of a level: half by rounding, the rest by the power of two, whose relative error is 8e-5.
+LEVEL_ERROR = (0.5 + 255 * 8e-5 + 1e-3) / 255
+
+
+def _steps(x: Array, axis: int) -> tuple[Array, Array]:
+    """Values rounded to 127 steps of the largest along ``axis``, and the step."""
+    step = np.maximum(np.abs(x).max(axis=axis, keepdims=True), 1e-30) / 127
+    return np.rint(x / step) * step, step
+
+
+def causal_int8_attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Attention of one head to the keys up to each query's own, and the bound of its error.
+
+    Args:
+        q, k: [n, head_dim].
+        v: [n, value_dim].
+
+    Returns:
+        What the rounded operands give, and for every output how far exact attention may be from it,
+        both [n, value_dim]. With ``e`` the error of a logit, ``half_step_q sum|k'| + half_step_k
+        sum|q|``, and ``w`` a weight, the error of a weight is ``w (2^e - 1)`` and that of a level;
+        an output is a mean of values, so that it is off by the errors of weights times the distance
+        of values from it, and by half a step of the values.
+    """
+    n = len(q)
+    float_error = (q.shape[1] + 8) * np.finfo(np.float32).eps  # of sums in float32
+    rounded_q, q_step = _steps(q, 1)
+    visible = np.tri(n, dtype=bool)
+    exact = np.where(visible, q @ k.T, -np.inf)
+    logits, errors, values, v_steps = np.empty((n, n)), np.empty((n, n)), v.copy(), v.copy()
+    for begin in range(0, n, BLOCK):
+        block = slice(begin, begin + BLOCK)
+        mean = k[block].mean(axis=0)
+        rounded_k, k_step = _steps(k[block] - mean, 1)
+        logits[:, block] = q @ mean[:, None] + rounded_q @ rounded_k.T
+        errors[:, block] = (
+            q_step / 2 * np.abs(rounded_k).sum(axis=1)
+            + np.abs(q).sum(axis=1)[:, None] * k_step.T / 2
+            + float_error * np.abs(q) @ (np.abs(k[block]) + 2 * np.abs(mean)).T
+        )
+        values[block], v_steps[block] = _steps(v[block], 0)
+    logits[~visible] = -np.inf
+    maximum = logits.max(axis=1, keepdims=True)
+    weights, weight_errors = np.zeros((n, n)), np.zeros((n, n))
+    true_weights = np.exp2(exact - maximum)
+    for begin in range(0, n, BLOCK):
+        block = slice(begin, begin + BLOCK)
+        rows = slice(begin, None)  # the others see nothing of the block
+        top = logits[rows, block].max(axis=1, keepdims=True)
+        unit = np.exp2(top - maximum[rows])
+        weights[rows, block] = np.rint(255 * np.exp2(logits[rows, block] - top)) / 255 * unit
+        weight_errors[rows, block] = LEVEL_ERROR * unit
+    weight_errors += true_weights * (np.exp2(errors * 1.0001 + 1e-5) - 1)
+    weight_errors[~visible] = 0
+    total = weights.sum(axis=1, keepdims=True)
+    output = weights @ values / total
+    center = true_weights @ v / true_weights.sum(axis=1, keepdims=True)
+    bound = (
+        np.einsum("ij,ijd->id", weight_errors, np.abs(v - center[:, None])) + weights @ v_steps / 2
+    )
+    smallest_total = true_weights.sum(axis=1, keepdims=True) - weight_errors.sum(
+        axis=1, keepdims=True
+    )
+    return output, bound * 1.001 / np.maximum(smallest_total, 1e-9) + 1e-5

@@ -1,0 +1,1 @@
+"""Folders of config.json and safetensors."""

@@ -1,0 +1,94 @@
+"""Folders of safetensors give the model that a GGUF file of the same weights gives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeh2o import LLM, SamplingParams
+from edgeh2o.formats.split import open_model_file
+from edgeh2o.models.spec import read_model
+from edgeh2o.models.transformers.families import FAMILIES
+from edgeh2o.models.transformers.weights import open_transformers
+from tests.tiny_models import TinyModelFactory
+
+from .folders import MODEL_TYPES, write_folder
+
+CASES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama_untied": {"architecture": "llama", "tied": False, "biases": True},
+    "smollm3": {"n_layers": 4},
+    "qwen2": {"n_layers": 2},
+    "qwen3": {"tied": False},
+    "qwen2moe": {"n_layers": 2, "shared_ffn_dim": 64},
+    "qwen3moe": {"n_layers": 2},
+    "olmoe": {"n_layers": 2},
+    "olmo2": {"n_layers": 2},
+    "phi3": {"n_layers": 2, "rotary_dim": 24, "sliding_window": 40},
+    "granite": {"n_layers": 2},
+    "glm4": {"n_layers": 2, "rotary_dim": 16},
+    "ernie4_5": {"n_layers": 2},
+    "seed_oss": {"n_layers": 2},
+    "gemma": {"n_layers": 2},
+    "gemma2": {"n_layers": 2, "sliding_window": 32},
+    "gemma3": {"n_layers": 7, "sliding_window": 32},
+}
+
+
+def options_of(case: str) -> dict[str, object]:
+    return {"architecture": case, "tensor_type": "F32", **CASES[case]}
+
+
+def test_every_family_has_a_case() -> None:
+    cases = {MODEL_TYPES[str(options_of(case)["architecture"])] for case in CASES}
+    assert cases | {"mistral"} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_and_settings_are_those_of_the_gguf_file(
+    tiny_model: TinyModelFactory, tmp_path: Path, case: str
+) -> None:
+    model = tiny_model(**options_of(case))
+    folder = write_folder(model, tmp_path / "tiny", n_files=2)
+    with open_model_file(model) as gguf, open_transformers(folder, "f32") as converted:
+        expected, ours = read_model(gguf)[0], read_model(converted)[0]
+        assert set(converted.tensors) == set(gguf.tensors)
+        is_gemma = case.startswith("gemma")
+        for name, info in gguf.tensors.items():
+            other = converted.tensors[name]
+            assert (other.shape, other.type_name) == (info.shape, "F32")
+            values = np.frombuffer(converted.tensor_bytes(other), np.float32)
+            original = np.frombuffer(gguf.tensor_bytes(info), np.float32)
+            # Subtracting the 1 of Gemma's norms rounds.
+            np.testing.assert_allclose(values, original, rtol=0, atol=1e-7 if is_gemma else 0)
+    assert replace(ours, fingerprint=expected.fingerprint) == expected
+    assert ours.fingerprint == expected.fingerprint or is_gemma
+
+
+@pytest.mark.parametrize("target", ["q8_0", "q4_k_m"])
+def test_answers_are_those_of_a_quantised_file(
+    tiny_model: TinyModelFactory, tmp_path: Path, target: str
+) -> None:
+    model = tiny_model(architecture="llama", tied=False)
+    folder = write_folder(model, tmp_path / "tiny", dtype="BF16", n_files=3, has_index=False)
+    prompt, sampling = "the other way in", SamplingParams(temperature=0, max_tokens=8)
+    with LLM(folder, quantize=target) as llm:
+        answer = llm.generate(prompt, sampling, logprobs=True)
+        messages = [{"role": "user", "content": "Hello"}]
+        assert llm.chat(messages, sampling).text  # by chat_template.jinja
+        assert llm.tokenize(prompt) == LLM(model).tokenize(prompt)
+    assert len(answer.token_ids) == 8
+
+
+def test_mistral_is_a_llama_with_windows(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    model = tiny_model(architecture="llama", sliding_window=48)
+    folder = write_folder(model, tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mistral"}))
+    with open_model_file(model) as gguf, open_transformers(folder, "f32") as converted:
+        ours, expected = read_model(converted)[0], read_model(gguf)[0]
+    assert ours == expected and ours.layers[0].window == 48

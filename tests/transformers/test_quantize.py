@@ -1,0 +1,138 @@
+"""``edgeh2o quantize``: the file that is written is the model, and what loading a folder gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from edgeh2o import LLM, SamplingParams, _core
+from edgeh2o.config import QUANTISED_TYPES
+from edgeh2o.errors import FormatError, ResourceError, UsageError
+from edgeh2o.export.gguf import quantize_model
+from edgeh2o.formats.split import open_model_file
+from edgeh2o.models.written_types import FILE_TYPES, choose_type
+from tests.tiny_models import TinyModelFactory
+
+from .folders import write_folder
+
+PROMPT = "the other way in"
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def answer(model: Path, **options: str) -> list[float]:
+    with LLM(model, **options) as llm:
+        result = llm.generate(PROMPT, GREEDY, logprobs=True)
+    return [*map(float, result.token_ids), *result.logprobs]
+
+
+def test_every_name_has_types_that_can_be_written() -> None:
+    assert set(FILE_TYPES) == set(QUANTISED_TYPES)
+    for name in QUANTISED_TYPES:
+        for tensor in ("blk.0.attn_v.weight", "blk.1.ffn_up.weight", "output.weight"):
+            kind = choose_type(tensor, (512, 64), name, n_layers=8, is_tied=False)
+            assert kind in _core.written_types()
+
+
+def test_mixtures_are_those_of_llama_quantize() -> None:
+    def kind(name: str, target: str, cols: int = 512) -> str:
+        return choose_type(name, (cols, 64), target, n_layers=16, is_tied=True)
+
+    down = [kind(f"blk.{layer}.ffn_down.weight", "q4_k_m") for layer in range(16)]
+    assert [layer for layer in range(16) if down[layer] == "Q6_K"] == [0, 1, 4, 7, 10, 13, 14, 15]
+    assert kind("token_embd.weight", "q4_0") == "Q6_K" and kind("token_embd.weight", "f16") == "F16"
+    assert kind("blk.0.ffn_gate_inp.weight", "q4_0") == kind("blk.0.attn_q.bias", "q4_0") == "F32"
+    assert [kind("blk.0.attn_q.weight", t, cols=96) for t in ("q4_k", "q6_k")] == ["Q5_0", "Q8_0"]
+    with pytest.raises(FormatError, match="rows of 40 values"):
+        kind("blk.0.attn_q.weight", "q4_k", cols=40)
+
+
+@pytest.mark.parametrize("target", ["f32", "q8_0", "q4_k_m"])
+def test_a_folder_and_the_file_that_is_written_of_it_answer_alike(
+    tiny_model: TinyModelFactory, tmp_path: Path, target: str
+) -> None:
+    model = tiny_model(architecture="llama", tied=False)
+    folder = write_folder(model, tmp_path / "tiny", dtype="F16", n_files=2)
+    out = tmp_path / "out.gguf"
+    report = quantize_model(folder, out, target)
+    assert report["bytes"] == out.stat().st_size
+    assert answer(out) == answer(folder, quantize=target)
+    with open_model_file(out) as written, open_model_file(model) as original:
+        # The vocabulary survived, with the name of its rule.
+        for key in ("pre", "model", "tokens", "merges", "eos_token_id", "add_bos_token"):
+            key = f"tokenizer.ggml.{key}"
+            assert np.array_equal(written.metadata[key], original.metadata[key]), key
+        assert written.metadata["tokenizer.chat_template"]
+
+
+def test_the_gguf_package_reads_what_is_written(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    model, out = tiny_model(architecture="qwen2moe", shared_ffn_dim=256), tmp_path / "out.gguf"
+    quantize_model(model, out, "q4_0")
+    ours, original = GGUFReader(out), GGUFReader(model)
+    for name, field in original.fields.items():
+        if not name.startswith("GGUF."):
+            assert ours.fields[name].contents() == field.contents(), name
+            assert ours.fields[name].types == field.types, name
+    shapes = {item.name: list(item.shape) for item in original.tensors}
+    assert {item.name: list(item.shape) for item in ours.tensors} == shapes
+    kinds = {item.name: item.tensor_type.name for item in ours.tensors}
+    assert kinds["blk.0.ffn_up_exps.weight"] == "Q4_0" and kinds["token_embd.weight"] == "Q6_K"
+    assert kinds["blk.0.ffn_gate_inp.weight"] == kinds["output_norm.weight"] == "F32"
+
+
+def test_quantised_matrices_are_taken_on_request_only(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    model, out = tiny_model(tensor_type="Q8_0"), tmp_path / "out.gguf"
+    with pytest.raises(UsageError, match="is of type Q8_0 already"):
+        quantize_model(model, out, "q4_0")
+    quantize_model(model, out, "q4_0", allow_requantize=True)
+    kept = tmp_path / "same.gguf"
+    quantize_model(model, kept, "q8_0")
+    assert answer(kept) == answer(model)
+
+
+def test_a_model_is_not_written_over_itself(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(tiny_model().read_bytes())
+    with pytest.raises(UsageError, match="over itself"):
+        quantize_model(model, model, "q8_0")
+
+
+def test_a_disk_that_is_full_leaves_nothing(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"before")
+
+    def fail(data: object, *rest: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_core, "convert_rows", fail)
+    with pytest.raises(ResourceError, match="No space left on device; free some space"):
+        quantize_model(tiny_model(), out, "q8_0")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    assert out.read_bytes() == b"before"
+
+
+def test_weights_that_a_type_cannot_hold_are_refused(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    folder = write_folder(tiny_model(), tmp_path / "tiny")
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    first = 8 + int.from_bytes(data[:8], "little")
+    first += header["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0]
+    data[first + 1024 : first + 1028] = np.float32(1e6).tobytes()  # 256 weights are a row
+    file.write_bytes(data)
+    with pytest.raises(
+        FormatError, match=r"'model.layers.1.mlp.up_proj.weight' .* in row 1 .* F16"
+    ):
+        quantize_model(folder, tmp_path / "out.gguf", "f16")
+    quantize_model(folder, tmp_path / "out.gguf", "q8_0")

@@ -1,0 +1,123 @@
+"""Fuzz target of the server: bodies of requests, up to what the engine is asked for.
+
+python -m tools.fuzz_requests --seconds 60 [--corpus DIR]
+
+An input is a line with the path, then the body. Fields, messages, tools and grammars are read as
+the server reads them, grammars are compiled, and messages go through a template. What is wrong with
+an input must be an error of the 4xx kind for its client.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from tools.fuzz_loop import instrumented_imports, run_fuzzer
+
+with instrumented_imports():
+    from edgeh2o.config import SamplingParams
+    from edgeh2o.engine.grammar import compiler_of
+    from edgeh2o.errors import EdgeH2OError
+    from edgeh2o.serving.api_error import as_api_error
+    from edgeh2o.serving.fields import parse_body
+    from edgeh2o.serving.requests import read_chat_request, read_text_request
+    from edgeh2o.serving.segments import AnswerParser
+    from edgeh2o.serving.tools import describe_tools, grammar_of_call
+    from edgeh2o.tokenizer import build_tokenizer
+    from edgeh2o.tokenizer.chat_template import ChatTemplate
+
+from tests.tokenizer.vocabularies import make_metadata
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TEMPLATE = (
+    "{% for m in messages %}<|user|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+)
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "array", "items": {"type": "string"}}},
+    "required": ["a"],
+}
+_TOOL = {"type": "function", "function": {"name": "add", "description": "d", "parameters": _SCHEMA}}
+
+
+def make_seeds() -> Iterator[bytes]:
+    """Correct bodies of every kind."""
+    say: dict[str, Any] = {"messages": [{"role": "user", "content": "the hen"}]}
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 1, "max_tokens": 5}
+    calls = [{"id": "1", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+    yield _write(CHAT, say | sampling | {"stop": ["x"], "stream": True})
+    yield _write(CHAT, say | {"logprobs": True, "top_logprobs": 2, "logit_bias": {"5": -3}})
+    yield _write(CHAT, say | {"tools": [_TOOL], "tool_choice": "required"})
+    named = {"type": "function", "function": {"name": "add"}}
+    yield _write(CHAT, say | {"tools": [_TOOL], "tool_choice": named})
+    yield _write(CHAT, say | {"response_format": {"type": "json_object"}})
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}
+    yield _write(CHAT, say | {"response_format": form})
+    yield _write(CHAT, say | {"response_format": {"type": "regex", "regex": "(a|b){1,3}"}})
+    yield _write(CHAT, say | {"response_format": {"type": "lark", "lark": 'start: "a" | "b"'}})
+    yield _write(CHAT, say | {"response_format": {"type": "gbnf", "gbnf": 'root ::= "a" "b"*'}})
+    parts = [{"type": "text", "text": "part"}, {"type": "text", "text": "other"}]
+    turns = [
+        {"role": "developer", "content": "<|user|> be short"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ]
+    yield _write(CHAT, {"messages": turns, "stream_options": {"include_usage": True}})
+    yield _write(TEXT, {"prompt": "the hen", "logprobs": 2, "max_tokens": 3})
+    yield _write(TEXT, {"prompt": [1, 2, 3], "echo": False, "n": 1})
+
+
+def _write(path: str, body: dict[str, Any]) -> bytes:
+    return path.encode() + b"\n" + json.dumps(body).encode()
+
+
+class RequestTarget:
+    """Reads a body as the server does; the grammars are those of a small vocabulary."""
+
+    def __init__(self) -> None:
+        self._tokenizer = build_tokenizer(make_metadata())
+        self._template = ChatTemplate(TEMPLATE, self._tokenizer)
+        self._grammars = compiler_of(self._tokenizer, self._tokenizer.vocab_size)
+
+    def __call__(self, content: bytes) -> None:
+        path, _, body = content.partition(b"\n")
+        try:
+            self._read(body, is_chat=path != TEXT.encode())
+        except EdgeH2OError as error:
+            told = as_api_error(error)
+            assert 400 <= told.status < 500, told
+            json.dumps(told.to_dict()).encode("utf-8", errors="strict")
+            raise
+
+    def _read(self, body: bytes, *, is_chat: bool) -> None:
+        read = read_chat_request if is_chat else read_text_request
+        request = read(parse_body(body), SamplingParams())
+        grammar = request.grammar
+        if request.tool_choice.is_forced:
+            grammar = grammar_of_call(request.tools, request.tool_choice)
+        if grammar is not None:
+            self._grammars.compile(grammar)
+        if is_chat:
+            messages = describe_tools(list(request.messages), request.tools)
+            chat = self._template.render(messages, variables=request.template_variables)
+            self._template.encode_rendered(chat)
+            names = [tool.name for tool in request.tools]
+            parser = AnswerParser(names, is_call=request.tool_choice.is_forced)
+            for piece in chat.plain_text[:2000]:  # texts of clients, as an answer may repeat them
+                parser.push(piece)
+            parser.finish()
+
+
+def main() -> int:
+    """Command line entry; returns the exit code."""
+    logging.disable(logging.ERROR)
+    return run_fuzzer(RequestTarget(), make_seeds(), name="fuzz_requests")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
