@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Event, Thread
@@ -29,14 +30,17 @@ class CancelledError(EdgeH2OError):
     """The request ended before its answer: its client went, its time is up, the server stops."""
 
 
-class _Job(Generic[T]):
+class _Job(ABC, Generic[T]):
     """Work that another thread waits for."""
 
-    def __init__(self, run: Callable[[], T]) -> None:
-        self.run = run
+    def __init__(self) -> None:
         self._done = Event()
         self._result: T | None = None
         self._error: BaseException | None = None
+
+    @abstractmethod
+    def run(self) -> T:
+        """Does it."""
 
     def execute(self) -> None:
         try:
@@ -63,6 +67,15 @@ class _Job(Generic[T]):
             del error  # whose traceback holds this frame, and by it the caller's runner
 
 
+class _CallJob(_Job[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__()
+        self._call = call
+
+    def run(self) -> T:
+        return self._call()
+
+
 class _DecodeJob(_Job["NDArray[np.float32]"]):
     """A token to append to a sequence of a workspace, or to any runner without one.
 
@@ -72,10 +85,11 @@ class _DecodeJob(_Job["NDArray[np.float32]"]):
     def __init__(
         self, runner: Any, tokens: NDArray[np.int32], workspace: _core.Workspace | None
     ) -> None:
-        super().__init__(self._decode_alone)
+        super().__init__()
         self.runner, self.tokens, self.workspace = runner, tokens, workspace
 
-    def _decode_alone(self) -> NDArray[np.float32]:
+    def run(self) -> NDArray[np.float32]:
+        """By itself."""
         if len(self.tokens) > 1:
             rows: NDArray[np.float32] = self.runner.decode_batch(self.tokens)
             return rows
@@ -105,7 +119,7 @@ class Scheduler:
 
     def call(self, run: Callable[[], T]) -> T:
         """Runs ``run`` when its turn comes and returns its result, or raises what it raises."""
-        job = _Job(run)
+        job = _CallJob(run)
         with self._changed:
             self._require_open()
             self._calls.append(job)
