@@ -14,11 +14,23 @@ import pytest
 
 from edgeh2o import LLM, PrefillConfig
 from edgeh2o.engine.session import Session
+from edgeh2o.formats.known_models import CACHE_VARIABLE, cache_folder
 from edgeh2o.serving.answers import AnswerEngine
 from tests.tiny_models import TinyModelFactory
 
 StartServer = Callable[..., "RunningServer"]
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _processes_keep_no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the processes here learn of models stays with these tests; known models are at hand."""
+    known, folder = cache_folder(), tmp_path_factory.mktemp("cache")
+    for model in known.glob("*.gguf"):
+        (folder / model.name).symlink_to(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(folder))
+        yield
 
 
 class RunningServer:
