@@ -49,6 +49,15 @@ class Arena {
     used_ += round_up(count * sizeof(T), kAlignment);
     return base_ ? reinterpret_cast<T*>(base_ + offset) : nullptr;
   }
+  // The memory of both passes of take_all(arena).
+  template <typename TakeAll>
+  static Arena of(const TakeAll& take_all) {
+    Arena arena;
+    take_all(arena);
+    arena.allocate();
+    take_all(arena);
+    return arena;
+  }
   size_t used() const { return used_; }
   void allocate() {
     buffer_ = AlignedBuffer(used_);

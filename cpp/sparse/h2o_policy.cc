@@ -89,11 +89,7 @@ size_t H2OPolicy::state_bytes(const PolicyShape& shape) const {
 }
 
 void H2OPolicy::allocate(const PolicyShape& shape) {
-  Arena arena;
-  take_buffers(arena, shape);
-  arena.allocate();
-  take_buffers(arena, shape);
-  arena_ = std::move(arena);
+  arena_ = Arena::of([&](Arena& arena) { take_buffers(arena, shape); });
 }
 
 MemorySet H2OPolicy::select_memory(size_t slot, const SelectionInput& input) {

@@ -141,11 +141,7 @@ size_t HeadwisePolicy::state_bytes(const PolicyShape& shape) const {
 }
 
 void HeadwisePolicy::allocate(const PolicyShape& shape) {
-  Arena arena;
-  take_buffers(arena, shape);
-  arena.allocate();
-  take_buffers(arena, shape);
-  arena_ = std::move(arena);
+  arena_ = Arena::of([&](Arena& arena) { take_buffers(arena, shape); });
 }
 
 void HeadwisePolicy::begin_prompt() {

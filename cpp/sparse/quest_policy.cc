@@ -69,11 +69,7 @@ class QuestPolicy final : public SparsePolicy {
     return has_pages(slot) ? pages_.select_decode(slot, input) : MemorySet::all_of({0, input.chunk.begin});
   }
   void allocate(const PolicyShape& shape) override {
-    Arena arena;
-    take_buffers(arena, shape);
-    arena.allocate();
-    take_buffers(arena, shape);
-    arena_ = std::move(arena);
+    arena_ = Arena::of([&](Arena& arena) { take_buffers(arena, shape); });
   }
 
  private:

@@ -95,11 +95,7 @@ class RocketKvPolicy final : public SparsePolicy {
   }
   MemorySet select_decode(size_t slot, const SelectionInput& input) override;
   void allocate(const PolicyShape& shape) override {
-    Arena arena;
-    take_buffers(arena, shape);
-    arena.allocate();
-    take_buffers(arena, shape);
-    arena_ = std::move(arena);
+    arena_ = Arena::of([&](Arena& arena) { take_buffers(arena, shape); });
   }
 
  private:
