@@ -80,7 +80,10 @@ def test_results_are_printed_though_a_file_cannot_be_written(
     command = _command(model, str(text), words, flag, files)
     assert main([*command, _named(folder, words, files)]) == 1
     captured = capsys.readouterr()
-    assert captured.out.strip()
+    if words[0] == "run":  # what random weights answer may be white space
+        assert captured.out.endswith("\n") and "tokens/s" in captured.err
+    else:
+        assert captured.out.strip()
     error = captured.err.splitlines()[-1]
     assert error.startswith("edgeh2o: error: cannot write ")
     assert f"{files[-1]}: No space left on device" in error
