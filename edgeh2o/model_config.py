@@ -64,6 +64,33 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentHeads:
+    """Multi-head latent attention: what the heads of every layer are made of.
+
+    Keys and values of all heads are products of one cached row per token: a vector of ``rank``
+    numbers, and ``rope_dim`` that are rotated and that all heads share. A head's queries have
+    ``nope_dim`` numbers and ``rope_dim`` rotated ones, its values ``value_dim``. Queries are made
+    of a vector of ``q_rank`` numbers, or of the layer's input if that is 0.
+    """
+
+    rank: int
+    q_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers of a cached row."""
+        return self.rank + self.rope_dim
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a query before it is brought to the space of the cached rows."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
     """Shape and constants of a decoder that the core runs, as read from a model file.
 
@@ -76,15 +103,18 @@ class DecoderConfig(ModelConfig):
     output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
     "projection", or "none"; before the rotary embedding or after it. With experts, every token
     goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may add up
-    to 1 (``normalises_experts``), and through a shared one of width ``shared_ffn_dim``, 0 for none,
-    weighted by a gate if it has one. ``expert_gate`` makes shares of a router's logits, "softmax"
-    or "sigmoid"; with ``has_expert_bias`` numbers count in the choice of experts alone. A query at
-    position p is multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a
-    period of 0 is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values
-    without weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's
-    input per token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
+    to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a shared one
+    of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. The experts of a
+    token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
+    ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
+    ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
+    multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0
+    is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without
+    weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's input per
+    token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
     ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
-    sigmoid of a second half of the query projection.
+    sigmoid of a second half of the query projection. With ``latent`` heads there is one KV head,
+    whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -98,6 +128,9 @@ class DecoderConfig(ModelConfig):
     shared_ffn_dim: int = 0
     has_shared_gate: bool = False
     expert_gate: str = "softmax"
+    expert_scale: float = 1.0
+    n_expert_groups: int = 1
+    n_expert_groups_used: int = 1
     has_expert_bias: bool = False
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
@@ -120,6 +153,7 @@ class DecoderConfig(ModelConfig):
     sliding_rope_inv_freq: tuple[float, ...] = ()
     long_rope_inv_freq: tuple[float, ...] = ()
     long_rope_after: int = 0
+    latent: LatentHeads | None = None
 
     @property
     def has_like_layers(self) -> bool:

@@ -29,6 +29,7 @@ class Family:
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
         output_norm: name of the norm behind the last layer.
+        is_latent: attention is of the latent kind (``tools/tiny_mla.py``).
         has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -51,6 +52,7 @@ class Family:
     has_grouped_heads: bool = False
     has_expert_bias: bool = False
     output_norm: str = "output_norm"
+    is_latent: bool = False
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
@@ -64,6 +66,13 @@ SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embed
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
+    "deepseek2": Family(
+        is_latent=True,
+        has_experts=True,
+        has_expert_bias=True,
+        keys={"rope.scaling.yarn_log_multiplier": 0.08},
+    ),
+    "minicpm3": Family(is_latent=True),
     "ernie4_5": Family(),
     "exaone": Family(),
     "internlm2": Family(),

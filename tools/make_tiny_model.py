@@ -30,6 +30,7 @@ from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import K_TYPES, quantize_k
 from tests.tiny_architectures import FAMILIES, Family
 from tests.tokenizer.vocabularies import byte_characters
+from tools.tiny_mla import add_latent_metadata, add_latent_tensors
 
 PerLayer = int | tuple[int, ...]
 LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
@@ -78,6 +79,12 @@ class TinyModel:
         n_experts, n_experts_used: of a layer and of a token, in families that have experts.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate.
+        n_expert_groups, n_expert_groups_used: of experts, and of those a token's are of, where the
+            file says so.
+        n_shared_experts: how many experts wide the shared one is, where the file says so.
+        has_softmax_gate: experts without biases are weighted by a softmax, of deepseek2.
+        kv_rank, q_rank, nope_dim, rope_dim, value_dim: of latent attention; a q_rank of 0 is none.
+        has_matrices_per_head: its keys and values have matrices per head, of deepseek2.
         rotary_dim: rotated elements per head; None for head_dim.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
@@ -110,6 +117,16 @@ class TinyModel:
     n_experts: int = 6
     n_experts_used: int = 2
     shared_ffn_dim: int | None = None
+    n_expert_groups: int = 1
+    n_expert_groups_used: int = 1
+    n_shared_experts: int = 1
+    has_softmax_gate: bool = False
+    kv_rank: int = 48
+    q_rank: int = 40
+    nope_dim: int = 16
+    rope_dim: int = 16
+    value_dim: int = 24
+    has_matrices_per_head: bool = True
     vocab_size: int = 320
     context_length: int = 2048
     norm_eps: float = 1e-5
@@ -146,7 +163,7 @@ class TinyModel:
         return "attention" if self.layers[layer][1] else "short_conv"
 
     def has_experts(self, layer: int) -> bool:
-        return self.family.has_experts and (
+        return (self.family.has_experts and self.n_experts > 0) and (
             not self.family.has_expert_bias or layer >= self.n_dense_layers
         )
 
@@ -165,6 +182,8 @@ class TinyModel:
     @property
     def n_pairs(self) -> int:
         """Rotated pairs of a head."""
+        if self.family.is_latent:
+            return self.rope_dim // 2
         return (self.rotary_dim or self.head_dim) // 2
 
     def __post_init__(self) -> None:
@@ -220,7 +239,7 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)
     writer.add_feed_forward_length(model.ffn_dim)
-    if model.family.has_experts:
+    if model.family.has_experts and model.n_experts:
         writer.add_expert_count(model.n_experts)
         writer.add_expert_used_count(model.n_experts_used)
         if model.family.has_expert_width:
@@ -230,13 +249,15 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.family.has_sections:
         writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
     writer.add_head_count(model.n_heads)
-    if model.family.has_expert_bias:
+    if model.family.is_latent:
+        add_latent_metadata(writer, model)
+    elif model.family.has_expert_bias:
         writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     if model.family.has_short_conv:
         writer.add_shortconv_l_cache(model.n_conv_taps)
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
-    else:
+    elif not model.family.is_latent:
         writer.add_head_count_kv(model.n_kv_heads)
     if model.family.has_delta_net:
         writer.add_uint32(f"{model.architecture}.full_attention_interval", DELTA_NET_PERIOD)
@@ -245,9 +266,10 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_ssm_time_step_rank(model.n_delta_value_heads)
         writer.add_ssm_state_size(model.delta_head_dim)
         writer.add_ssm_inner_size(model.n_delta_value_heads * model.delta_head_dim)
-    writer.add_key_length(model.head_dim)
-    writer.add_value_length(model.head_dim)
-    writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
+    if not model.family.is_latent:
+        writer.add_key_length(model.head_dim)
+        writer.add_value_length(model.head_dim)
+    writer.add_rope_dimension_count(2 * model.n_pairs)
     writer.add_rope_freq_base(model.rope_base)
     writer.add_layer_norm_rms_eps(model.norm_eps)
     writer.add_vocab_size(model.vocab_size)
@@ -369,7 +391,9 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             ("attn_output", width, heads_dim, heads_dim**-0.5),
         ]
         mixer = model.mixer(layer_idx)
-        if mixer == "attention":
+        if family.is_latent:
+            matrices = add_latent_tensors(normal, prefix, model, qk_std**2 * width)
+        elif mixer == "attention":
             if family.has_delta_net:  # a query and a gate per head
                 matrices[0] = ("attn_q", 2 * heads_dim, width, qk_std)
             for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
@@ -403,7 +427,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             normal(f"{prefix}proj.weight", width, dim, std=dim**-0.5)
             normal(f"{prefix}post_norm.weight", width, std=0.1, mean=1.0)
         if model.has_experts(layer_idx):
-            if family.has_expert_bias:
+            if family.has_expert_bias and not model.has_softmax_gate:
                 normal(f"{prefix}exp_probs_b.bias", model.n_experts, std=0.3)
             normal(ROUTER.format(layer_idx), model.n_experts, width, std=2.0 * width**-0.5)
             for name, rows, cols in (
@@ -421,7 +445,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
                     normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
             # Without a key, one with a gate is as wide as feed_forward_length says.
-            shared = model.shared_ffn_dim or (ffn_dim if family.shared_gate else 0)
+            n_shared = model.n_shared_experts if family.is_latent else int(family.shared_gate)
+            shared = model.shared_ffn_dim or n_shared * ffn_dim
             if shared:
                 normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_up_shexp.weight", shared, width, std=width**-0.5)

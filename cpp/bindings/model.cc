@@ -80,6 +80,12 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("attention_scale", layer.heads.scale);
   reader.read("attention_soft_cap", layer.heads.soft_cap);
   reader.read("kv_distance", layer.heads.kv_distance);
+  reader.read("values_are_keys", layer.heads.values_are_keys);
+  reader.read("latent_rank", layer.latent.rank);
+  reader.read("latent_q_rank", layer.latent.q_rank);
+  reader.read("latent_nope_dim", layer.latent.nope_dim);
+  reader.read("latent_rope_dim", layer.latent.rope_dim);
+  reader.read("latent_value_dim", layer.latent.value_dim);
   reader.read("window", layer.window);
   reader.read("rope", layer.rope);
   reader.read_choice("qk_norm", layer.qk_norm,
@@ -104,6 +110,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
   reader.read("normalises_experts", layer.normalises_experts);
+  reader.read("expert_scale", layer.expert_scale);
+  reader.read("n_expert_groups", layer.n_expert_groups);
+  reader.read("n_expert_groups_used", layer.n_expert_groups_used);
   reader.read_choice("expert_gate", layer.expert_gate,
                      {{"softmax", ExpertGate::kSoftmax}, {"sigmoid", ExpertGate::kSigmoid}});
   reader.read("has_expert_bias", layer.has_expert_bias);

@@ -40,6 +40,9 @@ void check_supported(const DecoderConfig& config) {
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers without attention do not run on a GPU yet",
                cure);
+    EH2O_CHECK(layer.latent.is_none(), "multi-head latent attention does not run on a GPU yet", cure);
+    EH2O_CHECK(layer.n_expert_groups == 1 && layer.expert_scale == 1.0f,
+               "experts in groups, or whose shares are scaled, do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_output_gate, "attention with a gate does not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);

@@ -1,9 +1,23 @@
 #include "model/decoder_config.h"
 
 #include "base/check.h"
+#include "ops/experts.h"
 
 namespace edgeh2o {
 namespace {
+
+void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
+  const LatentHeads& latent = layer.latent;
+  EH2O_CHECK(layer.heads.n_kv_heads == 1 && layer.heads.values_are_keys && layer.heads.has_own_kv() &&
+                 layer.heads.key_dim == latent.row_dim(),
+             "latent attention has one KV head, whose rows are keys and values of ", latent.row_dim(),
+             " dimensions");
+  EH2O_CHECK(latent.nope_dim > 0 && latent.value_dim > 0 && latent.rope_dim == 2 * rope.n_pairs(),
+             "heads of latent attention have ", latent.nope_dim, " + ", latent.rope_dim,
+             " dimensions, of which ", 2 * rope.n_pairs(), " are rotated, and values of ", latent.value_dim);
+  EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values && !layer.has_output_gate,
+             "latent attention with norms of heads, or a gate");
+}
 
 void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   layer.heads.check();
@@ -12,6 +26,7 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
   const RopeConfig& rope = config.ropes[layer.rope];
+  if (!layer.latent.is_none()) check_latent(layer, rope);
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
   EH2O_CHECK(
@@ -33,6 +48,15 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   const bool has_experts = layer.ffn == FfnKind::kExperts;
   EH2O_CHECK(layer.n_experts_used <= layer.n_experts && (layer.n_experts_used > 0) == has_experts,
              "n_experts_used = ", layer.n_experts_used, " of n_experts = ", layer.n_experts);
+  EH2O_CHECK(layer.n_expert_groups <= kMaxExpertGroups, layer.n_expert_groups, " groups of experts; at most ",
+             kMaxExpertGroups, " are supported");
+  EH2O_CHECK(layer.n_expert_groups_used > 0 && layer.n_expert_groups_used <= layer.n_expert_groups &&
+                 (layer.n_expert_groups == 1 || layer.n_experts % layer.n_expert_groups == 0),
+             layer.n_expert_groups_used, " of ", layer.n_expert_groups, " groups of ", layer.n_experts,
+             " experts");
+  EH2O_CHECK(layer.n_experts_used * layer.n_expert_groups <= layer.n_experts * layer.n_expert_groups_used,
+             layer.n_experts_used, " experts of a token are more than ", layer.n_expert_groups_used, " of ",
+             layer.n_expert_groups, " groups have");
   EH2O_CHECK(layer.token_input_dim == config.token_input_dim(),
              "layers differ in the width of their inputs per token");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");

@@ -23,9 +23,26 @@ enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
 // RMS norm of queries and keys: of every head, or of the whole projection.
 enum class QkNorm : uint8_t { kNone, kHead, kProjection };
 
+// Multi-head latent attention (DeepSeek-V2): keys and values of all heads are products of one row per token,
+// which is what is cached: a normed latent vector, then a rotated part that the keys of all heads share. Both
+// products are moved to the other side of attention: queries are brought to the latent space, and what comes
+// out of it to values. So attention has one KV head, whose rows are keys and values.
+struct LatentHeads {
+  size_t rank = 0;       // of the latent vector; 0: none, attention is of the plain kind
+  size_t q_rank = 0;     // of a normed vector that queries are made of; 0: they are made of the input
+  size_t nope_dim = 0;   // of a query, without the part that is rotated
+  size_t rope_dim = 0;   // of that part
+  size_t value_dim = 0;  // of a head
+
+  bool is_none() const { return rank == 0; }
+  size_t row_dim() const { return rank + rope_dim; }
+  size_t head_dim() const { return nope_dim + rope_dim; }
+};
+
 struct LayerSpec {
   MixerKind mixer = MixerKind::kAttention;
   AttentionHeads heads;
+  LatentHeads latent;
   size_t window = 0;  // positions that a query sees, its own included; 0: all
   size_t rope = 0;    // of DecoderConfig::ropes
   QkNorm qk_norm = QkNorm::kNone;
@@ -47,6 +64,9 @@ struct LayerSpec {
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;
   bool normalises_experts = true;  // the shares of a token's experts add up to 1
+  float expert_scale = 1.0f;       // factor of the shares
+  // A token's experts are of so many of the groups of neighbours, those whose two best ones are the best.
+  size_t n_expert_groups = 1, n_expert_groups_used = 1;
   ExpertGate expert_gate = ExpertGate::kSoftmax;
   bool has_expert_bias = false;  // numbers that count in the choice of experts, not in their shares
   // Width of the expert that every token goes through beside its own; 0: none. Its gate is a number per
@@ -71,7 +91,15 @@ struct LayerSpec {
   }
   size_t gate_dim() const { return has_output_gate ? heads.q_dim() : 0; }
   // What a layer with attention makes of its input.
-  size_t qkv_dim() const { return gate_dim() + heads.q_dim() + heads.k_dim() + heads.v_dim(); }
+  size_t qkv_dim() const { return gate_dim() + heads.q_dim() + heads.cached_dim(); }
+  // What latent attention has between its products, for so many rows at a time: the vectors that queries are
+  // made of and queries before they are brought to the latent space, or values behind it.
+  size_t inner_dim() const {
+    if (latent.is_none()) return 0;
+    const size_t q_dim = latent.q_rank + heads.n_heads * latent.head_dim();
+    const size_t out_dim = heads.n_heads * latent.value_dim;
+    return q_dim > out_dim ? q_dim : out_dim;
+  }
   // What a layer without attention does, for so many rows at a time, and what comes out.
   size_t mixed_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;

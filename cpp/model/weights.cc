@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "quant/widened_types.h"
+#include "base/half.h"
 
 namespace edgeh2o {
 
@@ -89,6 +89,27 @@ void Weights::for_each_tensor(const F& f) {
       const float scale = 1.0f / std::sqrt(static_cast<float>(delta.head_dim));
       layer.delta_k_scale.assign(delta.head_dim, scale);
       layer.delta_q_scale.assign(delta.head_dim, scale * scale);
+    } else if (!spec.latent.is_none()) {
+      const LatentHeads& latent = spec.latent;
+      const size_t q_inputs = latent.q_rank > 0 ? latent.q_rank : model_dim;
+      if (latent.q_rank > 0) {
+        linear(prefix + "attn_q_a", layer.attn_q_a, latent.q_rank, model_dim);
+        vector(prefix + "attn_q_a_norm.weight", layer.attn_q_a_norm, latent.q_rank, true);
+      }
+      linear(prefix + "attn_q", layer.attn_q, heads.n_heads * latent.head_dim(), q_inputs);
+      linear(prefix + "attn_kv_a", layer.attn_kv_a, latent.row_dim(), model_dim);
+      vector(prefix + "attn_kv_a_norm.weight", layer.attn_kv_a_norm, latent.rank, true);
+      layer.attn_k_b.resize(heads.n_heads);
+      layer.attn_v_b.resize(heads.n_heads);
+      for (size_t head = 0; head < heads.n_heads; ++head) {
+        const std::string number = "." + std::to_string(head) + ".weight";
+        PackedMatrix& k_b = layer.attn_k_b[head];
+        matrix(prefix + "attn_k_b" + number, k_b, latent.rank, latent.nope_dim, true);
+        // Of older files: the rows of a head's keys.
+        f(prefix + "attn_kv_b_k" + number, Slot{&k_b, nullptr, latent.nope_dim, latent.rank, false, true});
+        matrix(prefix + "attn_v_b" + number, layer.attn_v_b[head], latent.value_dim, latent.rank, true);
+      }
+      linear(prefix + "attn_output", layer.attn_output, model_dim, heads.n_heads * latent.value_dim);
     } else {
       linear(prefix + "attn_q", layer.attn_q, spec.gate_dim() + heads.q_dim(), model_dim);
       if (heads.has_own_kv()) {
@@ -139,6 +160,11 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   const Slot& slot = find_slot(name, rows, cols);
   const HeldTensor held(type_name, data, n_bytes);
   const FormatInfo& info = held.info();
+  if (slot.is_transposed) {
+    EH2O_CHECK(!row_order, "the rows of tensor '", name, "' have no order of their own");
+    set_transposed(slot, held);
+    return;
+  }
   if (slot.matrix) {
     n_bytes_ -= slot.matrix->n_bytes();
     *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format),
@@ -164,6 +190,28 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   }
 }
 
+// As f16, which holds quantised weights to their rounding, or as f32 what is of its range.
+void Weights::set_transposed(const Slot& slot, const HeldTensor& held) {
+  const FormatInfo& info = held.info();
+  const PackedMatrix source(info, 1, false, held.data(), held.n_bytes(), slot.rows, slot.cols, nullptr);
+  const bool is_wide = !info.is_quantised && info.format != PackedFormat::kF16;
+  const size_t n_values = slot.rows * slot.cols, value_bytes = is_wide ? sizeof(float) : sizeof(uint16_t);
+  std::vector<float> row(slot.cols);
+  std::vector<uint8_t> values(n_values * value_bytes);
+  for (size_t i = 0; i < slot.rows; ++i) {
+    source.dequantize_row(row.data(), i);
+    for (size_t j = 0; j < slot.cols; ++j) {
+      const uint16_t half = f16_from_f32(row[j]);
+      std::memcpy(values.data() + (j * slot.rows + i) * value_bytes,
+                  is_wide ? static_cast<void*>(&row[j]) : &half, value_bytes);
+    }
+  }
+  n_bytes_ -= slot.matrix->n_bytes();
+  *slot.matrix = PackedMatrix(find_format(is_wide ? "F32" : "F16"), table_->layout.panel_cols, false,
+                              values.data(), values.size(), slot.cols, slot.rows, nullptr, &pool_);
+  n_bytes_ += slot.matrix->n_bytes();
+}
+
 std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, size_t* cols) const {
   const auto found = slots_.find(name);
   EH2O_CHECK(found != slots_.end(), "tensor '", name, "' is not part of this model");
@@ -178,6 +226,14 @@ std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, si
     values[i] = (*slot.vector)[i % slot.cols * slot.rows + i / slot.cols];
   }
   if (slot.vector) return values;
+  if (slot.is_transposed) {
+    std::vector<float> column(slot.rows);
+    for (size_t col = 0; col < slot.cols; ++col) {
+      slot.matrix->dequantize_row(column.data(), col);
+      for (size_t row = 0; row < slot.rows; ++row) values[row * slot.cols + col] = column[row];
+    }
+    return values;
+  }
   for (size_t row = 0; row < slot.rows; ++row) {
     slot.matrix->dequantize_row(values.data() + row * slot.cols, row);
   }

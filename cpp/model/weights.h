@@ -10,6 +10,7 @@
 #include "isa/kernel_table.h"
 #include "model/decoder_config.h"
 #include "quant/packed_matrix.h"
+#include "quant/widened_types.h"
 
 namespace edgeh2o {
 
@@ -26,8 +27,13 @@ struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
   // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
   Linear attn_q, attn_k, attn_v, attn_output;
-  Linear conv_in, conv_out;  // [3 * model_dim], [model_dim], of a short convolution
-  std::vector<float> conv;   // [n_conv_taps][channels], the latest token's last
+  // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
+  // [row_dim]; attn_q makes [n_heads * head_dim] of the former or of the input.
+  Linear attn_q_a, attn_kv_a;
+  std::vector<float> attn_q_a_norm, attn_kv_a_norm;  // [q_rank], or empty, and [rank]
+  std::vector<PackedMatrix> attn_k_b, attn_v_b;      // per head [rank][nope_dim], [value_dim][rank]
+  Linear conv_in, conv_out;                          // [3 * model_dim], [model_dim], of a short convolution
+  std::vector<float> conv;                           // [n_conv_taps][channels], the latest token's last
   // Of a delta net: [conv_dim], [value_dim], [model_dim] outputs; the gates [n_value_heads] each, or both in
   // one matrix.
   Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;
@@ -57,6 +63,7 @@ class Weights {
     std::vector<float>* vector = nullptr;
     size_t rows = 0, cols = 0;
     bool is_required = true;
+    bool is_transposed = false;  // the matrix is kept as [cols][rows], in floats
   };
 
   Weights(const DecoderConfig& config, const KernelTable& table);
@@ -97,6 +104,8 @@ class Weights {
   size_t n_bytes() const { return n_bytes_; }
 
  private:
+  void set_transposed(const Slot& slot, const HeldTensor& held);
+
   DecoderConfig config_;
   const KernelTable* table_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused

@@ -35,11 +35,13 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
   const size_t mixed_dim =
       config.widest([&](const LayerSpec& layer) { return layer.mixed_dim(config.model_dim); });
-  const size_t widest = std::max({config.model_dim, out_dim, ffn_dim});
+  const size_t inner_dim = config.widest([](const LayerSpec& layer) { return layer.inner_dim(); });
+  const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   norm = arena.take<float>(rows_at_once * config.model_dim);
   qkv = arena.take<float>(std::max(n_rows * qkv_dim, rows_at_once * mixed_dim));
   attended = arena.take<float>(n_rows * out_dim);
+  inner = arena.take<float>(rows_at_once * inner_dim);
   gate = arena.take<float>(rows_at_once * ffn_dim);
   up = arena.take<float>(rows_at_once * ffn_dim);
   packed = arena.take<uint8_t>(Activations8::bytes(table, rows_at_once, widest));

@@ -31,6 +31,7 @@ struct Activations {
   float* qkv;       // [n][qkv_dim] of one sequence in one layer, or [rows_at_once][mixed_dim] without
                     // attention
   float* attended;  // [n][mixer_out_dim] likewise
+  float* inner;     // [rows_at_once][inner_dim] of latent attention
   float* gate;      // [rows_at_once][ffn_dim]
   float* up;        // [rows_at_once][ffn_dim]
   uint8_t* packed;  // rows_at_once 8-bit rows of the widest matmul input

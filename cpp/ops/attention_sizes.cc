@@ -55,6 +55,8 @@ void AttentionHeads::check() const {
     EH2O_CHECK(dim > 0 && dim % 8 == 0 && dim <= 1024, "head_dim = ", dim,
                " must be a multiple of 8 between 8 and 1024");
   }
+  EH2O_CHECK(!values_are_keys || key_dim == value_dim, "values of ", value_dim,
+             " dimensions are not keys of ", key_dim);
   EH2O_CHECK(scale > 0.0f, "scale = ", scale, " must be positive");
   EH2O_CHECK(soft_cap >= 0.0f, "soft_cap = ", soft_cap, " must be positive, or 0 for none");
 }

@@ -27,8 +27,9 @@ struct AttentionHeads {
   size_t n_heads = 0, n_kv_heads = 0;
   size_t key_dim = 0, value_dim = 0;  // of a head
   float scale = 0.0f;                 // factor of the logits
-  float soft_cap = 0.0f;   // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
-  size_t kv_distance = 0;  // the keys and values are those of so many layers before; 0: the layer's own
+  float soft_cap = 0.0f;         // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
+  size_t kv_distance = 0;        // the keys and values are those of so many layers before; 0: the layer's own
+  bool values_are_keys = false;  // one row is both, and is kept once
 
   bool is_none() const { return n_heads == 0; }
   bool has_own_kv() const { return kv_distance == 0; }
@@ -37,6 +38,8 @@ struct AttentionHeads {
   size_t k_dim() const { return n_kv_heads * key_dim; }
   size_t v_dim() const { return n_kv_heads * value_dim; }
   size_t out_dim() const { return n_heads * value_dim; }
+  // Numbers that a token leaves in the cache.
+  size_t cached_dim() const { return k_dim() + (values_are_keys ? 0 : v_dim()); }
   void check() const;  // throws std::invalid_argument
 };
 

@@ -157,8 +157,9 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
         tile.weights = weights_ + thread * kMaxDecodeTokens * n_rows * kRangeKeys;
         const PromptMemory::Rows* rows = read.rows;
         const uint8_t *keys_of = find_rows(read, now, k, rows ? &rows->k : nullptr, gathered),
-                      *values_of =
-                          find_rows(read, now, v, rows ? &rows->v : nullptr, gathered + gathered_bytes_);
+                      *values_of = heads.values_are_keys ? keys_of
+                                                         : find_rows(read, now, v, rows ? &rows->v : nullptr,
+                                                                     gathered + gathered_bytes_);
         table.attention_rows_f32(k.type, v.type, tile, keys_of, values_of, now.n_keys,
                                  now.is_of_rows ? rows->biases + now.first : nullptr,
                                  is_next_adjacent ? next.n_keys : 0);

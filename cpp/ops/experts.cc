@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/parallel.h"
 
@@ -12,6 +13,32 @@ namespace {
 // As llama.cpp: the smallest normal number of half precision, lest nothing be divided by nothing.
 constexpr float kLeastSum = 6.103515625e-5f;
 
+// A bit for every group that is used.
+template <typename Rank>
+uint64_t choose_groups(const Rank& rank, const RoutingRule& rule, size_t n_experts) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  float scores[kMaxExpertGroups];
+  const size_t group_size = n_experts / rule.n_groups;
+  for (size_t group = 0; group < rule.n_groups; ++group) {
+    float best = kNone, second = kNone;
+    for (size_t e = group * group_size; e < (group + 1) * group_size; ++e) {
+      const float own = rank(e);
+      second = std::max(second, std::min(best, own));
+      best = std::max(best, own);
+    }
+    scores[group] = best + (group_size > 1 ? second : 0.0f);
+  }
+  uint64_t chosen = 0;
+  for (size_t i = 0; i < rule.n_groups_used; ++i) {
+    size_t best = rule.n_groups;
+    for (size_t group = 0; group < rule.n_groups; ++group) {
+      if ((chosen >> group & 1) == 0 && (best == rule.n_groups || scores[group] > scores[best])) best = group;
+    }
+    chosen |= uint64_t{1} << best;
+  }
+  return chosen;
+}
+
 void route_row(const float* logits, const RoutingRule& rule, const ExpertRoutes& routes, int32_t* chosen,
                float* probabilities) {
   const float highest = *std::max_element(logits, logits + routes.n_experts);
@@ -20,12 +47,18 @@ void route_row(const float* logits, const RoutingRule& rule, const ExpertRoutes&
   const auto probability = [&](size_t e) {
     return rule.is_sigmoid ? 1.0f / (1.0f + std::exp(-logits[e])) : std::exp(logits[e] - highest) / sum;
   };
-  // Logits and their probabilities are in one order; only with biases do the latter have to be known.
-  const auto rank = [&](size_t e) { return rule.biases ? probability(e) + rule.biases[e] : logits[e]; };
+  // Logits and their probabilities are in one order; only for sums do the latter have to be known.
+  const auto rank = [&](size_t e) {
+    if (rule.biases) return probability(e) + rule.biases[e];
+    return rule.n_groups > 1 ? probability(e) : logits[e];
+  };
+  const uint64_t groups = rule.n_groups > 1 ? choose_groups(rank, rule, routes.n_experts) : ~uint64_t{0};
+  const size_t group_size = routes.n_experts / rule.n_groups;
   for (size_t i = 0; i < routes.n_used; ++i) {
     int32_t best = -1;
     float best_rank = 0.0f;
     for (size_t e = 0; e < routes.n_experts; ++e) {
+      if ((groups >> e / group_size & 1) == 0) continue;
       const auto expert = static_cast<int32_t>(e);
       if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
       const float own = rank(e);
@@ -64,7 +97,7 @@ void route_rows(MatView<const float> logits, const RoutingRule& rule, ExpertRout
     for (size_t i = 0; i < n_used; ++i) {
       const size_t entry = --routes.begin[routes.chosen[row * n_used + i] + 1];
       routes.rows[entry] = static_cast<int32_t>(row);
-      routes.weights[entry] = probabilities[i] / std::max(sum, kLeastSum);
+      routes.weights[entry] = probabilities[i] / std::max(sum, kLeastSum) * rule.scale;
     }
   }
   // Every end has moved to its beginning, one place too far on.

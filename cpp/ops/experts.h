@@ -25,11 +25,16 @@ struct RoutingRule {
   bool is_normalised = true;
   bool is_sigmoid = false;
   const float* biases = nullptr;  // [n_experts], or null
+  float scale = 1.0f;
+  size_t n_groups = 1, n_groups_used = 1;  // as many experts in each, at most kMaxExpertGroups
 };
 
+inline constexpr size_t kMaxExpertGroups = 64;
+
 // Every row takes the n_used experts of highest probability plus bias (of equal ones the first), weighted by
-// their probabilities, over the sum of these if is_normalised. They are the softmax of the logits
-// [n_rows][n_experts], or the sigmoid of each.
+// their probabilities, over the sum of these if is_normalised, times the scale. They are the softmax of the
+// logits [n_rows][n_experts], or the sigmoid of each. Groups of neighbours are chosen first, if there are
+// several, by the sum of the two highest ranks in each (DeepSeek-V3, 2024, section 2.1.2).
 void route_rows(MatView<const float> logits, const RoutingRule& rule, ExpertRoutes& routes);
 
 // An expert that every row goes through: entry i is row i, of share 1 or, with a gate [rows.cols], the

@@ -15,6 +15,9 @@ constexpr size_t kDepthQ = 768, kDepthF32 = 256;
 // 0.4 MB.
 constexpr size_t kRowBlock = 192;
 
+// Heads whose products go together.
+constexpr size_t kHeadsAtOnce = 64;
+
 struct Task {
   const MatmulOutput* output;
   size_t panel, n_panels, first_row, n_rows;
@@ -129,7 +132,8 @@ size_t matmul_scratch_bytes(const KernelTable& table) {
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
             uint8_t* scratch) {
   for (const MatmulOutput& output : outputs) {
-    EH2O_CHECK(output.weight->cols() == input.rows.cols, "matmul: activations have ", input.rows.cols,
+    const size_t n_columns = (output.input ? *output.input : input).rows.cols;
+    EH2O_CHECK(output.weight->cols() == n_columns, "matmul: activations have ", n_columns,
                " columns, the weight has ", output.weight->cols());
   }
   const size_t n_rows = input.rows.rows;
@@ -144,12 +148,13 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
     for (size_t i = first * group; i < end;) {
       const Task task = grid.task(i, is_few ? end - i : 1);
       const MatmulOutput& output = *task.output;
+      const MatmulInput& own = output.input ? *output.input : input;
       const size_t column = task.panel * nr;
       float* out = output.out + task.first_row * output.out_stride + column;
       if (is_few) {
-        run_few_rows(table, input, task, out);
+        run_few_rows(table, own, task, out);
       } else {
-        run_matrix(table, input, task, out, scratch + thread * matmul_scratch_bytes(table));
+        run_matrix(table, own, task, out, scratch + thread * matmul_scratch_bytes(table));
       }
       for (size_t row = 0; output.bias && row < task.n_rows; ++row) {
         table.add_f32(out + row * output.out_stride, output.bias + column, task.n_cols(nr));
@@ -157,6 +162,27 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
       i += task.n_panels;
     }
   });
+}
+
+void matmul_heads(const KernelTable& table, const MatmulInput& input, size_t step,
+                  Span<const PackedMatrix> weights, float* out, size_t out_stride, size_t out_step,
+                  uint8_t* scratch) {
+  MatmulInput inputs[kHeadsAtOnce];
+  MatmulOutput outputs[kHeadsAtOnce];
+  for (size_t first = 0; first < weights.size; first += kHeadsAtOnce) {
+    const size_t count = std::min(kHeadsAtOnce, weights.size - first);
+    for (size_t i = 0; i < count; ++i) {
+      const PackedMatrix& weight = weights.data[first + i];
+      const size_t column = (first + i) * step;
+      EH2O_CHECK(!weight.is_quantised() || column % kBlock == 0, "a head's input begins at column ", column,
+                 ", but quantised weights want multiples of ", kBlock);
+      inputs[i] = input;
+      inputs[i].rows = {input.rows.data + column, input.rows.rows, weight.cols(), input.rows.stride};
+      if (input.packed.packed) inputs[i].packed.packed = const_cast<uint8_t*>(input.packed.record(0, column));
+      outputs[i] = {&weight, nullptr, out + (first + i) * out_step, out_stride, false, inputs + i};
+    }
+    matmul(table, input, {outputs, count}, scratch);
+  }
 }
 
 Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed) {

@@ -30,11 +30,12 @@ struct MatmulInput {
 };
 
 struct MatmulOutput {
-  const PackedMatrix* weight;   // [n_out][depth]
-  const float* bias = nullptr;  // [n_out] or null
-  float* out;                   // [n_rows][out_stride]
-  size_t out_stride;
-  bool accumulate = false;  // out += instead of out =
+  const PackedMatrix* weight = nullptr;  // [n_out][depth]
+  const float* bias = nullptr;           // [n_out] or null
+  float* out = nullptr;                  // [n_rows][out_stride]
+  size_t out_stride = 0;
+  bool accumulate = false;             // out += instead of out =
+  const MatmulInput* input = nullptr;  // instead of the one for all: as many rows, of the same depth
 };
 
 // Bytes of scratch that matmul needs per thread.
@@ -47,6 +48,13 @@ size_t activation_tile_rows(const KernelTable& table, size_t n_rows);
 // scratch: num_threads() x matmul_scratch_bytes, aligned.
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
             uint8_t* scratch);
+
+// A product per head: out[r][h * out_step + i] = sum over j of weights[h].weight[i][j] * rows[r][h * step +
+// j], all matrices of one shape and type. input: of whole rows, so that a step is a multiple of kBlock for
+// quantised weights. No biases.
+void matmul_heads(const KernelTable& table, const MatmulInput& input, size_t step,
+                  Span<const PackedMatrix> weights, float* out, size_t out_stride, size_t out_step,
+                  uint8_t* scratch);
 
 // Fills packed from f32 rows, in parallel.
 Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed);

@@ -24,8 +24,10 @@ void gather_rows(const KernelTable& table, const KvRows& cached, const MemorySet
 }  // namespace
 
 PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer,
-                           CacheTypes types, Arena& arena)
-    : first_slot_(shape.first_slots[layer]), n_kv_heads_(shape.n_kv_heads(layer)) {
+                           CacheTypes types, bool values_are_keys, Arena& arena)
+    : first_slot_(shape.first_slots[layer]),
+      n_kv_heads_(shape.n_kv_heads(layer)),
+      values_are_keys_(values_are_keys) {
   is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;
   rows_ = arena.take<Rows>(n_kv_heads_);
@@ -35,8 +37,11 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
     rows.capacity = policy.prompt_rows(shape, first_slot_ + head);
     rows.k = {types.k, arena.take<uint8_t>(rows.capacity * kv_row_bytes(types.k, slot.key_dim)),
               slot.key_dim};
-    rows.v = {types.v, arena.take<uint8_t>(rows.capacity * kv_row_bytes(types.v, slot.value_dim)),
-              slot.value_dim};
+    rows.v = rows.k;
+    if (!values_are_keys) {
+      rows.v = {types.v, arena.take<uint8_t>(rows.capacity * kv_row_bytes(types.v, slot.value_dim)),
+                slot.value_dim};
+    }
     rows.biases = arena.take<float>(rows.capacity);
     if (rows_) rows_[head] = rows;
   }
@@ -64,7 +69,8 @@ void PromptMemory::gather(const KernelTable& table, const LayerKv& kv, size_t kv
   Rows& rows = rows_[kv_head];
   EH2O_DASSERT(set.n_rows() <= rows.capacity);
   gather_rows(table, kv.k(kv_head), set, set.synthetic.k, rows.k);
-  gather_rows(table, kv.v(kv_head), set, set.synthetic.v, rows.v);
+  // Means of rows that are key and value are, too.
+  if (!values_are_keys_) gather_rows(table, kv.v(kv_head), set, set.synthetic.v, rows.v);
   std::fill_n(rows.biases, set.n_listed, 0.0f);
   std::copy_n(set.synthetic.biases, set.synthetic.count, rows.biases + set.n_listed);
   rows.n_rows = set.n_rows();

@@ -20,9 +20,9 @@ class PromptMemory {
     bool is_chosen = false;  // else the whole prompt is read
   };
 
-  // Takes its memory from the arena, which may still be counting. heads: of the layer's KV heads.
+  // Takes its memory from the arena, which may still be counting. values_are_keys: see AttentionHeads.
   PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer, CacheTypes types,
-               Arena& arena);
+               bool values_are_keys, Arena& arena);
 
   // There is another prompt.
   void forget() { is_current_ = false; }
@@ -45,6 +45,7 @@ class PromptMemory {
 
   size_t first_slot_, n_kv_heads_;
   Rows* rows_ = nullptr;  // [n_kv_heads]
+  bool values_are_keys_;
   bool is_used_ = false;  // a KV head has a capacity
   bool is_current_ = false;
   bool reads_all_ = false;

@@ -33,10 +33,13 @@ CacheTypes parse_cache_types(const std::string& name) {
 
 AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& heads, CacheTypes types,
                                size_t max_context, Arena& arena)
-    : table_(&table), n_kv_heads_(heads.n_kv_heads) {
+    : table_(&table), n_kv_heads_(heads.n_kv_heads), values_are_keys_(heads.values_are_keys) {
   const size_t n_rows = heads.n_kv_heads * max_context;
   kv_.k_head0 = take_rows(types.k, n_rows, heads.key_dim, arena);
-  kv_.v_head0 = take_rows(types.v, n_rows, heads.value_dim, arena);
+  EH2O_CHECK(
+      !heads.values_are_keys || types.k == types.v,
+      "keys and values of this model are the same rows: they have one cache type; use --cache-type f16");
+  kv_.v_head0 = heads.values_are_keys ? kv_.k_head0 : take_rows(types.v, n_rows, heads.value_dim, arena);
   kv_.n_positions = max_context;
 }
 
@@ -53,6 +56,7 @@ void AttentionState::append(MatView<const float> k, MatView<const float> v) {
       const KvRows keys = kv_.k(head), values = kv_.v(head);
       for (size_t i = begin; i < end; ++i) {
         table_->store_kv_row_f32(keys.type, keys.row(n_tokens_ + i), k.row(i) + head * key_dim, key_dim);
+        if (values_are_keys_) continue;
         table_->store_kv_row_f32(values.type, values.row(n_tokens_ + i), v.row(i) + head * value_dim,
                                  value_dim);
       }

@@ -28,6 +28,8 @@ class AttentionState final : public LayerState {
   void set_sinks(const float* sinks) { kv_.sinks = sinks; }  // of the layer that attends next
   size_t n_kv_heads() const { return n_kv_heads_; }
 
+  bool values_are_keys() const { return values_are_keys_; }
+
   // The tokens' rows of one KV head's keys or values.
   Span<uint8_t> written(const KvRows& rows) const {
     return {rows.row(0), static_cast<size_t>(rows.row(n_tokens_) - rows.row(0))};
@@ -45,6 +47,7 @@ class AttentionState final : public LayerState {
  private:
   const KernelTable* table_;
   size_t n_kv_heads_;
+  bool values_are_keys_;
   LayerKv kv_;
   size_t n_tokens_ = 0;
 };

@@ -19,7 +19,8 @@ AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape&
 
 bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
   return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
-         a.value_dim == b.value_dim && a.scale == b.scale && a.soft_cap == b.soft_cap;
+         a.value_dim == b.value_dim && a.values_are_keys == b.values_are_keys && a.scale == b.scale &&
+         a.soft_cap == b.soft_cap;
 }
 
 // Checks all shapes; gives the plans, and the plan of every layer.
@@ -37,7 +38,8 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                " layers before it");
     const AttentionHeads& source = layers[i - heads.kv_distance].heads;
     EH2O_CHECK(source.has_own_kv() && source.n_kv_heads == heads.n_kv_heads &&
-                   source.key_dim == heads.key_dim && source.value_dim == heads.value_dim,
+                   source.key_dim == heads.key_dim && source.value_dim == heads.value_dim &&
+                   source.values_are_keys == heads.values_are_keys,
                "layer ", i, " reads keys and values of heads of another shape");
   }
   const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape));
@@ -103,7 +105,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                          attention,
                          state,
                          plan_of_layer[i],
-                         PromptMemory(*policy_, told, i, shape.cache_types, arena_),
+                         PromptMemory(*policy_, told, i, shape.cache_types, heads.values_are_keys, arena_),
                          {}});
     }
   };
@@ -130,7 +132,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
     } else if (heads.has_own_kv()) {
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
     }
-    PromptMemory(policy, told, i, shape.cache_types, rows);
+    PromptMemory(policy, told, i, shape.cache_types, heads.values_are_keys, rows);
   }
   return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told)};
 }

@@ -121,7 +121,7 @@ void Sequence::copy_from(const Sequence& other, size_t position) {
       EH2O_CHECK(layer(i).n_kv_heads() == other.layer(i).n_kv_heads(), "layer ", i, " has other KV heads");
       for (size_t head = 0; head < layer(i).n_kv_heads(); ++head) {
         copy_rows(to.k(head), from.k(head));
-        copy_rows(to.v(head), from.v(head));
+        if (!layer(i).values_are_keys()) copy_rows(to.v(head), from.v(head));
       }
     }
   } catch (...) {

@@ -22,6 +22,7 @@ from ..attention.headwise import HeadwiseConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
+    from ..model_config import LatentHeads
     from ..runners.native import NativeModel
     from .models import LoadedModel
 
@@ -114,6 +115,9 @@ class LayerProbe:
         self._head_dim = config.head_dim
         self._n_kv_heads = config.n_kv_heads
         self._layers = config.layers
+        self._latent = config.latent
+        # One head of all the queries' rows would make larger products than there are rows.
+        self._has_grams = n_directions == 0 and config.latent is None
         rng = np.random.default_rng(0)
         size = (n_directions, config.model_dim)
         self._directions = (rng.standard_normal(size) / max(1, n_directions) ** 0.5).astype(
@@ -172,7 +176,7 @@ class LayerProbe:
                 width = len(products)
                 part = np.ascontiguousarray(difference[:, head * width : (head + 1) * width])
                 outputs = self._multiply(part, products)
-                other = part if not len(self._directions) else outputs
+                other = part if self._has_grams else outputs
                 error = float(np.sum(outputs * other, dtype=np.float64))
                 self.errors[layer * self._n_kv_heads + head, level] = error / stream
 
@@ -183,15 +187,26 @@ class LayerProbe:
         return output.reshape(len(output), -1)
 
     def _error_products(self, layer: int) -> list[Floats]:
-        """Per KV head, with the output weights W of its group: W'W, or W' times the directions.
+        """Per KV head, with the output weights W of its group: W'W, or W', or W' times directions.
 
         |W d|^2 = d' (W'W) d: the group's own columns suffice.
         """
         weights = self._model.dequantize(f"blk.{layer}.attn_output.weight")
         if len(self._directions):
             weights = self._multiply(self._directions, weights)
+        if self._latent is not None:
+            weights = self._of_rows(layer, weights, self._latent)
         parts = [np.ascontiguousarray(w) for w in np.split(weights, self._n_kv_heads, axis=1)]
         transposed = [np.ascontiguousarray(part.T) for part in parts]
-        if len(self._directions):
+        if not self._has_grams:
             return transposed
         return [self._multiply(*pair) for pair in zip(transposed, parts, strict=True)]
+
+    def _of_rows(self, layer: int, weights: Floats, latent: LatentHeads) -> Floats:
+        """Output weights [n, n_heads * value_dim] as those of the rows that attention gives."""
+        n_heads = self._layers[layer].n_heads
+        out = np.zeros((len(weights), n_heads, latent.row_dim), np.float32)
+        for head, part in enumerate(np.split(weights, n_heads, axis=1)):
+            values = self._model.dequantize(f"blk.{layer}.attn_v_b.{head}.weight")
+            out[:, head, : latent.rank] = self._multiply(np.ascontiguousarray(part), values)
+        return out.reshape(len(weights), -1)

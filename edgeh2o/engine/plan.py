@@ -17,7 +17,7 @@ from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
-from ..model_config import ModelConfig
+from ..model_config import DecoderConfig, ModelConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from ..runners.base import SessionShape
 
@@ -249,7 +249,7 @@ class RunPlan:
 
     def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
         """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
-        batch_size = min(self.prefill.batch_size, -(-context // self.chunk_size) * self.chunk_size)
+        batch_size = min(self._batch_size, -(-context // self.chunk_size) * self.chunk_size)
         percent = self.prefill.max_error
         if percent is None:
             percent = self.settings.default_max_error
@@ -264,6 +264,12 @@ class RunPlan:
             checked_rows=CHECKED_ROWS,
             error_limit=math.inf if percent is None else (percent / 100) ** 2,
         )
+
+    @property
+    def _batch_size(self) -> int:
+        """Tokens of one call: fewer, unless asked for, where their queries are many numbers."""
+        is_latent = isinstance(self.config, DecoderConfig) and self.config.latent is not None
+        return self.open_batch_size if is_latent else self.prefill.batch_size
 
     @property
     def open_batch_size(self) -> int:

@@ -86,6 +86,7 @@ class DecoderExporter:
     def emit(self) -> None:
         """Adds all nodes."""
         for is_there, what in (
+            (self.config.latent, "multi-head latent attention"),
             (self.config.n_experts, "a mixture of experts"),
             (
                 self.config.qk_norm_after_rope,

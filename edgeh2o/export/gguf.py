@@ -91,7 +91,7 @@ def _write_file(
 ) -> dict[str, object]:
     config, _ = read_model(gguf)
     spec = find_architecture(config.architecture)
-    rules = expand_rules(spec.tensors, config.layers)
+    rules = expand_rules(spec.all_tensors, config.layers)
     tensors = []
     for name, info in gguf.tensors.items():
         rule = rules[name][0] if name in rules else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Each of these registers its architecture.
 from . import (  # noqa: F401
+    deepseek2,
     ernie4_5,
     exaone,
     gemma,
@@ -18,6 +19,7 @@ from . import (  # noqa: F401
     lfm2,
     llama,
     minicpm,
+    minicpm3,
     mistral3,
     olmo2,
     olmoe,

@@ -12,11 +12,17 @@ from .keys import ArchitectureKeys
 COUNT_KEY = "expert_count"
 DENSE_KEY = "leading_dense_block_count"
 GATE_KEY = "expert_gating_func"
+NORM_KEY, SCALE_KEY = "expert_weights_norm", "expert_weights_scale"
+GROUPS_KEY, GROUPS_USED_KEY = "expert_group_count", "expert_group_used_count"
+SCALE_KEYS = (SCALE_KEY, GROUPS_KEY)  # those with an effect that others refuse
+SHARED_COUNT_KEY = "expert_shared_count"
+BIAS_TENSOR = ".exp_probs_b.bias"
 # What files call the gates.
 _GATES: Mapping[Literal["softmax", "sigmoid"], int] = {"softmax": 1, "sigmoid": 2}
 SHARED_KEY = "expert_shared_feed_forward_length"
 MAX_WIDTH = 2**20
 MAX_EXPERTS = 2**10
+MAX_GROUPS = 64  # as the core has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +33,25 @@ class ExpertRule:
         has_own_width: the width of an expert has a key of its own; else it is that of all.
         is_normalised: the weights of a token's experts are divided by their sum.
         shared: an expert that every token goes through beside its own: never, where the file gives
-            its width, or always, with a gate.
-        gate: what makes shares of the router's logits, which a file may have to confirm.
-        has_bias: numbers are added to the shares for the choice of experts.
+            its width, always, with a gate, or as wide as a "count" of experts.
+        gate: what makes shares of the router's logits, which a file may have to confirm, or "file"
+            where it says which.
+        has_bias: numbers are added to the shares for the choice of experts, always or in files that
+            have them.
         has_dense_layers: the first layers may have one feed-forward network.
+        has_scales: files say whether shares are normalised, may multiply them, and choose among
+            groups of experts first.
+        is_optional: files without experts are models of dense layers.
     """
 
     has_own_width: bool = True
     is_normalised: bool = True
-    shared: Literal["none", "optional", "gated"] = "none"
-    gate: Literal["softmax", "sigmoid"] = "softmax"
-    has_bias: bool = False
+    shared: Literal["none", "optional", "gated", "count"] = "none"
+    gate: Literal["softmax", "sigmoid", "file"] = "softmax"
+    has_bias: bool | Literal["optional"] = False
     has_dense_layers: bool = False
+    has_scales: bool = False
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +66,27 @@ class FeedForwardSizes:
     ffn_dims: tuple[int, ...]
     shared_ffn_dim: int = 0
     n_dense_layers: int = 0
+    is_normalised: bool = True
+    gate: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
 
 
 def read_feed_forward(keys: ArchitectureKeys, rule: ExpertRule | None) -> FeedForwardSizes:
     """Raises ``FormatError`` that names the key; a rule of None is a family without experts."""
-    if rule is None:
-        _refuse_experts(keys)
+    if rule is None or (
+        rule.is_optional and not keys.metadata.get_int(keys.full(COUNT_KEY), default=0)
+    ):
+        if rule is None:
+            _refuse_experts(keys)
         widths = keys.integers("feed_forward_length", maximum=MAX_WIDTH)
-        return FeedForwardSizes(n_experts=0, n_experts_used=0, ffn_dims=widths)
+        return FeedForwardSizes(
+            n_experts=0,
+            n_experts_used=0,
+            ffn_dims=widths,
+            n_dense_layers=keys.n_layers if rule else 0,
+        )
     n_experts = keys.integer(COUNT_KEY, maximum=MAX_EXPERTS)
     n_used = keys.integer("expert_used_count", maximum=n_experts)
     if not rule.has_own_width:
@@ -75,30 +101,73 @@ def read_feed_forward(keys: ArchitectureKeys, rule: ExpertRule | None) -> FeedFo
         widths = (
             keys.integers("feed_forward_length", maximum=MAX_WIDTH)[:n_dense] + widths[n_dense:]
         )
-    _check_gate(keys, rule)
+    n_groups, n_groups_used = _read_groups(keys, rule, n_experts, n_used)
     return FeedForwardSizes(
         n_experts=n_experts,
         n_experts_used=n_used,
         ffn_dims=widths,
-        shared_ffn_dim=_read_shared(keys, rule),
+        shared_ffn_dim=_read_shared(keys, rule, width),
         n_dense_layers=n_dense,
+        is_normalised=keys.metadata.get_bool(keys.full(NORM_KEY), default=False)
+        if rule.has_scales
+        else rule.is_normalised,
+        gate=_read_gate(keys, rule),
+        scale=_read_scale(keys) if rule.has_scales else 1.0,
+        n_groups=n_groups,
+        n_groups_used=n_groups_used,
     )
 
 
-def _check_gate(keys: ArchitectureKeys, rule: ExpertRule) -> None:
+def _read_gate(keys: ArchitectureKeys, rule: ExpertRule) -> Literal["softmax", "sigmoid"]:
     if rule.gate == "softmax":  # what is not said: see refusals.py
-        return
-    gate = keys.integer(GATE_KEY, minimum=0, maximum=2**31 - 1)
-    if gate != _GATES[rule.gate]:
+        return "softmax"
+    default = _GATES["softmax"] if rule.gate == "file" else None
+    gate = keys.integer(GATE_KEY, minimum=0, maximum=2**31 - 1, default=default)
+    for name, value in _GATES.items():
+        if gate == value and rule.gate in (name, "file"):
+            return name
+    known = {name: value for name, value in _GATES.items() if rule.gate in (name, "file")}
+    raise FormatError(
+        f"{keys.quoted(GATE_KEY)} is {gate}, but only "
+        f"{' and '.join(f'{value} ({name})' for name, value in known.items())} is supported for "
+        "this architecture"
+    )
+
+
+def _read_scale(keys: ArchitectureKeys) -> float:
+    if not keys.metadata.get_float(keys.full(SCALE_KEY), default=0.0):
+        return 1.0
+    return keys.number(SCALE_KEY, above=0.0, below=1e6)
+
+
+def _read_groups(
+    keys: ArchitectureKeys, rule: ExpertRule, n_experts: int, n_used: int
+) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token's experts are of."""
+    n_groups = 1
+    if rule.has_scales:
+        n_groups = keys.integer(GROUPS_KEY, minimum=0, maximum=MAX_GROUPS, default=1)
+    if n_groups <= 1:
+        return 1, 1
+    if n_experts % n_groups or n_experts < 2 * n_groups:
         raise FormatError(
-            f"{keys.quoted(GATE_KEY)} is {gate}, but only {_GATES[rule.gate]} ({rule.gate}) is "
-            "supported for this architecture"
+            f"{keys.quoted(GROUPS_KEY)} is {n_groups}, but {n_experts} experts do not make as many "
+            "groups of two or more; the file is damaged"
         )
+    n_groups_used = keys.integer(GROUPS_USED_KEY, maximum=n_groups)
+    if n_used > n_experts // n_groups * n_groups_used:
+        raise FormatError(
+            f"{keys.quoted(GROUPS_USED_KEY)} is {n_groups_used}, but as many groups of "
+            f"{n_experts // n_groups} experts have fewer than the {n_used} of a token"
+        )
+    return n_groups, n_groups_used
 
 
-def _read_shared(keys: ArchitectureKeys, rule: ExpertRule) -> int:
+def _read_shared(keys: ArchitectureKeys, rule: ExpertRule, width: int) -> int:
     if rule.shared == "none":
         return 0
+    if rule.shared == "count":
+        return width * keys.integer(SHARED_COUNT_KEY, minimum=0, maximum=MAX_EXPERTS, default=0)
     if rule.shared == "gated" and not keys.has(SHARED_KEY):
         return keys.integer("feed_forward_length", maximum=MAX_WIDTH)
     smallest = 1 if rule.shared == "gated" else 0

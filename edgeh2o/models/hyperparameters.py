@@ -13,6 +13,7 @@ from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .hybrids import HybridRule, replace_attention
 from .keys import ArchitectureKeys
+from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
 from .rope import (
     NO_SCALING,
     PLAIN_ROPE,
@@ -65,6 +66,7 @@ class Hyperparameters:
     temperature_scale: float
     token_input_dim: int
     n_drafting_layers: int
+    latent: LatentLayout | None = None
 
     @property
     def token_input_rows(self) -> int:
@@ -110,6 +112,7 @@ class Hyperparameters:
             "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
+            **latent_sizes(self.latent.heads if self.latent else None, layer.n_heads),
         }
 
 
@@ -124,6 +127,7 @@ def read_hyperparameters(
     has_token_inputs: bool = False,
     hybrid: HybridRule | None = None,
     has_drafting_layers: bool = False,
+    latent: LatentRule | None = None,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -139,7 +143,13 @@ def read_hyperparameters(
     has_rope = rope.layers(widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
-    head_dim = _read_head_dim(keys, model_dim, next(y.n_heads for y in layers if y.n_heads))
+    n_heads = next(layer.n_heads for layer in layers if layer.n_heads)
+    layout = read_latent(keys, latent, model_dim, n_heads) if latent else None
+    if layout is not None:
+        head_dim = layout.heads.row_dim
+        layers = tuple(replace(layer, n_kv_heads=1) for layer in layers)
+    else:
+        head_dim = _read_head_dim(keys, model_dim, n_heads)
     rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)
     sliding_rotary_dim = rotary_dim
     if windows is not None and windows.has_own_heads:
@@ -174,6 +184,7 @@ def read_hyperparameters(
         if has_token_inputs
         else 0,
         n_drafting_layers=n_drafting,
+        latent=layout,
     )
 
 

@@ -33,6 +33,8 @@ class RopeScaling:
         original_context: positions of the first training.
         beta_fast, beta_slow: see ``YARN_BETA_FAST``; of "yarn" only.
         log_multiplier: tones down the factor that "yarn" itself has; 1 takes it away.
+        scales_logits: "yarn" leaves queries and keys alone, and attention logits have a factor
+            with this multiplier instead (DeepSeek-V2).
         attention_factor: factor of the rotated queries and keys.
     """
 
@@ -42,6 +44,7 @@ class RopeScaling:
     beta_fast: float = YARN_BETA_FAST
     beta_slow: float = YARN_BETA_SLOW
     log_multiplier: float = 0.0
+    scales_logits: bool = False
     attention_factor: float = 1.0
 
 
@@ -59,6 +62,7 @@ class RopeRule:
             position on each, which makes this a plain rotary embedding.
         has_log_multiplier: files may tone down YaRN's factor of queries and keys.
         has_temperature: files may scale queries by their position.
+        scales_logits: see ``RopeScaling``. Files have ten times less as their log multiplier.
     """
 
     none_every: int = 0
@@ -66,6 +70,7 @@ class RopeRule:
     has_sections: bool = False
     has_log_multiplier: bool = False
     has_temperature: bool = False
+    scales_logits: bool = False
 
     def layers(self, windows: Sequence[int]) -> tuple[bool, ...]:
         """Whether each layer has a rotary embedding, by the widths of their windows."""
@@ -104,10 +109,31 @@ def attention_factor(scaling: RopeScaling) -> float:
 
     YaRN's own is ``1 + 0.1 ln(factor)``, over ``1 + 0.1 m ln(factor)`` with a log multiplier m.
     """
-    if scaling.kind != "yarn":
+    if scaling.kind != "yarn" or scaling.scales_logits:
         return scaling.attention_factor
     growth = 0.1 * math.log(max(scaling.factor, 1.0))
     return (1.0 + growth) / (1.0 + scaling.log_multiplier * growth) * scaling.attention_factor
+
+
+def logit_factor(scaling: RopeScaling) -> float:
+    """Factor of attention logits: ``(1 + 0.1 m ln(factor)) ** 2`` with a log multiplier m."""
+    if scaling.kind != "yarn" or not scaling.scales_logits:
+        return 1.0
+    return (1.0 + 0.1 * scaling.log_multiplier * math.log(max(scaling.factor, 1.0))) ** 2
+
+
+def check_logit_scaling(scaling: RopeScaling) -> str | None:
+    """Why logits cannot be scaled so, if the family scales logits; None: they can.
+
+    What others make of these differs, and no model has them.
+    """
+    if not scaling.scales_logits or scaling.kind == "none":
+        return None
+    if scaling.kind != "yarn":
+        return None if scaling.factor == 1.0 else f"{scaling.kind} scaling"
+    if scaling.log_multiplier == 0.0:
+        return "YaRN without rope.scaling.yarn_log_multiplier"
+    return None
 
 
 def _yarn_ramp(rotary_dim: int, base: float, scaling: RopeScaling) -> list[float]:
@@ -175,8 +201,10 @@ def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRul
         log_multiplier=keys.number(
             "rope.scaling.yarn_log_multiplier", above=-1.0, below=1e2, default=0.0
         )
+        * (10.0 if rule.scales_logits else 1.0)
         if rule.has_log_multiplier
         else 0.0,
+        scales_logits=rule.scales_logits,
         attention_factor=keys.number("rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0),
     )
 
@@ -226,14 +254,18 @@ def read_factors(gguf: ModelTensors, name: str, n_pairs: int) -> tuple[float, ..
     return factors
 
 
-def half_split_row_order(n_rows: int, head_dim: int, rotary_dim: int) -> array[int]:
+def half_split_row_order(
+    n_rows: int, head_dim: int, rotary_dim: int, is_tail: bool = False
+) -> array[int]:
     """Source row of each row when interleaved Q or K rows are put into half-split order.
 
     In a file of the interleaved kind the pair that turns together is rows (2i, 2i + 1) of each
-    head; the core turns rows (i, i + rotary_dim / 2). Rows from ``rotary_dim`` on stay in place.
+    head; the core turns rows (i, i + rotary_dim / 2). Rows from ``rotary_dim`` on stay in place,
+    or, if the rotated ones are the tail of each head, those before it.
     Returns int32 of shape ``[n_rows]``; ``n_rows`` is a multiple of ``head_dim``. No NumPy: the
     weights are being read before it is imported.
     """
-    first, second = range(0, rotary_dim, 2), range(1, rotary_dim, 2)
-    head = [*first, *second, *range(rotary_dim, head_dim)]
+    start = head_dim - rotary_dim if is_tail else 0
+    first, second = (range(start + i, start + rotary_dim, 2) for i in range(2))
+    head = [*range(start), *first, *second, *range(start + rotary_dim, head_dim)]
     return array("i", [start + row for start in range(0, n_rows, head_dim) for row in head])

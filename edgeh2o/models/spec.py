@@ -17,7 +17,7 @@ from ..formats.metadata import Metadata, quote
 from ..formats.model_tensors import ModelTensors
 from ..model_config import DecoderConfig
 from ..rope_config import ROPE_OF_FILE, RopeConfig
-from .experts import DENSE_KEY, GATE_KEY, SHARED_KEY, ExpertRule
+from .experts import BIAS_TENSOR, DENSE_KEY, GATE_KEY, SCALE_KEYS, SHARED_KEY, ExpertRule
 from .hybrids import HybridRule
 from .hyperparameters import (
     DRAFTING_KEY,
@@ -26,18 +26,35 @@ from .hyperparameters import (
     Hyperparameters,
     read_hyperparameters,
 )
+from .latent import LatentRule
+from .latent_tensors import ALL_TENSORS, latent_tensors
 from .refusals import refuse_unread
 from .rope import (
     PLAIN_ROPE,
     RopeRule,
     attention_factor,
+    check_logit_scaling,
     inverse_frequencies,
+    logit_factor,
     read_factors,
 )
 from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
 
 OUTPUT_TENSOR = "output.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthScales:
+    """Scales of a family without keys for them (MiniCPM 3).
+
+    Embeddings are multiplied by ``embedding``, what a branch adds by ``depth / sqrt(n_layers)``,
+    and logits by ``base_width / model_dim``.
+    """
+
+    embedding: float
+    depth: float
+    base_width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +72,14 @@ class ArchitectureSpec:
             is false.
         windows: None: the family has no sliding windows.
         hybrid: None: every layer has attention.
+        latent: None: attention is not of the latent kind; else its tensors are not in ``tensors``.
         experts: None: the feed-forward network is one, not a mixture of experts.
         scales: keys that set a scale or soft cap of ``DecoderConfig``.
         divisors: keys whose inverse is a scale of ``DecoderConfig``.
         required_scales: those of both that a file must have.
         default_soft_caps: soft caps of files without the key.
         scales_embedding_by_width: embeddings are multiplied by ``sqrt(model_dim)``.
+        depth_scales: scales that follow from width and depth, which files do not say; None: none.
         attention_scale: factor of attention logits; None: one over the root of the head size.
         norms_values, has_sinks, has_output_scale, has_output_gate: see ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
@@ -84,12 +103,14 @@ class ArchitectureSpec:
     rope_switch: str | None = None
     windows: SlidingWindows | None = None
     hybrid: HybridRule | None = None
+    latent: LatentRule | None = None
     experts: ExpertRule | None = None
     scales: Mapping[str, str] = field(default_factory=dict)
     divisors: Mapping[str, str] = field(default_factory=dict)
     required_scales: tuple[str, ...] = ()
     default_soft_caps: Mapping[str, float] = field(default_factory=dict)
     scales_embedding_by_width: bool = False
+    depth_scales: DepthScales | None = None
     attention_scale: float | None = None
     norms_values: bool = False
     has_sinks: bool = False
@@ -99,6 +120,15 @@ class ArchitectureSpec:
     has_token_inputs: bool = False
     has_drafting_layers: bool = False
     n_layers_scaled_by_width: int | None = None
+
+    @property
+    def all_tensors(self) -> tuple[TensorRule, ...]:
+        """Those of all files together."""
+        return self.tensors if self.latent is None else (*self.tensors, *ALL_TENSORS)
+
+    def rules(self, shape: Hyperparameters) -> tuple[TensorRule, ...]:
+        """The tensors of files of this shape."""
+        return self.tensors + (latent_tensors(shape.latent) if shape.latent else ())
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}
@@ -148,6 +178,7 @@ def read_model(
             has_token_inputs=spec.has_token_inputs,
             hybrid=spec.hybrid,
             has_drafting_layers=spec.has_drafting_layers,
+            latent=spec.latent,
         )
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
@@ -156,16 +187,19 @@ def read_model(
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
         bindings = bind_tensors(
             gguf.tensors,
-            spec.tensors,
+            spec.rules(shape),
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
             read_elsewhere=[*factors, *left_out],
         )
+        if cause := check_logit_scaling(shape.rope_scaling):
+            raise FormatError(f"{cause} is not supported for the architecture {spec.name!r}")
         if rope != ROPE_OF_FILE:
             shape = _change_rope(gguf, spec, shape, rope)
         config = replace(
             _make_config(gguf, spec, shape),
+            **_depth_scales(spec, shape),
             **_read_scales(gguf.metadata, spec),
             has_key_bias=any(item.name.endswith("attn_k.bias") for item in bindings),
             fingerprint=fingerprint_weights(gguf),
@@ -186,6 +220,8 @@ def _change_rope(
         reason = f"--rope-scaling {rope.scaling} needs --rope-scale, by what factor"
     elif shape.rope_scaling.kind == "longrope" and rope.to_dict().keys() - {"freq_base"}:
         reason = "its frequencies are stretched by tables of its own (LongRoPE)"
+    elif cause := check_logit_scaling(changed.rope_scaling):
+        reason = f"it would have {cause}, which is not supported for this architecture"
     elif any(layer.window for layer in shape.layers) and attention_factor(
         changed.rope_scaling
     ) != attention_factor(shape.rope_scaling):
@@ -201,7 +237,10 @@ def _make_config(
 ) -> DecoderConfig:
     layers = shape.layers
     is_scaled_by_width = len(layers) == spec.n_layers_scaled_by_width
-    logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else shape.head_dim
+    latent = shape.latent.heads if shape.latent else None
+    head_dim = latent.head_dim if latent else shape.head_dim
+    logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else head_dim
+    feed_forward = shape.feed_forward
     return DecoderConfig(
         architecture=spec.name,
         n_layers=len(layers),
@@ -211,13 +250,16 @@ def _make_config(
         n_kv_heads=max(layer.n_kv_heads for layer in layers),
         head_dim=shape.head_dim,
         rotary_dim=shape.rotary_dim,
-        n_experts=shape.feed_forward.n_experts,
-        n_experts_used=shape.feed_forward.n_experts_used,
-        normalises_experts=spec.experts is None or spec.experts.is_normalised,
-        shared_ffn_dim=shape.feed_forward.shared_ffn_dim,
+        n_experts=feed_forward.n_experts,
+        n_experts_used=feed_forward.n_experts_used,
+        normalises_experts=feed_forward.is_normalised,
+        shared_ffn_dim=feed_forward.shared_ffn_dim,
         has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
-        expert_gate="softmax" if spec.experts is None else spec.experts.gate,
-        has_expert_bias=spec.experts is not None and spec.experts.has_bias,
+        expert_gate=feed_forward.gate,
+        expert_scale=feed_forward.scale,
+        n_expert_groups=feed_forward.n_groups,
+        n_expert_groups_used=feed_forward.n_groups_used,
+        has_expert_bias=_has_expert_bias(gguf, spec),
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
@@ -227,7 +269,9 @@ def _make_config(
         temperature_scale=shape.temperature_scale,
         temperature_period=shape.original_context if shape.temperature_scale else 0,
         activation=spec.activation,
-        attention_scale=spec.attention_scale or 1.0 / math.sqrt(logit_dim),
+        attention_scale=(spec.attention_scale or 1.0 / math.sqrt(logit_dim))
+        * logit_factor(shape.rope_scaling),
+        latent=latent,
         norms_values=spec.norms_values,
         has_sinks=spec.has_sinks,
         token_input_dim=shape.token_input_dim,
@@ -239,6 +283,19 @@ def _make_config(
         rope_attention_factor=attention_factor(shape.rope_scaling),
         **_read_frequencies(gguf, spec, shape),
     )
+
+
+def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
+    if spec.experts is None or spec.experts.has_bias != "optional":
+        return spec.experts is not None and spec.experts.has_bias is True
+    has_bias = any(name.endswith(BIAS_TENSOR) for name in gguf.tensors)
+    key = f"{spec.name}.{GATE_KEY}"
+    if has_bias and key not in gguf.metadata:
+        raise FormatError(
+            f"metadata key {quote(key)} is missing, but experts have biases: whether their gate is "
+            "a softmax or a sigmoid is not said; convert the model anew with a newer llama.cpp"
+        )
+    return has_bias
 
 
 def _is_rope_off(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
@@ -273,6 +330,16 @@ def _read_frequencies(
     return tables
 
 
+def _depth_scales(spec: ArchitectureSpec, shape: Hyperparameters) -> dict[str, Any]:
+    if spec.depth_scales is None:
+        return {}
+    return {
+        "embedding_scale": spec.depth_scales.embedding,
+        "residual_scale": spec.depth_scales.depth / math.sqrt(len(shape.layers)),
+        "logit_scale": spec.depth_scales.base_width / shape.model_dim,
+    }
+
+
 def _optional_keys(spec: ArchitectureSpec) -> set[str]:
     """Keys with an effect that files of this architecture may have."""
     read = {*spec.scales.values(), *spec.divisors.values()}
@@ -286,6 +353,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
         GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
+        **dict.fromkeys(SCALE_KEYS, spec.experts is not None and spec.experts.has_scales),
     }
     return read | {key for key, is_read in flags.items() if is_read}
 

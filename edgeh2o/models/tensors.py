@@ -27,12 +27,13 @@ class TensorPart:
     """Consecutive rows of a fused tensor, and the name by which the core knows them.
 
     ``rows`` names a size (see ``Hyperparameters.sizes``). ``rotated`` marks Q and K, whose rows
-    RoPE turns in pairs.
+    RoPE turns in pairs. The core holds what is ``transposed`` so, in floats.
     """
 
     name: str
     rows: str
     rotated: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ class TensorRule:
     matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
     a mixture of experts with layers of both. ``groups`` names the number of groups of rows, each of
     which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
-    else the first.
+    else the first. ``tail_of`` names the size of a head whose last rows are those that RoPE turns,
+    of a matrix that is ``rotated``. ``repeats`` names how often the ``parts`` follow each other;
+    names that contain ``{part}`` then get the number of the repetition.
     """
 
     name: str
@@ -62,6 +65,8 @@ class TensorRule:
     of: str = ""
     groups: str = ""
     swaps_halves: bool = False
+    tail_of: str = ""
+    repeats: str = ""
 
 
 def tensor(
@@ -76,6 +81,8 @@ def tensor(
     of: str = "",
     groups: str = "",
     swaps_halves: bool = False,
+    tail_of: str = "",
+    repeats: str = "",
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
     return TensorRule(
@@ -90,6 +97,8 @@ def tensor(
         of,
         groups,
         swaps_halves,
+        tail_of,
+        repeats,
     )
 
 
@@ -104,6 +113,7 @@ class TensorBinding:
 
     ``row_order[i]`` is the source row, counted from ``first_row``, that becomes row ``i`` (for a
     vector: the source element), int32 of shape ``[n_rows]``; None keeps the order of the file.
+    ``is_transposed``: see ``TensorPart``.
     """
 
     info: TensorInfo
@@ -111,6 +121,7 @@ class TensorBinding:
     row_order: array[int] | None
     first_row: int
     n_rows: int
+    is_transposed: bool = False
 
     @property
     def first_byte(self) -> int:
@@ -121,6 +132,8 @@ class TensorBinding:
     def held_bytes(self) -> int:
         """Bytes of the rows in memory, where some types are held as others."""
         held = _core.widened_types().get(self.info.type_name)
+        if self.is_transposed:
+            held = "F32" if self.info.type_name in ("F32", "BF16") else "F16"
         if held is None:
             return self.n_bytes
         return stored_bytes(held, self.n_rows * self.info.cols)
@@ -171,7 +184,7 @@ def bind_tensors(
             "that is not supported, and leaving them out would give wrong answers"
         )
     bindings: list[TensorBinding] = []
-    row_orders: dict[int, array[int]] = {}
+    row_orders: dict[tuple[int, int, str], array[int]] = {}
     sizes = [shape.sizes(layer) for layer in shape.layers]
     for name, info in tensors.items():
         if name not in by_name:
@@ -186,12 +199,16 @@ def bind_tensors(
                 row_order = _split_halves(n_rows, sizes[layer][rule.groups], rule.swaps_halves)
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
-                if n_ordered not in row_orders:
-                    row_orders[n_ordered] = half_split_row_order(
-                        n_ordered, shape.head_dim, shape.rotary_dim
+                head_dim = sizes[layer][rule.tail_of or "head_dim"]
+                key = n_ordered, head_dim, rule.tail_of
+                if key not in row_orders:
+                    row_orders[key] = half_split_row_order(
+                        n_ordered, head_dim, shape.rotary_dim, is_tail=bool(rule.tail_of)
                     )
-                row_order = row_orders[n_ordered]
-            bindings.append(TensorBinding(info, part.name, row_order, first_row, n_rows))
+                row_order = row_orders[key]
+            bindings.append(
+                TensorBinding(info, part.name, row_order, first_row, n_rows, part.transposed)
+            )
     return bindings
 
 
@@ -206,8 +223,7 @@ def expand_rules(
             if rule.of and rule.of not in _kinds(layers[layer]):
                 continue
             parts = tuple(
-                TensorPart(part.name.replace("{layer}", str(layer)), part.rows, part.rotated)
-                for part in rule.parts
+                replace(part, name=part.name.replace("{layer}", str(layer))) for part in rule.parts
             )
             name = rule.name.replace("{layer}", str(layer))
             core_name = rule.core_name.replace("{layer}", str(layer))
@@ -247,6 +263,13 @@ def _parts(
     elif not rule.parts:
         yield TensorPart(rule.core_name or rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
+    if rule.repeats:
+        for number in range(sizes[rule.repeats]):
+            for part in rule.parts:
+                own = replace(part, name=part.name.replace("{part}", str(number)))
+                yield own, first_row, sizes[part.rows]
+                first_row += sizes[part.rows]
+        return
     for part in rule.parts:
         n_rows = sizes[part.rows]
         for index in range(-(-info.rows // n_rows) if "{part}" in part.name else 1):

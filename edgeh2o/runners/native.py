@@ -304,6 +304,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "n_experts": config.n_experts,
         "n_experts_used": config.n_experts_used,
         "normalises_experts": config.normalises_experts,
+        "expert_scale": config.expert_scale,
+        "n_expert_groups": config.n_expert_groups,
+        "n_expert_groups_used": config.n_expert_groups_used,
         "shared_ffn_dim": config.shared_ffn_dim,
         "has_shared_gate": config.has_shared_gate,
         "expert_gate": config.expert_gate,
@@ -311,6 +314,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "norm_placement": config.norm_placement,
         "residual_scale": config.residual_scale,
     }
+    if config.latent is not None:
+        sizes = asdict(config.latent)
+        shared |= {"values_are_keys": True, **{f"latent_{k}": v for k, v in sizes.items()}}
     try:
         return _core.DecoderConfig(
             model_dim=config.model_dim,
@@ -335,6 +341,7 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
     if fields.pop("is_dense"):
         fields.update(ffn="gated", n_experts=0, n_experts_used=0, has_expert_bias=False)
+        fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

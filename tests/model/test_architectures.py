@@ -31,6 +31,16 @@ MODELS = {
     "qwen3moe-one": {"architecture": "qwen3moe", "n_experts_used": 1},
     "qwen3moe-all": {"architecture": "qwen3moe", "n_experts": 3, "n_experts_used": 3},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},
+    "deepseek2-groups": {
+        **{"architecture": "deepseek2", "n_layers": 3, "n_experts": 8, "n_experts_used": 3},
+        **{"n_expert_groups": 4, "n_expert_groups_used": 2},
+        **{"rope_scaling": "yarn", "original_context": 50},
+    },
+    "deepseek2-lite": {
+        **{"architecture": "deepseek2", "q_rank": 0, "n_shared_experts": 2},
+        **{"has_matrices_per_head": False, "has_softmax_gate": True},
+    },
+    "deepseek2-dense": {"architecture": "deepseek2", "n_experts": 0, "tied": False},
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
     "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},

@@ -109,7 +109,9 @@ def test_layers_that_attend_unlike_others_have_no_table(
     assert "cannot be profiled: --budget lets it" in note
 
 
-@pytest.mark.parametrize("architecture", ["mistral3", "qwen2moe", "smollm3", "hunyuan-dense"])
+@pytest.mark.parametrize(
+    "architecture", ["mistral3", "qwen2moe", "smollm3", "hunyuan-dense", "minicpm3"]
+)
 def test_a_table_is_made(tiny_model: TinyModelFactory, architecture: str, tmp_path: Path) -> None:
     options = {**SHAPE, **OPTIONS.get(architecture, {}), "architecture": architecture}
     text, table = tmp_path / "text.txt", tmp_path / "table.json"

@@ -36,8 +36,12 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
   matmul(table, pack_rows(table, rows, any_quantised({&w.ffn_router}) ? a.packed : nullptr), {&router, 1},
          a.scratch);
-  const RoutingRule rule{call.spec().normalises_experts, call.spec().expert_gate == ExpertGate::kSigmoid,
-                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data()};
+  const RoutingRule rule{call.spec().normalises_experts,
+                         call.spec().expert_gate == ExpertGate::kSigmoid,
+                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data(),
+                         call.spec().expert_scale,
+                         call.spec().n_expert_groups,
+                         call.spec().n_expert_groups_used};
   route_rows({a.router, n, n_experts, n_experts}, rule, a.routes);
 
   std::fill_n(mixed.data, n * dim, 0.0f);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/branch.h"
+#include "model/mixers/latent.h"
 #include "ops/rows.h"
 
 namespace edgeh2o {
@@ -32,6 +33,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   const KernelTable& table = call.table();
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
+  if (!spec.latent.is_none()) return project_latent(call, x, first_row, qkv.q, qkv.k);
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
   const bool has_own_kv = spec.heads.has_own_kv();
   const MatmulInput input = has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v})
@@ -70,8 +72,16 @@ void take_rows(const LayerCall& call, size_t first, const Qkv& qkv) {
 Qkv qkv_rows(const LayerCall& call, size_t n) {
   const AttentionHeads& heads = call.spec().heads;
   const size_t stride = call.spec().qkv_dim();
-  float *q = call.buffers().qkv + call.spec().gate_dim(), *k = q + heads.q_dim(), *v = k + heads.k_dim();
+  float *q = call.buffers().qkv + call.spec().gate_dim(), *k = q + heads.q_dim(),
+        *v = heads.values_are_keys ? k : k + heads.k_dim();
   return {{q, n, heads.q_dim(), stride}, {k, n, heads.k_dim(), stride}, {v, n, heads.v_dim(), stride}};
+}
+
+// What attention gave as the input of the output projection.
+MatmulInput output_input(const LayerCall& call, MatView<const float> attended) {
+  const MatView<const float> rows = call.spec().latent.is_none() ? attended : latent_values(call, attended);
+  const bool is_quantised = call.layer_weights().attn_output.weight.is_quantised();
+  return pack_rows(call.table(), rows, is_quantised ? call.buffers().packed : nullptr);
 }
 
 void set_sinks(const LayerCall& call) {
@@ -139,7 +149,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
             ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
                         as_const(rows),
                         {packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed}, a.scratch)
-            : pack_rows(call.table(), as_const(rows), packed),
+            : output_input(call, as_const(rows)),
         w.attn_output, w.attn_post_norm);
   }
 }
@@ -165,8 +175,7 @@ void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows) {
              attended.rows_from(first_row, n));
     first_row += n;
   }
-  uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
-  end_branch(call, x, pack_rows(call.table(), as_const(attended), packed), w.attn_output, w.attn_post_norm);
+  end_branch(call, x, output_input(call, as_const(attended)), w.attn_output, w.attn_post_norm);
 }
 
 }  // namespace edgeh2o

@@ -28,6 +28,8 @@ class Family:
         is_delta_net: layers without a Q matrix have a gated delta net, and attention has a gate.
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
+        depth_scales: factors of embeddings, of branches times sqrt(n_layers), and of logits times
+            model_dim; None: files say them.
         ffn_norm: name of the norm of the feed-forward network's input.
     """
 
@@ -45,6 +47,7 @@ class Family:
     has_sigmoid_gate: bool = False
     is_delta_net: bool = False
     has_grouped_heads: bool = False
+    depth_scales: tuple[float, float, float] | None = None
     ffn_norm: str = "ffn_norm"
 
     @property
@@ -55,6 +58,7 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "deepseek2": Family(is_interleaved=True),
     "ernie4_5": Family(is_interleaved=True),
     "exaone": Family(),
     "exaone4": Family(window_period=4, rotates_windows_only=True),
@@ -72,6 +76,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
     "minicpm": Family(is_interleaved=True),
+    "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "mistral3": Family(is_interleaved=True),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),

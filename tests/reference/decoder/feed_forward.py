@@ -65,15 +65,24 @@ def mixture(
     activate: Activate,
     gate: Callable[[Array], Array] = softmax,
     biases: Array | float = 0.0,
+    n_groups: int = 1,
+    n_groups_used: int = 1,
 ) -> Array:
     """The experts of highest probability, weighted by it, or by what they have of their sum.
 
-    ``biases`` count in the choice alone.
+    ``biases`` count in the choice alone. Of several groups of neighbours those are chosen first
+    whose two best experts are the best.
     """
     probabilities = gate(linear(prefix + "ffn_gate_inp", x))
     out = np.zeros_like(x)
     for row, probability in enumerate(probabilities):
-        chosen = np.argsort(-(probability + biases))[:n_used]
+        ranks = probability + biases
+        if n_groups > 1:
+            groups = np.sort(ranks.reshape(n_groups, -1))[:, -2:].sum(axis=1)
+            is_left_out = np.ones(n_groups, bool)
+            is_left_out[np.argsort(-groups)[:n_groups_used]] = False
+            ranks = np.where(np.repeat(is_left_out, len(ranks) // n_groups), -np.inf, ranks)
+        chosen = np.argsort(-ranks)[:n_used]
         total = probability[chosen].sum() if is_normalised else 1.0
         for expert in chosen:
             suffix = f"_exps.{expert}"

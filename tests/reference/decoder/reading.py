@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tests.reference.softmax_state import Array
 
 from .families import FAMILIES, Family
+from .latent import LatentSizes
 from .rope import frequencies, yarn, yarn_attention_factor
 
 Weights = dict[str, NDArray[np.float32]]
@@ -45,6 +46,12 @@ class ReferenceConfig:
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     n_experts_used: int = 0
+    normalises_experts: bool = True
+    has_sigmoid_gate: bool = False
+    expert_scale: float = 1.0
+    n_expert_groups: int = 1
+    n_expert_groups_used: int = 1
+    latent: LatentSizes | None = None
 
 
 class _Keys:
@@ -86,6 +93,8 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
     _name_experts(weights)
     for layer in range(config.n_layers):
         _split_fused(weights, f"blk.{layer}.")
+        if config.latent is not None:
+            _split_latent(weights, f"blk.{layer}.", config.latent)
     return config, weights, quantised
 
 
@@ -106,10 +115,18 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     sliding_dim = int(number("attention.key_length_swa", head_dim))
     n_own = n_layers - int(number("attention.shared_kv_layers", 0.0))
     original = number("rope.scaling.original_context_length", number("context_length"))
-    rope_factor = 1.0
+    rope_factor, logit_factor, latent = 1.0, 1.0, None
+    if "blk.0.attn_kv_a_mqa.weight" in weights:
+        head_dim = int(number("attention.key_length_mla", head_dim))
+        rank = int(number("attention.kv_lora_rank"))
+        latent = LatentSizes(rank, rotary_dim, head_dim - rotary_dim)
     if keys.value("rope.scaling.type", "none") == "yarn":
         log_multiplier = number("rope.scaling.yarn_log_multiplier", 0.0)
-        rope_factor = yarn_attention_factor(number("rope.scaling.factor"), log_multiplier)
+        if latent is not None:  # files have a tenth of the multiplier
+            logit_factor = (1.0 + log_multiplier * np.log(number("rope.scaling.factor"))) ** 2
+        else:
+            rope_factor = yarn_attention_factor(number("rope.scaling.factor"), log_multiplier)
+    embedding, depth, width = family.depth_scales or (1.0, n_layers**0.5, float(model_dim))
     return ReferenceConfig(
         family=family,
         n_layers=n_layers,
@@ -124,16 +141,24 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         norm_eps=number("attention.layer_norm_rms_epsilon"),
         inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
         windows=windows,
-        attention_scale=1.0 if family.is_gemma4 else number("attention.scale", head_dim**-0.5),
+        attention_scale=1.0
+        if family.is_gemma4
+        else number("attention.scale", head_dim**-0.5) * logit_factor,
         rope_factor=rope_factor,
         original_context=int(original),
         temperature_scale=number("attention.temperature_scale", 0.0),
-        embedding_scale=number("embedding_scale", model_dim**0.5 if family.has_gelu else 1.0),
-        residual_scale=number("residual_scale", 1.0),
-        logit_scale=1.0 / number("logit_scale", 1.0),
+        embedding_scale=number("embedding_scale", model_dim**0.5 if family.has_gelu else embedding),
+        residual_scale=number("residual_scale", depth / n_layers**0.5),
+        logit_scale=1.0 / number("logit_scale", model_dim / width),
         attention_soft_cap=number("attn_logit_softcapping", 0.0) or None,
         logit_soft_cap=number("final_logit_softcapping", 0.0) or None,
         n_experts_used=int(number("expert_used_count", 0.0)),
+        normalises_experts=bool(keys.value("expert_weights_norm", family.normalises_experts)),
+        has_sigmoid_gate=family.has_sigmoid_gate or number("expert_gating_func", 0.0) == 2.0,
+        expert_scale=number("expert_weights_scale", 1.0),
+        n_expert_groups=int(number("expert_group_count", 1.0)),
+        n_expert_groups_used=int(number("expert_group_used_count", 1.0)),
+        latent=latent,
     )
 
 
@@ -185,6 +210,19 @@ def _split_fused(weights: Weights, prefix: str) -> None:
     if not has_gate:
         gate, up = np.split(weights.pop(f"{prefix}ffn_up.weight"), 2)
         weights[f"{prefix}ffn_gate.weight"], weights[f"{prefix}ffn_up.weight"] = gate, up
+
+
+def _split_latent(weights: Weights, prefix: str, sizes: LatentSizes) -> None:
+    """Makes W_k [heads, nope, rank] and W_v [heads, value, rank] of what the file has."""
+    joint = weights.pop(f"{prefix}attn_kv_b.weight", None)
+    if joint is None:
+        weights[f"{prefix}attn_k_b.weight"] = weights[f"{prefix}attn_k_b.weight"].swapaxes(1, 2)
+        return
+    # W_v has as many columns as the output matrix, W_k a known number for each head.
+    n_values = weights[f"{prefix}attn_output.weight"].shape[1]
+    heads = joint.reshape((len(joint) - n_values) // sizes.nope_dim, -1, sizes.rank)
+    weights[f"{prefix}attn_k_b.weight"] = heads[:, : sizes.nope_dim]
+    weights[f"{prefix}attn_v_b.weight"] = heads[:, sizes.nope_dim :]
 
 
 def _name_experts(weights: Weights) -> None:

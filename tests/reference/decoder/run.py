@@ -22,6 +22,7 @@ from tests.reference.softmax_state import Array
 
 from .delta_net import delta_net
 from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, silu, softmax
+from .latent import absorbed_queries, absorbed_values
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
@@ -156,6 +157,8 @@ class DecoderRun:
                 branch = self._conv_block(layer_idx, x)
             elif f"{prefix}ssm_conv1d.weight" in weights:
                 branch = self._delta_block(layer_idx, x)
+            elif config.latent is not None:
+                branch = self._latent_block(layer_idx, x, angles, attention(layer))
             else:
                 branch = self._attention_block(layer_idx, x, angles, attention(layer))
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
@@ -196,6 +199,41 @@ class DecoderRun:
         if self._decoder.config.family.is_delta_net:
             output = output * sigmoid(self._query_halves(layer, normed)[1])
         return self._linear(prefix + "attn_output", output)
+
+    def _latent_block(
+        self,
+        layer: int,
+        x: Array,
+        angles: Array,
+        attend: Callable[[Array, Array, Array], Array],
+    ) -> Array:
+        """In the space of the cached rows: see ``latent``."""
+        prefix, sizes = f"blk.{layer}.", self._decoder.config.latent
+        assert sizes is not None
+        w_k, w_v = (
+            self._decoder.weights[f"{prefix}attn_{letter}_b.weight"].astype(np.float64)
+            for letter in "kv"
+        )
+        normed = self._norm(prefix + "attn_norm", x)
+        if f"{prefix}attn_q_a.weight" in self._decoder.weights:
+            vectors = self._norm(
+                f"{prefix}attn_q_a_norm", self._linear(f"{prefix}attn_q_a", normed)
+            )
+            rows = self._linear(f"{prefix}attn_q_b", vectors)
+        else:
+            rows = self._linear(f"{prefix}attn_q", normed)
+        q = rows.reshape(len(x), len(w_k), -1).transpose(1, 0, 2)
+        row = self._linear(f"{prefix}attn_kv_a_mqa", normed)
+        latent = self._norm(f"{prefix}attn_kv_a_norm", row[:, : sizes.rank])
+        rotated_q, rotated_k = (
+            rotate(self._ordered(part, angles), angles, self._rope_layout)
+            for part in (q[..., sizes.nope_dim :], row[None, :, sizes.rank :])
+        )
+        q = np.concatenate([q[..., : sizes.nope_dim], rotated_q], axis=-1)
+        keys = stored(np.concatenate([latent[None], rotated_k], axis=-1), self._cache_type)
+        attended = attend(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
+        values = absorbed_values(attended, w_v)
+        return self._linear(prefix + "attn_output", values.transpose(1, 0, 2).reshape(len(x), -1))
 
     def _query_halves(self, layer: int, normed: Array) -> tuple[Array, Array]:
         """Queries and gates, both [n, q_dim], which the matrix has by turns, head by head."""
@@ -302,11 +340,14 @@ class DecoderRun:
             prefix,
             normed,
             n_used=config.n_experts_used,
-            is_normalised=config.family.normalises_experts,
+            is_normalised=config.normalises_experts,
             activate=activate,
-            gate=sigmoid if config.family.has_sigmoid_gate else softmax,
+            gate=sigmoid if config.has_sigmoid_gate else softmax,
             biases=self._decoder.weights.get(f"{prefix}exp_probs_b.bias", 0.0),
+            n_groups=config.n_expert_groups,
+            n_groups_used=config.n_expert_groups_used,
         )
+        out = out * config.expert_scale
         if f"{prefix}ffn_up_shexp.weight" in self._decoder.weights:
             shared = gated(self._linear, prefix, "_shexp", normed, activate=activate)
             out = out + self._shared_shares(prefix, normed) * shared

@@ -1,0 +1,77 @@
+#include "model/mixers/latent.h"
+
+#include <cstring>
+
+#include "base/parallel.h"
+#include "model/branch.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+namespace {
+
+Span<const PackedMatrix> matrices(const std::vector<PackedMatrix>& heads) {
+  return {heads.data(), heads.size()};
+}
+
+MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
+
+}  // namespace
+
+void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, MatView<float> q,
+                    MatView<float> row) {
+  const KernelTable& table = call.table();
+  const LayerWeights& w = call.layer_weights();
+  const LatentHeads& latent = call.spec().latent;
+  Activations& a = call.buffers();
+  const size_t n = x.rows, n_heads = call.spec().heads.n_heads, head_dim = latent.head_dim();
+  const float eps = call.config.norm_eps;
+  const MatView<float> vectors{a.inner, n, latent.q_rank, latent.q_rank};
+  const MatView<float> heads{a.inner + n * latent.q_rank, n, n_heads * head_dim, n_heads * head_dim};
+
+  const bool has_vectors = latent.q_rank > 0;
+  const Linear& from_input = has_vectors ? w.attn_q_a : w.attn_q;
+  const MatmulInput input = begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a});
+  const MatView<float>& first = has_vectors ? vectors : heads;
+  const MatmulOutput outputs[] = {output_of(from_input, first.data, first.stride),
+                                  output_of(w.attn_kv_a, row.data, row.stride)};
+  matmul(table, input, {outputs, 2}, a.scratch);
+  if (has_vectors) {
+    const bool is_quantised = w.attn_q.weight.is_quantised();
+    const MatmulInput normed = rms_norm_rows(table, as_const(vectors), w.attn_q_a_norm.data(), eps,
+                                             {vectors, is_quantised ? a.packed : nullptr}, a.scratch);
+    const MatmulOutput output = output_of(w.attn_q, heads.data, heads.stride);
+    matmul(table, normed, {&output, 1}, a.scratch);
+  }
+  rms_norm_groups(table, {row.data, n, latent.rank, row.stride},
+                  {w.attn_kv_a_norm.data(), w.attn_kv_a_norm.size()}, eps);
+
+  const RopeTable& rope = a.ropes[call.spec().rope];
+  const size_t n_pairs = latent.rope_dim / 2;
+  const float *cos = rope.cos + first_row * n_pairs, *sin = rope.sin + first_row * n_pairs;
+  rope_rows(table, {heads.data + latent.nope_dim, n, heads.cols, heads.stride}, cos, sin, head_dim, n_pairs);
+  rope_rows(table, {row.data + latent.rank, n, latent.rope_dim, row.stride}, cos, sin, latent.rope_dim,
+            n_pairs);
+
+  const bool is_quantised = w.attn_k_b[0].is_quantised();
+  matmul_heads(table, pack_rows(table, as_const(heads), is_quantised ? a.packed : nullptr), head_dim,
+               matrices(w.attn_k_b), q.data, q.stride, latent.row_dim(), a.scratch);
+  parallel_for(n, [&](size_t i, size_t) {
+    for (size_t head = 0; head < n_heads; ++head) {
+      std::memcpy(q.row(i) + head * latent.row_dim() + latent.rank,
+                  heads.row(i) + head * head_dim + latent.nope_dim, latent.rope_dim * sizeof(float));
+    }
+  });
+}
+
+MatView<const float> latent_values(const LayerCall& call, MatView<const float> attended) {
+  const LayerWeights& w = call.layer_weights();
+  const LatentHeads& latent = call.spec().latent;
+  Activations& a = call.buffers();
+  const size_t out_dim = call.spec().heads.n_heads * latent.value_dim;
+  uint8_t* packed = w.attn_v_b[0].is_quantised() ? a.packed : nullptr;
+  matmul_heads(call.table(), pack_rows(call.table(), attended, packed), latent.row_dim(),
+               matrices(w.attn_v_b), a.inner, out_dim, latent.value_dim, a.scratch);
+  return {a.inner, attended.rows, out_dim, out_dim};
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,83 @@
+"""Latent attention of tiny models: what their files say of it, and its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gguf import ExpertGatingFuncType, GGUFWriter
+
+if TYPE_CHECKING:
+    from tools.make_tiny_model import TinyModel
+
+EXPERT_SCALE = 1.7
+
+
+def add_latent_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    """Writes the sizes of heads, and what files of deepseek2 say of their experts."""
+    is_deepseek = model.family.has_experts
+    n_heads, *_ = model.layers[0]
+    head_dim = model.nope_dim + model.rope_dim
+    writer.add_kv_lora_rank(model.kv_rank)
+    if model.q_rank:
+        writer.add_q_lora_rank(model.q_rank)
+    if is_deepseek and model.has_matrices_per_head:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(model.kv_rank + model.rope_dim)
+        writer.add_value_length(model.kv_rank)
+        writer.add_key_length_mla(head_dim)
+        writer.add_value_length_mla(model.value_dim)
+    else:
+        writer.add_head_count_kv(n_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(model.value_dim)
+    if not is_deepseek:
+        return
+    if not model.n_experts:
+        writer.add_expert_feed_forward_length(model.ffn_dim)
+        writer.add_expert_shared_count(0)
+        writer.add_leading_dense_block_count(model.n_layers)
+        return
+    gates = ExpertGatingFuncType
+    writer.add_leading_dense_block_count(model.n_dense_layers)
+    writer.add_expert_gating_func(gates.SOFTMAX if model.has_softmax_gate else gates.SIGMOID)
+    writer.add_expert_shared_count(model.n_shared_experts)
+    writer.add_expert_weights_scale(EXPERT_SCALE)
+    writer.add_expert_weights_norm(not model.has_softmax_gate)
+    if model.n_expert_groups > 1:
+        writer.add_expert_group_count(model.n_expert_groups)
+        writer.add_expert_group_used_count(model.n_expert_groups_used)
+
+
+def add_latent_tensors(
+    normal: Callable[..., None], prefix: str, model: TinyModel, variance: float
+) -> list[tuple[str, int, int, float]]:
+    """Adds norms, and what is no matrix of two dimensions; returns the matrices of attention.
+
+    Queries and keys get the ``variance``.
+    """
+    width, rank, q_rank = model.model_dim, model.kv_rank, model.q_rank
+    n_heads, *_ = model.layers[0]
+    head_dim, out_dim = model.nope_dim + model.rope_dim, n_heads * model.value_dim
+
+    def std(n: int) -> float:
+        return float((variance / n) ** 0.5)
+
+    normal(f"{prefix}attn_kv_a_norm.weight", rank, std=0.1, mean=1.0)
+    matrices = [
+        ("attn_kv_a_mqa", rank + model.rope_dim, width, std(width)),
+        ("attn_output", width, out_dim, out_dim**-0.5),
+    ]
+    if q_rank:
+        normal(f"{prefix}attn_q_a_norm.weight", q_rank, std=0.1, mean=1.0)
+        matrices.append(("attn_q_a", q_rank, width, width**-0.5))
+        matrices.append(("attn_q_b", n_heads * head_dim, q_rank, std(q_rank)))
+    else:
+        matrices.append(("attn_q", n_heads * head_dim, width, std(width)))
+    if model.family.has_experts and model.has_matrices_per_head:
+        normal(f"{prefix}attn_k_b.weight", n_heads, rank, model.nope_dim, std=std(rank))
+        normal(f"{prefix}attn_v_b.weight", n_heads, model.value_dim, rank, std=rank**-0.5)
+    else:
+        rows = n_heads * (model.nope_dim + model.value_dim)
+        matrices.append(("attn_kv_b", rows, rank, std(rank)))
+    return matrices
