@@ -19,7 +19,7 @@ import select
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -103,16 +103,19 @@ def make_document(seed: int, n_tokens: int) -> str:
     return "\n".join(sentences)
 
 
-def measure_document(url: str, seed: int, n_tokens: int) -> dict[str, float]:
-    """Seconds to the first token of questions on one document."""
+def measure_document(url: str, seed: int, n_tokens: int) -> Iterator[tuple[str, float]]:
+    """Seconds to the first token of questions on one document, one after the other."""
     document = make_document(seed, n_tokens)
     middle = len(document) // 2
     changed = f"{document[:middle]} CHANGED {document[middle:]}"
-    return {
-        "cold": ask(url, f"{document}\n\nWhat is sentence 7?", 4).ttft_s,
-        "second question": ask(url, f"{document}\n\nHow does it end?", 4).ttft_s,
-        "changed middle": ask(url, f"{changed}\n\nHow does it end?", 4).ttft_s,
+    questions = {
+        "cold": f"{document}\n\nWhat is sentence 7?",
+        "second question": f"{document}\n\nHow does it end?",
+        "third question": f"{document}\n\nWhat is the longest sentence?",
+        "changed middle": f"{changed}\n\nHow does it end?",
     }
+    for name, content in questions.items():
+        yield name, ask(url, content, 4).ttft_s
 
 
 def measure_parallel(url: str, n_requests: int, n_tokens: int) -> float:
@@ -162,14 +165,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args(arguments)
     seeds = range(args.seed, args.seed + args.rounds)
-    if "documents" in args.parts:
-        rounds = [measure_document(args.url, seed, args.tokens) for seed in seeds]
-        for name in rounds[0]:
-            times = [each[name] for each in rounds]
-            print(f"TTFT, {name}: {_describe(times)} s")
+    for seed in seeds if "documents" in args.parts else ():
+        for name, seconds in measure_document(args.url, seed, args.tokens):
+            print(f"TTFT, {name}: {seconds:.3f} s", flush=True)
     for n_requests in (1, 2, 4) if "parallel" in args.parts else ():
         rates = [measure_parallel(args.url, n_requests, args.answer) for _ in seeds]
-        print(f"{n_requests} at once: {_describe(rates)} tokens/s")
+        print(f"{n_requests} at once: {_describe(rates)} tokens/s", flush=True)
     if "beside" in args.parts:
         pairs = [
             measure_beside(args.url, seed + 1000, args.long or 2 * args.tokens) for seed in seeds
