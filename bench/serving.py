@@ -15,12 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import select
 import statistics
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from threading import Event
 from urllib.parse import urlsplit
 
 TEXT = """
@@ -30,6 +33,7 @@ distant quiet narrow broken ancient carries follows answers repairs watches cros
 reaches gathers
 """
 WORDS = TEXT.split()
+PARTS = ("documents", "parallel", "beside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,11 @@ class Timing:
     n_tokens: int
 
 
-def ask(url: str, content: str, n_tokens: int) -> Timing:
-    """Streams one answer. Raises ValueError for what is none."""
+def ask(url: str, content: str, n_tokens: int, is_over: Event | None = None) -> Timing:
+    """Streams one answer, until ``is_over``. Raises ValueError for what is none.
+
+    A prompt that is still read gives no lines at llama-server, so that its connection is watched.
+    """
     parts = urlsplit(url)
     connection = HTTPConnection(str(parts.hostname), parts.port, timeout=3600)
     body = {
@@ -58,12 +65,20 @@ def ask(url: str, content: str, n_tokens: int) -> Timing:
     started = time.perf_counter()
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    if is_over is not None:
+        assert connection.sock is not None
+        while not select.select([connection.sock], [], [], 0.05)[0]:
+            if is_over.is_set():
+                connection.close()  # the server gives the request up
+                return Timing(0.0, 0.0, 0)
     response = connection.getresponse()
     if response.status != 200:
         raise ValueError(f"{url} answers {response.status}: {response.read().decode():.300}")
     first = last = 0.0
     n_made = 0
     for line in response:
+        if is_over is not None and is_over.is_set():
+            break
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
         chunk = json.loads(line[6:])
@@ -88,16 +103,19 @@ def make_document(seed: int, n_tokens: int) -> str:
     return "\n".join(sentences)
 
 
-def measure_document(url: str, seed: int, n_tokens: int) -> dict[str, float]:
-    """Seconds to the first token of questions on one document."""
+def measure_document(url: str, seed: int, n_tokens: int) -> Iterator[tuple[str, float]]:
+    """Seconds to the first token of questions on one document, one after the other."""
     document = make_document(seed, n_tokens)
     middle = len(document) // 2
     changed = f"{document[:middle]} CHANGED {document[middle:]}"
-    return {
-        "cold": ask(url, f"{document}\n\nWhat is sentence 7?", 4).ttft_s,
-        "second question": ask(url, f"{document}\n\nHow does it end?", 4).ttft_s,
-        "changed middle": ask(url, f"{changed}\n\nHow does it end?", 4).ttft_s,
+    questions = {
+        "cold": f"{document}\n\nWhat is sentence 7?",
+        "second question": f"{document}\n\nHow does it end?",
+        "third question": f"{document}\n\nWhat is the longest sentence?",
+        "changed middle": f"{changed}\n\nHow does it end?",
     }
+    for name, content in questions.items():
+        yield name, ask(url, content, 4).ttft_s
 
 
 def measure_parallel(url: str, n_requests: int, n_tokens: int) -> float:
@@ -110,17 +128,29 @@ def measure_parallel(url: str, n_requests: int, n_tokens: int) -> float:
 
 
 def measure_beside(url: str, seed: int, n_tokens: int) -> tuple[float, float]:
-    """Seconds to the first token of a short request, alone and while a long prompt is read."""
+    """Seconds to the first token of a short request, alone and while a long prompt is read.
+
+    The long prompt is given up then. Raises ValueError if it was read before.
+    """
     alone = ask(url, f"Say hello {seed} times.", 4).ttft_s
+    is_over = Event()
     with ThreadPoolExecutor(1) as threads:
         document = make_document(seed, n_tokens)
-        long = threads.submit(ask, url, f"{document}\n\nWhat is sentence 9?", 4)
-        time.sleep(2.0)
-        beside = ask(url, f"Say good morning {seed} times.", 4).ttft_s
-        if long.done():
+        long = threads.submit(ask, url, f"{document}\n\nWhat is sentence 9?", 4, is_over)
+        try:
+            time.sleep(2.0)
+            beside = ask(url, f"Say good morning {seed} times.", 4).ttft_s
+        finally:
+            is_over.set()
+        if long.result().n_tokens:
             raise ValueError("the long prompt was read too soon; make it longer by --long")
-        long.result()
     return alone, beside
+
+
+def _describe(values: Sequence[float]) -> str:
+    """The median, and all of several."""
+    each = "" if len(values) < 2 else f" ({', '.join(f'{value:.3f}' for value in values)})"
+    return f"{statistics.median(values):.3f}{each}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,20 +161,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--long", type=int, help="tokens of the prompt beside a short request")
     parser.add_argument("--answer", type=int, default=64, help="tokens of the parallel answers")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only-parallel", action="store_true", help="no documents")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args(arguments)
-    seeds = range(args.seed, args.seed + (0 if args.only_parallel else args.rounds))
-    rounds = [measure_document(args.url, seed, args.tokens) for seed in seeds]
-    for name in rounds[0] if rounds else ():
-        print(f"TTFT, {name}: {statistics.median(each[name] for each in rounds):.3f} s")
-    for n_requests in (1, 2, 4):
-        rates = [measure_parallel(args.url, n_requests, args.answer) for _ in range(args.rounds)]
-        print(f"{n_requests} at once: {statistics.median(rates):.1f} tokens/s")
-    if args.only_parallel:
-        return 0
-    alone, beside = measure_beside(args.url, args.seed + 1000, args.long or 2 * args.tokens)
-    print(f"TTFT of a short request: {alone:.3f} s; while a long prompt is read {beside:.3f} s")
+    seeds = range(args.seed, args.seed + args.rounds)
+    for seed in seeds if "documents" in args.parts else ():
+        for name, seconds in measure_document(args.url, seed, args.tokens):
+            print(f"TTFT, {name}: {seconds:.3f} s", flush=True)
+    for n_requests in (1, 2, 4) if "parallel" in args.parts else ():
+        rates = [measure_parallel(args.url, n_requests, args.answer) for _ in seeds]
+        print(f"{n_requests} at once: {_describe(rates)} tokens/s", flush=True)
+    if "beside" in args.parts:
+        pairs = [
+            measure_beside(args.url, seed + 1000, args.long or 2 * args.tokens) for seed in seeds
+        ]
+        alone, beside = zip(*pairs, strict=True)
+        print(f"TTFT of a short request: {_describe(alone)} s")
+        print(f"while a long prompt is read: {_describe(beside)} s")
     return 0
 
 

@@ -19,7 +19,7 @@ from .model_options import (
     read_model_options,
 )
 from .options import add_config_options, read_config
-from .serve import model_name, parse_size
+from .serve import model_name, note_profile, parse_size
 
 if TYPE_CHECKING:
     from ..engine.session import Session
@@ -114,6 +114,7 @@ def execute(args: argparse.Namespace) -> int:
             return 1 if n_failed else 0
         with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
             bars.close()
+            note_profile(opened[0], is_quiet=args.quiet)
             engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
             try:
                 with leaving_on_signals():

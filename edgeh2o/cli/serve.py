@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,14 +130,19 @@ def execute(args: argparse.Namespace) -> int:
 
     from ..serving.answers import AnswerEngine
     from ..serving.app import ServerSettings, make_app
+    from ..serving.loading_notice import LoadingNotice
     from ..serving.server import open_socket, run_server
 
     logging.getLogger("edgeh2o.serving").setLevel(logging.INFO if args.verbose else logging.WARNING)
     listening = open_socket(args.host, args.port)  # before the weights are read
     opened: list[Session] = []
     template = read_template(args)
-    with listening, open_model(options, check=opened.append, **template) as (_, bars):
+    with listening, ExitStack() as stack:
+        loading = stack.enter_context(ExitStack())
+        loading.enter_context(LoadingNotice(listening))
+        _, bars = stack.enter_context(open_model(options, check=opened.append, **template))
         bars.close()
+        note_profile(opened[0], is_quiet=args.quiet)
         engine = AnswerEngine(
             opened[0],
             prefix_ram_bytes=args.prefix_cache_ram,
@@ -159,7 +165,9 @@ def execute(args: argparse.Namespace) -> int:
             if not args.quiet:
                 print_note(f"serving {settings.model_name} at {address}/v1 (Ctrl-C ends)")
 
-        run_server(make_app(engine, settings), listening, on_ready=announce)
+        app = make_app(engine, settings)
+        loading.close()
+        run_server(app, listening, on_ready=announce)
     return 0
 
 
@@ -168,6 +176,14 @@ def require_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise EdgeH2OError(f'serving needs {", ".join(missing)}: pip install "edgeh2o[serve]"')
+
+
+def note_profile(opened: Session, *, is_quiet: bool) -> None:
+    """Says why the start takes longer, once for every model."""
+    from ..engine.learning import lacks_profile
+
+    if lacks_profile(opened.plan, opened.model) and not is_quiet:
+        print_note("edgeh2o: nothing is known of this model yet; it is profiled first, once")
 
 
 def model_name(model: str) -> str:

@@ -6,7 +6,7 @@ and min-p therefore look at probabilities before the temperature is applied.
 """
 
 from libc.float cimport FLT_MAX
-from libc.math cimport exp, fmax, fmin, isfinite, log
+from libc.math cimport exp, fmax, fmin, log
 from libc.stdint cimport int32_t, uint64_t
 
 import numpy as np
@@ -124,9 +124,15 @@ cdef class Sampler:
         self.window_next = self.window_next + 1 if self.window_next + 1 < size else 0
         self.window_used = self.window_used + 1 if self.window_used < size else size
 
-    def sample(self, const float[::1] logits not None) -> int:
-        """Draws a token id from ``logits`` [vocab_size], float32."""
+    def sample(self, const float[::1] logits not None, const unsigned char[::1] mask=None) -> int:
+        """Draws a token id from ``logits`` [vocab_size], float32.
+
+        With ``mask`` only the tokens can be drawn whose bits are set: bit i % 8 of byte i // 8 is
+        that of token i.
+        """
         self._adjust(logits)
+        if mask is not None:
+            self._apply(mask)
         if self.temperature == 0.0:
             return self._best()
         cdef Py_ssize_t kept = self._filter()
@@ -183,10 +189,15 @@ cdef class Sampler:
         cdef double value
         if logits.shape[0] != self.vocab_size:
             raise ValueError(f"expected {self.vocab_size} logits, got {logits.shape[0]}")
-        for i in range(self.vocab_size):
-            if not isfinite(logits[i]) and logits[i] != NEGATIVE_INFINITY:
-                raise ValueError(f"the logit of token {i} is {logits[i]}")
-            self.adjusted[i] = logits[i]
+        cdef const float* given = &logits[0]
+        cdef float* adjusted = &self.adjusted[0]
+        cdef Py_ssize_t n_bad = 0
+        for i in range(self.vocab_size):  # without branches: -inf may be anywhere
+            n_bad += not given[i] <= FLT_MAX
+            adjusted[i] = given[i]
+        if n_bad:
+            i = next(k for k in range(self.vocab_size) if not logits[k] <= FLT_MAX)
+            raise ValueError(f"the logit of token {i} is {logits[i]}")
         for i in range(self.window_used):
             # Read from the source: a token that is in the window twice is penalised once.
             token = self.window[i]
@@ -199,12 +210,24 @@ cdef class Sampler:
             self.adjusted[self.banned[i]] = NEGATIVE_INFINITY
         return 0
 
+    cdef void _apply(self, const unsigned char[::1] mask) noexcept:
+        """Leaves the tokens whose bits are set."""
+        cdef Py_ssize_t i, n_bits = min(8 * mask.shape[0], <Py_ssize_t> self.vocab_size)
+        cdef float* adjusted = &self.adjusted[0]
+        cdef float nothing = NEGATIVE_INFINITY
+        cdef const unsigned char* bits = &mask[0] if n_bits > 0 else NULL
+        for i in range(n_bits):
+            adjusted[i] = adjusted[i] if bits[i >> 3] >> (i & 7) & 1 else nothing
+        for i in range(n_bits, self.vocab_size):
+            adjusted[i] = nothing
+
     cdef int _best(self) except -1:
         cdef Py_ssize_t i, best = 0
+        cdef const float* adjusted = &self.adjusted[0]
         for i in range(1, self.vocab_size):
-            if self.adjusted[i] > self.adjusted[best]:
+            if adjusted[i] > adjusted[best]:
                 best = i
-        if self.adjusted[best] == NEGATIVE_INFINITY:
+        if adjusted[best] == NEGATIVE_INFINITY:
             raise ValueError("every token is banned or has a logit of -inf")
         return <int> best
 
@@ -218,11 +241,14 @@ cdef class Sampler:
             for i in range(used):
                 total += exp(self.candidates[i].logit - best)
         else:
-            for i in range(self.vocab_size):
-                total += exp(self.adjusted[i] - best)
+            if self.top_p < 1.0:
+                for i in range(self.vocab_size):
+                    total += exp(self.adjusted[i] - best)
             used = self._take_above(best, total)
         if self.top_p < 1.0:
             sort_best_first(&self.candidates[0], used)
+        elif self.min_p <= 0.0:
+            return used
         for i in range(used):
             if self.top_p < 1.0 and mass >= self.top_p * total:
                 break
@@ -236,18 +262,17 @@ cdef class Sampler:
     cdef Py_ssize_t _take_top_k(self) noexcept nogil:
         """Collects the ``top_k`` best tokens in one pass over a heap of that size."""
         cdef Candidate* heap = &self.candidates[0]
-        cdef Py_ssize_t i, used = 0
-        for i in range(self.vocab_size):
-            if self.adjusted[i] == NEGATIVE_INFINITY:
-                continue
-            if used < self.top_k:
-                heap[used].logit = self.adjusted[i]
-                heap[used].token = <int32_t> i
-                used += 1
-                if used == self.top_k:
-                    make_heap(heap, used)
-            elif self.adjusted[i] > heap[0].logit:
-                heap[0].logit = self.adjusted[i]
+        cdef const float* adjusted = &self.adjusted[0]
+        cdef Py_ssize_t i = 0, used = 0
+        while i < self.vocab_size and used < self.top_k:
+            heap[used].logit = adjusted[i]
+            heap[used].token = <int32_t> i
+            used += adjusted[i] > NEGATIVE_INFINITY
+            i += 1
+        make_heap(heap, used)
+        for i in range(i, self.vocab_size):
+            if adjusted[i] > heap[0].logit:
+                heap[0].logit = adjusted[i]
                 heap[0].token = <int32_t> i
                 sift_down(heap, 0, used)
         return used
@@ -265,11 +290,12 @@ cdef class Sampler:
             floor = best + log(self.min_p) - slack
         if self.top_p < 1.0:
             floor = fmax(floor, best + log((1.0 - self.top_p) / self.vocab_size * total) - slack)
-        for i in range(self.vocab_size):
-            if self.adjusted[i] >= floor and self.adjusted[i] > NEGATIVE_INFINITY:
-                self.candidates[used].logit = self.adjusted[i]
-                self.candidates[used].token = <int32_t> i
-                used += 1
+        cdef Candidate* found = &self.candidates[0]
+        cdef const float* adjusted = &self.adjusted[0]
+        for i in range(self.vocab_size):  # without branches: -inf may be anywhere
+            found[used].logit = adjusted[i]
+            found[used].token = <int32_t> i
+            used += (adjusted[i] >= floor) & (adjusted[i] > NEGATIVE_INFINITY)
         return used
 
     cdef double _weigh(self, Py_ssize_t kept) noexcept nogil:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
+    from .grammar import GrammarState
     from .learning import Learner
     from .logits import LogitsProcessor
 
@@ -64,10 +65,11 @@ class Generation:
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
     batches of ``batch_size``. ``learner`` looks on while the prompt is read, ``processor`` changes
-    the logits that tokens are drawn from. ``run`` are the fields of the statistics that are known
-    before. Counters and times, in seconds, are kept while it runs, so that they can be read after
-    an interrupt too. Raises UsageError for a lookup that the runner has not got, and for a context
-    that is too short to go on past its end.
+    the logits that tokens are drawn from, and ``grammar`` (or that of ``sampling``) says which may
+    be drawn. ``run`` are the fields of the statistics that are known before. Counters and times, in
+    seconds, are kept while it runs, so that they can be read after an interrupt too. Raises
+    UsageError for a lookup that the runner has not got, and for a context that is too short to go
+    on past its end.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Generation:
         on_prefill: OnPrefill | None = None,
         learner: Learner | None = None,
         processor: LogitsProcessor | None = None,
+        grammar: GrammarState | None = None,
         started_at: float | None = None,
         run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -124,8 +127,8 @@ class Generation:
         if sampling.schema is not None:
             from .grammar import constrain
 
-            processor = constrain(sampling.schema, tokenizer, runner.vocab_size)
-        self._processor = processor
+            grammar = constrain(sampling.schema, tokenizer, runner.vocab_size)
+        self._processor, self._grammar = processor, grammar
         self._started_at = time.perf_counter() if started_at is None else started_at
 
     @property
@@ -263,7 +266,8 @@ class Generation:
         """Draws a token, its text, and whether it is the last one."""
         choice = logits if self._processor is None else self._processor.process(logits)
         try:
-            token_id = sampler.sample(choice)
+            draw = sampler.sample if self._grammar is None else partial(self._grammar.draw, sampler)
+            token_id = draw(choice)
         except ValueError as error:
             raise EdgeH2OError(
                 f"no token can be drawn: {error}; the model file may be damaged"
@@ -271,6 +275,8 @@ class Generation:
         sampler.accept(token_id)
         if self._processor is not None:
             self._processor.accept(token_id)
+        if self._grammar is not None:
+            self._grammar.accept(token_id)
         self.token_ids.append(token_id)
         self.n_said += 1
         text = ""

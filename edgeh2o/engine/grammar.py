@@ -12,14 +12,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from ..tokenizer import Tokenizer
+    from ._sampler import Sampler
 
 MAX_GRAMMAR_CHARACTERS = 2**17
 MAX_SCHEMA_DEPTH = 64
@@ -81,7 +81,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Makes processors of grammars for one tokenizer; ``vocab_size`` is that of the logits.
+    """Begins answers of grammars for one tokenizer; ``vocab_size`` is that of the logits.
 
     The library's form of the vocabulary is made at the first grammar. Any thread may call.
     """
@@ -91,7 +91,7 @@ class GrammarCompiler:
         self._lock = Lock()
         self._prepared: Any = None
 
-    def compile(self, grammar: Grammar) -> GrammarProcessor:
+    def compile(self, grammar: Grammar) -> GrammarState:
         """Raises UsageError for a grammar that is wrong or too large, or without llguidance."""
         try:
             import llguidance
@@ -125,7 +125,7 @@ class GrammarCompiler:
         matcher = matcher_class(self._prepared, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refuse(grammar, matcher.get_error())
-        return GrammarProcessor(matcher, self._vocab_size)
+        return GrammarState(matcher, self._tokenizer)
 
 
 _compilers: WeakKeyDictionary[Tokenizer, GrammarCompiler] = WeakKeyDictionary()
@@ -139,26 +139,56 @@ def compiler_of(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler:
     return compiler
 
 
-def constrain(schema: object, tokenizer: Tokenizer, vocab_size: int) -> GrammarProcessor:
-    """A processor of a ``Grammar``, or of what ``Grammar.of_schema`` takes. Raises as both do."""
+def constrain(schema: object, tokenizer: Tokenizer, vocab_size: int) -> GrammarState:
+    """An answer that begins, of a ``Grammar`` or of what ``Grammar.of_schema`` takes.
+
+    Raises as both do.
+    """
     grammar = schema if isinstance(schema, Grammar) else Grammar.of_schema(schema)
     return compiler_of(tokenizer, vocab_size).compile(grammar)
 
 
-class GrammarProcessor:
-    """A ``LogitsProcessor`` that leaves tokens with which the text may still become complete."""
+class GrammarState:
+    """How far an answer has got in its form, and which tokens may come next."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, tokenizer: Tokenizer) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._ending, self._n_tokens = frozenset(tokenizer.eog_ids), tokenizer.vocab_size
 
-    def process(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+    def draw(self, sampler: Sampler, logits: NDArray[np.float32]) -> int:
+        """A token of all; where it has no place in the form, one of those that have.
+
+        Its chance is then that among those, as if the others had been left out at once, but filters
+        such as top-k look at all tokens first. Most tokens fit, and need no mask of the vocabulary.
+        llama.cpp draws so too.
+        """
+        token_id = sampler.sample(logits)
+        return token_id if self.allows(token_id) else sampler.sample(logits, self.mask())
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the text may still become complete after ``token_id``: quick, for one token.
+
+        An end of the answer is one if it has the form.
+        """
+        if token_id in self._ending:
+            return self.is_complete
+        if token_id >= self._n_tokens:  # rows that pad the logits, which the library refuses
+            return False
+        n_valid = self._matcher.validate_tokens([token_id])
         self._require_good()
-        allowed = np.unpackbits(mask, bitorder="little", count=self._vocab_size)
-        return np.where(allowed.view(np.bool_), logits, np.float32(-np.inf))  # half the time
+        return bool(n_valid == 1)
+
+    def mask(self) -> bytes:
+        """Bits of the tokens that may come next, for ``Sampler.sample``.
+
+        Of text that is certain the tokenizer's own first token alone.
+        """
+        bits: bytes = self._matcher.compute_bitmask()
+        self._require_good()
+        return bits
 
     def accept(self, token_id: int) -> None:
+        """``token_id`` was drawn."""
         self._matcher.consume_token(token_id)
         self._require_good()
 

@@ -12,6 +12,9 @@ from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 from ..model_config import DecoderConfig
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..runners.base import Runner
     from .models import LoadedModel
     from .plan import RunPlan
@@ -29,6 +32,29 @@ def may_learn(plan: RunPlan, model: LoadedModel, n_tokens: int) -> bool:
         and n_tokens >= MIN_PROMPT
         and plan.prefill.batch_size >= FIRST_CALL
     )
+
+
+def lacks_profile(plan: RunPlan, model: LoadedModel) -> bool:
+    """Whether nothing is known of the model, and a profile would say what it needs."""
+    longest = plan.context_size or plan.config.context_length
+    return plan.attention.profiled_prompts == 0 and may_learn(plan, model, longest)
+
+
+def measure_profile(
+    plan: RunPlan, model: LoadedModel, token_ids: NDArray[np.int32]
+) -> BudgetTable | None:
+    """What ``token_ids`` [n] say of a model that lacks a profile, read for nothing else.
+
+    None where they are too few or there can be no profile. Raises ResourceError if reading them
+    does not fit in memory.
+    """
+    if not lacks_profile(plan, model) or not may_learn(plan, model, len(token_ids)):
+        return None
+    from .profile import profile_prompt, profile_shape
+
+    shape = profile_shape(plan.threads)
+    plan.reading_all().require_fit(shape, model.estimate_session_bytes, plan.room())
+    return profile_prompt(model, token_ids, threads=plan.threads)
 
 
 class Learner:

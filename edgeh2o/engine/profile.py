@@ -117,6 +117,27 @@ def _fill_last_layer(errors: NDArray[np.float64], n_kv_heads: int) -> None:
             errors[-n_kv_heads:] = errors[rows[-1] : rows[-1] + n_kv_heads]
 
 
+def example_text() -> str:
+    """Python's manual, which comes with every Python: English about code, with examples.
+
+    What a profile is made of where there is no prompt yet (docs/quality.md has what that gives).
+    """
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def profile_shape(threads: int) -> SessionShape:
+    """The sizes of the session that ``profile_prompt`` takes for a moment."""
+    return SessionShape(
+        max_context=PROFILE_TOKENS,
+        batch_size=PROFILE_TOKENS,
+        chunk_size=PROFILE_TOKENS,
+        cache_type="f16",
+        threads=threads,
+    )
+
+
 def profile_prompt(
     model: LoadedModel, tokens: NDArray[np.int32], *, threads: int
 ) -> BudgetTable | None:
@@ -124,14 +145,7 @@ def profile_prompt(
 
     ``tokens`` must be at least as many. None for a model whose numbers are not finite.
     """
-    shape = SessionShape(
-        max_context=PROFILE_TOKENS,
-        batch_size=PROFILE_TOKENS,
-        chunk_size=PROFILE_TOKENS,
-        cache_type="f16",
-        threads=threads,
-    )
     profiler = PromptProfiler(model, threads=threads)
-    runner = cast("NativeModel", model).start_session(DenseConfig(), shape)
+    runner = cast("NativeModel", model).start_session(DenseConfig(), profile_shape(threads))
     runner.prefill(tokens[:PROFILE_TOKENS], is_last=True, on_attention=profiler)
     return profiler.table(len(tokens))

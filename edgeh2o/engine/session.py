@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..attention.kept_profiles import merge_profiles
+from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..config import SamplingParams
 from ..errors import FormatError, UsageError
 from ..runners.base import Runner, RunnerState
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
-from .learning import Learner, describe_knowledge, may_learn
+from .learning import Learner, describe_knowledge, may_learn, measure_profile
 from .transcript import Transcript, count_common
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.budget_table import BudgetTable
+    from .grammar import GrammarState
     from .logits import LogitsProcessor
     from .models import LoadedModel
     from .plan import RunPlan
@@ -96,6 +97,7 @@ class Session:
         logprobs: bool = False,
         keep_cache: bool = False,
         processor: LogitsProcessor | None = None,
+        grammar: GrammarState | None = None,
     ) -> Generation:
         """Makes room for a prompt and its answer, and ends the prompt before.
 
@@ -135,6 +137,7 @@ class Session:
             on_prefill=None if report is None else partial(report, "prefill"),
             learner=learner,
             processor=processor,
+            grammar=grammar,
             started_at=started_at,
             run={
                 **self._running.report(),
@@ -187,20 +190,16 @@ class Session:
             note = f"the first {runner.position:,} tokens read dense and profiled"
             generation.describe_run(**self._running.report(), note=note)
 
-    def profile(self, token_ids: NDArray[np.int32]) -> bool:
-        """Makes a profile of ``token_ids`` [n], if nothing is known of the model and n suffices.
+    def profile(self, token_ids: NDArray[np.int32], *, is_kept: bool = False) -> bool:
+        """Makes a profile of ``token_ids`` [n], if the model lacks one and n suffices.
 
-        Whether it did. Prompts that are answered do so while they are read; this one is not kept.
+        Whether it did. Prompts that are answered do so while they are read. Only one that
+        ``is_kept`` is known to other processes. Raises ResourceError if it does not fit in memory.
         """
         with self.access.call():
-            plan, n_tokens = self.plan, len(token_ids)
-            if plan.attention.profiled_prompts != 0 or not may_learn(plan, self.model, n_tokens):
-                return False
-            from .profile import profile_prompt
-
-            table = profile_prompt(self.model, token_ids, threads=plan.threads)
+            table = measure_profile(self.plan, self.model, token_ids)
             if table is not None:
-                self._learn(merge_profiles(None, table))
+                self._learn(keep_profile(table) if is_kept else merge_profiles(None, table))
             return table is not None
 
     @property

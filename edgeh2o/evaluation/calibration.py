@@ -54,10 +54,11 @@ def default_texts(llm: LLM, length: int) -> list[CalibrationText]:
     """
     import argparse
     import inspect
-    from pydoc_data.topics import topics
+
+    from ..engine.profile import example_text
 
     plain = {
-        "Python's manual": "\n".join(topics[name] for name in sorted(topics)),
+        "Python's manual": example_text(),
         "argparse": inspect.getsource(argparse),
     }
     texts = [CalibrationText(name, _first_tokens(llm, t, length)) for name, t in plain.items()]

@@ -19,6 +19,7 @@ from .requests import GenerationRequest
 from .scheduler import CancelledError, Scheduler
 from .segments import THINKING_BEGINS, AnswerParser, Segment
 from .shared_runner import SharedRunner
+from .start_profile import profile_at_start
 from .tools import describe_tools, grammar_of_call
 
 if TYPE_CHECKING:
@@ -106,11 +107,13 @@ class AnswerEngine:
     ) -> None:
         """``prefix_disk`` is a folder and the most bytes that it may hold.
 
-        Raises ResourceError for one that cannot be made.
+        A model of which nothing is known is profiled first. Raises ResourceError for a folder that
+        cannot be made.
         """
+        profile_at_start(opened)
         disk = None
         if prefix_disk is not None:
-            disk = PrefixDisk(*prefix_disk, opened.model.fingerprint)
+            disk = PrefixDisk(*prefix_disk, opened.plan.fingerprint(opened.model))
         self.scheduler = Scheduler()
         self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes, disk=disk)
         self.tokenizer = opened.model.tokenizer
@@ -144,8 +147,9 @@ class AnswerEngine:
         ``emit`` of progress is called in the scheduler's thread. Raises ApiError and the engine's
         errors, CancelledError once ``ticket`` is cancelled.
         """
-        grammar = self._grammar_of(request)
-        processor, top = self._processors(request, grammar)
+        form = self._grammar_of(request)
+        grammar = None if form is None else self.grammars.compile(form)
+        processor, top = self._processors(request)
         prompt = self.open_prompt(request)
         ticket.require()
         n_question = count_question(prompt, request.messages)
@@ -163,13 +167,14 @@ class AnswerEngine:
         borrowed = self.pool.borrow(prompt, sampling.max_tokens, n_question=n_question)
         with borrowed as conversation:
             shape = conversation.shape_of(prompt, n_question)
-            conversation.on_prefill = lambda done, total: emit(Progress(done, total))
+            conversation.report.listener = lambda done, total: emit(Progress(done, total))
             stream = conversation.session.stream(
                 lambda: prompt,
                 sampling,
                 logprobs=top is not None,
                 keep_cache=True,
                 processor=processor,
+                grammar=grammar,
             )
             runner = conversation.runner
             assert runner is not None
@@ -195,7 +200,7 @@ class AnswerEngine:
         emit(Finished(reason, result.stats))
 
     def _processors(
-        self, request: GenerationRequest, grammar: Grammar | None
+        self, request: GenerationRequest
     ) -> tuple[LogitsProcessor | None, TopLogProbabilities | None]:
         """What changes and what notes the logits, in the order in which they are called."""
         processors: list[LogitsProcessor] = []
@@ -217,8 +222,6 @@ class AnswerEngine:
                     frequency=request.frequency_penalty,
                 )
             )
-        if grammar is not None:
-            processors.append(self.grammars.compile(grammar))
         return (ProcessorChain(processors) if processors else None), top
 
     @staticmethod

@@ -16,21 +16,31 @@ if TYPE_CHECKING:
     from ..engine.prompt import Prompt
 
 
+class PrefillReport:
+    """Who hears how far the prompt in progress is read: ``listener(done, total)``, or nobody.
+
+    Of its own, so that a conversation and its session do not hold each other.
+    """
+
+    listener: Callable[[int, int], None] | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """As ``OnProgress`` of a session."""
+        if self.listener is not None and stage == "prefill":
+            self.listener(done, total)
+
+
 class Conversation:
     """A session of the engine with its place in the pool."""
 
     def __init__(self, pool_model: SharedModel, plan: RunPlan, opened: Session) -> None:
+        self.report = PrefillReport()
         self.session = Session(
-            opened.prompts, plan, path=opened.path, seed=None, on_progress=self._report
+            opened.prompts, plan, path=opened.path, seed=None, on_progress=self.report
         )
         self.session.take_weights(pool_model, opened.load_s)
-        self.on_prefill: Callable[[int, int], None] | None = None
         self.is_busy = True
         self.used_at = time.monotonic()
-
-    def _report(self, stage: str, done: int, total: int) -> None:
-        if self.on_prefill is not None and stage == "prefill":
-            self.on_prefill(done, total)
 
     @property
     def runner(self) -> SharedRunner | None:

@@ -288,15 +288,11 @@ class ConversationPool:
                 break
 
     def _give_back(self, used: Conversation) -> None:
-        used.is_busy, used.used_at, used.on_prefill = False, monotonic(), None
+        used.is_busy, used.used_at, used.report.listener = False, monotonic(), None
         if used.runner is not None:
             used.runner.leave()
         else:
             self._kept.remove(used)
-        if used.session.plan is not self.plan:  # a prompt has made a profile
-            self.plan = used.session.plan
-            for each in self._kept:
-                each.session.plan = self.plan
         self._trim()
 
     def _log_departure(

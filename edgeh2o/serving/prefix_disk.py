@@ -48,7 +48,6 @@ class SavedPrefix:
     """A file, and what it says that it holds."""
 
     path: Path
-    fingerprint: Mapping[str, Any]
     token_ids: NDArray[np.int32]
     saved: SavedPlaces
 
@@ -56,14 +55,14 @@ class SavedPrefix:
 class PrefixDisk:
     """A folder of at most ``max_bytes``, with an index of the files that fit ``fingerprint``.
 
-    Of ``fingerprint`` only the model counts here; the rest is checked by whoever takes a file up.
-    What cannot be read or written is a line in the log. Raises ResourceError for a folder that
-    cannot be made.
+    That is what a session says of its model and of how it is run, budgets included: what was read
+    otherwise would go on otherwise. What cannot be read or written is a line in the log. Raises
+    ResourceError for a folder that cannot be made.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, model_fingerprint: str) -> None:
+    def __init__(self, folder: Path, max_bytes: int, fingerprint: Mapping[str, Any]) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._model = model_fingerprint
+        self._fingerprint = json.loads(json.dumps(fingerprint))  # as it comes out of a file
         if not folder.is_dir():
             make_folder(folder)
             folder.chmod(0o700)  # conversations are private
@@ -131,11 +130,8 @@ class PrefixDisk:
         with self._lock:
             self._refresh()
             entries = [entry for entry in self._index.values() if entry is not None]
-        fingerprint = conversation.session.fingerprint
         for entry in entries:
             n_common = count_common(entry.token_ids, token_ids)
-            if entry.fingerprint != json.loads(json.dumps(fingerprint)):
-                continue
             if n_common == end:  # all of it is there
                 self.touch(entry.path, conversation.idle_s)
                 return
@@ -148,7 +144,7 @@ class PrefixDisk:
                 f"{self.max_bytes}"
             )
         self._make_room(n_bytes)
-        path = self.folder / _name_of(fingerprint, token_ids)
+        path = self.folder / _name_of(self._fingerprint, token_ids)
         conversation.session.save(path, {})
         self.touch(path, conversation.idle_s)
         self._make_room(0, spared=path)
@@ -204,9 +200,9 @@ class PrefixDisk:
     def _peek(self, path: Path) -> SavedPrefix | None:
         try:
             head = peek_session(path)
-            if head.fingerprint.get("model") != self._model:
+            if head.fingerprint != self._fingerprint:
                 return None  # of another server
-            return SavedPrefix(path, head.fingerprint, head.token_ids, read_places(head.core))
+            return SavedPrefix(path, head.token_ids, read_places(head.core))
         except (EdgeH2OError, ValueError) as error:
             _logger.warning("a kept conversation is of no use: %s", error)
             return None

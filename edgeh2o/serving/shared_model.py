@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import _core
 from .call_grid import CallGrid
@@ -13,6 +13,7 @@ from .shared_runner import SharedRunner
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
     from ..engine.models import LoadedModel
+    from ..model_config import ModelConfig
     from ..runners.base import SessionShape
     from ..tokenizer import Tokenizer
 
@@ -22,7 +23,7 @@ LEAST_LAST_CALL = 64
 
 
 class SharedModel:
-    """A loaded model whose runners take turns."""
+    """A ``LoadedModel`` over another one, whose runners take turns."""
 
     def __init__(self, model: LoadedModel, scheduler: Scheduler) -> None:
         self.model, self.scheduler = model, scheduler
@@ -44,7 +45,7 @@ class SharedModel:
         return CallGrid(chunk, min(least, chunk, shape.batch_size - chunk))
 
     @property
-    def config(self) -> Any:
+    def config(self) -> ModelConfig:
         return self.model.config
 
     @property
@@ -65,12 +66,10 @@ class SharedModel:
 
     @property
     def shows_attention(self) -> bool:
-        return self.model.shows_attention
+        """No: what prompts teach would change the answers to those that come later."""
+        return False
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:
         return self.model.estimate_session_bytes(attention, shape)
-
-    def __getattr__(self, name: str) -> Any:  # what only some models have, for profiles
-        return getattr(self.model, name)

@@ -6,7 +6,7 @@ request that is given up ends soon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -125,9 +125,8 @@ class SharedRunner(CountedRunner):
         is_last: bool,
         stays_open: bool = False,
         on_layer: OnLayer | None = None,
-        on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
-        """In calls of the grid; in one where ``on_attention`` looks on.
+        """In calls of the grid.
 
         What lies behind the last place at which the grid lets a call end is read with the tokens
         of the next call.
@@ -138,19 +137,13 @@ class SharedRunner(CountedRunner):
         self.prompt_logits = self._whole_end = None
         tokens, self._deferred = np.concatenate([self._deferred, tokens]), _NO_TOKENS
         n_tokens, turn = len(tokens), self._places.turns[-1]
-        extra: dict[str, Any] = {}
-        if on_attention is None:
-            ends = self.grid.ends(begin, begin + n_tokens, self._shape, turn, is_last=is_last)
-        else:
-            extra, ends = {"on_attention": on_attention}, [begin + n_tokens]
+        ends = self.grid.ends(begin, begin + n_tokens, self._shape, turn, is_last=is_last)
         question = self.grid.question_of(self._shape, turn)
         logits = None
         for first, end in pairwise([begin, *ends]):
             ends_prompt = is_last and end == begin + n_tokens
             part = tokens[first - begin : end - begin]
-            logits = self._read(
-                part, first - begin, n_tokens, ends_prompt, stays_open, on_layer, extra
-            )
+            logits = self._read(part, first - begin, n_tokens, ends_prompt, stays_open, on_layer)
             if end == question:
                 self._places = self._places.with_question(end)
         if not is_last:
@@ -169,7 +162,6 @@ class SharedRunner(CountedRunner):
         ends_prompt: bool,
         stays_open: bool,
         on_layer: OnLayer | None,
-        extra: Mapping[str, Any],
     ) -> NDArray[np.float32] | None:
         """One call: so many tokens from ``first`` on of ``n_all``, when its turn comes."""
 
@@ -182,7 +174,7 @@ class SharedRunner(CountedRunner):
             self._require_wanted()
             self._mark()  # where the prompt goes on: what an interrupted call goes back to
             result: NDArray[np.float32] | None = self.runner.prefill(
-                tokens, is_last=ends_prompt, stays_open=stays_open, on_layer=watch, **extra
+                tokens, is_last=ends_prompt, stays_open=stays_open, on_layer=watch
             )
             self._tokens += tokens.tolist()
             self.most_tokens = max(self.most_tokens, len(self._tokens))

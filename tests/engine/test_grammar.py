@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeh2o import LLM, SamplingParams
-from edgeh2o.engine.grammar import Grammar, constrain
+from edgeh2o.engine._sampler import Sampler
+from edgeh2o.engine.grammar import Grammar, GrammarCompiler, GrammarState, constrain
 from edgeh2o.engine.logits import Penalties, ProcessorChain, TopLogProbabilities
 from edgeh2o.errors import UsageError
 from tests.tiny_models import TinyModelFactory
@@ -115,18 +117,69 @@ def test_large_forms_are_refused() -> None:
         SamplingParams(schema={}, ignore_eos=True)
 
 
+def allowed_by(state: GrammarState, llm: LLM) -> set[int]:
+    bits = np.frombuffer(state.mask(), np.uint8)
+    size = llm.config.vocab_size
+    return set(np.flatnonzero(np.unpackbits(bits, bitorder="little", count=size)).tolist())
+
+
 def test_a_complete_answer_may_only_end(llm: LLM) -> None:
     tokenizer = llm.model.tokenizer
-    processor = constrain(Grammar("regex", "ab"), tokenizer, llm.config.vocab_size)
-    logits = np.zeros(llm.config.vocab_size, np.float32)
+    state = constrain(Grammar("regex", "ab"), tokenizer, llm.config.vocab_size)
+    (end, *_) = tokenizer.eog_ids
     for token_id in tokenizer.encode("ab", add_special=False):
-        assert np.isfinite(processor.process(logits))[token_id]
-        assert not processor.is_complete
-        processor.accept(token_id)
-    assert processor.is_complete
-    allowed = set(np.flatnonzero(np.isfinite(processor.process(logits))).tolist())
-    assert allowed and allowed <= tokenizer.eog_ids
-    assert np.isfinite(logits).all()  # they are not written to
+        assert token_id in allowed_by(state, llm) and state.allows(token_id)
+        assert not state.is_complete and not state.allows(end)
+        state.accept(token_id)
+    assert state.is_complete and state.allows(end)
+    assert allowed_by(state, llm) <= tokenizer.eog_ids
+    assert not state.allows(tokenizer.encode("a", add_special=False)[0])
+
+
+@pytest.mark.parametrize("form", ["[a-f]{1,3}x?", "(the|then) [0-9]+"])
+def test_the_mask_has_the_tokens_that_are_allowed_one_by_one(llm: LLM, form: str) -> None:
+    state = constrain(Grammar("regex", form), llm.model.tokenizer, llm.config.vocab_size)
+    draw = np.random.default_rng(1)
+    for _ in range(6):
+        allowed = allowed_by(state, llm)
+        singly = {i for i in range(llm.config.vocab_size) if state.allows(i)}
+        # Of text that is certain the mask names one way to write it.
+        assert allowed == singly or (len(allowed) == 1 and allowed < singly)
+        token_id = int(draw.choice(sorted(allowed)))
+        if token_id in llm.model.tokenizer.eog_ids:
+            return
+        state.accept(token_id)
+
+
+def test_rows_that_pad_the_logits_are_never_drawn(llm: LLM) -> None:
+    tokenizer = llm.model.tokenizer
+    size = tokenizer.vocab_size + 70
+    state = GrammarCompiler(tokenizer, size).compile(Grammar("regex", "a{9}"))
+    logits = np.zeros(size, np.float32)
+    logits[tokenizer.vocab_size :] = 9.0
+    sampler = Sampler(size, temperature=0.0)
+    for _ in range(3):
+        token_id = state.draw(sampler, logits)
+        assert set(tokenizer.token_bytes(token_id)) == set(b"a")
+        state.accept(token_id)
+
+
+def test_tokens_have_their_chances_among_those_that_fit(llm: LLM) -> None:
+    tokenizer, size = llm.model.tokenizer, llm.config.vocab_size
+    state = constrain(Grammar("regex", "[ab]"), tokenizer, size)
+    allowed = sorted(allowed_by(state, llm))
+    assert len(allowed) >= 2
+    logits = np.random.default_rng(3).normal(size=size).astype(np.float32)
+    logits[allowed] += 3
+    sampler = Sampler(size, temperature=1.0, seed=5)
+    drawn = Counter(state.draw(sampler, logits) for _ in range(4000))
+    weights = np.exp(logits[allowed].astype(np.float64))
+    assert set(drawn) == set(allowed)
+    for token_id, chance in zip(allowed, weights / weights.sum(), strict=True):
+        assert abs(drawn[token_id] / 4000 - chance) < 5 * np.sqrt(chance / 4000)
+    greedy = Sampler(size, temperature=0.0)
+    logits[next(i for i in range(size) if i not in allowed)] = 50.0  # what does not fit
+    assert state.draw(greedy, logits) == allowed[int(logits[allowed].argmax())]
 
 
 def test_penalties_are_those_of_the_formula() -> None:

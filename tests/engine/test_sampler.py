@@ -183,6 +183,40 @@ def test_logits_of_minus_infinity_are_never_drawn() -> None:
         np.testing.assert_allclose(probabilities, [0.5, 0.5])
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_k": 5},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.2, "top_k": 30, "top_p": 0.95, "min_p": 0.02, "repeat_penalty": 1.3},
+    ],
+)
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+def test_a_mask_is_logits_of_minus_infinity(filters: dict[str, Any], share: float) -> None:
+    draw = np.random.default_rng(7)
+    masked, plain = (Sampler(VOCAB_SIZE, window_size=8, seed=3, **filters) for _ in range(2))
+    for seed in range(60):
+        logits = _logits(seed)
+        allowed = draw.random(VOCAB_SIZE) < share
+        allowed[seed % VOCAB_SIZE] = True
+        bits = np.packbits(allowed, bitorder="little").tobytes() + bytes(seed % 3)
+        token = masked.sample(logits, bits)
+        assert token == plain.sample(np.where(allowed, logits, np.float32(-np.inf)))
+        assert allowed[token]
+        masked.accept(token)
+        plain.accept(token)
+
+
+def test_tokens_beyond_a_mask_are_never_drawn() -> None:
+    logits = np.arange(VOCAB_SIZE, dtype=np.float32)
+    assert Sampler(VOCAB_SIZE, temperature=0.0).sample(logits, b"\xff" * 6) == 47
+    for mask in (b"", bytes(6), bytes(7)):
+        with pytest.raises(ValueError, match="every token"):
+            Sampler(VOCAB_SIZE, temperature=1.0).sample(logits, mask)
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-6, 1e30])
 def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     logits = np.array([1e30, -1e30, 3.0], dtype=np.float32)

@@ -110,8 +110,8 @@ def open_engine(model: Path, **options: object) -> Iterator[AnswerEngine]:
     """The engine of a server in this process."""
     opened: list[Session] = []
     ram, disk = options.pop("prefix_ram_bytes", None), options.pop("prefix_disk", None)
-    prefill = PrefillConfig(batch_size=256, chunk_size=64)
-    with LLM(model, threads=1, prefill=prefill, check=opened.append, **options):  # type: ignore[arg-type]
+    options.setdefault("prefill", PrefillConfig(batch_size=256, chunk_size=64))
+    with LLM(model, threads=1, check=opened.append, **options):  # type: ignore[arg-type]
         engine = AnswerEngine(opened[0], prefix_ram_bytes=ram, prefix_disk=disk)  # type: ignore[arg-type]
         try:
             yield engine

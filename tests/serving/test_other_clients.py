@@ -1,13 +1,16 @@
-"""Clients besides openai-python: plain curl, and frameworks where they are installed."""
+"""Clients besides openai-python: plain curl, LangChain, and litellm where it is installed."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
-from typing import Any
+from typing import Any, Literal
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.serving.conftest import RunningServer
 
@@ -40,12 +43,44 @@ def test_curl(server: RunningServer) -> None:
     assert status == "501"
 
 
+class Sum(BaseModel):
+    """Adds two digits."""
+
+    a: Literal[1, 2, 3]
+    b: Literal[1, 2, 3]
+
+
 def test_langchain(server: RunningServer) -> None:
-    openai = pytest.importorskip("langchain_openai")
-    model = openai.ChatOpenAI(base_url=f"{server.url}/v1", api_key="none", model="m", max_tokens=5)
-    said = model.invoke("the hen is in the pen")
-    assert said.usage_metadata["output_tokens"] == 5
-    assert len(list(model.stream("the hen is in the pen"))) > 1
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    messages = [("system", "be brief"), ("user", "the hen is in the pen")]
+
+    def chat_by(**clients: Any) -> Any:  # its own are never closed
+        url = f"{server.url}/v1"
+        return chat(
+            base_url=url, api_key="none", model="m", temperature=0, max_retries=0, **clients
+        )
+
+    async def ask_again() -> str:
+        async with openai.DefaultAsyncHttpxClient() as http:
+            model = chat_by(http_async_client=http).bind(max_tokens=5)
+            return str((await model.ainvoke(messages)).content)
+
+    with openai.DefaultHttpxClient() as http:
+        model = chat_by(http_client=http)
+        short = model.bind(max_tokens=5)
+        said = short.invoke(messages)
+        assert said.usage_metadata["output_tokens"] == 5
+        chunks = list(short.stream(messages))
+        assert len(chunks) > 1 and "".join(chunk.content for chunk in chunks) == said.content
+        assert asyncio.run(ask_again()) == said.content
+        made = model.with_structured_output(Sum, method="json_schema").invoke("one and two")
+        assert isinstance(made, Sum)
+        called = model.bind_tools([Sum], tool_choice="required").invoke("one and two")
+        (call,) = called.tool_calls
+        assert call["name"] == "Sum" and Sum(**call["args"])
+        with pytest.raises(openai.BadRequestError) as refused:
+            model.invoke("the hen " * 9000)
+        assert refused.value.code == "context_length_exceeded"
 
 
 def test_litellm(server: RunningServer) -> None:

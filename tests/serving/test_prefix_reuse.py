@@ -87,7 +87,7 @@ def test_a_second_question_reads_the_document_no_more(
 def test_a_conversation_goes_on_from_its_answer(serving_model: Path) -> None:
     with open_engine(serving_model) as engine:
         text = "the hen is in the pen and " * 4
-        letters = Grammar("regex", "[a-z ]+")  # tokens that are whole characters
+        letters = Grammar("regex", "[a-z ]{99}")  # tokens that are whole characters, and no end
         first = answer(engine, request_of(text, 10, grammar=letters))
         again = answer(engine, request_of(text + first.text + " the art", 4))
         # The last token was drawn and not read.
@@ -154,7 +154,8 @@ def test_what_is_dropped_is_free_at_once(serving_model: Path) -> None:
 
             def emit(ticket: Ticket, event: object) -> None:
                 if isinstance(event, Progress) and event.done > 300:
-                    seen.append(weakref.ref(engine.pool._kept[0].runner))
+                    kept = engine.pool._kept[0]
+                    seen.extend(map(weakref.ref, (kept, kept.session, kept.runner)))
                     ticket.cancel("the client has gone")
 
             for seed in range(3):
