@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 # A shorter context would be read again every few tokens.
 LEAST_CONTEXT = 64
-
-
 # Tokens that an eviction drops, but no more than a quarter of the context.
 EVICTED_TOKENS = 256
 

@@ -108,8 +108,7 @@ class Session:
         sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=self._seed)
+        sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
         self._transcript, self._generation = self.transcript, None
         token_ids = prompt.encode(self._transcript if keep_cache else None)
@@ -119,11 +118,11 @@ class Session:
         else:
             runner = self.prepare(len(token_ids), sampling.max_tokens, goes_on=goes_on)
         batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
-        learner = None if n_cached else self._start_learner(len(token_ids))
+        is_whole = not n_cached and len(token_ids) <= runner.max_context
+        learner = self._start_learner(len(token_ids)) if is_whole else None
         self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
-        report = self._on_progress
         self._generation = Generation(
             runner,
             self.model.tokenizer,
@@ -133,7 +132,7 @@ class Session:
             n_cached=n_cached,
             stays_open=keep_cache,
             batch_size=batch_size,
-            on_prefill=None if report is None else partial(report, "prefill"),
+            on_prefill=self._on_progress and partial(self._on_progress, "prefill"),
             learner=learner,
             processor=processor,
             started_at=started_at,
@@ -239,7 +238,8 @@ class Session:
         """
         needed = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
         if plan is None:
-            plan, learns = self.plan, may_learn(self.plan, self.model, n_prompt)
+            plan = self.plan
+            learns = n_prompt <= needed and may_learn(plan, self.model, n_prompt)
             if learns and plan.attention.profiled_prompts == 0:
                 plan = plan.learning(needed)
         if self.runner is not None and plan == self._running and self.runner.max_context >= needed:

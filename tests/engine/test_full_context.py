@@ -189,6 +189,14 @@ def test_prompts_longer_than_the_context_are_read(
     assert answers[0].stats.prompt_tokens == 400
 
 
+def test_a_prompt_past_the_context_teaches_nothing(tiny_model: TinyModelFactory) -> None:
+    """Its beginning would have to be read whole."""
+    with LLM(tiny_model(n_layers=1), attention=HeadwiseConfig(), context_size=600) as llm:
+        result = llm.generate(random_tokens(2400).tolist(), replace(EVICTION, max_tokens=2))
+    assert result.stats.evicted_tokens >= 1800
+    assert len(result.token_ids) == 2
+
+
 def test_the_next_turn_goes_on_from_what_was_not_evicted(tiny_model: TinyModelFactory) -> None:
     prompt = random_tokens(30).tolist()
     with _load(tiny_model()) as llm:
