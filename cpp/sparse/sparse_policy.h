@@ -149,7 +149,7 @@ enum class Phase : uint8_t { kPrefill, kDecode };
 struct SelectionInput {
   PositionRange chunk;
   MatView<const float> queries;  // [chunk.size()][group_size * key_dim], rotary embedding applied, not scaled
-  KvRows past_keys, past_values;  // positions before the chunk, and on the CPU its own, are written
+  KvRows past_keys, past_values;  // positions up to the chunk's last are written
   // out[head_dim] += the rows at `positions`, or rows 0 to n_rows - 1 if that is null.
   void (*add_kv_rows)(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                       size_t head_dim) = nullptr;
