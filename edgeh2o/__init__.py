@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .attention.headwise import HeadwiseConfig as HeadwiseConfig
     from .attention.quest import QuestConfig as QuestConfig
     from .attention.rocketkv import RocketKvConfig as RocketKvConfig
+    from .attention.ruvllm import RuvllmConfig as RuvllmConfig
     from .config import PrefillConfig as PrefillConfig
     from .config import SamplingParams as SamplingParams
     from .engine.generate import GenerationChunk as GenerationChunk
@@ -70,6 +71,7 @@ _HOMES = {
     "ResourceError": "errors",
     "RopeConfig": "rope_config",
     "RocketKvConfig": "attention.rocketkv",
+    "RuvllmConfig": "attention.ruvllm",
     "SamplingParams": "config",
     "SparseAttentionConfig": "attention.base",
     "UsageError": "errors",

@@ -209,6 +209,17 @@ def headwise_policy(
     largest logits, once the prompt has twice as many (0: all).
     """
 
+def ruvllm_policy(
+    *,
+    window: int = 128,
+    block_size: int = 64,
+    globals: int = 1,
+    strides: bool = True,
+    landmarks: bool = True,
+    in_decode: bool = True,
+) -> SparsePolicy:
+    """See ``RuvllmConfig``; chunks of one token are the rule as published."""
+
 def quest_policy(*, page_size: int = 16, tokens: int = 2048, dense_layers: int = 2) -> SparsePolicy:
     """A generated token reads ``tokens`` of the prompt, in pages, from layer ``dense_layers`` on.
 
@@ -267,6 +278,8 @@ class _SequenceMethods:
     def pairs_computed(self) -> int: ...
     @property
     def pairs_dense(self) -> int: ...
+    @property
+    def decode_bytes(self) -> int: ...
     @property
     def error_sums(self) -> NDArray[np.float64]: ...
     @property
@@ -410,6 +423,8 @@ class _Prompt(_SequenceMethods):
     @property
     def position(self) -> int: ...
     @property
+    def n_evicted(self) -> int: ...
+    @property
     def token_ids(self) -> list[int]: ...
     @property
     def max_context(self) -> int: ...
@@ -479,6 +494,8 @@ class Sequence(_Prompt):
         """
     def decode_batch(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...
     def accept(self, n: int) -> None: ...
+    def allow_eviction(self, is_allowed: bool) -> None: ...
+    def evict(self, n: int) -> None: ...
     def copy_from(self, other: Sequence, position: int) -> None:
         """Takes up the tokens of another sequence of the model, up to one of its ``marks``.
 

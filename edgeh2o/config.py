@@ -20,7 +20,7 @@ CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
-STOP_WHEN_FULL, SHIFT_WHEN_FULL = "stop", "shift"
+STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
 # What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
 QUANTISED_TYPES = (
@@ -37,7 +37,9 @@ class SamplingParams:
     ``temperature=0`` takes the most likely token. ``seed=None``, or -1, draws one from the system.
     ``max_tokens=-1`` runs until an end-of-generation token or the end of the context;
     ``0`` reads the prompt and generates nothing. ``context_full="shift"`` goes on past the context:
-    the beginning of the prompt and the latest tokens, half of the context, are read again.
+    the beginning of the prompt and the latest tokens, half of the context, are read again;
+    ``"evict"`` drops what received least attention from the cache, a batch at a time, and reads
+    longer prompts too.
     ``lookup`` changes the time of a text, not the text: ``"auto"``, ``"off"``, or the number of
     tokens to draft. ``schema`` is the form of the answer: a JSON schema (a mapping, its JSON text,
     a class of pydantic) or a ``Grammar``; it needs
@@ -92,8 +94,10 @@ class SamplingParams:
         STOP_WHEN_FULL,
         "--context-full",
         help="once prompt and answer fill the context: stop; or shift: go on with the beginning of "
-        "the prompt and the latest tokens, half of the context, which are read again",
-        choices=(STOP_WHEN_FULL, SHIFT_WHEN_FULL),
+        "the prompt and the latest tokens, half of the context, which are read again; or evict: "
+        "drop what received least attention from the cache, a few hundred tokens at a time, also "
+        "while a prompt is read that is longer",
+        choices=WAYS_WHEN_FULL,
     )
     ignore_eos: bool = option(
         False, "--ignore-eos", help="go on after an end-of-generation token (for benchmarks)"
@@ -135,9 +139,9 @@ class SamplingParams:
                 "an empty stop text would end the answer before its first character"
             )
         object.__setattr__(self, "stop", tuple(stop))
-        if self.context_full not in (STOP_WHEN_FULL, SHIFT_WHEN_FULL):
+        if self.context_full not in WAYS_WHEN_FULL:
             raise UsageError(
-                f"{label(self, 'context_full')} must be {STOP_WHEN_FULL} or {SHIFT_WHEN_FULL}, got "
+                f"{label(self, 'context_full')} must be stop, shift or evict, got "
                 f"{self.context_full!r:.80}"
             )
         lookup = str(self.lookup) if isinstance(self.lookup, (str, int)) else ""

@@ -227,6 +227,19 @@ void PythonPolicy::observe_memory(size_t slot, PositionRange chunk, const Memory
   });
 }
 
+void PythonPolicy::evict(size_t slot, const EvictionInput& input, int32_t* dropped) {
+  drop_lowest(input, dropped);  // what a rule without the method leaves to the default
+  call_python("evict", slot, [&](const py::object& method) {
+    const std::vector<int32_t> positions = copy_positions(
+        method(shape().slots[slot].layer, shape().slots[slot].kv_head, input.n_dropped,
+               py::array_t<float>(static_cast<py::ssize_t>(input.scores.size), input.scores.data)),
+        input.scores.size);
+    EH2O_CHECK(positions.size() == input.n_dropped, positions.size(), " positions were given, ",
+               input.n_dropped, " are to be dropped");
+    std::copy(positions.begin(), positions.end(), dropped);
+  });
+}
+
 void PythonPolicy::end_layer() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }

@@ -17,8 +17,9 @@ namespace edgeh2o {
 //   select_memory(layer, kv_head, chunk, queries, past_keys, past_values) -> positions, or (positions, keys,
 //   values, biases) with synthetic rows; and, where the object has them, begin_prompt(), is_scored(layer,
 //   kv_head), observe_intra(layer, kv_head, chunk, sums), observe_memory(layer, kv_head, chunk, positions,
-//   sums), select_decode with the arguments of select_memory, for positions that a generated token reads, and
-//   end_prompt(layer, kv_head, n_tokens, keys, values), which answers as select_memory does.
+//   sums), select_decode with the arguments of select_memory, for positions that a generated token reads,
+//   end_prompt(layer, kv_head, n_tokens, keys, values), which answers as select_memory does, and evict(layer,
+//   kv_head, n_dropped, scores) -> n_dropped positions.
 // An exception of theirs, or an answer that cannot be used, ends up in end_layer as edgeh2o.errors.UsageError
 // with the exception as its cause; until then the memory sets are empty.
 class PythonPolicy final : public SparsePolicy {
@@ -40,6 +41,7 @@ class PythonPolicy final : public SparsePolicy {
     return needs_.ends_prompts ? shape.max_context : 0;
   }
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override;
+  void evict(size_t slot, const EvictionInput& input, int32_t* dropped) override;
   MemorySet memory(size_t slot) const override;
 
  protected:

@@ -17,6 +17,7 @@
 #include "bindings/sequence_methods.h"
 #include "isa/select.h"
 #include "model/decoder.h"
+#include "model/eviction.h"
 #include "model/mixers/attention.h"
 #include "ops/decode_attention.h"
 
@@ -195,6 +196,19 @@ py::array_t<float> row_logits(DecoderSequence& self, size_t first, size_t n_rows
   return logits;
 }
 
+void let_evict(DecoderSequence& self, bool is_allowed) {
+  allow_eviction(self.decoder().config(), self.sequence, is_allowed);
+  const py::gil_scoped_release release;  // a call at work may want it
+  self.owner->workspace.fit(self.sequence.shape().batch_size, self.sequence);
+}
+
+void evict_tokens(DecoderSequence& self, size_t n) {
+  self.forget_prompt();
+  const py::gil_scoped_release release;
+  const ThreadScope threads(self.owner->workspace.n_threads());
+  evict(self.decoder().config(), self.sequence, n);
+}
+
 void copy_from(DecoderSequence& self, const DecoderSequence& other, size_t position) {
   EH2O_CHECK(&self.decoder() == &other.decoder(), "the other sequence is of another model");
   self.forget_prompt();
@@ -236,6 +250,8 @@ void bind_sequence(py::module_& module) {
       .def(
           "accept", [](DecoderSequence& self, size_t n) { self.sequence.accept(n); }, py::arg("n"))
       .def_property_readonly("max_decode_tokens", &DecoderSequence::max_decode_tokens)
+      .def("allow_eviction", &let_evict, py::arg("is_allowed"))
+      .def("evict", &evict_tokens, py::arg("n"))
       .def("copy_from", &copy_from, py::arg("other"), py::arg("position"))
       .def_property_readonly("workspace", [](const DecoderSequence& self) { return self.owner; })
       .def_property_readonly("last_call_allocations",

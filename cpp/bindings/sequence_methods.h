@@ -78,6 +78,14 @@ inline void append_rows(pybind11::list& views, const AttentionState& state, cons
   }
 }
 
+// Positions as Python counts them, evicted tokens included, and those of the cache.
+inline size_t counted(const Sequence& sequence, size_t row) {
+  return row == 0 ? 0 : row + sequence.n_evicted();
+}
+inline size_t row_of(const Sequence& sequence, size_t position) {
+  return position - std::min(position, sequence.n_evicted());
+}
+
 template <typename T, typename Class>
 void bind_sequence_methods(Class& c) {
   namespace py = pybind11;
@@ -89,8 +97,11 @@ void bind_sequence_methods(Class& c) {
       .def(
           "rewind",
           [](T& self, size_t position) {
-            const bool goes_before_the_end = position < self.sequence.prefill_end();
-            self.sequence.rewind(position);
+            const size_t row = row_of(self.sequence, position);
+            EH2O_CHECK(row > 0 || position == 0, "cannot go back to position ", position,
+                       ": what lies there was evicted");
+            const bool goes_before_the_end = row < self.sequence.prefill_end();
+            self.sequence.rewind(row);
             if (goes_before_the_end) self.forget_prompt();
           },
           py::arg("position"))
@@ -104,7 +115,10 @@ void bind_sequence_methods(Class& c) {
                                return states;
                              })
       .def(
-          "find_mark", [](const T& self, size_t position) { return self.sequence.find_mark(position); },
+          "find_mark",
+          [](const T& self, size_t position) {
+            return counted(self.sequence, self.sequence.find_mark(row_of(self.sequence, position)));
+          },
           py::arg("position"))
       .def("save_state",
            [](const T& self) {
@@ -131,8 +145,10 @@ void bind_sequence_methods(Class& c) {
                                }
                                return sums;
                              })
+      .def_property_readonly("decode_bytes", [](const T& self) { return self.sequence.decode_bytes(); })
       .def_property_readonly("n_dense_reads", [](const T& self) { return self.sequence.n_dense_reads(); })
-      .def_property_readonly("prefill_end", [](const T& self) { return self.sequence.prefill_end(); })
+      .def_property_readonly(
+          "prefill_end", [](const T& self) { return counted(self.sequence, self.sequence.prefill_end()); })
       .def_property_readonly("policy", [](const T& self) { return self.policy; });
 }
 
@@ -175,7 +191,9 @@ void bind_prompt_methods(Class& c) {
                                for (const int32_t token : self.sequence.tokens()) ids.append(token);
                                return ids;
                              })
-      .def_property_readonly("position", [](const T& self) { return self.sequence.position(); })
+      .def_property_readonly("position",
+                             [](const T& self) { return counted(self.sequence, self.sequence.position()); })
+      .def_property_readonly("n_evicted", [](const T& self) { return self.sequence.n_evicted(); })
       .def_property_readonly("max_context", [](const T& self) { return self.sequence.shape().max_context; })
       .def_property_readonly("batch_size", [](const T& self) { return self.sequence.shape().batch_size; })
       .def_property_readonly("chunk_size", [](const T& self) { return self.sequence.shape().chunk_size; })

@@ -100,7 +100,7 @@ void DeviceDecoder::choose_memory(const Rows& chunk, size_t layer, Phase phase,
   const size_t width = spec.heads.group_size() * spec.heads.key_dim;
   const DevicePageScores scores(*this, chunk, layer);
   const float* const queries = chunk.state.staged_queries_.as<float>();
-  if (needs.looks_at_past) chunk.state.copy_rows_to_host(chunk.sequence, layer, chunk.position);
+  if (needs.looks_at_past) chunk.state.copy_rows_to_host(chunk.sequence, layer, chunk.position + chunk.n);
   if (needs.looks_at_queries) {
     device_->download(chunk.state.staged_queries_.as<void>(), chunk.qkv(spec.qkv_dim()),
                       chunk.n * spec.qkv_dim() * sizeof(float));

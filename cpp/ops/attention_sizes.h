@@ -50,6 +50,7 @@ struct AttentionShape {
   size_t batch_size = 0;  // most tokens of one call
   size_t chunk_size = 0;
   AttentionPrecision precision = AttentionPrecision::kF32;
+  bool sums_weights = false;  // those of generated tokens: KeySums
 
   size_t longest_chunk() const;
   void check() const;  // throws std::invalid_argument

@@ -1,6 +1,7 @@
 #include "ops/decode_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -18,7 +19,10 @@ constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
 constexpr size_t kRowsAhead = 24;
 
 // No more rows are gathered than the prompt has tokens; both parts may end with a range that is not full.
-size_t max_ranges(const AttentionPlan& plan) { return ceil_div(plan.shape.max_context, kRangeKeys) + 1; }
+size_t max_ranges(const AttentionPlan& plan) {
+  return ceil_div(plan.shape.max_context, kRangeKeys) + 1 +
+         ceil_div(plan.needs.max_decode_synthetic, kRangeKeys);
+}
 
 }  // namespace
 
@@ -30,7 +34,19 @@ DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, si
   keys_ = arena.take<HeadKeys>(heads.n_kv_heads * kMaxDecodeTokens);
   q_ = arena.take<float>(kMaxDecodeTokens * heads.q_dim());
   weights_ = arena.take<float>(n_threads * n_rows * kRangeKeys);
+  summed_ = arena.take<float>(plan.shape.sums_weights
+                                  ? heads.n_kv_heads * n_ranges * kMaxSummedTokens * group_size() * kRangeKeys
+                                  : 0);
   results_ = arena.take<float>(heads.n_kv_heads * n_ranges * n_rows * (2 + plan.sizes.o_stride));
+  synthetic_ = arena.take<PromptMemory::Rows>(heads.n_kv_heads);
+  for (size_t head = 0; head < heads.n_kv_heads; ++head) {
+    PromptMemory::Rows rows;
+    rows.capacity = plan.needs.max_decode_synthetic;
+    rows.k.data = arena.take<uint8_t>(rows.capacity * kv_row_bytes(CacheType::kF32, heads.key_dim));
+    rows.v.data = arena.take<uint8_t>(rows.capacity * kv_row_bytes(CacheType::kF32, heads.value_dim));
+    rows.biases = arena.take<float>(rows.capacity);
+    if (scratch) synthetic_[head] = rows;
+  }
   merged_ = arena.take<float>(heads.n_kv_heads * 4 * n_rows);
   gathered_bytes_ = kRangeKeys * kv_row_bytes(CacheType::kF32, std::max(heads.key_dim, heads.value_dim));
   gathered_ = arena.take<uint8_t>(n_threads * 2 * gathered_bytes_);
@@ -53,12 +69,26 @@ DecodeAttention::Range DecodeAttention::range(const HeadKeys& keys, size_t range
   return {is_of_rows, first, first < end ? std::min(kRangeKeys, end - first) : 0};
 }
 
-void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position) {
-  EH2O_DASSERT(token < kMaxDecodeTokens);
+void DecodeAttention::set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position,
+                                 const LayerKv& kv) {
+  EH2O_DASSERT(token < kMaxDecodeTokens && memory.synthetic.count <= plan_.needs.max_decode_synthetic);
   EH2O_DASSERT(memory.positions != nullptr || memory.range.end == position);
   const size_t n_keys = memory.n_positions() + 1;
   keys_[kv_head * kMaxDecodeTokens + token] = {
       nullptr, memory.positions, memory.positions ? 0 : position + 1 - n_keys, n_keys, position};
+  if (memory.synthetic.count == 0) return;
+  const AttentionHeads& heads = plan_.shape.heads;
+  const SyntheticRows& given = memory.synthetic;
+  PromptMemory::Rows& rows = synthetic_[kv_head];
+  rows.k = {kv.k_head0.type, rows.k.data, heads.key_dim};
+  rows.v = {kv.v_head0.type, rows.v.data, heads.value_dim};
+  rows.n_rows = given.count;
+  for (size_t i = 0; i < given.count; ++i) {
+    plan_.table.store_kv_row_f32(rows.k.type, rows.k.row(i), given.k + i * heads.key_dim, heads.key_dim);
+    plan_.table.store_kv_row_f32(rows.v.type, rows.v.row(i), given.v + i * heads.value_dim, heads.value_dim);
+  }
+  std::copy_n(given.biases, given.count, rows.biases);
+  keys_[kv_head * kMaxDecodeTokens + token].rows = &rows;
 }
 
 void DecodeAttention::set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
@@ -103,6 +133,22 @@ AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx, si
   return tile;
 }
 
+size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
+  size_t n_rows = 0;
+  for (size_t head = 0; head < plan_.shape.heads.n_kv_heads; ++head) {
+    for (size_t token = 0; token < n_tokens; ++token) {
+      const HeadKeys& read = keys(head, token);
+      const HeadKeys* before = token > 0 ? &keys(head, token - 1) : nullptr;
+      const bool shares = before && !read.positions && !before->positions && read.rows == before->rows &&
+                          read.begin == before->begin;
+      n_rows += shares ? read.n_keys - std::min(read.n_keys, before->n_keys)
+                       : read.n_keys + (read.rows ? read.rows->n_rows : 0);
+    }
+  }
+  return n_rows * (kv_row_bytes(kv.k_head0.type, kv.k_head0.head_dim) +
+                   kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim));
+}
+
 // The range's keys, or values, as rows one after another: where they lie, or copied to `out`.
 const uint8_t* DecodeAttention::find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
                                           const KvRows* gathered, uint8_t* out) const {
@@ -125,10 +171,31 @@ const uint8_t* DecodeAttention::find_rows(const HeadKeys& keys, const Range& ran
   return out;
 }
 
-void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<float> out) const {
+float* DecodeAttention::summed_weights(size_t kv_head, size_t range_idx, size_t token) const {
+  const size_t range = kv_head * max_ranges(plan_) + range_idx;
+  return summed_ + (range * kMaxSummedTokens + token) * group_size() * kRangeKeys;
+}
+
+// The weights of a range were normalised within it; `merged_` has the whole softmax.
+void DecodeAttention::add_weights(size_t kv_head, size_t range_idx, size_t n_tokens, float* sums) const {
+  const size_t n_rows = group_size();
+  for (size_t token = 0; token < n_tokens; ++token) {
+    const Range range = DecodeAttention::range(keys(kv_head, token), range_idx);
+    const AttentionTile part = range_result(kv_head, range_idx, token, 1);
+    const float *m = merged_ + (kv_head * kMaxDecodeTokens + token) * 4 * n_rows, *l = m + n_rows,
+                *weights = summed_weights(kv_head, range_idx, token);
+    for (size_t row = 0; row < n_rows && range.n_keys > 0; ++row, weights += kRangeKeys) {
+      const float factor = std::exp2(part.m[row] - m[row]) / l[row];
+      for (size_t i = 0; i < range.n_keys; ++i) sums[range.first + i] += factor * weights[i];
+    }
+  }
+}
+
+void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<float> out, KeySums sums) const {
   const AttentionHeads& heads = plan_.shape.heads;
   const KernelTable& table = plan_.table;
   const size_t n_rows = group_size(), width = n_rows * heads.key_dim, n_tokens = q.rows;
+  EH2O_DASSERT(sums.data == nullptr || (plan_.shape.sums_weights && n_tokens <= kMaxSummedTokens));
   size_t n_ranges = 0;  // of the token and head with the most
   for (size_t head = 0; head < heads.n_kv_heads; ++head) {
     for (size_t token = 0; token < n_tokens; ++token) {
@@ -154,7 +221,8 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
         const bool is_next_adjacent = read.positions == nullptr && range_idx + 1 < end &&
                                       next.is_of_rows == now.is_of_rows && token + n_alike == n_tokens;
         AttentionTile tile = range_result(kv_head, range_idx, token, n_alike);
-        tile.weights = weights_ + thread * kMaxDecodeTokens * n_rows * kRangeKeys;
+        tile.weights = sums.data ? summed_weights(kv_head, range_idx, token)
+                                 : weights_ + thread * kMaxDecodeTokens * n_rows * kRangeKeys;
         const PromptMemory::Rows* rows = read.rows;
         const uint8_t *keys_of = find_rows(read, now, k, rows ? &rows->k : nullptr, gathered),
                       *values_of = heads.values_are_keys ? keys_of
@@ -174,6 +242,11 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
     for (size_t i = 0; i < keys(kv_head, token).n_ranges(); ++i) {
       table.merge_softmax_f32(state, range_result(kv_head, i, token, 1), m + 2 * n_rows, !kv.sinks && i == 0);
     }
+  });
+  if (sums.data == nullptr) return;
+  parallel_for(heads.n_kv_heads * n_ranges, [&](size_t task, size_t) {
+    const size_t kv_head = task / n_ranges;
+    add_weights(kv_head, task % n_ranges, n_tokens, sums.data + kv_head * sums.stride);
   });
 }
 

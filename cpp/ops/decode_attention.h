@@ -16,21 +16,35 @@ namespace edgeh2o {
 // Most tokens of one decode call.
 inline constexpr size_t kMaxDecodeTokens = 16;
 
+// Sums of the weights that keys receive, [n_kv_heads][stride] by position, or null.
+struct KeySums {
+  float* data = nullptr;
+  size_t stride = 0;
+};
+
+// Most tokens of a call that adds to such sums.
+inline constexpr size_t kMaxSummedTokens = 4;
+
 class DecodeAttention {
  public:
   // scratch: scratch_bytes bytes.
   DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads);
   static size_t scratch_bytes(const AttentionPlan& plan, size_t n_threads);
 
-  // What the KV head reads for a token before that token's own `position`: positions only.
-  void set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position);
+  // What the KV head reads for a token before that token's own `position`. Synthetic rows, at most as many as
+  // the policy needs, are stored as the cache kv stores rows; the KV head's later ones take their place.
+  void set_memory(size_t token, size_t kv_head, const MemorySet& memory, size_t position, const LayerKv& kv);
   // Or these rows, and all positions from `begin` on.
   void set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
                   size_t position);
 
+  // Bytes of keys and values that `run` reads for n_tokens: what several of them share counts once.
+  size_t bytes_read(size_t n_tokens, const LayerKv& kv) const;
+
   // q [n][n_heads * key_dim], out [n][n_heads * value_dim], n <= kMaxDecodeTokens, after set_memory for every
-  // token and KV head.
-  void run(MatView<const float> q, const LayerKv& kv, MatView<float> out) const;
+  // token and KV head. sums: where a plan that sums weights adds those of n <= kMaxSummedTokens tokens, which
+  // read everything before them.
+  void run(MatView<const float> q, const LayerKv& kv, MatView<float> out, KeySums sums = {}) const;
 
  private:
   // The keys that a KV head reads for a token: gathered rows, if there are any, and then positions, a range
@@ -54,6 +68,8 @@ class DecodeAttention {
   }
   size_t count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const;
   AttentionTile range_result(size_t kv_head, size_t range_idx, size_t token, size_t n_tokens) const;
+  float* summed_weights(size_t kv_head, size_t range_idx, size_t token) const;
+  void add_weights(size_t kv_head, size_t range_idx, size_t n_tokens, float* sums) const;
   const uint8_t* find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
                            const KvRows* gathered, uint8_t* out) const;
 
@@ -62,10 +78,12 @@ class DecodeAttention {
   HeadKeys* keys_;  // [n_kv_heads][kMaxDecodeTokens]
   float* q_;        // [n_kv_heads][kMaxDecodeTokens][group_size][key_dim] scaled
   float* weights_;  // [n_threads][kMaxDecodeTokens * group_size][range length]
+  float* summed_;   // [n_kv_heads][ranges][kMaxSummedTokens * group_size][range length], if they are summed
   float* results_;  // [n_kv_heads][ranges][kMaxDecodeTokens]: m and l [group_size], o [group_size][o_stride]
-  float* merged_;   // [n_kv_heads][kMaxDecodeTokens][4][group_size]: m, l, factors
-  uint8_t* gathered_;      // [n_threads] rows of a range that lie apart: keys, then values
-  size_t gathered_bytes_;  // of a thread's keys, or values
+  PromptMemory::Rows* synthetic_;  // [n_kv_heads]
+  float* merged_;                  // [n_kv_heads][kMaxDecodeTokens][4][group_size]: m, l, factors
+  uint8_t* gathered_;              // [n_threads] rows of a range that lie apart: keys, then values
+  size_t gathered_bytes_;          // of a thread's keys, or values
   size_t n_used_;
 };
 

@@ -35,8 +35,8 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
       const MemorySet memory = asks_policy ? policy->select(Phase::kDecode, first_slot + kv_head,
                                                             input(q.row(token), kv, own, kv_head))
                                            : MemorySet::all_seen(own, window);
-      EH2O_DASSERT(memory.is_valid(own) && memory.synthetic.count == 0);
-      attention.set_memory(token - first, kv_head, memory, own);
+      EH2O_DASSERT(memory.is_valid(own) && (memory.positions || memory.synthetic.count == 0));
+      attention.set_memory(token - first, kv_head, memory, own, kv);
       return memory.positions != nullptr;
     };
     const size_t n_kv_heads = plan.shape.heads.n_kv_heads;
@@ -47,9 +47,14 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
       for (size_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) is_listed |= set_memory(kv_head);
     }
     if (asks_policy) policy->end_layer();
+    for (size_t head = 0; n_bytes && asks_policy && head < n_kv_heads; ++head) {
+      *n_bytes += policy->choice_bytes(first_slot + head);
+    }
     if (is_listed || token + 1 == q.rows) {
       const size_t n_tokens = token + 1 - first;
-      attention.run(q.rows_from(first, n_tokens), kv, out.rows_from(first, n_tokens));
+      if (n_bytes) *n_bytes += attention.bytes_read(n_tokens, kv);
+      attention.run(q.rows_from(first, n_tokens), kv, out.rows_from(first, n_tokens),
+                    window == 0 ? sums : KeySums{});
       first = token + 1;
     }
   }

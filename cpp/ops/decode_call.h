@@ -4,6 +4,7 @@
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
 #include "ops/attention_plan.h"
+#include "ops/decode_attention.h"
 #include "ops/prompt_memory.h"
 #include "sparse/sparse_policy.h"
 
@@ -21,6 +22,8 @@ struct DecodeCall {
   size_t first_slot;     // the policy's, of the layer's first KV head
   uint8_t* scratch;      // plan.scratch_bytes(n_threads) bytes, of anything
   size_t n_threads;
+  uint64_t* n_bytes;  // counts what is read of the cache and of the policy's memory, or null
+  KeySums sums = {};  // what a call of one token adds its weights to; not in a window
   PageKernels pages{plan.table.store_kv_row_f32, plan.table.score_blocks_f32};
 
   // q [n][q_dim] after rotary embedding, out [n][out_dim].

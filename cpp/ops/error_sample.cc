@@ -55,7 +55,7 @@ AttentionError ErrorSample::measure(MatView<const float> q, const LayerKv& kv, s
       const size_t row = row_of(first + i), position = first_position + row;
       std::copy_n(q.row(row), heads.q_dim(), queries.row(i));
       for (size_t head = 0; head < heads.n_kv_heads; ++head) {
-        attention_.set_memory(i, head, MemorySet::all_of({0, position}), position);
+        attention_.set_memory(i, head, MemorySet::all_of({0, position}), position, kv);
       }
     }
     attention_.run({q_, n, heads.q_dim(), heads.q_dim()}, kv, dense);

@@ -41,6 +41,7 @@ class AttentionState final : public LayerState {
   size_t n_tokens() const override { return n_tokens_; }
   void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
   void rewind(size_t n_tokens) override { n_tokens_ = n_tokens; }
+  void renumber(size_t n_tokens) override { n_tokens_ = n_tokens; }
   void save(ByteWriter&) const override {}
   void load(size_t n_tokens, ByteReader&) override { n_tokens_ = n_tokens; }
 

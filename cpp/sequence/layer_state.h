@@ -28,6 +28,9 @@ class LayerState {
   // Forgets the tokens from n_tokens on, if it can.
   virtual void rewind(size_t n_tokens) = 0;
 
+  // Counts those that are kept as the first n_tokens: others were evicted.
+  virtual void renumber(size_t n_tokens) = 0;
+
   // Saved states: all but cached rows, which are read and written where they lie. `load` takes bytes from
   // anywhere and throws std::invalid_argument for what could not have been saved.
   virtual void save(ByteWriter& out) const = 0;

@@ -19,6 +19,7 @@ class RecurrentState final : public LayerState {
   void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
   // To where it is, or to nothing. Throws std::invalid_argument for all between.
   void rewind(size_t n_tokens) override;
+  void renumber(size_t n_tokens) override { n_tokens_ = n_tokens; }
   void save(ByteWriter& out) const override;
   void load(size_t n_tokens, ByteReader& in) override;
 

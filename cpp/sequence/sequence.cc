@@ -12,7 +12,8 @@ namespace {
 constexpr size_t kMaxRepeats = 8;
 
 AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
-  const AttentionShape result{heads, shape.max_context, shape.batch_size, shape.chunk_size, shape.precision};
+  const AttentionShape result{heads,           shape.max_context, shape.batch_size, shape.chunk_size,
+                              shape.precision, shape.evicts};
   result.check();
   return result;
 }
@@ -106,6 +107,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                          state,
                          plan_of_layer[i],
                          PromptMemory(*policy_, told, i, shape.cache_types, heads.values_are_keys, arena_),
+                         {},
                          {}});
     }
   };
@@ -125,16 +127,18 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
   const PolicyShape told = policy_shape(layers, shape);
   Arena rows, recurrent;
+  size_t received = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
     if (heads.is_none()) {
       RecurrentState(layers[i].n_recurrent, recurrent);
     } else if (heads.has_own_kv()) {
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
+      if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
     PromptMemory(policy, told, i, shape.cache_types, heads.values_are_keys, rows);
   }
-  return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told)};
+  return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};
 }
 
 size_t Sequence::scratch_bytes(size_t n_threads) const { return most_scratch(plans_, n_threads); }

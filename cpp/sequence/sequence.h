@@ -17,6 +17,7 @@
 #include "ops/decode_call.h"
 #include "ops/error_sample.h"
 #include "sequence/attention_state.h"
+#include "sequence/received_attention.h"
 #include "sequence/recurrent_state.h"
 #include "sparse/sparse_policy.h"
 
@@ -40,6 +41,14 @@ struct SequenceShape {
   AttentionPrecision precision;
   bool all_rows = true;  // the last layer is computed, scored and kept for all tokens of a prompt
   ErrorGuard guard = {};
+  bool evicts = false;  // rows may be evicted; see Sequence::allow_eviction
+};
+
+// How the keys of a layer are rotated back by so many positions: cos and -sin, [most + 1][n_pairs].
+struct Rotation {
+  const float *cos, *sin;
+  size_t n_pairs;
+  bool is_windowed;  // the layer's queries see the latest positions only
 };
 
 // Bytes by purpose.
@@ -78,9 +87,16 @@ class Sequence {
   }
   // For generated tokens, which go by the policy, and for the last row of a prompt that reads all it may see.
   DecodeCall decode_call(size_t layer, bool asks_policy, uint8_t* scratch, size_t n_threads) {
-    return {plan(layer),  asks_policy ? policy_.get() : nullptr, layers_[layer].prompt,
-            prefill_end_, policy_->shape().first_slots[layer],   scratch,
-            n_threads};
+    ReceivedAttention* received = asks_policy ? layers_[layer].received.get() : nullptr;
+    return {plan(layer),
+            asks_policy ? policy_.get() : nullptr,
+            layers_[layer].prompt,
+            prefill_end_,
+            policy_->shape().first_slots[layer],
+            scratch,
+            n_threads,
+            asks_policy ? &n_decode_bytes_ : nullptr,
+            received ? received->begin_queries(position() + 1, 1) : KeySums{}};
   }
 
   // The attention of a prefill call in one layer, whose rows are in the cache: ChunkedAttention::run under
@@ -102,7 +118,7 @@ class Sequence {
   size_t position() const;
   size_t prefill_end() const { return prefill_end_; }  // position after the latest prefill call
 
-  // Token ids up to the position, where the caller hands them over.
+  // Token ids up to the position, evicted ones included, where the caller hands them over.
   Span<const int32_t> tokens() const { return {tokens_.data(), tokens_.size()}; }
   void append_tokens(Span<const int32_t> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
@@ -115,8 +131,24 @@ class Sequence {
   void accept(size_t n);
   size_t n_ahead() const { return ahead_.size(); }
   size_t max_decode_tokens() const {
-    return is_recurrent() ? 1 : std::min(kMaxDecodeTokens, shape_.batch_size);
+    return is_recurrent() || shape_.evicts ? 1 : std::min(kMaxDecodeTokens, shape_.batch_size);
   }
+
+  // From now on it is noted, or no more, what keys receive of attention, for `evict`; a decode call takes one
+  // token, lest guesses that were wrong count. The scratch grows. Throws std::invalid_argument for a policy
+  // that acts in decode, and for keys of a type that cannot be rotated again and again.
+  void allow_eviction(bool is_allowed);
+  // The last rows q of a prefill call, whose keys are in the cache, in a layer without a window; out: a few
+  // rows of anything.
+  void observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads, MatView<float> out);
+  bool observes(size_t layer) const { return layers_[layer].received != nullptr; }
+  // Drops n_dropped tokens, of every KV head its own: those that the policy names, or the oldest where there
+  // is a window. The others count as tokens 0 to position() - 1 then, there are no marks, and nothing before
+  // can be gone back to. rotations: of every layer. Throws std::invalid_argument and what a rule throws,
+  // before anything is changed.
+  void evict(size_t n_dropped, const std::vector<Rotation>& rotations);
+  // Tokens that were dropped since the last reset: tokens() has them still.
+  size_t n_evicted() const { return n_evicted_; }
 
   // A call begins, and has ended well. One that did not leaves the sequence broken: it must go back to a mark
   // or be reset before the next.
@@ -133,6 +165,9 @@ class Sequence {
   // all that attend for all tokens: all, or all but the last.
   uint64_t pairs_computed(size_t n_layers) const;
   uint64_t pairs_dense(size_t n_layers) const;
+
+  // Bytes of cached rows, and of what policies choose by, that decode calls have read since this was made.
+  uint64_t decode_bytes() const { return n_decode_bytes_; }
 
   // Of the layer, over all calls since the last reset: what the guard measured and let pass.
   const AttentionError& error(size_t layer) const { return layers_[layer].error; }
@@ -177,6 +212,7 @@ class Sequence {
     size_t plan;  // if it attends
     PromptMemory prompt;
     AttentionError error = {};
+    std::shared_ptr<ReceivedAttention> received = {};  // if rows may be evicted; with whom it shares them
   };
   struct Mark {
     size_t position;
@@ -187,6 +223,13 @@ class Sequence {
   void drop_marks();
   void rewind_layers(size_t position);
   void allow_errors();
+  void check_eviction() const;
+  size_t owner_of(size_t layer) const;
+  std::vector<int32_t> choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores);
+  void move_rows(size_t layer, const std::vector<int32_t>& dropped, size_t n_dropped,
+                 const Rotation& rotation);
+  void restart_policy(const std::vector<std::vector<int32_t>>& dropped,
+                      const std::vector<std::vector<float>>& scores, size_t n_dropped, size_t n);
   bool ends_prompts() const { return plans_[0].needs.ends_prompts; }
 
   SequenceShape shape_;
@@ -200,12 +243,14 @@ class Sequence {
   std::vector<Mark> marks_;     // ascending
   size_t prefill_end_ = 0;
   size_t call_begin_ = 0;
+  size_t n_evicted_ = 0;
   double error_left_ = 0.0;  // of what the guard lets the call have
   size_t n_repeats_ = 0;     // layers of the call that were read twice
   size_t n_dense_reads_ = 0;
   uint64_t n_pairs_ = 0;        // summed over layers and KV heads
   uint64_t n_pairs_dense_ = 0;  // summed over layers
-  bool is_broken_ = false;      // a call is running or was interrupted
+  uint64_t n_decode_bytes_ = 0;
+  bool is_broken_ = false;  // a call is running or was interrupted
 };
 
 }  // namespace edgeh2o

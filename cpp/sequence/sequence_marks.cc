@@ -17,8 +17,10 @@ void Sequence::rewind_layers(size_t position) {
   ahead_.clear();
   for (Layer& layer : layers_) {
     if (layer.own) layer.own->rewind(position);
+    if (layer.received) layer.received->rewind(position);
   }
-  tokens_.resize(std::min(tokens_.size(), position));
+  if (position == 0) n_evicted_ = 0;
+  tokens_.resize(std::min(tokens_.size(), position + n_evicted_));
 }
 
 void Sequence::reset() {
@@ -38,7 +40,7 @@ void Sequence::reset() {
 
 bool Sequence::mark() {
   check_whole();
-  if (!policy_->can_be_saved()) return false;
+  if (!policy_->can_be_saved() || n_evicted_ > 0) return false;
   const size_t now = position();
   if (marks_.empty() || marks_.back().position < now) {
     marks_.push_back({now, save_state()});
@@ -135,6 +137,8 @@ void Sequence::copy_from(const Sequence& other, size_t position) {
 
 std::vector<uint8_t> Sequence::save_state() const {
   EH2O_CHECK(!is_broken_, "the last call was interrupted: there is no state to save");
+  EH2O_CHECK(n_evicted_ == 0, n_evicted_,
+             " of its tokens were evicted from the cache (--context-full evict)");
   ByteWriter out;
   out.put<uint64_t>(position());
   out.put<uint64_t>(prefill_end_);

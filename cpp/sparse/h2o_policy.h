@@ -44,6 +44,7 @@ class H2OPolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  void restart(size_t slot, Span<const float> scores) override { hitters_.restart(slot, scores); }
   bool can_be_saved() const override { return true; }
   void save(size_t, ByteWriter& out) const override { hitters_.save(out); }
   void load(size_t n_tokens, ByteReader& in) override { hitters_.load(n_tokens, in); }

@@ -50,12 +50,18 @@ class HeadwisePolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  void restart(size_t slot, Span<const float> scores) override {
+    if (is_scored(slot)) hitters_.restart(slot, scores);
+  }
   bool chooses_in_decode() const override { return has_pages(shape()); }
   bool prepare_decode(size_t slot, const SelectionInput& input) override {
     return chooses_pages(slot) && pages_.prepare_decode(slot, input);
   }
   void score_decode(size_t slot, const SelectionInput& input, size_t part, size_t n_parts) override {
     if (chooses_pages(slot)) pages_.score_decode(slot, input, part, n_parts);
+  }
+  size_t choice_bytes(size_t slot) const override {
+    return chooses_pages(slot) ? pages_.choice_bytes(slot) : 0;
   }
   size_t prompt_rows(const PolicyShape& shape, size_t slot) const override;
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override;

@@ -146,6 +146,13 @@ void HeavyHitters::observe_memory(size_t slot, PositionRange chunk, Span<const f
   }
 }
 
+void HeavyHitters::restart(size_t slot, Span<const float> scores) {
+  Slot& state = slots_[slot];
+  for (size_t i = 0; i < scores.size; ++i) state.sums[i] = kMinAge * scores[i];
+  if (state.ages) std::fill_n(state.ages, scores.size, kMinAge);
+  state.n_scored = scores.size;
+}
+
 void HeavyHitters::save(ByteWriter& out) const {
   for (size_t i = 0; i < shape_.n_slots(); ++i) {
     const Slot& slot = slots_[i];

@@ -33,6 +33,8 @@ class HeavyHitters {
   // capacities[slot]: positions of a full memory set; 0: the slot has none.
   void take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<size_t>& capacities);
   void begin_prompt();
+  // After it: positions 0 to scores.size - 1 have scored so much per query, and may all be chosen.
+  void restart(size_t slot, Span<const float> scores);
 
   // Of the memory sets from now on, up to those of take_buffers; 0: the slot has none any more. The next sets
   // may hold every position that was scored: the ones so far must have held all.

@@ -35,6 +35,8 @@ class PageBounds {
   void rebuild(size_t slot, const SelectionInput& input, const int32_t* positions, size_t n_rows);
 
   size_t n_blocks(size_t slot) const { return slots_[slot].n_blocks; }
+  // Of all blocks, as far as n_channels are looked at.
+  size_t n_bytes(size_t slot, size_t n_channels) const { return n_blocks(slot) * n_channels * kKvBlockBytes; }
   const uint8_t* block(size_t slot, size_t block_idx) const {
     return slots_[slot].blocks + block_idx * 2 * shape_.slots[slot].key_dim * kKvBlockBytes;
   }

@@ -50,6 +50,9 @@ class PageChoice {
   bool prepare_decode(size_t slot, const SelectionInput& input);
   void score_decode(size_t slot, const SelectionInput& input, size_t part, size_t n_parts);
   MemorySet select_decode(size_t slot, const SelectionInput& input);
+  size_t choice_bytes(size_t slot) const {
+    return is_worth(slot) ? bounds_.n_bytes(slot, 2 * shape_.slots[slot].key_dim) : 0;
+  }
 
  private:
   bool is_worth(size_t slot) const { return bounds_.n_blocks(slot) * PageBounds::kBlockPages >= least_; }

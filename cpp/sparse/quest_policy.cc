@@ -50,6 +50,7 @@ class QuestPolicy final : public SparsePolicy {
   void score_decode(size_t slot, const SelectionInput& input, size_t part, size_t n_parts) override {
     if (has_pages(slot)) pages_.score_decode(slot, input, part, n_parts);
   }
+  size_t choice_bytes(size_t slot) const override { return has_pages(slot) ? pages_.choice_bytes(slot) : 0; }
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override {
     if (has_pages(slot)) pages_.end_prompt(slot, input);
     return MemorySet::all_of({0, input.chunk.begin});

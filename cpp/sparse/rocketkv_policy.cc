@@ -64,6 +64,9 @@ class RocketKvPolicy final : public SparsePolicy {
   void observe_memory(size_t slot, PositionRange, const MemorySet&, Span<const float> sums) override {
     std::copy_n(sums.data, sums.size, slots_[slot].votes);
   }
+  size_t choice_bytes(size_t slot) const override {
+    return has_pages(slot) ? bounds_.n_bytes(slot, std::min(options_.topr, shape().slots[slot].key_dim)) : 0;
+  }
   bool chooses_in_decode() const override { return true; }
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override;
   bool prepare_decode(size_t slot, const SelectionInput& input) override;

@@ -17,6 +17,7 @@
 #include "base/byte_stream.h"
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
+#include "sparse/eviction.h"
 
 namespace edgeh2o {
 
@@ -107,9 +108,10 @@ struct PolicyNeeds {
   ColumnSums column_sums = ColumnSums::kNone;
   QueryWeights query_weights = QueryWeights::kOne;
   size_t n_last_queries = 0;
-  size_t max_scored_memory = 0;  // most positions of a memory set in a scored slot
-  size_t max_synthetic = 0;      // most synthetic rows of a memory set
-  size_t max_scored_pages = 0;   // most pages that a slot has scored at once
+  size_t max_scored_memory = 0;     // most positions of a memory set in a scored slot
+  size_t max_synthetic = 0;         // most synthetic rows of a memory set
+  size_t max_decode_synthetic = 0;  // and of what a generated token reads
+  size_t max_scored_pages = 0;      // most pages that a slot has scored at once
   // Last queries of the prompt that read their whole past, as far as the call reaches that ends it.
   size_t n_dense_tail = 0;
   bool reads_all = false;  // every chunk reads its whole past
@@ -147,7 +149,7 @@ enum class Phase : uint8_t { kPrefill, kDecode };
 struct SelectionInput {
   PositionRange chunk;
   MatView<const float> queries;  // [chunk.size()][group_size * key_dim], rotary embedding applied, not scaled
-  KvRows past_keys, past_values;  // positions before the chunk are written
+  KvRows past_keys, past_values;  // positions up to the chunk's last are written
   // out[head_dim] += the rows at `positions`, or rows 0 to n_rows - 1 if that is null.
   void (*add_kv_rows)(CacheType type, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                       size_t head_dim) = nullptr;
@@ -211,6 +213,18 @@ class SparsePolicy {
   virtual void score_decode(size_t /*slot*/, const SelectionInput& /*input*/, size_t /*part*/,
                             size_t /*n_parts*/) {}
 
+  // Which positions of a full context go, by default those that received least: n_dropped of them, ascending.
+  // Those that stay move up: asked slot by slot, then begin_prompt, then `restart` of the slots that were
+  // asked. Not for layers with a window, whose oldest go.
+  virtual void evict(size_t /*slot*/, const EvictionInput& input, int32_t* dropped) {
+    drop_lowest(input, dropped);
+  }
+  // The prompt so far is what an eviction left: positions 0 to scores.size - 1, which scored so much in it.
+  virtual void restart(size_t /*slot*/, Span<const float> /*scores*/) {}
+
+  // Bytes of its own memory that score_decode reads for a token: what bench and statistics count.
+  virtual size_t choice_bytes(size_t /*slot*/) const { return 0; }
+
   // Called once after the choices of every layer of a call, by the calling thread; the one place where a
   // policy may throw.
   virtual void end_layer() {}
@@ -235,8 +249,8 @@ class SparsePolicy {
   virtual void allocate(const PolicyShape& shape) = 0;
 
   virtual MemorySet select_memory(size_t slot, const SelectionInput& input) = 0;
-  // Listed positions, or a range that ends with the token's; no synthetic rows. Scores and memory sets of the
-  // prompt stay as they are.
+  // Listed positions, with synthetic rows, or a range that ends with the token's. Scores and memory sets of
+  // the prompt stay as they are.
   virtual MemorySet select_decode(size_t /*slot*/, const SelectionInput& input) {
     return MemorySet::all_of({0, input.chunk.begin});
   }

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import SHIFT_WHEN_FULL, SamplingParams
+from ..config import EVICT_WHEN_FULL, SHIFT_WHEN_FULL, SamplingParams
+from ..engine.prompt import CHEAP_PROMPT_TOKENS
 from ..errors import EdgeH2OError, FormatError, UsageError
 from .answer import print_answer
 from .chat_options import (
@@ -175,7 +176,9 @@ class Conversation:
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
         if self._sampling.context_full == SHIFT_WHEN_FULL:
-            self._drop_oldest()
+            self._drop_oldest(self._args.context_size or self._llm.config.context_length)
+        elif self._sampling.context_full == EVICT_WHEN_FULL:
+            self._drop_oldest(CHEAP_PROMPT_TOKENS)  # no prompt may be longer
         try:
             stream = self._llm.stream_chat(self.messages, self._sampling)
             is_complete = print_answer(stream, self._bars)
@@ -197,15 +200,17 @@ class Conversation:
             print_note("(stopped)")
         is_cut = result.finish_reason == "length" and result.stats.fills_context
         if is_cut and not self._args.quiet:
-            print_note("(the context is full; /reset forgets the conversation, -c sets its size)")
+            print_note(
+                "(the context is full; /reset forgets the conversation, -c sets its size, "
+                "--context-full evict goes on)"
+            )
         if self._args.verbose:
             print_note(result.stats.format_table())
         elif self._is_interactive and not self._args.quiet:
             print_note(_summarise(result.stats))
 
-    def _drop_oldest(self) -> None:
-        """Leaves a quarter of the context to the answer: the oldest exchanges are forgotten."""
-        context = self._args.context_size or self._llm.config.context_length
+    def _drop_oldest(self, context: int) -> None:
+        """Leaves a quarter of a context to the answer: the oldest exchanges are forgotten."""
         template, n_before = self._llm.chat_template, len(self.messages)
         first = int(self.messages[0]["role"] == "system")
 

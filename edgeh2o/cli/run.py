@@ -95,7 +95,7 @@ def execute(args: argparse.Namespace) -> int:
         if args.chat:
             opening = partial(prompts.open_chat, _messages(args, prompt))
         if session is None:
-            opened.check_prompt(opening, sampling.max_tokens)
+            opened.check_prompt(opening, sampling)
         else:  # the prompt may go on from it
             opened.check_file(session)
             opening()

@@ -2,29 +2,78 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ..config import EVICT_WHEN_FULL, STOP_WHEN_FULL
 from ..errors import UsageError
-from ..runners.base import plan_calls
+from ..runners.base import free_positions, plan_calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..runners.base import Runner
+    from ..runners.base import EvictingRunner, Runner
 
 # A shorter context would be read again every few tokens.
 LEAST_CONTEXT = 64
+# Tokens that an eviction drops, but no more than a quarter of the context.
+EVICTED_TOKENS = 256
 
 
-def check_shift(max_context: int) -> None:
-    """Raises UsageError for a context of so many positions that is too short to go on past."""
-    if max_context < LEAST_CONTEXT:
+def prepare_full_context(runner: Runner, way: str) -> None:
+    """Lets ``runner`` go on past its context, as ``context_full`` says.
+
+    Raises UsageError for a context that is too short for that, and for a runner that cannot.
+    """
+    if way != STOP_WHEN_FULL and runner.max_context < LEAST_CONTEXT:
         raise UsageError(
-            f"a context of {max_context} positions is too short to go on past its end "
-            f"(--context-full shift); use -c {LEAST_CONTEXT} or more"
+            f"a context of {runner.max_context} positions is too short to go on past its end "
+            f"(--context-full {way}); use -c {LEAST_CONTEXT} or more"
         )
+    allow_eviction(runner, way == EVICT_WHEN_FULL)
+
+
+def allow_eviction(runner: Any, is_allowed: bool) -> None:
+    """As ``EvictingRunner`` has it. Raises UsageError for a runner that cannot."""
+    allow = getattr(runner, "allow_eviction", None)
+    if allow is None and is_allowed:
+        raise UsageError(
+            "--context-full evict is for GGUF and safetensors models on the CPU; "
+            "use --context-full shift"
+        )
+    if allow is not None:
+        try:
+            allow(is_allowed)
+        except ValueError as error:
+            raise UsageError(f"the context cannot go on by --context-full evict: {error}") from None
+
+
+def make_room(runner: Runner, n_tokens: int) -> int:
+    """Evicts until ``n_tokens`` fit, a quarter of the context at most; returns how many went."""
+    n_missing = n_tokens - free_positions(runner)
+    if n_missing <= 0:
+        return 0
+    n = max(n_missing, min(EVICTED_TOKENS, runner.max_context // 4))
+    cast("EvictingRunner", runner).evict(n)
+    return n
+
+
+def cut_call(call: slice, runner: Runner) -> Iterator[slice]:
+    """The parts of a call that ``make_room`` makes room for, each when those before were read."""
+    step = runner.max_context // 4
+    step -= step % min(step, runner.chunk_size)
+    start = call.start
+    while start < call.stop:
+        n_left = call.stop - start
+        fits = n_left <= max(step, free_positions(runner))
+        # Two alike in the end, rather than one of a few tokens: the last ones may read more.
+        stop = (
+            call.stop if fits else start + (n_left + 1) // 2 if n_left < 2 * step else start + step
+        )
+        yield slice(start, stop)
+        start = stop
 
 
 def choose_kept(tokens: NDArray[np.int32], n_prompt: int) -> NDArray[np.int32]:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import SHIFT_WHEN_FULL, SamplingParams
+from ..config import EVICT_WHEN_FULL, STOP_WHEN_FULL, SamplingParams
 from ..errors import EdgeH2OError
 from ..host import memory
-from ..runners.base import attention_error, plan_calls
+from ..runners.base import attention_error, free_positions, plan_calls
 from ._sampler import Sampler
-from .full_context import check_shift, shift_context
+from .full_context import cut_call, make_room, prepare_full_context, shift_context
 from .lookup import start_lookup
 from .results import FinishReason, GenerationResult
 from .stats import GenerationStats
@@ -68,8 +68,8 @@ class Generation:
     the logits that tokens are drawn from, and ``grammar`` (or that of ``sampling``) says which may
     be drawn. ``run`` are the fields of the statistics that are known before. Counters and times, in
     seconds, are kept while it runs, so that they can be read after an interrupt too. Raises
-    UsageError for a lookup that the runner has not got, and for a context that is too short to go
-    on past its end.
+    UsageError for a lookup that the runner has not got, and for a context that cannot be gone on
+    past.
     """
 
     def __init__(
@@ -106,9 +106,10 @@ class Generation:
         self.attention_error: float | None = None
         self.layers_read_densely = 0
         self.context_shifts = 0
-        self._shifts = sampling.context_full == SHIFT_WHEN_FULL
-        if self._shifts:
-            check_shift(runner.max_context)
+        self.evicted_tokens = 0
+        self._bytes_before = runner.decode_bytes
+        self._evicts = sampling.context_full == EVICT_WHEN_FULL
+        prepare_full_context(runner, sampling.context_full)
         self.runner = runner
         self.lookup = start_lookup(runner, prompt, sampling)
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
@@ -142,6 +143,12 @@ class Generation:
         n_decoded = len(self.token_ids) - 1
         return n_decoded / self.decode_s if n_decoded > 0 else None
 
+    @property
+    def cache_bytes_per_token(self) -> float | None:
+        """Bytes that were read of the cache for a generated token after the first one."""
+        n_decoded, n_bytes = len(self.token_ids) - 1, self.runner.decode_bytes - self._bytes_before
+        return n_bytes / n_decoded if n_decoded > 0 and n_bytes > 0 else None
+
     def __iter__(self) -> Generator[GenerationChunk, None, None]:
         try:
             logits = self._prefill()
@@ -157,8 +164,8 @@ class Generation:
                 yield token
                 if token.finish_reason is not None:
                     return
-                if self.runner.position >= self.runner.max_context:
-                    self._shift_context()
+                if free_positions(self.runner) == 0:
+                    self._go_past_context()
                 logits = decode(token.token_id)
                 token = self._next_token(sampler, logits, first_token_at)
         except KeyboardInterrupt:
@@ -178,6 +185,8 @@ class Generation:
         if report is not None:
             report(0, n_tokens - n_cached)
         for call in self._plan_calls():
+            if self._evicts:
+                self.evicted_tokens += make_room(runner, call.stop - call.start)
             self._mark()
             prefill: Callable[..., NDArray[np.float32] | None] = runner.prefill
             if self._learner is not None and call.start == 0:
@@ -203,8 +212,11 @@ class Generation:
             self._learner.finish()
         return logits
 
-    def _shift_context(self) -> None:
+    def _go_past_context(self) -> None:
         """Makes room in a full context, before the latest token is appended."""
+        if self._evicts:
+            self.evicted_tokens += make_room(self.runner, 1)
+            return
         kept = shift_context(
             self.runner, self.n_prompt_tokens, self.batch_size, stays_open=self._stays_open
         )
@@ -218,7 +230,8 @@ class Generation:
         if n_first:
             yield from plan_calls(n_read, n_first, self.runner, self.batch_size)
             n_read = n_first
-        yield from plan_calls(n_read, self.n_prompt_tokens, self.runner, self.batch_size)
+        for call in plan_calls(n_read, self.n_prompt_tokens, self.runner, self.batch_size):
+            yield from cut_call(call, self.runner) if self._evicts else (call,)
 
     def describe_run(self, **run: Any) -> None:
         """What of ``run`` became known while the prompt was read."""
@@ -287,7 +300,8 @@ class Generation:
             self._text_starts.append(self._n_characters)
             self._n_characters += len(piece)
             text = self._stop_matcher.push(piece)
-            is_full = not self._shifts and self.runner.position >= self.runner.max_context
+            stops = self._sampling.context_full == STOP_WHEN_FULL
+            is_full = stops and free_positions(self.runner) == 0
             if self._stop_matcher.stopped:
                 self.finish_reason = "stop"
             elif is_full or len(self.token_ids) == self._sampling.max_tokens:
@@ -334,6 +348,8 @@ class Generation:
             attention_error=self.attention_error,
             layers_read_densely=self.layers_read_densely,
             context_shifts=self.context_shifts,
+            evicted_tokens=self.evicted_tokens,
+            cache_bytes_per_token=self.cache_bytes_per_token,
             **({} if self.lookup is None else self.lookup.counts()),
         )
         return GenerationResult(

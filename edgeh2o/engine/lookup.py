@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..config import AUTO_LOOKUP, LOOKUP_OFF, MAX_LOOKUP, SamplingParams
+from ..config import AUTO_LOOKUP, EVICT_WHEN_FULL, LOOKUP_OFF, MAX_LOOKUP, SamplingParams
 from ..errors import UsageError
+from ..runners.base import free_positions
 from ._ngrams import NgramIndex
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class LookupDecoder:
     def _choose(self, start: int, match: int) -> list[int]:
         """The draft: no longer than the context, the answer and the runner allow."""
         runner, index = self._runner, self._index
-        most = min(self._most, self._n_left - 1, runner.max_context - runner.position - 1)
+        most = min(self._most, self._n_left - 1, free_positions(runner) - 1)
         if self._lengths is not None:
             most = self._lengths.choose(match, most)
         return index.predict(start, most) if index and match and most > 0 else []
@@ -208,6 +209,11 @@ def start_lookup(
     if runner.max_decode_tokens == 1:
         if is_auto:
             return None
+        if sampling.context_full == EVICT_WHEN_FULL:
+            raise UsageError(
+                f"lookup (--lookup) {sampling.lookup} does not go with --context-full evict, which "
+                "looks at the attention of every token; use --lookup auto or --context-full shift"
+            )
         raise UsageError(
             f"lookup (--lookup) {sampling.lookup} is for GGUF models on the CPU whose layers all "
             "attend: elsewhere the result of a token depends on how many go together, so that the "

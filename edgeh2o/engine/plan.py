@@ -200,12 +200,15 @@ class RunPlan:
             return min(MIN_DEFAULT_CONTEXT, trained)
         return self.context_size or trained
 
-    def choose_context(self, n_prompt_tokens: int, max_tokens: int) -> int:
+    def choose_context(
+        self, n_prompt_tokens: int, max_tokens: int, *, goes_on: bool = False
+    ) -> int:
         """Positions to allocate for a prompt and its answer.
 
         ``context_size`` is taken as it is (0 = the trained length). Without it: what both need, at
         least ``MIN_DEFAULT_CONTEXT`` and at most the trained length. Raises UsageError, with a
-        context that leaves room for the answer, when the prompt alone is longer.
+        context that leaves room for the answer, when the prompt alone is longer, unless it
+        ``goes_on`` past it.
         """
         trained = self.config.context_length
         context = self.least_context
@@ -213,7 +216,7 @@ class RunPlan:
         if self.context_size is None:
             needed = -(-(n_prompt_tokens + answer) // CONTEXT_STEP) * CONTEXT_STEP
             context = max(context, min(trained, needed))
-        if n_prompt_tokens > context:
+        if n_prompt_tokens > context and not goes_on:
             wanted = n_prompt_tokens + answer
             cure = f"use -c {min(wanted, trained)} or more"
             if n_prompt_tokens > trained:

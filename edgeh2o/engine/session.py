@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.kept_profiles import keep_profile, merge_profiles
-from ..config import SamplingParams
+from ..config import EVICT_WHEN_FULL, SamplingParams
 from ..errors import FormatError, UsageError
-from ..runners.base import Runner, RunnerState
+from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
@@ -64,9 +64,10 @@ class Session:
         self._transcript: Transcript | None = None
         self._generation: Generation | None = None
 
-    def check_prompt(self, opening: Callable[[], Prompt], max_tokens: int) -> None:
+    def check_prompt(self, opening: Callable[[], Prompt], sampling: SamplingParams) -> None:
         """Raises what ``stream`` would for a prompt that is read whole; needs no weights."""
-        self.plan.choose_context(len(opening().encode()), max_tokens)
+        goes_on = sampling.context_full == EVICT_WHEN_FULL
+        self.plan.choose_context(len(opening().encode()), sampling.max_tokens, goes_on=goes_on)
 
     def stream(
         self, opening: Callable[[], Prompt], sampling: SamplingParams | None, **options: Any
@@ -109,22 +110,21 @@ class Session:
         sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
             raise UsageError(f"sampling must be SamplingParams(...), got {sampling!r:.80}")
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=self._seed)
+        sampling = sampling if sampling.seed is not None else replace(sampling, seed=self._seed)
         prompt = opening()
         self._transcript, self._generation = self.transcript, None
         token_ids = prompt.encode(self._transcript if keep_cache else None)
-        n_cached = 0
+        n_cached, goes_on = 0, sampling.context_full == EVICT_WHEN_FULL
         if keep_cache:
-            runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens)
+            runner, n_cached = self.resume(token_ids.tolist(), sampling.max_tokens, goes_on)
         else:
-            runner = self.prepare(len(token_ids), sampling.max_tokens)
+            runner = self.prepare(len(token_ids), sampling.max_tokens, goes_on=goes_on)
         batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
-        learner = None if n_cached else self._start_learner(len(token_ids))
+        is_whole = not n_cached and len(token_ids) <= runner.max_context
+        learner = self._start_learner(len(token_ids)) if is_whole else None
         self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
-        report = self._on_progress
         self._generation = Generation(
             runner,
             self.model.tokenizer,
@@ -134,7 +134,7 @@ class Session:
             n_cached=n_cached,
             stays_open=keep_cache,
             batch_size=batch_size,
-            on_prefill=None if report is None else partial(report, "prefill"),
+            on_prefill=self._on_progress and partial(self._on_progress, "prefill"),
             learner=learner,
             processor=processor,
             grammar=grammar,
@@ -144,11 +144,13 @@ class Session:
                 "model": str(self.path),
                 "load_s": self.load_s,
                 "context_size": runner.max_context,
-                "memory_bytes": {"weights": self.model.weight_bytes, **runner.memory_bytes},
                 "note": describe_knowledge(
                     self._running, self.model, len(token_ids), learns=learner is not None
                 ),
             },
+        )
+        self._generation.describe_run(
+            memory_bytes={"weights": self.model.weight_bytes, **runner.memory_bytes}
         )
         return self._generation
 
@@ -225,19 +227,21 @@ class Session:
         """Frees the weights and the cache; the prompt in progress ends with an error."""
         self._prompts = self._model = self.runner = self._generation = self._transcript = None
 
-    def prepare(self, n_prompt_tokens: int, max_tokens: int, plan: RunPlan | None = None) -> Runner:
+    def prepare(
+        self, n_prompt: int, max_tokens: int, plan: RunPlan | None = None, goes_on: bool = False
+    ) -> Runner:
         """A runner at position 0 with room for the prompt. Raises as ``_begin`` does.
 
         ``plan`` is that of a saved session; else the first prompt from which the model is learnt
-        begins dense.
+        begins dense. A prompt that ``goes_on`` past the context needs no room for all of it.
         """
-        needed = self.plan.choose_context(n_prompt_tokens, max_tokens)
+        needed = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
         if plan is None:
-            plan, learns = self.plan, may_learn(self.plan, self.model, n_prompt_tokens)
+            plan = self.plan
+            learns = n_prompt <= needed and may_learn(plan, self.model, n_prompt)
             if learns and plan.attention.profiled_prompts == 0:
                 plan = plan.learning(needed)
-        is_same = plan == self._running
-        if self.runner is not None and is_same and self.runner.max_context >= needed:
+        if self.runner is not None and plan == self._running and self.runner.max_context >= needed:
             self.runner.reset()
         else:
             self.runner = None  # freed before the next one is allocated
@@ -245,16 +249,19 @@ class Session:
             self.runner = plan.start_runner(self.model, needed)
         return self.runner
 
-    def resume(self, prompt: Sequence[int], max_tokens: int) -> tuple[Runner, int]:
+    def resume(
+        self, prompt: Sequence[int], max_tokens: int, goes_on: bool = False
+    ) -> tuple[Runner, int]:
         """A runner that holds a beginning of the prompt, and the number of its tokens.
 
         The cache is kept as far as it agrees with the prompt, and grows with its contents where
         it is too short. What a sparse prefill has read cannot be taken back singly: a prompt
         that departs from it earlier goes on from the last mark before. Raises as ``_begin`` does.
+        What an eviction has left serves prompts that ``goes_on`` past the context too.
         """
         runner, n_kept = self.runner, 0
-        needed = self._running.choose_context(len(prompt), max_tokens)
-        if runner is not None and self._is_open:
+        needed = self._running.choose_context(len(prompt), max_tokens, goes_on=goes_on)
+        if runner is not None and self._is_open and (goes_on or not n_evicted(runner)):
             n_kept = count_common(runner.token_ids, prompt)
             if n_kept == len(prompt) and (
                 runner.prompt_logits is None or n_kept != runner.prefill_end
@@ -264,7 +271,7 @@ class Session:
             if n_kept and runner.max_context < needed:
                 runner = self._grow(runner, n_kept, needed)
         if runner is None or not n_kept:
-            return self.prepare(len(prompt), max_tokens), 0
+            return self.prepare(len(prompt), max_tokens, goes_on=goes_on), 0
         runner.rewind(n_kept)
         return runner, n_kept
 
@@ -275,15 +282,8 @@ class Session:
         context = max(needed, min(trained, 2 * old.max_context))
         runner = self._running.start_runner(self.model, context)
         old.rewind(n_kept)
-        try:
-            state = RunnerState.of(old)
-        except UsageError:
-            return None
-        self.runner = runner
-        state.restore(runner)
-        for rows, copy in zip(old.cached_rows(), runner.cached_rows(), strict=True):
-            copy[:] = rows
-        return runner
+        self.runner = runner if RunnerState.copy(old, runner) else None
+        return self.runner
 
     def begin_as(self, other: Session, n_tokens: int, context: int) -> None:
         """Takes up the first ``n_tokens`` of another session of the model, up to one of its marks.
@@ -324,13 +324,13 @@ class Session:
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
 
-        Raises UsageError if there is nothing at all.
+        Or of whose cache something was evicted. Raises UsageError if there is nothing at all.
         """
         from .session_file import write_session
 
         with self.access.call():
             transcript, runner = self.transcript, self.runner
-            if runner is None or not self.has_open_prompt:
+            if runner is None or not self.has_open_prompt or (extra and n_evicted(runner)):
                 if not extra:
                     raise UsageError(
                         "there is no prompt to save: one must have been read with keep_cache"

@@ -24,7 +24,9 @@ class GenerationStats:
     were read densely because of it. With prompt lookup, ``decode_calls`` gave the tokens after the
     first, and ``accepted_tokens`` of the ``drafted_tokens`` were right; all are 0 without.
     ``context_shifts`` counts how often a full context was cut to half and read again, which is part
-    of ``decode_s``.
+    of ``decode_s``; ``evicted_tokens`` counts those that every KV head dropped from its cache.
+    ``cache_bytes_per_token`` were read of the cache, and of what a rule chooses by, for a generated
+    token after the first; None where none was or where that is not counted.
     """
 
     model: str
@@ -58,6 +60,8 @@ class GenerationStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     context_shifts: int = 0
+    evicted_tokens: int = 0
+    cache_bytes_per_token: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, fit for JSON."""
@@ -67,7 +71,8 @@ class GenerationStats:
     def fills_context(self) -> bool:
         """Whether there is no room for another token: the last one drawn is not in the cache."""
         n_tokens = self.prompt_tokens + self.generated_tokens
-        return self.context_shifts == 0 and n_tokens > self.context_size
+        goes_on = self.context_shifts + self.evicted_tokens > 0
+        return not goes_on and n_tokens > self.context_size
 
     def format_table(self) -> str:
         """A few aligned lines for a terminal, without a final newline."""
@@ -82,12 +87,15 @@ class GenerationStats:
             f"{name.replace('_', ' ')} {format_bytes(size)}"
             for name, size in self.memory_bytes.items()
         )
+        decode = _format_rate(self.generated_tokens, self.decode_tps)
+        if self.cache_bytes_per_token:
+            decode += f" ({format_bytes(round(self.cache_bytes_per_token))} of the cache for each)"
         place = self.isa if self.device == "cpu" else f"{self.device}, {self.isa}"
         rows = [
             ("load", f"{self.load_s:.2f} s"),
             ("first token", "-" if self.ttft_s is None else f"{self.ttft_s:.2f} s"),
             ("prefill", prefill),
-            ("decode", _format_rate(self.generated_tokens, self.decode_tps)),
+            ("decode", decode),
             ("pairs", pairs),
             ("memory", f"peak RSS {format_bytes(self.peak_rss_bytes)} ({parts})"),
             ("run", f"{place}, threads {self.threads}, {attention}, seed {self.seed}"),
@@ -96,6 +104,8 @@ class GenerationStats:
             rows.insert(3, ("lookup", self._format_lookup()))
         if self.context_shifts:
             rows.insert(-1, ("context", f"full and cut to half {self.context_shifts:,} times"))
+        if self.evicted_tokens:
+            rows.insert(-1, ("context", f"full, {self.evicted_tokens:,} tokens evicted"))
         attention_notes = [self._describe_error(), self.note]
         if any(attention_notes):
             rows.insert(-1, ("attention", "; ".join(filter(None, attention_notes))))

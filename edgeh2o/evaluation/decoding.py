@@ -61,7 +61,7 @@ def evaluate_decoding(
             prefill_prompt(runner, prompt)
             progress.advance(len(prompt))
         parts = []
-        for first, dense, sparse in _decode_together(runners, rest[:-1]):
+        for first, dense, sparse in decode_together(runners, rest[:-1]):
             parts.append(compare_logits(dense, sparse, rest[first + 1 : first + 1 + len(dense)]))
             progress.advance(2 * len(dense))
         scores.append(join_scores(parts))
@@ -89,11 +89,14 @@ def _summarise(scores: list[TokenScores]) -> tuple[RangeQuality, ...]:
     )
 
 
-def _decode_together(
-    runners: list[Runner], tokens: NDArray[np.int32]
+def decode_together(
+    runners: list[Runner], tokens: NDArray[np.int32], most: int | None = None
 ) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
-    """Index of a block, and its logits [n, vocab_size] of both runners."""
-    step = min(runner.max_decode_tokens for runner in runners)
+    """Index of a block of ``tokens``, and its logits [n, vocab_size] of both runners.
+
+    As many tokens go together as the runners take, or ``most``.
+    """
+    step = min(most or len(tokens), *(runner.max_decode_tokens for runner in runners))
     for first in range(0, len(tokens), step):
         block = tokens[first : first + step]
         dense, sparse = (decode_block(runner, block) for runner in runners)

@@ -74,7 +74,11 @@ def plan_workloads(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """One workload with one attention. ``memory_bytes`` is what was allocated, by purpose."""
+    """One workload with one attention. ``memory_bytes`` is what was allocated, by purpose.
+
+    ``cache_bytes_per_token`` were read of the cache for a decoded token; None for prompts, and
+    where that is not counted.
+    """
 
     model: str
     isa: str
@@ -89,6 +93,7 @@ class Throughput:
     keys_per_query: float
     samples_tps: tuple[float, ...]
     memory_bytes: Mapping[str, int]
+    cache_bytes_per_token: float | None = None
 
     @property
     def median_tps(self) -> float:
@@ -124,14 +129,16 @@ class Throughput:
             "low_tps": min(self.samples_tps),
             "high_tps": max(self.samples_tps),
             "memory_bytes": sum(self.memory_bytes.values()),
+            "cache_bytes_per_token": self.cache_bytes_per_token,
         }
 
 
 def format_throughput(results: Sequence[Throughput]) -> str:
     """A Markdown table with one row per result."""
     header = ["model", "ISA", "threads", "attention", "test", "keys/query", "memory MiB"]
+    header += ["cache MiB/token"] if any(r.cache_bytes_per_token for r in results) else []
     header.append("tokens/s, median (range)")
-    rows = [
+    rows: list[list[Any]] = [
         [
             result.model,
             result.isa,
@@ -140,11 +147,19 @@ def format_throughput(results: Sequence[Throughput]) -> str:
             result.workload.name,
             f"{result.keys_per_query:,.0f}",
             f"{sum(result.memory_bytes.values()) / 2**20:,.0f}",
+            *_format_cache_bytes(result, header),
             format_samples(result.samples_tps, digits=1),
         ]
         for result in results
     ]
     return markdown_table(header, rows)
+
+
+def _format_cache_bytes(result: Throughput, header: Sequence[str]) -> list[str]:
+    if "cache MiB/token" not in header:
+        return []
+    n_bytes = result.cache_bytes_per_token
+    return [f"{n_bytes / 2**20:,.1f}" if n_bytes else ""]
 
 
 def benchmark_throughput(
@@ -206,6 +221,10 @@ def benchmark_throughput(
                 keys_per_query=runner.pairs_computed / workload.n_cached,
                 samples_tps=tuple(samples[mode]),
                 memory_bytes={"weights": llm.weight_bytes, **runner.memory_bytes},
+                # Of all rounds, the one that warms up included.
+                cache_bytes_per_token=runner.decode_bytes / (n_rounds * workload.n_decode)
+                if workload.n_decode and runner.decode_bytes
+                else None,
             )
             for mode, runner in runners.items()
         ]

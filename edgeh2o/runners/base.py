@@ -79,6 +79,18 @@ class RunnerState:
             raise FormatError(f"the saved state does not fit: {error}") from None
         runner.prompt_logits = self.prompt_logits
 
+    @classmethod
+    def copy(cls, old: Runner, new: Runner) -> bool:
+        """Lets ``new`` take up all that ``old`` holds; False if that cannot be saved."""
+        try:
+            state = cls.of(old)
+        except UsageError:
+            return False
+        state.restore(new)
+        for rows, copy in zip(old.cached_rows(), new.cached_rows(), strict=True):
+            copy[:] = rows
+        return True
+
 
 class Runner(Protocol):
     """The state of one prompt: a key-value cache, scores, and the position after the last token.
@@ -133,6 +145,14 @@ class Runner(Protocol):
         """Query-key pairs of this prompt without a sparse rule: N (N + 1) / 2.
 
         Averaged over layers; fewer where layers have a sliding window.
+        """
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes that decode calls have read of the cache, since the runner was made.
+
+        And of what a rule chooses by. Rows that several tokens of a call share count once. 0 on a
+        GPU, which does not count.
         """
 
     @property
@@ -229,6 +249,38 @@ class BatchRunner(Runner, Protocol):
 
         ValueError for more than are left; every call but ``accept`` forgets them.
         """
+
+
+class EvictingRunner(Runner, Protocol):
+    """A runner whose cache can drop tokens, of every KV head others, and go on.
+
+    ``position``, and all others but ``max_context``, count those that were dropped too, and
+    ``token_ids`` has them; nothing before the latest eviction can be gone back to.
+    """
+
+    @property
+    def n_evicted(self) -> int:
+        """Tokens that were dropped since ``reset``."""
+
+    def allow_eviction(self, is_allowed: bool) -> None:
+        """Notes from now on, or no more, what keys receive of attention, which takes memory.
+
+        While it does, a decode call takes one token. ValueError, with the cure, for a model, a
+        cache type or a rule that this does not go with.
+        """
+
+    def evict(self, n: int) -> None:
+        """Drops ``n`` tokens. ValueError for as many as there are."""
+
+
+def n_evicted(runner: Runner) -> int:
+    """Tokens that were dropped from the cache of any runner."""
+    return int(getattr(runner, "n_evicted", 0))
+
+
+def free_positions(runner: Runner) -> int:
+    """Tokens that the cache has room for."""
+    return runner.max_context + n_evicted(runner) - runner.position
 
 
 def attention_error(sums: NDArray[np.float64]) -> float | None:

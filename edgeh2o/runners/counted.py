@@ -27,6 +27,10 @@ class CountedRunner:
         return int(self._counted.pairs_dense)
 
     @property
+    def decode_bytes(self) -> int:
+        return int(self._counted.decode_bytes)
+
+    @property
     def error_sums(self) -> NDArray[np.float64]:
         sums: NDArray[np.float64] = self._counted.error_sums
         return sums

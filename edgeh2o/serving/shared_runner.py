@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
+from ..engine.full_context import allow_eviction
+from ..runners.base import n_evicted
 from ..runners.counted import CountedRunner
 from .call_grid import CallGrid, PromptShape, ReadPlaces
 from .saved_state import SavedPlaces, pack_state, unpack_state
@@ -56,6 +58,7 @@ class SharedRunner(CountedRunner):
         self._ahead = _NO_TOKENS  # looked at by ``decode_batch``
         self._is_cancelled = Event()
         self._reason = ""
+        self._evicts = False
         self.most_tokens = 0  # held at once so far: rows beyond take no memory yet
         self.prompt_logits: NDArray[np.float32] | None = None
 
@@ -86,6 +89,20 @@ class SharedRunner(CountedRunner):
     @property
     def position(self) -> int:
         return int(self.runner.position)
+
+    @property
+    def n_evicted(self) -> int:
+        return n_evicted(self.runner)
+
+    def allow_eviction(self, is_allowed: bool) -> None:
+        if is_allowed != self._evicts:
+            self._scheduler.call(lambda: allow_eviction(self.runner, is_allowed))
+            self._evicts = is_allowed
+
+    def evict(self, n: int) -> None:
+        self._require_wanted()
+        self._scheduler.call(lambda: self.runner.evict(n))
+        self._places, self.prompt_logits = ReadPlaces(), None
 
     @property
     def max_context(self) -> int:

@@ -71,6 +71,25 @@ def test_a_chat_goes_on_past_the_context(
     assert len(messages) < 24
 
 
+def test_a_chat_goes_on_by_eviction(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No message is forgotten, and each turn goes on from what is cached."""
+    lines = b"".join(b"the art is %d\n" % i for i in range(12))
+    options = ["-c", "128", "--session", str(tmp_path / "chat"), "--context-full", "evict", "-v"]
+    assert _chat(model, monkeypatch, lines, *options) == 0
+    err = capsys.readouterr().err
+    assert "forgotten" not in err
+    turns = err.split("load  ")[1:]
+    assert "tokens evicted" in turns[-1]
+    assert "more from the cache" in turns[-1]
+    with LLM(model, context_size=128, **SETTINGS) as llm:
+        messages = llm.load_session(tmp_path / "chat")["messages"]
+    assert len(messages) == 24
+    # Of the session there are the messages: the next turn reads them anew, past the context.
+    assert _chat(model, monkeypatch, b"the end\n", *options) == 0
+
+
 def test_variables_of_the_template(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -210,7 +229,8 @@ def test_an_answer_that_the_context_cuts_off(
     assert "is full" not in capsys.readouterr().err
     assert _chat(model, monkeypatch, b"in\n", *options) == 0
     assert capsys.readouterr().err == (
-        "(the context is full; /reset forgets the conversation, -c sets its size)\n"
+        "(the context is full; /reset forgets the conversation, -c sets its size, "
+        "--context-full evict goes on)\n"
     )
     assert _chat(model, monkeypatch, b"in\n", *options, "--quiet") == 0
     assert capsys.readouterr().err == ""

@@ -14,6 +14,7 @@ POLICIES = {
     "h2o": lambda: _core.h2o_policy(12, 20),
     "h2o with a tail": lambda: _core.h2o_policy(12, 20, tail=100),
     "headwise": lambda: _core.headwise_policy([None, 8, 16, 200], page_size=16),
+    "ruvllm": lambda: _core.ruvllm_policy(window=20, block_size=8),
     "headwise with recall": lambda: _core.headwise_policy([None] * 4, page_size=16, max_past=96),
 }
 

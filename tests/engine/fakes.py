@@ -21,6 +21,7 @@ class ScriptedRunner:
     """
 
     max_decode_tokens = 1
+    decode_bytes = 0
 
     def __init__(
         self,

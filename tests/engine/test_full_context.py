@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgeh2o import LLM, PrefillConfig, SamplingParams
+from edgeh2o import (
+    LLM,
+    DenseConfig,
+    H2OConfig,
+    HeadwiseConfig,
+    PrefillConfig,
+    QuestConfig,
+    RocketKvConfig,
+    SamplingParams,
+)
+from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.config import SHIFT_WHEN_FULL
-from edgeh2o.engine.full_context import choose_kept
+from edgeh2o.engine.full_context import choose_kept, prepare_full_context
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.reading import prefill_prompt
+from tests.engine.fakes import ScriptedRunner
 from tests.model.model_pair import random_tokens
 from tests.tiny_models import TinyModelFactory
 
@@ -105,5 +117,135 @@ def test_a_context_that_is_too_short_is_refused(tiny_model: TinyModelFactory) ->
 
 
 def test_unknown_ways_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"context_full \(--context-full\) must be stop or shift"):
-        SamplingParams(context_full="evict")
+    message = r"context_full \(--context-full\) must be stop, shift or evict, got 'rotate'"
+    with pytest.raises(UsageError, match=message):
+        SamplingParams(context_full="rotate")
+
+
+EVICTION = replace(SAMPLING, context_full="evict", lookup="auto")
+H2O = H2OConfig(local=8, heavy=4)
+
+
+def _evicting(llm: LLM, prompt: list[int], n_tokens: int) -> list[int]:
+    """Greedy tokens, with a quarter of the context dropped whenever it is full."""
+    runner: Any = llm.start_runner(CONTEXT)
+    runner.allow_eviction(True)
+    logits, tokens = prefill_prompt(runner, np.array(prompt, np.int32)), []
+    while len(tokens) < n_tokens:
+        tokens.append(int(np.argmax(logits)))
+        if runner.position - runner.n_evicted == CONTEXT:
+            runner.evict(CONTEXT // 4)
+        logits = runner.decode(tokens[-1])
+    return tokens
+
+
+@pytest.mark.parametrize("attention", [DenseConfig(), H2O, HeadwiseConfig()], ids=str)
+@pytest.mark.parametrize("n_prompt", [5, CONTEXT])
+def test_goes_on_by_eviction(
+    tiny_model: TinyModelFactory, attention: SparseAttentionConfig, n_prompt: int
+) -> None:
+    prompt = random_tokens(n_prompt).tolist()
+    sampling = replace(EVICTION, temperature=0.0)
+    for threads in (1, 3):
+        with _load(tiny_model(), attention=attention, threads=threads) as llm:
+            result = llm.generate(prompt, sampling)
+            if threads == 1:
+                expected = _evicting(llm, prompt, 200)
+            assert list(result.token_ids) == expected
+            stats = result.stats
+            n_rows = n_prompt + 199
+            assert stats.evicted_tokens == -(-(n_rows - CONTEXT) // 24) * 24
+            assert (stats.context_shifts, stats.fills_context) == (0, False)
+            assert f"{stats.evicted_tokens} tokens evicted" in stats.format_table()
+            again = llm.generate(prompt, replace(sampling, max_tokens=400)).stats
+            assert again.memory_bytes == stats.memory_bytes
+
+
+def test_a_context_that_suffices_evicts_nothing(tiny_model: TinyModelFactory) -> None:
+    prompt = random_tokens(60).tolist()
+    with _load(tiny_model(), context_size=260) as llm:
+        stopping, evicting = (
+            llm.generate(prompt, replace(EVICTION, context_full=way)) for way in ("stop", "evict")
+        )
+    assert stopping.token_ids == evicting.token_ids
+    assert evicting.stats.evicted_tokens == 0
+    assert evicting.stats.memory_bytes["scores"] > stopping.stats.memory_bytes["scores"]
+
+
+@pytest.mark.parametrize("attention", [DenseConfig(), H2O], ids=str)
+def test_prompts_longer_than_the_context_are_read(
+    tiny_model: TinyModelFactory, attention: SparseAttentionConfig
+) -> None:
+    prompt = random_tokens(400).tolist()
+    answers = []
+    with _load(tiny_model(), attention=attention) as llm:
+        for _ in range(2):
+            answers.append(llm.generate(prompt, replace(EVICTION, max_tokens=20)))
+            llm.generate(prompt[:10], replace(EVICTION, max_tokens=3))
+        with pytest.raises(UsageError, match="400 tokens and the context holds 96"):
+            llm.generate(prompt, SAMPLING)
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].stats.evicted_tokens >= 400 + 19 - CONTEXT
+    assert answers[0].stats.prompt_tokens == 400
+
+
+def test_a_prompt_past_the_context_teaches_nothing(tiny_model: TinyModelFactory) -> None:
+    """Its beginning would have to be read whole."""
+    with LLM(tiny_model(n_layers=1), attention=HeadwiseConfig(), context_size=600) as llm:
+        result = llm.generate(random_tokens(2400).tolist(), replace(EVICTION, max_tokens=2))
+    assert result.stats.evicted_tokens >= 1800
+    assert len(result.token_ids) == 2
+
+
+def test_the_next_turn_goes_on_from_what_was_not_evicted(tiny_model: TinyModelFactory) -> None:
+    prompt = random_tokens(30).tolist()
+    with _load(tiny_model()) as llm:
+        first = llm.generate(prompt, EVICTION, keep_cache=True)
+        turn = [*prompt, *first.token_ids, *random_tokens(20, seed=8).tolist()]
+        second = llm.generate(turn, EVICTION, keep_cache=True)
+        assert second.stats.cached_tokens == len(prompt) + 199
+        assert second.stats.evicted_tokens > 0
+        # To where nothing can be gone back to: read anew, past the context.
+        third = llm.generate(turn[:200], EVICTION, keep_cache=True)
+        assert third.stats.cached_tokens == 0
+        with pytest.raises(UsageError, match="the context holds 96"):
+            llm.generate(turn, SAMPLING, keep_cache=True)
+
+
+def test_sessions_after_an_eviction_are_refused_by_name(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    with _load(tiny_model()) as llm:
+        llm.generate(random_tokens(30).tolist(), EVICTION, keep_cache=True)
+        with pytest.raises(UsageError, match=r"cannot be saved: .* evicted .*--context-full evict"):
+            llm.save_session(tmp_path / "kept.eh2o")
+        llm.save_session(tmp_path / "kept.eh2o", extra={"messages": []})
+        assert llm.load_session(tmp_path / "kept.eh2o") == {"messages": []}
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling", "message"),
+    [
+        ({"attention": QuestConfig()}, EVICTION, r"quest.* says what generated tokens read"),
+        ({"attention": RocketKvConfig()}, EVICTION, r"rocketkv.* says what generated tokens read"),
+        ({"context_size": 48}, EVICTION, r"48 positions is too short.*--context-full evict"),
+        (
+            {},
+            replace(EVICTION, lookup="3"),
+            r"\(--lookup\) 3 does not go with --context-full evict",
+        ),
+    ],
+)
+def test_what_does_not_go_with_eviction(
+    tiny_model: TinyModelFactory, options: dict[str, Any], sampling: SamplingParams, message: str
+) -> None:
+    with (
+        _load(tiny_model(), **options) as llm,
+        pytest.raises(UsageError, match=message),
+    ):
+        llm.generate([1, 2, 3], sampling)
+
+
+def test_other_runners_are_refused() -> None:
+    with pytest.raises(UsageError, match="evict is for GGUF and safetensors models on the CPU"):
+        prepare_full_context(ScriptedRunner([1]), "evict")

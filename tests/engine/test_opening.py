@@ -130,7 +130,7 @@ def test_a_prompt_that_was_checked_is_tokenised_once(model: str) -> None:
     prompts = []
 
     def check(session: Session) -> None:
-        session.check_prompt(lambda: session.prompts.open("the art"), 1)
+        session.check_prompt(lambda: session.prompts.open("the art"), SamplingParams(max_tokens=1))
         prompts.append(session.prompts.open("the art"))
         prompts.append(session.prompts.open("the art", parse_special=False))
 

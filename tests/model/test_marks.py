@@ -18,6 +18,7 @@ POLICIES: dict[str, Callable[[], _core.SparsePolicy]] = {
     "dense": _core.dense_policy,
     "h2o": lambda: _core.h2o_policy(12, 4, tail=20),
     "headwise": lambda: _core.headwise_policy([None, 8, 16, 40], local=4, page_size=16),
+    "ruvllm": lambda: _core.ruvllm_policy(window=20, block_size=8),
     "recall": lambda: _core.headwise_policy([None, 8, 16, None], local=4, max_past=32),
 }
 

@@ -65,6 +65,7 @@ POLICIES: dict[str, MakePolicy] = {
     "h2o": lambda n_slots=4: _core.h2o_policy(12, 4),
     "headwise": _headwise(None, 8, 16, 40, local=4, sinks=2, page_size=16),
     "recall": _headwise(None, 8, 16, None, local=4, max_past=32),
+    "ruvllm": lambda n_slots=4: _core.ruvllm_policy(window=9, block_size=8),
     "joined pages": _headwise(None, 8, 16, None, local=4, page_size=1, max_past=20),
 }
 

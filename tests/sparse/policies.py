@@ -12,6 +12,7 @@ from tests.reference.h2o import H2OLayer
 from tests.reference.headwise import HeadwiseLayer
 from tests.reference.quest import QuestLayer
 from tests.reference.rocketkv import RocketKvLayer
+from tests.reference.ruvllm import RuvllmLayer
 from tests.reference.softmax_state import Array
 
 
@@ -93,6 +94,18 @@ def rocketkv_case(**options: int) -> PolicyCase:
     )
 
 
+def ruvllm_case(**options: Any) -> PolicyCase:
+    return PolicyCase(
+        "-".join(["ruvllm", *(f"{k}={v}" for k, v in options.items())]),
+        lambda _: _core.ruvllm_policy(**options),
+        lambda chunk_size: RuvllmLayer(chunk_size=chunk_size, **options),
+        (None, None),
+        has_landmarks=True,
+        max_past=0,
+        decodes_all=False,
+    )
+
+
 DENSE = PolicyCase(
     "dense", lambda _: _core.dense_policy(), lambda _: DenseLayer(), budgets=(None, None)
 )
@@ -115,6 +128,11 @@ PAGED = [
     rocketkv_case(prompt_budget=150, window=20, kernel=63, page_size=2, topk=7),
     rocketkv_case(prompt_budget=40, window=1, kernel=1, topk=3),
 ]
+RUVLLM = [
+    ruvllm_case(window=20, block_size=8, globals=3),
+    ruvllm_case(window=9, block_size=1, strides=False),
+    ruvllm_case(window=0, block_size=7, globals=0, landmarks=False),
+]
 POLICIES = [
     DENSE,
     h2o_case(16, 16),
@@ -124,4 +142,5 @@ POLICIES = [
     *H2O_OPTIONS,
     *HEADWISE,
     *PAGED,
+    *RUVLLM,
 ]

@@ -123,6 +123,10 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   set_sinks(call);
   uint8_t* scratch = call.workspace.attention_scratch();
   const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
+  const bool has_queries = !is_row || spec.heads.has_own_kv();  // of all rows
+  if (!step.is_decode && has_queries && spec.window == 0 && sequence.observes(call.layer)) {
+    sequence.observe(call.layer, queries, scratch, n_threads, attended);
+  }
   if (is_row) {
     if (first == n) return;
     sequence.decode_call(call.layer, step.is_decode, scratch, n_threads)

@@ -1,0 +1,40 @@
+#include "model/eviction.h"
+
+#include "base/check.h"
+#include "ops/rows.h"
+
+namespace edgeh2o {
+
+void allow_eviction(const DecoderConfig& config, Sequence& sequence, bool is_allowed) {
+  for (const LayerSpec& layer : config.layers) {
+    EH2O_CHECK(!is_allowed || !layer.qk_norm_after_rope || layer.mixer != MixerKind::kAttention,
+               "this model normalises its keys after their rotation, so that they cannot be moved to other "
+               "positions; use --context-full shift");
+  }
+  sequence.allow_eviction(is_allowed);
+}
+
+void evict(const DecoderConfig& config, Sequence& sequence, size_t n_dropped) {
+  struct Table {
+    std::vector<float> cos, sin;  // [n_dropped + 1][n_pairs] of going back so many positions
+  };
+  std::vector<Table> tables;
+  for (const RopeConfig& rope : config.ropes) {
+    const std::vector<float>& inv_freq = rope.of_context(sequence.shape().max_context);
+    const size_t n = (n_dropped + 1) * inv_freq.size();
+    tables.push_back({std::vector<float>(n), std::vector<float>(n)});
+    Table& table = tables.back();
+    fill_rope_table(table.cos.data(), table.sin.data(), 0, n_dropped + 1, {inv_freq.data(), inv_freq.size()},
+                    1.0f);
+    for (float& sin : table.sin) sin = -sin;
+  }
+  std::vector<Rotation> rotations;
+  for (size_t i = 0; i < config.n_layers(); ++i) {
+    const LayerSpec& layer = config.layers[i];
+    const Table& table = tables[layer.rope];
+    rotations.push_back({table.cos.data(), table.sin.data(), config.rope(i).n_pairs(), layer.window > 0});
+  }
+  sequence.evict(n_dropped, rotations);
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,181 @@
+// Going on past a full context: rows go, the others move up.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/parallel.h"
+#include "sequence/sequence.h"
+
+namespace edgeh2o {
+namespace {
+
+// Last queries of a prefill call whose attention is looked at.
+constexpr size_t kObservedQueries = 16;
+
+// Calls f(position, rank) for the positions below n that are not dropped, in order.
+template <typename F>
+void for_each_kept(const int32_t* dropped, size_t n_dropped, size_t n, const F& f) {
+  for (size_t position = 0, next = 0, rank = 0; position < n; ++position) {
+    if (next < n_dropped && static_cast<size_t>(dropped[next]) == position) {
+      ++next;
+    } else {
+      f(position, rank++);
+    }
+  }
+}
+
+}  // namespace
+
+void Sequence::allow_eviction(bool is_allowed) {
+  if (shape_.evicts == is_allowed) return;
+  check_whole();
+  if (is_allowed) check_eviction();
+  shape_.evicts = is_allowed;
+  std::vector<AttentionPlan> plans;
+  for (const AttentionPlan& plan : plans_) {
+    AttentionShape shape = plan.shape;
+    shape.sums_weights = is_allowed;
+    plans.emplace_back(plan.table, shape, plan.needs);
+  }
+  plans_.swap(plans);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    layers_[i].received = nullptr;
+    if (!attends(i) || !is_allowed) continue;
+    layers_[i].received = has_own_rows(i)
+                              ? std::make_shared<ReceivedAttention>(layer(i).n_kv_heads(), shape_.max_context)
+                              : layers_[owner_of(i)].received;
+  }
+}
+
+// Of the rows that the layer reads.
+size_t Sequence::owner_of(size_t layer) const {
+  size_t i = layer;
+  while (!layers_[i].own || layers_[i].attention != layers_[layer].attention) --i;
+  return i;
+}
+
+void Sequence::check_eviction() const {
+  EH2O_CHECK(
+      !ends_prompts() && !policy_->chooses_in_decode(), "this policy (", policy_->describe(),
+      ") says what generated tokens read, which an eviction would change; use --decode-attention dense, "
+      "another --attention, or --context-full shift");
+  EH2O_CHECK(
+      shape_.cache_types.k != CacheType::kQ8_0,
+      "keys of cache type q8_0 would be rounded anew at every eviction; use --cache-type f16, f16/q8_0 "
+      "or --context-full shift");
+}
+
+void Sequence::observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads,
+                       MatView<float> out) {
+  const AttentionPlan& plan = this->plan(layer);
+  const size_t n_kv_heads = plan.shape.heads.n_kv_heads, end = this->layer(layer).n_tokens();
+  const size_t n_queries = std::min(kObservedQueries, q.rows);
+  const KeySums sums = layers_[layer].received->begin_queries(end, n_queries);
+  for (size_t first = 0; first < n_queries; first += kMaxSummedTokens) {
+    const size_t n = std::min(kMaxSummedTokens, n_queries - first), row = q.rows - n_queries + first;
+    DecodeAttention attention(plan, scratch, n_threads);
+    for (size_t token = 0; token < n; ++token) {
+      const size_t position = end - n_queries + first + token;
+      for (size_t head = 0; head < n_kv_heads; ++head) {
+        attention.set_memory(token, head, MemorySet::all_seen(position, 0), position,
+                             this->layer(layer).rows());
+      }
+    }
+    attention.run(q.rows_from(row, n), this->layer(layer).rows(), out.rows_from(0, n), sums);
+  }
+}
+
+std::vector<int32_t> Sequence::choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores) {
+  const size_t n_heads = this->layer(layer).n_kv_heads(), n = this->layer(layer).n_tokens();
+  std::vector<int32_t> dropped(n_heads * n_dropped);
+  std::vector<uint64_t> ranks(n_heads * n);
+  scores->resize(n_heads * n);
+  parallel_for(n_heads, [&](size_t head, size_t) {
+    float* own = scores->data() + head * n;
+    layers_[layer].received->read_means(head, n, own);
+    policy_->evict(policy_->shape().slot(layer, head), {{own, n}, n_dropped, ranks.data() + head * n},
+                   dropped.data() + head * n_dropped);
+  });
+  policy_->end_layer();
+  return dropped;
+}
+
+void Sequence::evict(size_t n_dropped, const std::vector<Rotation>& rotations) {
+  check_whole();
+  const size_t n = position(), n_kept = n - n_dropped;
+  EH2O_CHECK(shape_.evicts && n_dropped > 0 && n_dropped < n, "cannot evict ", n_dropped, " of ", n,
+             " tokens");
+  // All choices come first: a rule in Python may throw.
+  std::vector<std::vector<int32_t>> dropped(layers_.size());
+  std::vector<std::vector<float>> scores(layers_.size());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (!has_own_rows(i)) continue;
+    if (rotations[i].is_windowed) {
+      for (size_t k = 0; k < layer(i).n_kv_heads() * n_dropped; ++k) {
+        dropped[i].push_back(static_cast<int32_t>(k % n_dropped));
+      }
+    } else {
+      dropped[i] = choose_dropped(i, n_dropped, &scores[i]);
+    }
+  }
+  is_broken_ = true;  // until all rows have moved
+  call_begin_ = 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (has_own_rows(i)) {
+      move_rows(i, dropped[i], n_dropped, rotations[i]);
+      layers_[i].received->drop(dropped[i].data(), n_dropped, n);
+    }
+    if (layers_[i].own) layers_[i].own->renumber(n_kept);
+  }
+  is_broken_ = false;
+  n_evicted_ += n_dropped;
+  ahead_.clear();
+  marks_.clear();
+  tokens_.reserve(tokens_.size() + shape_.max_context);
+  end_prefill(n_kept);
+  restart_policy(dropped, scores, n_dropped, n);
+}
+
+void Sequence::move_rows(size_t layer, const std::vector<int32_t>& dropped, size_t n_dropped,
+                         const Rotation& rotation) {
+  const AttentionState& state = this->layer(layer);
+  const size_t n = state.n_tokens(), n_pairs = rotation.n_pairs;
+  const KernelTable& table = plan(layer).table;
+  parallel_for(state.n_kv_heads(), [&](size_t head, size_t) {
+    const KvRows k = state.rows().k(head), v = state.rows().v(head);
+    const size_t k_bytes = kv_row_bytes(k.type, k.head_dim), v_bytes = kv_row_bytes(v.type, v.head_dim);
+    std::vector<float> key(k.head_dim);
+    for_each_kept(dropped.data() + head * n_dropped, n_dropped, n, [&](size_t position, size_t rank) {
+      if (position == rank) return;
+      std::memcpy(v.row(rank), v.row(position), v_bytes);
+      if (n_pairs == 0) {
+        std::memcpy(k.row(rank), k.row(position), k_bytes);
+        return;
+      }
+      std::fill(key.begin(), key.end(), 0.0f);
+      table.add_kv_rows_f32(k.type, key.data(), k.row(position), nullptr, 1, k.head_dim);
+      const size_t back = (position - rank) * n_pairs;
+      table.rope_f32(key.data(), rotation.cos + back, rotation.sin + back, n_pairs);
+      table.store_kv_row_f32(k.type, k.row(rank), key.data(), k.head_dim);
+    });
+  });
+}
+
+void Sequence::restart_policy(const std::vector<std::vector<int32_t>>& dropped,
+                              const std::vector<std::vector<float>>& scores, size_t n_dropped, size_t n) {
+  policy_->begin_prompt();
+  std::vector<float> kept(n - n_dropped);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (!attends(i)) continue;
+    const size_t source = owner_of(i);
+    if (scores[source].empty()) continue;  // of a window
+    for (size_t head = 0; head < layer(i).n_kv_heads(); ++head) {
+      const float* all = scores[source].data() + head * n;
+      for_each_kept(dropped[source].data() + head * n_dropped, n_dropped, n,
+                    [&](size_t position, size_t rank) { kept[rank] = all[position]; });
+      policy_->restart(policy_->shape().slot(i, head), {kept.data(), kept.size()});
+    }
+  }
+}
+
+}  // namespace edgeh2o

@@ -1,0 +1,38 @@
+"""Answers that go on past the context, several at a time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeh2o.serving.requests import GenerationRequest
+from tests.serving.answering import answer, request_of
+from tests.serving.conftest import open_engine
+from tests.serving.test_prefix_reuse import tokens_of
+
+CONTEXT = 256
+
+
+def _past_context(way: str, seed: int) -> GenerationRequest:
+    made = request_of(tokens_of(CONTEXT - 50, seed=seed), 150)
+    return replace(made, sampling=replace(made.sampling, context_full=way))
+
+
+@pytest.mark.parametrize("way", ["evict", "shift"])
+def test_neighbours_change_nothing(serving_model: Path, way: str) -> None:
+    requests = [_past_context(way, seed) for seed in range(2)]
+    with (
+        open_engine(serving_model, context_size=CONTEXT) as engine,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        together = list(threads.map(lambda request: answer(engine, request), requests))
+        alone = [answer(engine, request) for request in requests]
+    assert [each.logprobs for each in together] == [each.logprobs for each in alone]
+    for each in together:
+        assert each.finish_reason == "length"
+        assert len(each.logprobs) == 150
+        assert (each.stats.evicted_tokens > 0) == (way == "evict")
+        assert (each.stats.context_shifts > 0) == (way == "shift")
