@@ -32,7 +32,9 @@ void evict(const DecoderConfig& config, Sequence& sequence, size_t n_dropped) {
   for (size_t i = 0; i < config.n_layers(); ++i) {
     const LayerSpec& layer = config.layers[i];
     const Table& table = tables[layer.rope];
-    rotations.push_back({table.cos.data(), table.sin.data(), config.rope(i).n_pairs(), layer.window > 0});
+    const size_t first = layer.latent.is_none() ? 0 : layer.latent.rank;
+    rotations.push_back(
+        {table.cos.data(), table.sin.data(), first, config.rope(i).n_pairs(), layer.window > 0});
   }
   sequence.evict(n_dropped, rotations);
 }

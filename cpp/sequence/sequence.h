@@ -47,8 +47,8 @@ struct SequenceShape {
 // How the keys of a layer are rotated back by so many positions: cos and -sin, [most + 1][n_pairs].
 struct Rotation {
   const float *cos, *sin;
-  size_t n_pairs;
-  bool is_windowed;  // the layer's queries see the latest positions only
+  size_t first, n_pairs;  // which numbers of a key are rotated
+  bool is_windowed;       // the layer's queries see the latest positions only
 };
 
 // Bytes by purpose.

@@ -147,7 +147,7 @@ void Sequence::move_rows(size_t layer, const std::vector<int32_t>& dropped, size
     std::vector<float> key(k.head_dim);
     for_each_kept(dropped.data() + head * n_dropped, n_dropped, n, [&](size_t position, size_t rank) {
       if (position == rank) return;
-      std::memcpy(v.row(rank), v.row(position), v_bytes);
+      if (!state.values_are_keys()) std::memcpy(v.row(rank), v.row(position), v_bytes);
       if (n_pairs == 0) {
         std::memcpy(k.row(rank), k.row(position), k_bytes);
         return;
@@ -155,7 +155,7 @@ void Sequence::move_rows(size_t layer, const std::vector<int32_t>& dropped, size
       std::fill(key.begin(), key.end(), 0.0f);
       table.add_kv_rows_f32(k.type, key.data(), k.row(position), nullptr, 1, k.head_dim);
       const size_t back = (position - rank) * n_pairs;
-      table.rope_f32(key.data(), rotation.cos + back, rotation.sin + back, n_pairs);
+      table.rope_f32(key.data() + rotation.first, rotation.cos + back, rotation.sin + back, n_pairs);
       table.store_kv_row_f32(k.type, k.row(rank), key.data(), k.head_dim);
     });
   });

@@ -164,6 +164,25 @@ def test_the_rows_that_stay_move_up_and_are_rotated(model: LLM) -> None:
             np.testing.assert_array_equal(rows[2 * slot + 1], before[2 * slot + 1][kept])
 
 
+def test_latent_rows_are_rotated_where_they_have_a_position(tiny_model: TinyModelFactory) -> None:
+    """Their first part, of which keys and values are made, stays as it is."""
+    rule = Recording()
+    with LLM(tiny_model(architecture="minicpm3"), cache_type="f32", threads=1) as llm:
+        latent, inv_freq = llm.config.latent, np.asarray(llm.config.rope_inv_freq, np.float64)
+        assert latent is not None
+        runner = _start(llm, RuleConfig(rule))
+        runner.prefill(random_tokens(CONTEXT), is_last=True)
+        before = [row.view(np.float32).reshape(CONTEXT, -1).copy() for row in runner.cached_rows()]
+        runner.evict(40)
+        after = [row.view(np.float32).reshape(CONTEXT - 40, -1) for row in runner.cached_rows()]
+    for rows, old, key in zip(after, before, sorted(rule.scores), strict=True):
+        kept = np.setdiff1d(np.arange(CONTEXT), drop_lowest(rule.scores[key], 40))
+        np.testing.assert_array_equal(rows[:, : latent.rank], old[kept, : latent.rank])
+        rotated = old[kept, latent.rank :].astype(np.float64)
+        rotated = _rotate_back(rotated, kept - np.arange(len(kept)), inv_freq)
+        np.testing.assert_allclose(rows[:, latent.rank :], rotated, rtol=1e-5, atol=1e-5)
+
+
 def test_what_follows_reads_the_rows_that_are_left(model: LLM) -> None:
     """As a cache does into which the same rows were written."""
     runner = _start(model)
