@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.cuda.device import (
+from tools.build_cuda_images import CompileError, find_nvrtc
+from tools.cuda_driver import (
     FORMATS,
     Add,
     Attend,
@@ -41,7 +42,6 @@ from tests.cuda.device import (
     Rope,
     Structure,
 )
-from tools.build_cuda_images import CompileError, find_nvrtc
 
 SOURCE = Path(__file__).with_name("cuda_peaks.cu")
 # Of a measurement: launches are repeated until they take as long.

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench import cuda_roofline
-from tests.cuda.device import FORMATS
 from tests.cuda.host_library import build_driver, compiler
 from tools.build_cuda_images import find_nvrtc
+from tools.cuda_driver import FORMATS
 
 
 @pytest.mark.skipif(compiler() is None, reason="the host device needs g++")

@@ -1,4 +1,4 @@
-"""The driver API as tests use it, and the structures of cpp/cuda/kernels/arguments.h."""
+"""The driver API and the structures of cpp/cuda/kernels/arguments.h, for tests and measurements."""
 
 from __future__ import annotations
 
