@@ -68,7 +68,9 @@ void DeviceDecoder::add_experts(const Rows& rows, size_t layer) {
   ExpertRoutes(rows.n, spec.n_experts, n_used, arena);
   arena.allocate();
   ExpertRoutes routes(rows.n, spec.n_experts, n_used, arena);
-  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, {spec.normalises_experts}, routes);
+  const RoutingRule rule{spec.normalises_experts, spec.expert_gate == ExpertGate::kSigmoid,
+                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data()};
+  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, rule, routes);
 
   // The row of every entry; of every row its entries by expert, the shared one last; their weights.
   auto* const entry_rows = state.staged_routes_.as<int32_t>();

@@ -36,9 +36,10 @@ void DeviceDecoder::add_token_input(const Rows& rows, size_t layer) {
   const bool is_quantised = is_tiled(weights_.matrix(w.token_input_out.weight).format);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!is_quantised) q8.q = nullptr;
-  device_->launch("gate_rows",
-                  GateArguments{gate, input, is_quantised ? nullptr : gate, q8, u32(dim), GateKind::kGelu},
-                  rows.n, 1, 1, kThreads, 0);
+  device_->launch(
+      "gate_rows",
+      GateArguments{gate, input, is_quantised ? nullptr : gate, q8, u32(dim), u32(dim), GateKind::kGelu},
+      rows.n, 1, 1, kThreads, 0);
   end_branch(rows, gate, w.token_input_out, w.token_input_post_norm, spec.residual_scale);
 }
 

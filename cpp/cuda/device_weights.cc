@@ -23,7 +23,7 @@ size_t rows_of_part(WeightFormat format, size_t cols, size_t block_bytes) {
 
 DeviceWeights::DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device,
                              size_t block_bytes)
-    : device_(device), host_(config, table), pool_(device, block_bytes) {}
+    : device_(device), n_layers_(config.n_layers()), host_(config, table), pool_(device, block_bytes) {}
 
 size_t DeviceWeights::estimate_bytes(const std::string& type_name, size_t rows, size_t cols) {
   if (rows == 1) return cols * sizeof(float);
@@ -85,10 +85,16 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
 void DeviceWeights::finish() {
   host_.check_complete(
       [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
+  const auto keep_vector = [this](const std::vector<float>& values) {
+    if (values.empty()) return;
+    vectors_[&values] = static_cast<const float*>(keep(values.data(), values.size() * sizeof(float)));
+  };
   for (const auto& [name, slot] : host_.slots()) {
-    if (slot.matrix || slot.vector->empty()) continue;
-    vectors_[slot.vector] =
-        static_cast<const float*>(keep(slot.vector->data(), slot.vector->size() * sizeof(float)));
+    if (slot.vector) keep_vector(*slot.vector);
+  }
+  for (size_t i = 0; i < n_layers_; ++i) {  // not of the file
+    keep_vector(host_.layer(i).delta_q_scale);
+    keep_vector(host_.layer(i).delta_k_scale);
   }
   token_embd_ = make_table(matrices_.at(&host_.token_embd()));
   std::vector<DeviceMatrix> inputs;

@@ -53,6 +53,7 @@ class DeviceWeights {
   DeviceTable make_table(const std::vector<DeviceMatrix>& parts);
 
   Device& device_;
+  size_t n_layers_;
   Weights host_;
   DevicePool pool_;
   DeviceBuffer staging_;  // pinned

@@ -38,6 +38,7 @@ INSTRUCTIONS = {
         if name.startswith("gemm_")
     },
     "attend_split": ("MUFU.EX2", "LDG.E"),
+    "delta_rule": ("LDS", "STS", "FFMA", "BAR.SYNC"),  # a state that stays in shared memory
 }
 
 

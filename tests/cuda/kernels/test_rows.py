@@ -100,7 +100,7 @@ def test_add_rows(device: Device, has_norm: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped silu"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped silu", "sigmoid"])
 def test_gate_rows(device: Device, kind: str) -> None:
     random = np.random.default_rng(3)
     gate = random.normal(scale=4, size=(2, 160)).astype(np.float32)
@@ -113,10 +113,13 @@ def test_gate_rows(device: Device, kind: str) -> None:
         if kind == "clamped silu":  # gpt-oss
             g, u = np.minimum(g, 7), np.clip(up.astype(np.float64), -7, 7)
             expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
+        if kind == "sigmoid":
+            expected = up / (1 + np.exp(-g))
     out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 160)
+    beside = np.concatenate((gate, np.full((2, 8), np.nan, np.float32)), axis=1)  # of wider rows
     arguments = Gate(
-        gate=device.put(gate), up=device.put(up), out=out, xq=rounded, dim=160,
-        kind=("silu", "gelu", "clamped silu").index(kind),
+        gate=device.put(beside), up=device.put(up), out=out, xq=rounded, dim=160, gate_stride=168,
+        kind=("silu", "gelu", "clamped silu", "sigmoid").index(kind),
     )  # fmt: skip
     device.launch("gate_rows", arguments, (2,))
     got = device.get(out, gate.shape, np.float32)

@@ -43,17 +43,16 @@ def check_rule(
     """A prompt in calls of these lengths, then three tokens: positions, pairs and logits."""
     with open_model(tiny_model(**model_options), open_device(0)) as file:
         on_device = file.load()._core_model
+        attending = [i for i, layer in enumerate(file.config.layers) if layer.mixer == "attention"]
     on_cpu = load_pair(tiny_model, **model_options).core
     sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
     results = []
-    n_layers = model_options["n_layers"]
-    assert isinstance(n_layers, int)
     for make, model in ((_core.Sequence, on_cpu), (_core.DeviceSequence, on_device)):
         policy = make_policy()
         session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
         rows = prefill(session, *split(tokens, lengths))
         decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
-        chosen = [policy.memory_set(layer, head) for layer in range(n_layers) for head in range(2)]
+        chosen = [policy.memory_set(layer, head) for layer in attending for head in range(2)]
         results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
     for ours, theirs in zip(results[1][1], results[0][1], strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -126,13 +125,19 @@ class Loudest:
         return self._choose(chunk, q, k)
 
 
-def test_a_rule_in_python_chooses_and_answers_as_on_the_cpu(tiny_model: TinyModelFactory) -> None:
-    tokens = random_tokens(2 * CHUNK_SIZE + 9)
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_a_rule_in_python_chooses_and_answers_as_on_the_cpu(
+    tiny_model: TinyModelFactory, name: str
+) -> None:
+    """Also of queries that lie behind gates, between layers that do not attend."""
+    n = (2 if name == "llama" else 1) * CHUNK_SIZE + 9
+    tokens = random_tokens(n)
     check_rule(
         tiny_model,
         lambda: _core.python_policy(Loudest(), max_synthetic=1),
         tokens,
-        [70, len(tokens) - 70],
+        [n // 2 + 2, n - n // 2 - 2],
+        {**SMALL, **MODELS[name], "n_layers": 2},
     )
 
 
