@@ -101,7 +101,10 @@ struct DeviceSequence {
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);
     const DeviceState::BufferBytes buffers = DeviceState::buffer_bytes(config, shape, needs);
-    if (host.recurrent > 0) result["recurrent_state"] = DeviceState::recurrent_bytes(config);
+    if (host.recurrent > 0) {
+      result["recurrent_state"] = DeviceState::recurrent_bytes(config);
+      result["recurrent_copy"] = host.recurrent;
+    }
     result["activations"] = buffers.device;
     result["staging"] = buffers.pinned;
     result["scores"] = host.policy;

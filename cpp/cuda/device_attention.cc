@@ -65,9 +65,8 @@ void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
   const float* const input = begin_branch(rows, w.attn_norm, {matrices.data(), matrices.size()});
   size_t offset = 0;
   for (const Linear* linear : matrices) {
-    const DeviceMatrix& matrix = weights_.matrix(linear->weight);
-    multiply(rows, matrix, input, weights_.vector(linear->bias), qkv + offset, stride, false);
-    offset += matrix.n_out;
+    multiply(rows, *linear, input, qkv + offset, stride);
+    offset += weights_.n_out(linear->weight);
   }
   if (spec.qk_norm != QkNorm::kNone && !spec.qk_norm_after_rope) {
     const float eps = config_.norm_eps;
@@ -108,11 +107,10 @@ void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
   const LayerWeights& w = weights_.host().layer(layer);
   const size_t out_dim = spec.heads.out_dim();
   float* const attended = rows.attended(out_dim);
-  const DeviceMatrix& output = weights_.matrix(w.attn_output.weight);
   if (spec.has_output_gate) {
-    gate_by(rows, rows.qkv(spec), spec.qkv_dim(), attended, out_dim, GateKind::kSigmoid, output);
+    gate_by(rows, rows.qkv(spec), spec.qkv_dim(), attended, out_dim, GateKind::kSigmoid, w.attn_output);
   } else {
-    quantise(rows, attended, out_dim, output);
+    quantise(rows, attended, out_dim, w.attn_output);
   }
   end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
 }

@@ -181,27 +181,26 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
 void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation activation,
                             const float* input) {
   DeviceState& state = rows.state;
-  const size_t ffn_dim = weights_.matrix(ffn.gate.weight).n_out;
+  const size_t ffn_dim = weights_.n_out(ffn.gate.weight);
   float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
-  multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, ffn_dim,
-           false);
-  multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, ffn_dim, false);
-  const bool is_quantised = is_tiled(weights_.matrix(ffn.down.weight).format);
+  multiply(rows, ffn.gate, input, gate, ffn_dim);
+  multiply(rows, ffn.up, input, up, ffn_dim);
+  const bool has_floats = !is_quantised(ffn.down);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, ffn_dim);
-  if (!is_quantised) q8.q = nullptr;
+  if (has_floats) q8.q = nullptr;
   device_->launch("gate_rows",
-                  GateArguments{gate, up, is_quantised ? nullptr : gate, q8, u32(ffn_dim), u32(ffn_dim),
+                  GateArguments{gate, up, has_floats ? gate : nullptr, q8, u32(ffn_dim), u32(ffn_dim),
                                 gate_kind(activation)},
                   rows.n, 1, 1, kThreads, 0);
 }
 
 void DeviceDecoder::gate_by(const Rows& rows, const float* gate, size_t gate_stride, float* x, size_t dim,
-                            GateKind kind, const DeviceMatrix& consumer) {
-  const bool is_quantised = is_tiled(consumer.format);
+                            GateKind kind, const Linear& consumer) {
+  const bool has_floats = !is_quantised(consumer);
   QuantisedRows q8 = rows_of(rows.state.q8_, rows.state.d8_, dim);
-  if (!is_quantised) q8.q = nullptr;
+  if (has_floats) q8.q = nullptr;
   device_->launch("gate_rows",
-                  GateArguments{gate, x, is_quantised ? nullptr : x, q8, u32(dim), u32(gate_stride), kind},
+                  GateArguments{gate, x, has_floats ? x : nullptr, q8, u32(dim), u32(gate_stride), kind},
                   rows.n, 1, 1, kThreads, 0);
 }
 
@@ -209,7 +208,7 @@ const float* DeviceDecoder::begin_branch(const Rows& rows, const std::vector<flo
                                          Span<const Linear* const> matrices) {
   bool any_float = false, any_quantised = false;
   for (const Linear* linear : matrices) {
-    (is_tiled(weights_.matrix(linear->weight).format) ? any_quantised : any_float) = true;
+    (is_quantised(*linear) ? any_quantised : any_float) = true;
   }
   const size_t dim = config_.model_dim;
   DeviceState& state = rows.state;
@@ -231,16 +230,15 @@ void DeviceDecoder::end_branch(const Rows& rows, const float* input, const Linea
   const size_t dim = config_.model_dim;
   DeviceState& state = rows.state;
   float *const x = rows.x(dim), *const branch = state.norm_.as<float>();
-  multiply(rows, weights_.matrix(linear.weight), input, weights_.vector(linear.bias), is_plain ? x : branch,
-           dim, is_plain);
+  multiply(rows, linear, input, is_plain ? x : branch, dim, is_plain);
   if (is_plain) return;
   device_->launch("add_rows",
                   AddArguments{x, branch, weights_.vector(post_norm), u32(dim), config_.norm_eps, scale},
                   rows.n, 1, 1, kThreads, kSmallShared);
 }
 
-void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer) {
-  if (!is_tiled(consumer.format)) return;
+void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, const Linear& consumer) {
+  if (!is_quantised(consumer)) return;
   device_->launch("norm_rows",
                   NormArguments{input, nullptr, nullptr, rows_of(rows.state.q8_, rows.state.d8_, dim),
                                 u32(dim), 1, u32(dim), u32(dim), 0.0f},
@@ -256,8 +254,18 @@ void DeviceDecoder::norm_groups(const Rows& rows, float* x, size_t dim, size_t s
                   rows.n * n_groups, 1, 1, kThreads, kSmallShared);
 }
 
-void DeviceDecoder::multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
-                             float* out, size_t stride, bool accumulates) {
+void DeviceDecoder::multiply(const Rows& rows, const Linear& linear, const float* input, float* out,
+                             size_t stride, bool accumulates) {
+  const float* bias = weights_.vector(linear.bias);
+  for (const DeviceMatrix& part : weights_.parts(linear.weight)) {
+    multiply_part(rows, part, input, bias, out, stride, accumulates);
+    out += part.n_out;
+    if (bias) bias += part.n_out;
+  }
+}
+
+void DeviceDecoder::multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input,
+                                  const float* bias, float* out, size_t stride, bool accumulates) {
   const MultiplyArguments arguments{
       w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
       bias,        out,         w.depth,

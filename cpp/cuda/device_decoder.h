@@ -49,11 +49,11 @@ class DeviceState {
   // A call writes the rows from its position on. Recurrent states that the sequence has replaced (a prompt
   // begins, or one is taken up) go to the device.
   void begin_call(Sequence& sequence);
-  void end_call() { moves_states_ = true; }
+  void end_call() { moved_states_ = true; }
   // Recurrent states from the device to the sequence, as they are to be saved.
   void download_states(Sequence& sequence);
   // [n_recurrent] of a layer without attention.
-  float* recurrent(size_t layer) const { return caches_[layer].as<float>(); }
+  float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
   void download_rows(Sequence& sequence);
   void upload_rows(Sequence& sequence);
@@ -67,11 +67,15 @@ class DeviceState {
   Device& device_;
   const DecoderConfig& config_;
   SequenceShape shape_;
-  std::vector<DeviceBuffer> caches_;  // or recurrent states
+  struct Cache {  // not of one piece, which long contexts would make a large one
+    DeviceBuffer k, v;
+  };
+  std::vector<Cache> caches_;
+  std::vector<DeviceBuffer> recurrent_;  // states
   // How often the sequence had replaced the recurrent state that a layer has on the device; whether calls
-  // have moved them on since they were last downloaded.
+  // have moved them on since they were downloaded.
   std::vector<size_t> n_replaced_;
-  bool moves_states_ = false;
+  bool moved_states_ = false;
   // Of all rows of a call: x_, qkv_, attended_; of kRowsAtOnce: norm_ to d8_; the widest layer counts.
   // Of layers without attention, of kRowsAtOnce: what they make of their input, and what was convolved.
   DeviceBuffer mixed_, convolved_;
@@ -155,7 +159,8 @@ class DeviceDecoder {
   struct DeltaParts {
     float *qkv, *z, *gates;
   };
-  void project_delta_net(const Rows& rows, const LayerWeights& w, const DeltaParts& parts, size_t n_heads);
+  void project_delta_net(const Rows& rows, const LayerWeights& w, const DeltaParts& parts,
+                         const DeltaHeads& heads);
   void convolve(const Rows& rows, size_t layer, ConvolveArguments a);  // but for weights and sizes
   void rotate(const Rows& rows, size_t layer);
   void embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns, float scale,
@@ -190,12 +195,16 @@ class DeviceDecoder {
                   const std::vector<float>& post_norm, float scale);
   // act(gate) * x for what multiplies it next: in 8 bits, or in place.
   void gate_by(const Rows& rows, const float* gate, size_t gate_stride, float* x, size_t dim, GateKind kind,
-               const DeviceMatrix& consumer);
-  void quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer);
+               const Linear& consumer);
+  void quantise(const Rows& rows, const float* input, size_t dim, const Linear& consumer);
   void norm_groups(const Rows& rows, float* x, size_t dim, size_t stride, const std::vector<float>& weight,
                    float eps);
-  void multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias, float* out,
-                size_t stride, bool accumulates);
+  // out [n][stride] (+)= linear(input), which is in 8 bits where the weights are quantised.
+  void multiply(const Rows& rows, const Linear& linear, const float* input, float* out, size_t stride,
+                bool accumulates = false);
+  void multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
+                     float* out, size_t stride, bool accumulates);
+  bool is_quantised(const Linear& linear) const { return is_tiled(weights_.format(linear.weight)); }
   void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);
 
   DecoderConfig config_;

@@ -25,8 +25,7 @@ void DeviceDecoder::mix_short_conv(const Rows& rows, size_t layer, size_t n_skip
   float *const b = state.mixed_.as<float>(), *const out = state.attended_.as<float>();
   const Linear* const matrices[] = {&w.conv_in};
   const float* const input = begin_branch(rows, w.attn_norm, {matrices, 1});
-  multiply(rows, weights_.matrix(w.conv_in.weight), input, weights_.vector(w.conv_in.bias), b, 3 * dim,
-           false);
+  multiply(rows, w.conv_in, input, b, 3 * dim);
   ConvolveArguments a{};
   a.x = b;
   a.gate = b + dim;
@@ -39,7 +38,7 @@ void DeviceDecoder::mix_short_conv(const Rows& rows, size_t layer, size_t n_skip
   if (n_skipped == rows.n) return;
   const Rows outputs = rows.part(n_skipped, rows.n - n_skipped);
   const float* const mixed = out + n_skipped * dim;
-  quantise(outputs, mixed, dim, weights_.matrix(w.conv_out.weight));
+  quantise(outputs, mixed, dim, w.conv_out);
   end_branch(outputs, mixed, w.conv_out, w.attn_post_norm, config_.layers[layer].residual_scale);
 }
 
@@ -52,7 +51,7 @@ void DeviceDecoder::mix_delta_net(const Rows& rows, size_t layer, size_t n_skipp
   float *const qkv = state.mixed_.as<float>(), *const z = qkv + kRowsAtOnce * conv_dim,
                *const gates = z + kRowsAtOnce * width, *const convolved = state.convolved_.as<float>(),
                *const out = state.attended_.as<float>(), *const matrices = state.recurrent(layer);
-  project_delta_net(rows, w, {qkv, z, gates}, n_heads);
+  project_delta_net(rows, w, {qkv, z, gates}, heads);
 
   ConvolveArguments c{};
   c.x = qkv;
@@ -78,27 +77,24 @@ void DeviceDecoder::mix_delta_net(const Rows& rows, size_t layer, size_t n_skipp
   const Rows outputs = rows.part(n_skipped, rows.n - n_skipped);
   float* const mixed = out + n_skipped * width;
   norm_groups(outputs, mixed, width, width, w.delta_norm, config_.norm_eps);
-  gate_by(outputs, z + n_skipped * width, width, mixed, width, GateKind::kSilu,
-          weights_.matrix(w.delta_out.weight));
+  gate_by(outputs, z + n_skipped * width, width, mixed, width, GateKind::kSilu, w.delta_out);
   end_branch(outputs, mixed, w.delta_out, w.attn_post_norm, spec.residual_scale);
 }
 
 void DeviceDecoder::project_delta_net(const Rows& rows, const LayerWeights& w, const DeltaParts& parts,
-                                      size_t n_heads) {
+                                      const DeltaHeads& heads) {
   const bool has_one_matrix = weights_.has(w.delta_gates.weight);
   const Linear* const separate[] = {&w.delta_qkv, &w.delta_z, &w.delta_rate, &w.delta_decay};
   const Linear* const joined[] = {&w.delta_qkv, &w.delta_z, &w.delta_gates};
   const Span<const Linear* const> matrices =
       has_one_matrix ? Span<const Linear* const>{joined, 3} : Span<const Linear* const>{separate, 4};
   const float* const input = begin_branch(rows, w.attn_norm, matrices);
-  const auto project = [&](const Linear& linear, float* out, size_t stride) {
-    multiply(rows, weights_.matrix(linear.weight), input, weights_.vector(linear.bias), out, stride, false);
-  };
-  project(w.delta_qkv, parts.qkv, weights_.matrix(w.delta_qkv.weight).n_out);
-  project(w.delta_z, parts.z, weights_.matrix(w.delta_z.weight).n_out);
-  if (has_one_matrix) return project(w.delta_gates, parts.gates, 2 * n_heads);
-  project(w.delta_rate, parts.gates, 2 * n_heads);
-  project(w.delta_decay, parts.gates + n_heads, 2 * n_heads);
+  multiply(rows, w.delta_qkv, input, parts.qkv, heads.conv_dim());
+  multiply(rows, w.delta_z, input, parts.z, heads.value_dim());
+  const size_t n_gates = 2 * heads.n_value_heads;
+  if (has_one_matrix) return multiply(rows, w.delta_gates, input, parts.gates, n_gates);
+  multiply(rows, w.delta_rate, input, parts.gates, n_gates);
+  multiply(rows, w.delta_decay, input, parts.gates + heads.n_value_heads, n_gates);
 }
 
 }  // namespace edgeh2o::cuda

@@ -106,12 +106,16 @@ struct Sizes {
 
 static_assert(kCacheBlock == kKvBlock && kCacheBlockBytes == kKvBlockBytes);
 
-size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
+struct CacheBytes {
+  size_t k = 0, v = 0;
+};
+
+CacheBytes layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
   const AttentionHeads& heads = layer.heads;
-  if (heads.is_none() || !heads.has_own_kv()) return 0;
-  return shape.max_context * heads.n_kv_heads *
-         (kv_row_bytes(shape.cache_types.k, heads.key_dim) +
-          kv_row_bytes(shape.cache_types.v, heads.value_dim));
+  if (heads.is_none() || !heads.has_own_kv()) return {};
+  const size_t n_rows = shape.max_context * heads.n_kv_heads;
+  return {n_rows * kv_row_bytes(shape.cache_types.k, heads.key_dim),
+          n_rows * kv_row_bytes(shape.cache_types.v, heads.value_dim)};
 }
 
 }  // namespace
@@ -120,8 +124,9 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
                          const PolicyNeeds& needs)
     : device_(device), config_(config), shape_(shape) {
   for (const LayerSpec& layer : config.layers) {
-    const size_t n_recurrent = layer.n_recurrent(config.model_dim);
-    caches_.emplace_back(device, layer_bytes(layer, shape) + n_recurrent * sizeof(float));
+    const CacheBytes n_bytes = layer_bytes(layer, shape);
+    caches_.push_back({DeviceBuffer(device, n_bytes.k), DeviceBuffer(device, n_bytes.v)});
+    recurrent_.emplace_back(device, layer.n_recurrent(config.model_dim) * sizeof(float));
   }
   n_replaced_.assign(config.n_layers(), SIZE_MAX);
   const Sizes sizes(config, shape, needs);
@@ -164,7 +169,10 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
 
 size_t DeviceState::cache_bytes(const DecoderConfig& config, const SequenceShape& shape) {
   size_t total = 0;
-  for (const LayerSpec& layer : config.layers) total += layer_bytes(layer, shape);
+  for (const LayerSpec& layer : config.layers) {
+    const CacheBytes n_bytes = layer_bytes(layer, shape);
+    total += n_bytes.k + n_bytes.v;
+  }
   return total;
 }
 
@@ -181,16 +189,13 @@ DeviceState::BufferBytes DeviceState::buffer_bytes(const DecoderConfig& config, 
 }
 
 DeviceCache DeviceState::cache(size_t layer) const {
-  const AttentionHeads& heads = config_.layers[layer].heads;
-  uint8_t* const k = caches_[source(layer)].as<uint8_t>();
-  uint8_t* const v =
-      k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_types.k, heads.key_dim);
+  const Cache& cache = caches_[source(layer)];
   const auto of = [](CacheType type) {
     if (type == CacheType::kQ8_0) return DeviceCacheType::kQ8;
     return type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
   };
-  return {k, v, static_cast<uint32_t>(shape_.max_context), of(shape_.cache_types.k),
-          of(shape_.cache_types.v)};
+  return {cache.k.as<void>(), cache.v.as<void>(), static_cast<uint32_t>(shape_.max_context),
+          of(shape_.cache_types.k), of(shape_.cache_types.v)};
 }
 
 // f(rows [begin, end) of a KV head of the host, where they lie on the device), keys and values, of one layer.
@@ -224,7 +229,7 @@ void DeviceState::begin_call(Sequence& sequence) {
 }
 
 void DeviceState::download_states(Sequence& sequence) {
-  if (!moves_states_) return;
+  if (!moved_states_) return;
   for (size_t i = 0; i < config_.n_layers(); ++i) {
     // One that was replaced since is on the host alone.
     if (sequence.attends(i) || n_replaced_[i] != sequence.recurrent(i).n_replaced()) continue;
@@ -232,7 +237,7 @@ void DeviceState::download_states(Sequence& sequence) {
     device_.download(state.values(), recurrent(i), state.n_values() * sizeof(float));
   }
   device_.wait();
-  moves_states_ = false;
+  moved_states_ = false;
 }
 
 void DeviceState::copy_rows_to_host(Sequence& sequence, size_t layer, size_t end) {
