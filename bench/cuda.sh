@@ -86,8 +86,8 @@ else
 fi
 
 step doctor 60 $python -m edgeh2o doctor
-step kernels 90 $python -m pytest -q -p no:cacheprovider tests/cuda/test_kernels.py ${TESTS:-}
-step models 120 $python -m pytest -q -p no:cacheprovider tests/cuda/test_decoder.py ${TESTS:-}
+step kernels 90 $python -m pytest -q -p no:cacheprovider tests/cuda/kernels ${TESTS:-}
+step models 120 $python -m pytest -q -p no:cacheprovider tests/cuda/models ${TESTS:-}
 peaks=
 if [ -e "$kit"/peaks.ptx ]; then peaks="--peaks $kit/peaks.ptx"; fi
 step roofline 90 $python -m bench.cuda_roofline --library "$library" $small $peaks
@@ -113,7 +113,7 @@ if [ "$mode" = run ] && [ -n "$sanitizer" ]; then
     left=$((580 - SECONDS + started))
     if [ "$left" -lt 30 ]; then echo "$check: not run, no time is left"; continue; fi
     step "$check" "$((left < 60 ? left : 60))" "$sanitizer" --tool "$check" --error-exitcode 9 \
-      $python -m pytest -q -x -p no:cacheprovider tests/cuda/test_kernels.py ${TESTS:-}
+      $python -m pytest -q -x -p no:cacheprovider tests/cuda/kernels ${TESTS:-}
   done
 else
   echo "compute-sanitizer: not run"

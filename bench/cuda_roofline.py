@@ -23,13 +23,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.cuda.device import (
+from tools.build_cuda_images import CompileError, find_nvrtc
+from tools.cuda_driver import (
     FORMATS,
     Add,
     Attend,
     Cache,
     Columns,
     Combine,
+    Convolve,
+    Delta,
     Device,
     Gate,
     Heads,
@@ -41,7 +44,6 @@ from tests.cuda.device import (
     Rope,
     Structure,
 )
-from tools.build_cuda_images import CompileError, find_nvrtc
 
 SOURCE = Path(__file__).with_name("cuda_peaks.cu")
 # Of a measurement: launches are repeated until they take as long.
@@ -277,7 +279,7 @@ def row_kernels(device: Device, sizes: Sizes) -> Iterator[Case]:
     add = Add(x=x, y=y, weight=weight, dim=dim, eps=1e-5, scale=1.0)
     gate, up = (device.put(np.full((n, ffn_dim), 0.5, np.float32)) for _ in range(2))
     wide, wide_bytes = put_rows(device, n, ffn_dim)
-    gated = Gate(gate=gate, up=up, xq=wide, dim=ffn_dim)
+    gated = Gate(gate=gate, up=up, xq=wide, dim=ffn_dim, gate_stride=ffn_dim)
     head_dim, n_pairs = sizes.head_dim, sizes.head_dim // 2
     n_heads, n_kv = sizes.n_heads, sizes.n_kv_heads
     stride = (n_heads + 2 * n_kv) * head_dim
@@ -302,6 +304,40 @@ def row_kernels(device: Device, sizes: Sizes) -> Iterator[Case]:
             device.launch(name, a, grid, threads=threads, shared=256)
 
         yield Case(name, "bytes", n_bytes, launch)
+    device.free_all()
+
+
+def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
+    """A convolution between gates, bound by memory, and a delta net over the rows of a prompt."""
+    n, dim, n_taps = sizes.n_single, sizes.dim, 4
+    rows = device.put(np.full((n, 3 * dim), 0.5, np.float32))
+    convolved = Convolve(
+        x=rows, gate=rows + 4 * dim, factor=rows + 8 * dim, out=device.empty(n * dim * 4),
+        weights=device.put(np.full((n_taps, dim), 0.1, np.float32)),
+        state=device.put(np.zeros((n_taps - 1, dim), np.float32)),
+        stride=3 * dim, channels=dim, n_taps=n_taps, n_rows=n,
+    )  # fmt: skip
+    head_dim, n_heads, n_keys = sizes.head_dim, sizes.n_heads, sizes.n_heads // 2
+    stride = (2 * n_keys + n_heads) * head_dim
+    random = np.random.default_rng(2)
+    qkv = random.normal(scale=head_dim**-0.5, size=(n, stride)).astype(np.float32)
+    state = np.zeros((n_heads, head_dim, head_dim), np.float32)
+    ruled = Delta(
+        qkv=device.put(qkv), gates=device.put(np.full((n, 2, n_heads), 0.5, np.float32)),
+        state=device.put(state), out=device.empty(n * n_heads * head_dim * 4), stride=stride,
+        n_rows=n, n_key_heads=n_keys, n_value_heads=n_heads, head_dim=head_dim,
+    )  # fmt: skip
+    shared = (head_dim * 36 + 3 * 128) * 4
+
+    def convolve() -> None:
+        device.launch("convolve_rows", convolved, (-(-dim // 128), n))
+
+    def rule() -> None:
+        device.launch("delta_rule", ruled, (head_dim // 32, n_heads), shared=shared)
+
+    yield Case("convolve_rows", "bytes", 4 * n * dim * 4, convolve)
+    # Of every number of a state: two products, its decay and what is added.
+    yield Case("delta_rule", "f32", 7.0 * n * n_heads * head_dim**2, rule)
     device.free_all()
 
 
@@ -331,7 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         "\n| kernel | bound by | amount | time | rate | of the limit |\n|---|---|---|---|---|---|"
     )
-    for cases in (products, attention, row_kernels):
+    for cases in (products, attention, row_kernels, recurrent):
         for case in cases(device, sizes):
             seconds = seconds_of(device, case.launch)
             rate = case.amount / seconds

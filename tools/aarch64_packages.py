@@ -72,6 +72,17 @@ def relink(root: Path) -> None:
                 path.symlink_to(os.path.relpath(target, path.parent))
 
 
+def list_of(suite: str, packages: Sequence[str]) -> str:
+    """What the stamp of a folder with these packages says."""
+    return "\n".join([suite, *packages]) + "\n"
+
+
+def are_unpacked(suite: str, packages: Sequence[str], root: Path) -> bool:
+    """Whether ``root`` holds these packages, so that unpack_packages has nothing to do."""
+    stamp = root / STAMP
+    return stamp.exists() and stamp.read_text() == list_of(suite, packages)
+
+
 def unpack_packages(suite: str, packages: Sequence[str], root: Path) -> Path:
     """Unpacks `packages` and what they depend on into `root`; does nothing if it holds them.
 
@@ -87,8 +98,7 @@ def unpack_packages(suite: str, packages: Sequence[str], root: Path) -> Path:
         PackageError: if apt or dpkg fails.
     """
     root = root.resolve()
-    wanted = "\n".join([suite, *packages]) + "\n"
-    if (root / STAMP).exists() and (root / STAMP).read_text() == wanted:
+    if are_unpacked(suite, packages, root):
         return root
     shutil.rmtree(root, ignore_errors=True)
     folder = root.with_name(f"{root.name}.apt")
@@ -106,5 +116,5 @@ def unpack_packages(suite: str, packages: Sequence[str], root: Path) -> Path:
         subprocess.run(command, check=True, input=content)
     relink(root)
     shutil.rmtree(folder)
-    (root / STAMP).write_text(wanted)
+    (root / STAMP).write_text(list_of(suite, packages))
     return root

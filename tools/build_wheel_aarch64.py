@@ -9,6 +9,8 @@ release has is taken from an interpreter of that version here, since only pyconf
 the machine and nothing in it changes the layout of a struct between x86-64 and aarch64.
 libgomp goes into the wheel, as on no Linux it is among what a manylinux tag promises.
 
+--fetch only gets Debian's packages for these builds, and lists nothing.
+
 Exit status: 0 built and checked, 1 failed, 77 skipped because a tool is missing (stderr names it).
 """
 
@@ -22,19 +24,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools import aarch64_packages
-from tools.aarch64_packages import PackageError, unpack_packages
+from tools import aarch64_packages, aarch64_python
+from tools.aarch64_packages import PackageError, are_unpacked, unpack_packages
 from tools.aarch64_python import SUITES, unpack_python
 from tools.check_wheel_aarch64 import check_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "wheel-aarch64"
 SKIPPED = 77
+PYTHON = "3.11"  # that wheels are tried with
 COMPILER = "aarch64-linux-gnu-g++"
 TRIPLET = "aarch64-linux-gnu"
 SYSROOT_SUITE, SYSROOT_GCC = "bullseye", "10"
 SYSROOT_PACKAGES = ("libc6-dev", f"libgcc-{SYSROOT_GCC}-dev", f"libstdc++-{SYSROOT_GCC}-dev")
+
+# glibc 2.31 has these in libraries of their own; without them symbols would stay unversioned.
+LIBRARIES = ("-Wl,--push-state,--no-as-needed", "-lpthread", "-ldl", "-lm", "-Wl,--pop-state")
 
 REQUIRED_PROGRAMS = {
     COMPILER: "Debian package g++-aarch64-linux-gnu",
@@ -69,6 +77,17 @@ def run(command: Sequence[str | Path], *, env: dict[str, str] | None = None) -> 
     if result.returncode != 0:
         raise BuildError(f"{shlex.join(map(str, command))}\n{result.stdout}{result.stderr}")
     return result.stdout
+
+
+def unpack_sysroot(build_dir: Path) -> Path:
+    """Folder with what the compiler sees. Raises PackageError where it cannot be had."""
+    return unpack_packages(SYSROOT_SUITE, SYSROOT_PACKAGES, build_dir / "sysroot")
+
+
+def find_sysroot(build_dir: Path = BUILD) -> Path | None:
+    """That folder if it was made before."""
+    root = build_dir / "sysroot"
+    return root if are_unpacked(SYSROOT_SUITE, SYSROOT_PACKAGES, root) else None
 
 
 def compiler_flags(sysroot: Path) -> list[str]:
@@ -123,10 +142,7 @@ def build_linux_wheel(
     """The wheel as the linker left it, tagged linux_aarch64; objects of the core are used again."""
     include = [part for folder in headers for part in ("-I", str(folder))]
     compiler = shlex.join([COMPILER, *compiler_flags(sysroot), *include])
-    # glibc 2.31 has these in libraries of their own; without them symbols would stay unversioned.
-    libraries = "-Wl,--push-state,--no-as-needed -lpthread -ldl -lm -Wl,--pop-state"
-    linker = f"{compiler} -shared {libraries}"
-    tag = "cp" + version.replace(".", "")
+    linker = f"{compiler} -shared {' '.join(LIBRARIES)}"
     env = {
         "CC": compiler,
         "CXX": compiler,
@@ -134,7 +150,7 @@ def build_linux_wheel(
         "LDCXXSHARED": linker,
         "AR": f"{TRIPLET}-ar",
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
-        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{tag[2:]}-{TRIPLET}.so",
+        "SETUPTOOLS_EXT_SUFFIX": module_suffix(version),
     }
     base, out = build_dir / "base", build_dir / "linux"
     for folder in [out, *base.glob("lib.*"), *base.glob("bdist.*")]:
@@ -143,8 +159,18 @@ def build_linux_wheel(
     command += ["build", f"--build-base={base}"]
     command += ["bdist_wheel", f"--bdist-dir={base / 'bdist.wheel'}", f"--dist-dir={out}"]
     run(command, env=env)
-    # bdist_wheel names the interpreter that runs it.
+    return retag(version, out)
+
+
+def module_suffix(version: str) -> str:
+    """How file names of extension modules end."""
+    return f".cpython-{version.replace('.', '')}-{TRIPLET}.so"
+
+
+def retag(version: str, out: Path) -> Path:
+    """Renames the wheel in a folder, as bdist_wheel names the interpreter that runs it."""
     (built,) = out.glob("*.whl")
+    tag = "cp" + version.replace(".", "")
     tags = ["--python-tag", tag, "--abi-tag", tag, "--platform-tag", "linux_aarch64", "--remove"]
     name = run([sys.executable, "-m", "wheel", "tags", *tags, built]).strip().splitlines()[-1]
     return out / name
@@ -169,21 +195,48 @@ def build_wheel(version: str, headers: Sequence[Path], build_dir: Path, out: Pat
     Raises:
         BuildError: if a step fails, or if the wheel would not run where its tag says.
     """
-    sysroot = unpack_packages(SYSROOT_SUITE, SYSROOT_PACKAGES, build_dir / "sysroot")
+    sysroot = unpack_sysroot(build_dir)
+    return finish_wheel(build_linux_wheel(version, headers, sysroot, build_dir), sysroot, out)
+
+
+def finish_wheel(wheel: Path, sysroot: Path, out: Path) -> Path:
+    """The wheel as it is given away, in a folder. Raises BuildError as build_wheel."""
     out.mkdir(parents=True, exist_ok=True)
-    wheel = graft_libraries(build_linux_wheel(version, headers, sysroot, build_dir), sysroot, out)
+    wheel = graft_libraries(wheel, sysroot, out)
     if problems := check_wheel(wheel):
         raise BuildError(f"{wheel.name}:\n" + "\n".join(problems))
     return wheel
+
+
+def fetch(build_dir: Path) -> int:
+    """Gets the sysroot and the Python of PYTHON side by side; the exit status."""
+    if missing := aarch64_python.find_missing():
+        print(f"skipped: not installed: {', '.join(missing)}", file=sys.stderr)
+        return SKIPPED
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            parts = [
+                pool.submit(unpack_sysroot, build_dir),
+                pool.submit(unpack_python, PYTHON, build_dir),
+            ]
+            for part in parts:
+                part.result()
+    except PackageError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", nargs="+", default=list(SUITES), metavar="VERSION")
     parser.add_argument("--headers", action="append", default=[], metavar="VERSION=DIR")
-    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "wheel-aarch64")
+    parser.add_argument("--fetch", action="store_true", help="only get Debian's packages")
+    parser.add_argument("--build-dir", type=Path, default=BUILD)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "wheels-aarch64")
     arguments = parser.parse_args(argv)
+    if arguments.fetch:
+        return fetch(arguments.build_dir.resolve())
     if missing := find_missing():
         print(f"skipped: not installed: {', '.join(missing)}", file=sys.stderr)
         return SKIPPED

@@ -2,9 +2,12 @@
 
     python -m tools.cross_check_aarch64 [--build-dir build/aarch64]
 
-Sources and flags are those of setup.py. For every emulated processor the set of kernel tables is
-compared with the instructions that the processor has, and its strongest tables are checked. The
-loader of GPUs finds no driver there, and with the host device of the tests it gets right products.
+Sources and flags are those of setup.py; headers and libraries are those of the wheels where
+tools.build_wheel_aarch64 --fetch has got them, so that a wheel can be made of the same objects
+(tools.quick_wheel_aarch64), else those beside the compiler. For every emulated processor the set of
+kernel tables is compared with the instructions that the processor has, and its strongest tables are
+checked. The loader of GPUs finds no driver there, and with the host device of the tests it gets
+right products.
 Exit status: 0 passed, 1 failed, 77 skipped because a tool is missing (stderr names the package).
 """
 
@@ -14,18 +17,22 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.cuda import host_library
+from tools import build_wheel_aarch64
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPILER = "aarch64-linux-gnu-g++"
+BUILD = ROOT / "build" / "aarch64"
+COMPILER = build_wheel_aarch64.COMPILER
 EMULATOR = "qemu-aarch64"
 SYSROOT = "/usr/aarch64-linux-gnu"
 SELFTEST = "tests/kernels/selftest"
@@ -34,12 +41,15 @@ SKIPPED = 77
 REQUIRED_PROGRAMS = {COMPILER: "Debian package g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
 REQUIRED_MODULES = ("setuptools", "pybind11", "Cython")
 
-# Reads setup.py without running it and prints the static libraries; cythonize would write files.
+# Reads setup.py without running it and prints what it builds; cythonize would write files.
 READ_SETUP = """
 import json, setuptools, Cython.Build
 from distutils.core import run_setup
-Cython.Build.cythonize = lambda *args, **options: []
-print(json.dumps(run_setup("setup.py", stop_after="init").libraries))
+Cython.Build.cythonize = lambda modules, **options: modules
+setup = run_setup("setup.py", stop_after="init")
+fields = ("name", "sources", "include_dirs", "extra_compile_args", "extra_link_args")
+modules = [{field: getattr(module, field) for field in fields} for module in setup.ext_modules]
+print(json.dumps([setup.libraries, modules]))
 """
 
 
@@ -76,8 +86,33 @@ def find_missing() -> list[str]:
     return missing + [name for name in REQUIRED_MODULES if importlib.util.find_spec(name) is None]
 
 
-def read_units() -> list[Unit]:
-    """Sources of the core, the kernel tables and the self-test, with the flags of setup.py."""
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What setup.py builds: static libraries by name, the core first, and extension modules."""
+
+    libraries: dict[str, tuple[Unit, ...]]
+    modules: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What the compiler gets besides: flags always, libraries when it links."""
+
+    flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+def find_toolchain() -> Toolchain:
+    """That of the wheels, if their sysroot has been fetched; in any case for shared libraries."""
+    sysroot = build_wheel_aarch64.find_sysroot()
+    if sysroot is None:
+        return Toolchain(("-fPIC",))
+    flags = build_wheel_aarch64.compiler_flags(sysroot)
+    return Toolchain(("-fPIC", *flags), build_wheel_aarch64.LIBRARIES)
+
+
+def read_setup() -> Setup:
+    """Runs setup.py as far as its lists. Raises CheckFailedError where that fails."""
     result = subprocess.run(
         [sys.executable, "-c", READ_SETUP],
         cwd=ROOT,
@@ -87,16 +122,22 @@ def read_units() -> list[Unit]:
     )
     if result.returncode != 0:
         raise CheckFailedError(f"setup.py cannot be read:\n{result.stderr}")
-    libraries = dict(json.loads(result.stdout))
-    units = [
-        Unit(source, tuple(info["cflags"]))
-        for info in libraries.values()
-        for source in info["sources"]
-    ]
-    core_flags = tuple(libraries["edgeh2o_core"]["cflags"])
+    libraries, modules = json.loads(result.stdout)
+    units = {
+        name: tuple(Unit(source, tuple(info["cflags"])) for source in info["sources"])
+        for name, info in libraries
+    }
+    return Setup(units, tuple(modules))
+
+
+def read_units() -> list[Unit]:
+    """Sources of the core, the kernel tables and the self-test, with the flags of setup.py."""
+    libraries = read_setup().libraries
+    core_flags = libraries["edgeh2o_core"][0].flags
     # Policies register themselves: setup.py has them among the sources of the module.
     more = sorted([*ROOT.glob("cpp/sparse/*.cc"), *ROOT.glob(f"{SELFTEST}/*.cc")])
-    return units + [Unit(str(path.relative_to(ROOT)), core_flags) for path in more]
+    more_units = [Unit(str(path.relative_to(ROOT)), core_flags) for path in more]
+    return [unit for units in libraries.values() for unit in units] + more_units
 
 
 def is_current(output: Path, dependencies: Iterable[Path]) -> bool:
@@ -114,12 +155,12 @@ def read_dependencies(depfile: Path) -> list[Path]:
     return [ROOT / name for name in files.split()]
 
 
-def compile_unit(unit: Unit, build_dir: Path) -> Path:
+def compile_unit(unit: Unit, build_dir: Path, flags: Sequence[str] = ()) -> Path:
     """Object file of the unit, compiled again only if a file that it includes has changed."""
-    output = build_dir / unit.source.replace("/", "_").replace(".cc", ".o")
+    output = build_dir / Path(unit.source.replace("/", "_")).with_suffix(".o")
     depfile = output.with_suffix(".d")
     if not is_current(output, [*read_dependencies(depfile), ROOT / "setup.py"]):
-        command = [COMPILER, *unit.flags, "-Icpp", "-I.", "-MMD", "-MF", str(depfile)]
+        command = [COMPILER, *flags, *unit.flags, "-Icpp", "-I.", "-MMD", "-MF", str(depfile)]
         run_compiler([*command, "-c", unit.source, "-o", str(output)])
     return output
 
@@ -132,26 +173,37 @@ def run_compiler(command: list[str]) -> None:
         print(result.stderr, file=sys.stderr)
 
 
+def compile_units(units: Iterable[Unit], build_dir: Path, toolchain: Toolchain) -> list[Path]:
+    """Their objects, compiled side by side; all anew if the toolchain is another than before."""
+    stamp, flags = build_dir / "flags.txt", shlex.join(toolchain.flags)
+    if not stamp.exists() or stamp.read_text() != flags:
+        shutil.rmtree(build_dir, ignore_errors=True)
+        build_dir.mkdir(parents=True)
+        stamp.write_text(flags)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda unit: compile_unit(unit, build_dir, toolchain.flags), units))
+
+
+def link(objects: Sequence[Path], output: Path, toolchain: Toolchain, *options: str) -> Path:
+    if not is_current(output, objects):
+        command = [COMPILER, *toolchain.flags, *map(str, objects), *options, *toolchain.libraries]
+        run_compiler([*command, "-o", str(output)])
+    return output
+
+
 def build_selftest(build_dir: Path) -> Path:
     """The program linked from all objects, so that an undefined symbol of the core is an error."""
-    build_dir.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda unit: compile_unit(unit, build_dir), read_units()))
-    program = build_dir / "kernel_selftest"
-    if not is_current(program, objects):
-        run_compiler([COMPILER, *map(str, objects), "-fopenmp", "-o", str(program)])
-    return program
+    toolchain = find_toolchain()
+    objects = compile_units(read_units(), build_dir, toolchain)
+    return link(objects, build_dir / "kernel_selftest", toolchain, "-fopenmp")
 
 
 def build_host_device(build_dir: Path) -> Path:
     """The driver's library that runs kernels for GPUs on the CPU (cpp/cuda/host)."""
     units = [Unit(str(path.relative_to(ROOT)), host_library.FLAGS) for path in host_library.SOURCES]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda unit: compile_unit(unit, build_dir), units))
-    library = build_dir / "libcuda.so"
-    if not is_current(library, objects):
-        run_compiler([COMPILER, *map(str, objects), "-shared", "-o", str(library)])
-    return library
+    toolchain = find_toolchain()
+    objects = compile_units(units, build_dir, toolchain)
+    return link(objects, build_dir / "libcuda.so", toolchain, "-shared")
 
 
 def emulate(
@@ -206,7 +258,7 @@ def check_device(program: Path, host_device: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "aarch64")
+    parser.add_argument("--build-dir", type=Path, default=BUILD)
     arguments = parser.parse_args(argv)
     if missing := find_missing():
         print(f"skipped: {', '.join(missing)} not installed", file=sys.stderr)

@@ -8,6 +8,8 @@ prefill; text, greedy tokens and logits must be those of the edgeh2o that runs t
 models are small random ones, of float and of 4-bit weights, or --model. The wheel must hold the
 kernels for GPUs, if they are built here, and refuse a GPU in a line for want of a driver. With
 --tests FOLDER ... pytest runs those in the same place instead. Without a wheel it is built first.
+--quick is for CI: a wheel of tools.quick_wheel_aarch64 and what tools.build_wheel_aarch64 --fetch
+has got, one answer, and the refusal of a GPU.
 
 Exit status: 0 equal, 1 not, 77 skipped because a tool is missing (stderr names it).
 """
@@ -35,7 +37,10 @@ from tools.aarch64_python import (
     install_python,
 )
 from tools.build_cuda_images import IMAGES, LIST_NAME, TARGETS, are_current, find_nvrtc
+from tools.build_wheel_aarch64 import BUILD, PYTHON, BuildError
+from tools.cross_check_aarch64 import CheckFailedError
 from tools.make_tiny_model import write_tiny_model
+from tools.quick_wheel_aarch64 import build_quick_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = 77
@@ -44,6 +49,7 @@ PROBE = ROOT / "tools" / "aarch64_probe.py"
 NO_DRIVER = "there is no NVIDIA driver"
 # The instruction set that each processor model of qemu must choose by itself.
 PROCESSORS = {"cortex-a76": "neon_dotprod", "cortex-a72": "neon", "max": "neon_i8mm"}
+QUICK_PROCESSOR = "cortex-a76"
 ATTENTION = ("h2o", "headwise")
 # Attention precisions of each beside f32; the scalar kernels have them all.
 NARROW = {"cortex-a76": ("f16",), "max": ("f16", "bf16")}
@@ -66,7 +72,7 @@ MODEL = {
     "seed": 4,  # its greedy tokens lead by more than the differences between instruction sets
 }
 WORDS = "the art of the thing is that it is there and for all that he was in the house on a hill"
-N_WORDS = 500
+N_WORDS, QUICK_WORDS = 500, 150
 RUN_OPTIONS = ["-n", "24", "--temp", "0", "-b", "256", "-ub", "64", "--budget", "96", "--json"]
 # x86 may take bf16 by itself, aarch64 does not.
 RUN_OPTIONS += ["--attention-precision", "f32"]
@@ -184,10 +190,14 @@ def run_tests(python: EmulatedPython, processor: str, tests: Sequence[str], out:
         raise DifferentError(f"tests fail on {processor}")
 
 
-def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path) -> None:
+def write_prompt(path: Path, n_words: int) -> Path:
     words = WORDS.split()
-    prompt = out / "prompt.txt"
-    prompt.write_text(" ".join(words[i * i % len(words)] for i in range(arguments.words)))
+    path.write_text(" ".join(words[i * i % len(words)] for i in range(n_words)))
+    return path
+
+
+def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path) -> None:
+    prompt = write_prompt(out / "prompt.txt", arguments.words)
     models = {arguments.model: MODEL_TOLERANCE} if arguments.model else {}
     for tensor_type, tolerance in TOLERANCES.items() if not models else ():
         path = out / f"tiny-{tensor_type}.gguf"
@@ -206,6 +216,36 @@ def check_wheel(python: EmulatedPython, arguments: argparse.Namespace, out: Path
     check_gpu(python, next(iter(models)))
 
 
+def check_quickly() -> int:
+    """Builds a wheel of objects that are there, and opens it; the exit status."""
+    missing = list(dict.fromkeys([*build_wheel_aarch64.find_missing(), *find_missing()]))
+    if build_wheel_aarch64.find_sysroot() is None:
+        missing.append("Debian's packages (python -m tools.build_wheel_aarch64 --fetch)")
+    if missing:
+        print(f"skipped: not there: {', '.join(missing)}", file=sys.stderr)
+        return SKIPPED
+    started = time.monotonic()
+
+    def report(what: str) -> None:
+        print(f"{what} ({time.monotonic() - started:.0f} s)", flush=True)
+
+    out = BUILD / "quick"
+    try:
+        wheel = build_quick_wheel()
+        report(f"built {wheel.name}")
+        python = install_python(PYTHON, [str(wheel)], BUILD)
+        report("installed")
+        model = write_tiny_model(out / "tiny.gguf", tensor_type="F32", **MODEL)
+        prompt = write_prompt(out / "prompt.txt", QUICK_WORDS)
+        compare_answers(python, QUICK_PROCESSOR, ["run", model, "-f", prompt, *RUN_OPTIONS])
+        check_gpu(python, model)
+    except (BuildError, CheckFailedError, DifferentError, InstallError, PackageError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    report("passed")
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=Path, nargs="?", help="default: built for CPython 3.11")
@@ -213,8 +253,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="a GGUF file instead of the tiny random ones")
     parser.add_argument("--words", type=int, default=N_WORDS, help="length of the prompt")
     parser.add_argument("--tests", nargs="+", default=[], help="test folders to run instead")
-    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "wheel-aarch64")
+    parser.add_argument("--quick", action="store_true", help="a wheel of the cross check's objects")
+    parser.add_argument("--build-dir", type=Path, default=BUILD)
     arguments = parser.parse_args(argv)
+    if arguments.quick:
+        return check_quickly()
     if missing := find_missing():
         print(f"skipped: not installed: {', '.join(missing)}", file=sys.stderr)
         return SKIPPED

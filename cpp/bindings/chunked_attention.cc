@@ -169,6 +169,7 @@ class AttentionSequence {
   }
   void forget_prompt() { n_rows_ = 0; }
   void fetch_rows() {}
+  void fetch_states() {}
 
   // A view of [kv_head][position][head_dim]; of q8_0, which NumPy has not, the bytes [kv_head][position][row
   // bytes].

@@ -67,6 +67,12 @@ struct DeviceSequence {
     const std::lock_guard<std::mutex> lock(decoder->mutex());
     state.download_rows(sequence);
   }
+  void fetch_states() {
+    if (!sequence.is_recurrent()) return;
+    const py::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(decoder->mutex());
+    state.download_states(sequence);
+  }
   void expect_rows() { rows_are_on_host = true; }
 
   py::array_t<float> run(Span<const int32_t> tokens, bool is_decode, PromptEnd end,
@@ -76,6 +82,7 @@ struct DeviceSequence {
     float* const out = has_logits ? logits.mutable_data() : nullptr;
     const py::gil_scoped_release release;
     if (rows_are_on_host) {
+      const std::lock_guard<std::mutex> lock(decoder->mutex());  // another session may be at work
       state.upload_rows(sequence);
       rows_are_on_host = false;
     }
@@ -94,6 +101,10 @@ struct DeviceSequence {
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);
     const DeviceState::BufferBytes buffers = DeviceState::buffer_bytes(config, shape, needs);
+    if (host.recurrent > 0) {
+      result["recurrent_state"] = DeviceState::recurrent_bytes(config);
+      result["recurrent_copy"] = host.recurrent;
+    }
     result["activations"] = buffers.device;
     result["staging"] = buffers.pinned;
     result["scores"] = host.policy;

@@ -56,6 +56,7 @@ struct DecoderSequence {
   size_t max_decode_tokens() const { return sequence.max_decode_tokens(); }
   void forget_prompt() { prompt_logits = py::none(); }
   void fetch_rows() {}
+  void fetch_states() {}
   void expect_rows() {}
   py::dict memory_bytes() const {
     return estimate(decoder().config(), *policy, sequence.shape(), owner->workspace.n_threads());

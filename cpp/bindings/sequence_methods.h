@@ -1,6 +1,6 @@
 // What every sequence offers to Python, whatever runs it. T has members `sequence` and `policy`, forgets with
-// `forget_prompt` what it knows of the end of the prompt, and with `fetch_rows` brings cached rows that are
-// kept elsewhere, on a device, to the sequence.
+// `forget_prompt` what it knows of the end of the prompt, and with `fetch_rows` and `fetch_states` brings
+// cached rows and recurrent states that are kept elsewhere, on a device, to the sequence.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -105,7 +105,11 @@ void bind_sequence_methods(Class& c) {
             if (goes_before_the_end) self.forget_prompt();
           },
           py::arg("position"))
-      .def("mark", [](T& self) { return self.sequence.mark(); })
+      .def("mark",
+           [](T& self) {
+             self.fetch_states();
+             return self.sequence.mark();
+           })
       .def_property_readonly("marks", [](const T& self) { return self.sequence.marks(); })
       .def_property_readonly("mark_states",
                              [](const T& self) {
@@ -121,7 +125,8 @@ void bind_sequence_methods(Class& c) {
           },
           py::arg("position"))
       .def("save_state",
-           [](const T& self) {
+           [](T& self) {
+             self.fetch_states();
              const std::vector<uint8_t> state = self.sequence.save_state();
              return to_bytes({state.data(), state.size()});
            })

@@ -4,12 +4,17 @@
 
 #include "cuda/device_decoder.h"
 #include "cuda/launches.h"
+#include "model/mixers/attention.h"
 #include "ops/chunk_plan.h"
 
 namespace edgeh2o::cuda {
 namespace {
 
 size_t ranges_of(size_t n_keys) { return ceil_div(n_keys, size_t{kSplitKeys}); }
+
+DeviceHeads heads_of(const AttentionHeads& heads) {
+  return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
+}
 
 RowWeight row_weight(QueryWeights weights) {
   switch (weights) {
@@ -25,13 +30,98 @@ RowWeight row_weight(QueryWeights weights) {
 
 }  // namespace
 
+// Attention of all rows; what comes out is wanted of `outputs`.
+void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode,
+                           PromptEnd end) {
+  const LayerSpec& spec = config_.layers[layer];
+  const bool is_row = !is_decode && skips_attention(config_, rows.sequence, layer);
+  for_groups(is_row && !spec.heads.has_own_kv() ? outputs : rows,
+             [&](const Rows& group) { project_qkv(group, layer); });
+  const bool asks_rule =
+      is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
+  if (is_row) {
+    attend_to_all(outputs, layer);
+  } else if (spec.window > 0 || !asks_rule) {
+    attend_to_all(rows, layer);
+    const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
+    if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
+  } else if (is_decode) {
+    attend_token(rows, layer);
+  } else {
+    attend_by_policy(rows, layer, end);
+  }
+}
+
+// Queries, keys and values: normed, rotated, and written to the cache.
+void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  const LayerWeights& w = weights_.host().layer(layer);
+  const AttentionHeads& heads = spec.heads;
+  const size_t stride = spec.qkv_dim();
+  const bool has_own_kv = heads.has_own_kv();
+  float *const qkv = rows.qkv(spec), *const queries = rows.queries(spec);
+  std::vector<const Linear*> matrices = {&w.attn_q};
+  if (has_own_kv) matrices.insert(matrices.end(), {&w.attn_k, &w.attn_v});
+  const float* const input = begin_branch(rows, w.attn_norm, {matrices.data(), matrices.size()});
+  size_t offset = 0;
+  for (const Linear* linear : matrices) {
+    multiply(rows, *linear, input, qkv + offset, stride);
+    offset += weights_.n_out(linear->weight);
+  }
+  if (spec.qk_norm != QkNorm::kNone && !spec.qk_norm_after_rope) {
+    const float eps = config_.norm_eps;
+    norm_groups(rows, queries, heads.q_dim(), stride, w.attn_q_norm, eps);
+    if (has_own_kv) norm_groups(rows, queries + heads.q_dim(), heads.k_dim(), stride, w.attn_k_norm, eps);
+  }
+  rotate(rows, layer);
+}
+
+void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  const LayerWeights& w = weights_.host().layer(layer);
+  const AttentionHeads& heads = spec.heads;
+  const size_t n_pairs = config_.rope(layer).n_pairs();
+  const DeviceState& state = rows.state;
+  RopeArguments a{};
+  a.qkv = rows.queries(spec);
+  a.cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
+  a.sin = a.cos + rows.sequence.shape().batch_size * n_pairs;
+  a.cache = state.cache(layer);
+  a.heads = heads_of(heads);
+  a.stride = u32(spec.qkv_dim());
+  a.n_pairs = u32(n_pairs);
+  a.first = u32(rows.position);
+  a.norms_values = spec.norms_values;
+  if (spec.qk_norm_after_rope) {
+    a.q_norm = weights_.vector(w.attn_q_norm);
+    a.k_norm = weights_.vector(w.attn_k_norm);
+  }
+  if (spec.temperature_period > 0) a.q_factors = state.query_factors_.as<float>() + rows.first;
+  a.eps = config_.norm_eps;
+  device_->launch("rope_rows", a, heads.n_heads + (heads.has_own_kv() ? 2 * heads.n_kv_heads : 0), rows.n, 1,
+                  kWarpSize, 0);
+}
+
+void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  const LayerWeights& w = weights_.host().layer(layer);
+  const size_t out_dim = spec.heads.out_dim();
+  float* const attended = rows.attended(out_dim);
+  if (spec.has_output_gate) {
+    gate_by(rows, rows.qkv(spec), spec.qkv_dim(), attended, out_dim, GateKind::kSigmoid, w.attn_output);
+  } else {
+    quantise(rows, attended, out_dim, w.attn_output);
+  }
+  end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
+}
+
 AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) const {
   const LayerSpec& spec = config_.layers[layer];
   const AttentionHeads& heads = spec.heads;
   AttendArguments a{};
-  a.qkv = rows.qkv(spec.qkv_dim());
+  a.qkv = rows.queries(spec);
   a.cache = rows.state.cache(layer);
-  a.heads = {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
+  a.heads = heads_of(heads);
   a.parts = rows.state.parts_.as<float>();
   a.states = rows.state.states_.as<float>();
   a.stride = u32(spec.qkv_dim());

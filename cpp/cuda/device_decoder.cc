@@ -16,10 +16,6 @@ namespace {
 // Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
 constexpr size_t kGemmFromRows = 8;
 
-DeviceHeads heads_of(const AttentionHeads& heads) {
-  return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
-}
-
 GateKind gate_kind(Activation activation) {
   switch (activation) {
     case Activation::kGeluTanh:
@@ -38,12 +34,11 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers without attention do not run on a GPU yet",
-               cure);
     EH2O_CHECK(layer.latent.is_none(), "multi-head latent attention does not run on a GPU yet", cure);
     EH2O_CHECK(layer.n_expert_groups == 1 && layer.expert_scale == 1.0f,
                "experts in groups, or whose shares are scaled, do not run on a GPU yet", cure);
-    EH2O_CHECK(!layer.has_output_gate, "attention with a gate does not run on a GPU yet", cure);
+    if (layer.mixer == MixerKind::kShortConv || layer.mixer == MixerKind::kDeltaNet) continue;
+    EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers of this kind do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);
     EH2O_CHECK(layer.temperature_period == 0 || (layer.temperature_period == temperature.period &&
@@ -85,22 +80,29 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
                " is outside the vocabulary of ", config_.vocab_size);
   }
   sequence.begin_call();
-  state.begin_call(position);
+  state.begin_call(sequence);
   stage(sequence, state, tokens, position);
   const Rows rows{sequence, state, 0, tokens.size, position};
   embed(rows, weights_.token_embd(), 0, dim, config_.embedding_scale, rows.x(dim));
   for (size_t layer = 0; layer < n_layers; ++layer) {
     run_layer(rows, layer, is_decode, end);
     if (sequence.has_own_rows(layer)) sequence.layer(layer).advance(tokens.size);
+    if (!sequence.attends(layer)) sequence.recurrent(layer).advance(tokens.size);
     if (!on_layer) continue;
     device_->wait();
     on_layer(layer + 1, n_layers);
   }
   if (logits) compute_logits(state, rows.x(dim) + (tokens.size - 1) * dim, 1, logits);
   device_->wait();
+  state.end_call();
   sequence.append_tokens(tokens);
   sequence.end_call();
-  if (!is_decode) sequence.end_prefill(sequence.position());
+  if (is_decode) return;
+  sequence.end_prefill(sequence.position());
+  if (end != PromptEnd::kOpen || !sequence.is_recurrent()) return;
+  // As on the CPU: the next prompt may have to go back to here.
+  state.download_states(sequence);
+  sequence.mark();
 }
 
 void DeviceDecoder::embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns,
@@ -144,96 +146,23 @@ void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<con
 
 void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end) {
   const LayerSpec& spec = config_.layers[layer];
-  const auto for_groups = [](const Rows& all, const auto& f) {
-    for (size_t begin = 0; begin < all.n; begin += kRowsAtOnce) {
-      f(all.part(begin, std::min(kRowsAtOnce, all.n - begin)));
-    }
-  };
   // As on the CPU: rows whose output nobody reads are left as they are (LayerCall::first_output_row).
   const bool skips_rows = !is_decode && LayerCall::skips_rows(config_, rows.sequence, layer);
   const size_t n_left = !skips_rows ? 0 : end == PromptEnd::kLater ? rows.n : rows.n - 1;
   const Rows outputs = rows.part(n_left, rows.n - n_left);
-  const bool is_row = skips_rows && skips_attention(config_, rows.sequence, layer);
-  for_groups(is_row && !spec.heads.has_own_kv() ? outputs : rows,
-             [&](const Rows& group) { project_qkv(group, layer); });
-  const bool asks_rule =
-      is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
-  if (is_row) {
-    attend_to_all(outputs, layer);
-  } else if (spec.window > 0 || !asks_rule) {
-    attend_to_all(rows, layer);
-    const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
-    if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
-  } else if (is_decode) {
-    attend_token(rows, layer);
+  if (spec.mixer == MixerKind::kAttention) {
+    attend(rows, outputs, layer, is_decode, end);
+    for_groups(outputs, [&](const Rows& group) { add_attended(group, layer); });
   } else {
-    attend_by_policy(rows, layer, end);
+    for_groups(rows, [&](const Rows& group) {
+      mix_recurrent(group, layer, std::min(group.n, n_left - std::min(n_left, group.first)));
+    });
   }
   for_groups(outputs, [&](const Rows& group) {
-    add_attended(group, layer);
     feed_forward(group, layer);
     if (spec.token_input_dim > 0) add_token_input(group, layer);
     scale_output(group, layer);
   });
-}
-
-// Queries, keys and values: normed, rotated, and written to the cache.
-void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
-  const LayerSpec& spec = config_.layers[layer];
-  const LayerWeights& w = weights_.host().layer(layer);
-  const AttentionHeads& heads = spec.heads;
-  const size_t stride = spec.qkv_dim();
-  const bool has_own_kv = heads.has_own_kv();
-  float* const qkv = rows.qkv(stride);
-  std::vector<const Linear*> matrices = {&w.attn_q};
-  if (has_own_kv) matrices.insert(matrices.end(), {&w.attn_k, &w.attn_v});
-  begin_branch(rows, w.attn_norm, {matrices.data(), matrices.size()});
-  const float* input = w.attn_norm.empty() ? rows.x(config_.model_dim) : rows.state.norm_.as<float>();
-  size_t offset = 0;
-  for (const Linear* linear : matrices) {
-    const DeviceMatrix& matrix = weights_.matrix(linear->weight);
-    multiply(rows, matrix, input, weights_.vector(linear->bias), qkv + offset, stride, false);
-    offset += matrix.n_out;
-  }
-  if (spec.qk_norm != QkNorm::kNone && !spec.qk_norm_after_rope) {
-    norm_groups(rows, qkv, heads.q_dim(), stride, w.attn_q_norm);
-    if (has_own_kv) norm_groups(rows, qkv + heads.q_dim(), heads.k_dim(), stride, w.attn_k_norm);
-  }
-  rotate(rows, layer);
-}
-
-void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
-  const LayerSpec& spec = config_.layers[layer];
-  const LayerWeights& w = weights_.host().layer(layer);
-  const AttentionHeads& heads = spec.heads;
-  const size_t n_pairs = config_.rope(layer).n_pairs();
-  const DeviceState& state = rows.state;
-  RopeArguments a{};
-  a.qkv = rows.qkv(spec.qkv_dim());
-  a.cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
-  a.sin = a.cos + rows.sequence.shape().batch_size * n_pairs;
-  a.cache = state.cache(layer);
-  a.heads = heads_of(heads);
-  a.stride = u32(spec.qkv_dim());
-  a.n_pairs = u32(n_pairs);
-  a.first = u32(rows.position);
-  a.norms_values = spec.norms_values;
-  if (spec.qk_norm_after_rope) {
-    a.q_norm = weights_.vector(w.attn_q_norm);
-    a.k_norm = weights_.vector(w.attn_k_norm);
-  }
-  if (spec.temperature_period > 0) a.q_factors = state.query_factors_.as<float>() + rows.first;
-  a.eps = config_.norm_eps;
-  device_->launch("rope_rows", a, heads.n_heads + (heads.has_own_kv() ? 2 * heads.n_kv_heads : 0), rows.n, 1,
-                  kWarpSize, 0);
-}
-
-void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
-  const LayerSpec& spec = config_.layers[layer];
-  const LayerWeights& w = weights_.host().layer(layer);
-  const float* const attended = rows.attended(spec.heads.out_dim());
-  quantise(rows, attended, spec.heads.out_dim(), weights_.matrix(w.attn_output.weight));
-  end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
 }
 
 void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
@@ -243,8 +172,7 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
   const FeedForward& ffn = w.ffn[0];
   DeviceState& state = rows.state;
   const Linear* const matrices[] = {&ffn.gate, &ffn.up};
-  begin_branch(rows, w.ffn_norm, {matrices, 2});
-  const float* input = w.ffn_norm.empty() ? rows.x(config_.model_dim) : state.norm_.as<float>();
+  const float* const input = begin_branch(rows, w.ffn_norm, {matrices, 2});
   gate_up(rows, ffn, spec.activation, input);
   end_branch(rows, state.gate_.as<float>(), ffn.down, w.ffn_post_norm, spec.residual_scale);
 }
@@ -253,29 +181,39 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
 void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation activation,
                             const float* input) {
   DeviceState& state = rows.state;
-  const size_t ffn_dim = weights_.matrix(ffn.gate.weight).n_out;
+  const size_t ffn_dim = weights_.n_out(ffn.gate.weight);
   float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
-  multiply(rows, weights_.matrix(ffn.gate.weight), input, weights_.vector(ffn.gate.bias), gate, ffn_dim,
-           false);
-  multiply(rows, weights_.matrix(ffn.up.weight), input, weights_.vector(ffn.up.bias), up, ffn_dim, false);
-  const bool is_quantised = is_tiled(weights_.matrix(ffn.down.weight).format);
+  multiply(rows, ffn.gate, input, gate, ffn_dim);
+  multiply(rows, ffn.up, input, up, ffn_dim);
+  const bool has_floats = !is_quantised(ffn.down);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, ffn_dim);
-  if (!is_quantised) q8.q = nullptr;
-  device_->launch(
-      "gate_rows",
-      GateArguments{gate, up, is_quantised ? nullptr : gate, q8, u32(ffn_dim), gate_kind(activation)}, rows.n,
-      1, 1, kThreads, 0);
+  if (has_floats) q8.q = nullptr;
+  device_->launch("gate_rows",
+                  GateArguments{gate, up, has_floats ? gate : nullptr, q8, u32(ffn_dim), u32(ffn_dim),
+                                gate_kind(activation)},
+                  rows.n, 1, 1, kThreads, 0);
 }
 
-void DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& weight,
-                                 Span<const Linear* const> matrices) {
+void DeviceDecoder::gate_by(const Rows& rows, const float* gate, size_t gate_stride, float* x, size_t dim,
+                            GateKind kind, const Linear& consumer) {
+  const bool has_floats = !is_quantised(consumer);
+  QuantisedRows q8 = rows_of(rows.state.q8_, rows.state.d8_, dim);
+  if (has_floats) q8.q = nullptr;
+  device_->launch("gate_rows",
+                  GateArguments{gate, x, has_floats ? x : nullptr, q8, u32(dim), u32(gate_stride), kind},
+                  rows.n, 1, 1, kThreads, 0);
+}
+
+const float* DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& weight,
+                                         Span<const Linear* const> matrices) {
   bool any_float = false, any_quantised = false;
   for (const Linear* linear : matrices) {
-    (is_tiled(weights_.matrix(linear->weight).format) ? any_quantised : any_float) = true;
+    (is_quantised(*linear) ? any_quantised : any_float) = true;
   }
-  if (weight.empty() && !any_quantised) return;
   const size_t dim = config_.model_dim;
   DeviceState& state = rows.state;
+  const float* const floats = weight.empty() ? rows.x(dim) : state.norm_.as<float>();
+  if (weight.empty() && !any_quantised) return floats;
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!any_quantised) q8.q = nullptr;
   float* const out = any_float && !weight.empty() ? state.norm_.as<float>() : nullptr;
@@ -283,6 +221,7 @@ void DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& wei
                   NormArguments{rows.x(dim), weights_.vector(weight), out, q8, u32(dim), 1, u32(dim),
                                 u32(dim), config_.norm_eps},
                   rows.n, 1, 1, kThreads, kSmallShared);
+  return floats;
 }
 
 void DeviceDecoder::end_branch(const Rows& rows, const float* input, const Linear& linear,
@@ -291,16 +230,15 @@ void DeviceDecoder::end_branch(const Rows& rows, const float* input, const Linea
   const size_t dim = config_.model_dim;
   DeviceState& state = rows.state;
   float *const x = rows.x(dim), *const branch = state.norm_.as<float>();
-  multiply(rows, weights_.matrix(linear.weight), input, weights_.vector(linear.bias), is_plain ? x : branch,
-           dim, is_plain);
+  multiply(rows, linear, input, is_plain ? x : branch, dim, is_plain);
   if (is_plain) return;
   device_->launch("add_rows",
                   AddArguments{x, branch, weights_.vector(post_norm), u32(dim), config_.norm_eps, scale},
                   rows.n, 1, 1, kThreads, kSmallShared);
 }
 
-void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer) {
-  if (!is_tiled(consumer.format)) return;
+void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, const Linear& consumer) {
+  if (!is_quantised(consumer)) return;
   device_->launch("norm_rows",
                   NormArguments{input, nullptr, nullptr, rows_of(rows.state.q8_, rows.state.d8_, dim),
                                 u32(dim), 1, u32(dim), u32(dim), 0.0f},
@@ -308,16 +246,26 @@ void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, c
 }
 
 void DeviceDecoder::norm_groups(const Rows& rows, float* x, size_t dim, size_t stride,
-                                const std::vector<float>& weight) {
+                                const std::vector<float>& weight, float eps) {
   const size_t n_groups = dim / weight.size();
   device_->launch("norm_rows",
                   NormArguments{x, weights_.vector(weight), x, QuantisedRows{}, u32(weight.size()),
-                                u32(n_groups), u32(stride), u32(stride), config_.norm_eps},
+                                u32(n_groups), u32(stride), u32(stride), eps},
                   rows.n * n_groups, 1, 1, kThreads, kSmallShared);
 }
 
-void DeviceDecoder::multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
-                             float* out, size_t stride, bool accumulates) {
+void DeviceDecoder::multiply(const Rows& rows, const Linear& linear, const float* input, float* out,
+                             size_t stride, bool accumulates) {
+  const float* bias = weights_.vector(linear.bias);
+  for (const DeviceMatrix& part : weights_.parts(linear.weight)) {
+    multiply_part(rows, part, input, bias, out, stride, accumulates);
+    out += part.n_out;
+    if (bias) bias += part.n_out;
+  }
+}
+
+void DeviceDecoder::multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input,
+                                  const float* bias, float* out, size_t stride, bool accumulates) {
   const MultiplyArguments arguments{
       w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
       bias,        out,         w.depth,

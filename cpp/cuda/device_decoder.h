@@ -2,6 +2,7 @@
 // as there, because a sparse rule chooses between the chunks of a layer.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,7 @@ class DeviceState {
   DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
               const PolicyNeeds& needs);
   static size_t cache_bytes(const DecoderConfig& config, const SequenceShape& shape);
+  static size_t recurrent_bytes(const DecoderConfig& config);
   struct BufferBytes {
     size_t device, pinned;
   };
@@ -44,8 +46,14 @@ class DeviceState {
   DeviceCache cache(size_t layer) const;  // that of another layer, where its keys and values are
   // Rows of a layer that a rule looks at: those up to `end` that the sequence has not got yet.
   void copy_rows_to_host(Sequence& sequence, size_t layer, size_t end);
-  // A call writes the rows from `position` on.
-  void begin_call(size_t position);
+  // A call writes the rows from its position on. Recurrent states that the sequence has replaced (a prompt
+  // begins, or one is taken up) go to the device.
+  void begin_call(Sequence& sequence);
+  void end_call() { moved_states_ = true; }
+  // Recurrent states from the device to the sequence, as they are to be saved.
+  void download_states(Sequence& sequence);
+  // [n_recurrent] of a layer without attention.
+  float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
   void download_rows(Sequence& sequence);
   void upload_rows(Sequence& sequence);
@@ -59,8 +67,18 @@ class DeviceState {
   Device& device_;
   const DecoderConfig& config_;
   SequenceShape shape_;
-  std::vector<DeviceBuffer> caches_;
+  struct Cache {  // not of one piece, which long contexts would make a large one
+    DeviceBuffer k, v;
+  };
+  std::vector<Cache> caches_;
+  std::vector<DeviceBuffer> recurrent_;  // states
+  // How often the sequence had replaced the recurrent state that a layer has on the device; whether calls
+  // have moved them on since they were downloaded.
+  std::vector<size_t> n_replaced_;
+  bool moved_states_ = false;
   // Of all rows of a call: x_, qkv_, attended_; of kRowsAtOnce: norm_ to d8_; the widest layer counts.
+  // Of layers without attention, of kRowsAtOnce: what they make of their input, and what was convolved.
+  DeviceBuffer mixed_, convolved_;
   DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_;
   // Of a sparse rule, of one layer: positions [n_kv_heads][max_context], then counts; states of both parts of
   // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory; synthetic
@@ -109,7 +127,9 @@ class DeviceDecoder {
       return {sequence, state, first + begin, count, position + begin};
     }
     float* x(size_t dim) const { return state.x_.as<float>() + first * dim; }
-    float* qkv(size_t stride) const { return state.qkv_.as<float>() + first * stride; }
+    // Rows of a layer with attention: gates of what comes out, if it has them, queries, keys and values.
+    float* qkv(const LayerSpec& spec) const { return state.qkv_.as<float>() + first * spec.qkv_dim(); }
+    float* queries(const LayerSpec& spec) const { return qkv(spec) + spec.gate_dim(); }
     float* attended(size_t out_dim) const { return state.attended_.as<float>() + first * out_dim; }
   };
   struct Memory {  // of a chunk: what its KV heads read besides itself
@@ -122,8 +142,26 @@ class DeviceDecoder {
   class DevicePageScores;
 
   void stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position);
+  // f(some rows) for those that pass linear layers together.
+  template <typename F>
+  static void for_groups(const Rows& rows, const F& f) {
+    for (size_t begin = 0; begin < rows.n; begin += kRowsAtOnce) {
+      f(rows.part(begin, std::min(kRowsAtOnce, rows.n - begin)));
+    }
+  }
   void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
   void project_qkv(const Rows& rows, size_t layer);
+  // A layer without attention, for rows that go through it together; the first n_skipped only move its state
+  // on.
+  void mix_recurrent(const Rows& rows, size_t layer, size_t n_skipped);
+  void mix_short_conv(const Rows& rows, size_t layer, size_t n_skipped);
+  void mix_delta_net(const Rows& rows, size_t layer, size_t n_skipped);
+  struct DeltaParts {
+    float *qkv, *z, *gates;
+  };
+  void project_delta_net(const Rows& rows, const LayerWeights& w, const DeltaParts& parts,
+                         const DeltaHeads& heads);
+  void convolve(const Rows& rows, size_t layer, ConvolveArguments a);  // but for weights and sizes
   void rotate(const Rows& rows, size_t layer);
   void embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns, float scale,
              float* out);
@@ -136,6 +174,7 @@ class DeviceDecoder {
   void run_expert(const Rows& n_rows, const LayerSpec& spec, const FeedForward& ffn, const int32_t* indices,
                   float* out);
   void gate_up(const Rows& rows, const FeedForward& ffn, Activation activation, const float* input);
+  void attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode, PromptEnd end);
   // Queries read every position up to their own, or their window.
   void attend_to_all(const Rows& rows, size_t layer);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
@@ -148,14 +187,24 @@ class DeviceDecoder {
   void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
   // Normed rows, in 8 bits and as floats in norm_, as the matrices want them; no norm if weight is empty.
-  void begin_branch(const Rows& rows, const std::vector<float>& weight, Span<const Linear* const> matrices);
+  // Gives the floats.
+  const float* begin_branch(const Rows& rows, const std::vector<float>& weight,
+                            Span<const Linear* const> matrices);
   // x += scale * norm(linear(input)), no norm if post_norm is empty.
   void end_branch(const Rows& rows, const float* input, const Linear& linear,
                   const std::vector<float>& post_norm, float scale);
-  void quantise(const Rows& rows, const float* input, size_t dim, const DeviceMatrix& consumer);
-  void norm_groups(const Rows& rows, float* x, size_t dim, size_t stride, const std::vector<float>& weight);
-  void multiply(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias, float* out,
-                size_t stride, bool accumulates);
+  // act(gate) * x for what multiplies it next: in 8 bits, or in place.
+  void gate_by(const Rows& rows, const float* gate, size_t gate_stride, float* x, size_t dim, GateKind kind,
+               const Linear& consumer);
+  void quantise(const Rows& rows, const float* input, size_t dim, const Linear& consumer);
+  void norm_groups(const Rows& rows, float* x, size_t dim, size_t stride, const std::vector<float>& weight,
+                   float eps);
+  // out [n][stride] (+)= linear(input), which is in 8 bits where the weights are quantised.
+  void multiply(const Rows& rows, const Linear& linear, const float* input, float* out, size_t stride,
+                bool accumulates = false);
+  void multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
+                     float* out, size_t stride, bool accumulates);
+  bool is_quantised(const Linear& linear) const { return is_tiled(weights_.format(linear.weight)); }
   void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);
 
   DecoderConfig config_;

@@ -13,8 +13,7 @@ void DeviceDecoder::run_expert(const Rows& n_rows, const LayerSpec& spec, const 
                                const int32_t* indices, float* out) {
   const size_t dim = config_.model_dim;
   DeviceState& state = n_rows.state;
-  const bool gate_is_tiled = is_tiled(weights_.matrix(ffn.gate.weight).format),
-             up_is_tiled = is_tiled(weights_.matrix(ffn.up.weight).format);
+  const bool gate_is_tiled = is_quantised(ffn.gate), up_is_tiled = is_quantised(ffn.up);
   float* const floats = state.norm_.as<float>();
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!gate_is_tiled && !up_is_tiled) q8.q = nullptr;
@@ -27,8 +26,7 @@ void DeviceDecoder::run_expert(const Rows& n_rows, const LayerSpec& spec, const 
   gather.indices = indices;
   device_->launch("norm_rows", gather, n_rows.n, 1, 1, kThreads, kSmallShared);
   gate_up(n_rows, ffn, spec.activation, floats);
-  multiply(n_rows, weights_.matrix(ffn.down.weight), state.gate_.as<float>(), weights_.vector(ffn.down.bias),
-           out, dim, false);
+  multiply(n_rows, ffn.down, state.gate_.as<float>(), out, dim);
 }
 
 // Logits of the router for rows, [n][n_experts], and after them those of the shared expert's gate, [n].
@@ -36,19 +34,18 @@ const float* DeviceDecoder::route(const Rows& rows, const LayerSpec& spec, const
   const size_t dim = config_.model_dim, n_logits = rows.n * spec.n_experts;
   DeviceState& state = rows.state;
   float *const normed = state.expert_input_.as<float>(), *const logits = state.router_.as<float>();
-  const DeviceMatrix& router = weights_.matrix(w.ffn_router.weight);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
-  if (!is_tiled(router.format)) q8.q = nullptr;
+  if (!is_quantised(w.ffn_router)) q8.q = nullptr;
   device_->launch("norm_rows",
                   NormArguments{rows.x(dim), weights_.vector(w.ffn_norm), normed, q8, u32(dim), 1, u32(dim),
                                 u32(dim), config_.norm_eps},
                   rows.n, 1, 1, kThreads, kSmallShared);
-  multiply(rows, router, normed, weights_.vector(w.ffn_router.bias), logits, spec.n_experts, false);
+  multiply(rows, w.ffn_router, normed, logits, spec.n_experts);
   const bool has_gate = !w.ffn_shared_gate.empty();
   if (has_gate) {
     const float* const values = weights_.vector(w.ffn_shared_gate);
     const DeviceMatrix gate{values, nullptr, nullptr, 1, u32(dim), 0, WeightFormat::kF32};
-    multiply(rows, gate, normed, nullptr, logits + n_logits, 1, false);
+    multiply_part(rows, gate, normed, nullptr, logits + n_logits, 1, false);
   }
   float* const staged = state.staged_router_.as<float>();
   device_->download(staged, logits, (n_logits + (has_gate ? rows.n : 0)) * sizeof(float));
@@ -68,7 +65,9 @@ void DeviceDecoder::add_experts(const Rows& rows, size_t layer) {
   ExpertRoutes(rows.n, spec.n_experts, n_used, arena);
   arena.allocate();
   ExpertRoutes routes(rows.n, spec.n_experts, n_used, arena);
-  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, {spec.normalises_experts}, routes);
+  const RoutingRule rule{spec.normalises_experts, spec.expert_gate == ExpertGate::kSigmoid,
+                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data()};
+  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, rule, routes);
 
   // The row of every entry; of every row its entries by expert, the shared one last; their weights.
   auto* const entry_rows = state.staged_routes_.as<int32_t>();

@@ -99,10 +99,10 @@ void DeviceDecoder::choose_memory(const Rows& chunk, size_t layer, Phase phase,
   const LayerKv& rows = chunk.sequence.layer(layer).rows();
   const size_t width = spec.heads.group_size() * spec.heads.key_dim;
   const DevicePageScores scores(*this, chunk, layer);
-  const float* const queries = chunk.state.staged_queries_.as<float>();
+  const float* const queries = chunk.state.staged_queries_.as<float>() + spec.gate_dim();
   if (needs.looks_at_past) chunk.state.copy_rows_to_host(chunk.sequence, layer, chunk.position + chunk.n);
   if (needs.looks_at_queries) {
-    device_->download(chunk.state.staged_queries_.as<void>(), chunk.qkv(spec.qkv_dim()),
+    device_->download(chunk.state.staged_queries_.as<void>(), chunk.qkv(spec),
                       chunk.n * spec.qkv_dim() * sizeof(float));
     device_->wait();
   }

@@ -13,18 +13,23 @@ size_t splits_of(size_t max_context) { return ceil_div(max_context, static_cast<
 struct Sizes {
   Sizes(const DecoderConfig& config, const SequenceShape& shape, const PolicyNeeds& needs) {
     const auto widest = [&](const auto& f) { return config.widest(f); };
+    const size_t dim = config.model_dim;
     const size_t out_dim = widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
+    const size_t mixer_out_dim = widest([dim](const LayerSpec& layer) { return layer.mixer_out_dim(dim); });
     const size_t n_heads = widest([](const LayerSpec& layer) { return layer.heads.n_heads; });
     const size_t ffn_dim = widest([](const LayerSpec& layer) {
       return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
     });
-    const size_t deepest = round_up(std::max({config.model_dim, out_dim, ffn_dim}), kTileDepth);
+    const size_t deepest = round_up(std::max({dim, mixer_out_dim, ffn_dim}), kTileDepth);
     const size_t row = kRowsAtOnce * sizeof(float), n_splits = splits_of(shape.max_context);
     const size_t all_rows = shape.batch_size * sizeof(float);
     x = all_rows * config.model_dim;
     norm = row * config.model_dim;
     qkv = all_rows * widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
-    attended = all_rows * out_dim;
+    attended = all_rows * mixer_out_dim;
+    const auto is_recurrent = [](const LayerSpec& layer) { return layer.mixer != MixerKind::kAttention; };
+    mixed = row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.mixed_dim(dim) : 0; });
+    convolved = row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.delta.conv_dim() : 0; });
     gate = row * ffn_dim;
     q8 = kRowsAtOnce * deepest;
     d8 = q8 / 32 * sizeof(float);
@@ -64,15 +69,16 @@ struct Sizes {
   }
 
   size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
+  size_t mixed, convolved;
   size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0;
   size_t router, expert_input, expert_outputs, routes;
   size_t query_factors = 0, staged = 0;
   std::vector<size_t> ropes;
 
   size_t device_total() const {
-    size_t total = x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states + tokens + logits +
-                   memory + synthetic + joined + sums + bounds + signs + router + expert_input +
-                   expert_outputs + routes + query_factors;
+    size_t total = mixed + convolved + x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states +
+                   tokens + logits + memory + synthetic + joined + sums + bounds + signs + router +
+                   expert_input + expert_outputs + routes + query_factors;
     for (const size_t size : ropes) total += size;
     return total;
   }
@@ -100,12 +106,16 @@ struct Sizes {
 
 static_assert(kCacheBlock == kKvBlock && kCacheBlockBytes == kKvBlockBytes);
 
-size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
+struct CacheBytes {
+  size_t k = 0, v = 0;
+};
+
+CacheBytes layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
   const AttentionHeads& heads = layer.heads;
-  if (!heads.has_own_kv()) return 0;
-  return shape.max_context * heads.n_kv_heads *
-         (kv_row_bytes(shape.cache_types.k, heads.key_dim) +
-          kv_row_bytes(shape.cache_types.v, heads.value_dim));
+  if (heads.is_none() || !heads.has_own_kv()) return {};
+  const size_t n_rows = shape.max_context * heads.n_kv_heads;
+  return {n_rows * kv_row_bytes(shape.cache_types.k, heads.key_dim),
+          n_rows * kv_row_bytes(shape.cache_types.v, heads.value_dim)};
 }
 
 }  // namespace
@@ -113,12 +123,19 @@ size_t layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
 DeviceState::DeviceState(Device& device, const DecoderConfig& config, const SequenceShape& shape,
                          const PolicyNeeds& needs)
     : device_(device), config_(config), shape_(shape) {
-  for (const LayerSpec& layer : config.layers) caches_.emplace_back(device, layer_bytes(layer, shape));
+  for (const LayerSpec& layer : config.layers) {
+    const CacheBytes n_bytes = layer_bytes(layer, shape);
+    caches_.push_back({DeviceBuffer(device, n_bytes.k), DeviceBuffer(device, n_bytes.v)});
+    recurrent_.emplace_back(device, layer.n_recurrent(config.model_dim) * sizeof(float));
+  }
+  n_replaced_.assign(config.n_layers(), SIZE_MAX);
   const Sizes sizes(config, shape, needs);
   x_ = DeviceBuffer(device, sizes.x);
   norm_ = DeviceBuffer(device, sizes.norm);
   qkv_ = DeviceBuffer(device, sizes.qkv);
   attended_ = DeviceBuffer(device, sizes.attended);
+  mixed_ = DeviceBuffer(device, sizes.mixed);
+  convolved_ = DeviceBuffer(device, sizes.convolved);
   gate_ = DeviceBuffer(device, sizes.gate);
   up_ = DeviceBuffer(device, sizes.gate);
   q8_ = DeviceBuffer(device, sizes.q8);
@@ -152,8 +169,17 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
 
 size_t DeviceState::cache_bytes(const DecoderConfig& config, const SequenceShape& shape) {
   size_t total = 0;
-  for (const LayerSpec& layer : config.layers) total += layer_bytes(layer, shape);
+  for (const LayerSpec& layer : config.layers) {
+    const CacheBytes n_bytes = layer_bytes(layer, shape);
+    total += n_bytes.k + n_bytes.v;
+  }
   return total;
+}
+
+size_t DeviceState::recurrent_bytes(const DecoderConfig& config) {
+  size_t total = 0;
+  for (const LayerSpec& layer : config.layers) total += layer.n_recurrent(config.model_dim);
+  return total * sizeof(float);
 }
 
 DeviceState::BufferBytes DeviceState::buffer_bytes(const DecoderConfig& config, const SequenceShape& shape,
@@ -163,16 +189,13 @@ DeviceState::BufferBytes DeviceState::buffer_bytes(const DecoderConfig& config, 
 }
 
 DeviceCache DeviceState::cache(size_t layer) const {
-  const AttentionHeads& heads = config_.layers[layer].heads;
-  uint8_t* const k = caches_[source(layer)].as<uint8_t>();
-  uint8_t* const v =
-      k + heads.n_kv_heads * shape_.max_context * kv_row_bytes(shape_.cache_types.k, heads.key_dim);
+  const Cache& cache = caches_[source(layer)];
   const auto of = [](CacheType type) {
     if (type == CacheType::kQ8_0) return DeviceCacheType::kQ8;
     return type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
   };
-  return {k, v, static_cast<uint32_t>(shape_.max_context), of(shape_.cache_types.k),
-          of(shape_.cache_types.v)};
+  return {cache.k.as<void>(), cache.v.as<void>(), static_cast<uint32_t>(shape_.max_context),
+          of(shape_.cache_types.k), of(shape_.cache_types.v)};
 }
 
 // f(rows [begin, end) of a KV head of the host, where they lie on the device), keys and values, of one layer.
@@ -192,8 +215,29 @@ void DeviceState::for_each_row_range(Sequence& sequence, size_t layer, PositionR
   }
 }
 
-void DeviceState::begin_call(size_t position) {
-  for (size_t& n : n_on_host_) n = std::min(n, position);
+void DeviceState::begin_call(Sequence& sequence) {
+  for (size_t& n : n_on_host_) n = std::min(n, sequence.position());
+  bool uploads = false;
+  for (size_t i = 0; i < config_.n_layers(); ++i) {
+    if (sequence.attends(i) || n_replaced_[i] == sequence.recurrent(i).n_replaced()) continue;
+    RecurrentState& state = sequence.recurrent(i);
+    device_.upload(recurrent(i), state.values(), state.n_values() * sizeof(float));
+    n_replaced_[i] = state.n_replaced();
+    uploads = true;
+  }
+  if (uploads) device_.wait();  // the host may replace them again
+}
+
+void DeviceState::download_states(Sequence& sequence) {
+  if (!moved_states_) return;
+  for (size_t i = 0; i < config_.n_layers(); ++i) {
+    // One that was replaced since is on the host alone.
+    if (sequence.attends(i) || n_replaced_[i] != sequence.recurrent(i).n_replaced()) continue;
+    RecurrentState& state = sequence.recurrent(i);
+    device_.download(state.values(), recurrent(i), state.n_values() * sizeof(float));
+  }
+  device_.wait();
+  moved_states_ = false;
 }
 
 void DeviceState::copy_rows_to_host(Sequence& sequence, size_t layer, size_t end) {

@@ -17,10 +17,9 @@ void DeviceDecoder::add_token_input(const Rows& rows, size_t layer) {
   float* const embedded = state.norm_.as<float>();
   const float embedding_scale = config_.embedding_scale / std::sqrt(static_cast<float>(model_dim));
   embed(rows, weights_.token_embd(), 0, model_dim, embedding_scale, embedded);
-  const DeviceMatrix& proj = weights_.matrix(w.token_input_proj.weight);
-  quantise(rows, embedded, model_dim, proj);
+  quantise(rows, embedded, model_dim, w.token_input_proj);
   float *const gate = state.gate_.as<float>(), *const input = state.up_.as<float>();
-  multiply(rows, proj, embedded, weights_.vector(w.token_input_proj.bias), gate, dim, false);
+  multiply(rows, w.token_input_proj, embedded, gate, dim);
   const float half = std::sqrt(0.5f);
   embed(rows, weights_.token_inputs(), layer * dim, dim, half * std::sqrt(static_cast<float>(dim)), input);
   device_->launch("add_rows",
@@ -31,15 +30,9 @@ void DeviceDecoder::add_token_input(const Rows& rows, size_t layer) {
   // x += norm(out(gelu(gate(x)) * input))
   const Linear* const matrices[] = {&w.token_input_gate};
   begin_branch(rows, {}, {matrices, 1});
-  multiply(rows, weights_.matrix(w.token_input_gate.weight), rows.x(model_dim),
-           weights_.vector(w.token_input_gate.bias), gate, dim, false);
-  const bool is_quantised = is_tiled(weights_.matrix(w.token_input_out.weight).format);
-  QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
-  if (!is_quantised) q8.q = nullptr;
-  device_->launch("gate_rows",
-                  GateArguments{gate, input, is_quantised ? nullptr : gate, q8, u32(dim), GateKind::kGelu},
-                  rows.n, 1, 1, kThreads, 0);
-  end_branch(rows, gate, w.token_input_out, w.token_input_post_norm, spec.residual_scale);
+  multiply(rows, w.token_input_gate, rows.x(model_dim), gate, dim);
+  gate_by(rows, gate, dim, input, dim, GateKind::kGelu, w.token_input_out);
+  end_branch(rows, input, w.token_input_out, w.token_input_post_norm, spec.residual_scale);
 }
 
 // The residual stream behind a layer, as x += (scale - 1) x.

@@ -12,22 +12,43 @@ namespace {
 // Of pinned memory: what is packed at a time. A larger panel makes it larger.
 constexpr size_t kStagingBytes = size_t{16} << 20;
 
-// Parts of a matrix of the vocabulary, the largest that there are: a quarter of a block leaves little of it
-// unused. In whole tiles of products.
-size_t rows_of_part(WeightFormat format, size_t cols, size_t block_bytes) {
-  const size_t tile_bytes = TileSizes(format, kGemmTile, cols).n_bytes();
-  return std::max<size_t>(1, block_bytes / 4 / tile_bytes) * kGemmTile;
-}
-
 }  // namespace
 
 DeviceWeights::DeviceWeights(const DecoderConfig& config, const KernelTable& table, Device& device,
                              size_t block_bytes)
-    : device_(device), host_(config, table), pool_(device, block_bytes) {}
+    : device_(device),
+      n_layers_(config.n_layers()),
+      token_input_rows_(config.token_input_rows),
+      host_(config, table),
+      pool_(device, block_bytes) {}
 
 size_t DeviceWeights::estimate_bytes(const std::string& type_name, size_t rows, size_t cols) {
   if (rows == 1) return cols * sizeof(float);
   return TileSizes(device_format(find_held_format(type_name).format), rows, cols).n_bytes();
+}
+
+// Of a part of a matrix, in whole tiles of products if it has tiles. That of the vocabulary, most often the
+// largest, and whatever is larger than a block lie in quarters of blocks, which leaves little of them unused.
+size_t DeviceWeights::rows_of_part(const PackedMatrix* matrix, WeightFormat format, size_t rows,
+                                   size_t cols) const {
+  const auto n_bytes = [&](size_t n) { return TileSizes(format, n, cols).n_bytes(); };
+  const std::vector<PackedMatrix>& inputs = host_.token_inputs();
+  if (!inputs.empty() && matrix >= &inputs.front() && matrix <= &inputs.back()) {
+    // One table with the others like it, whose parts have to be of the same rows.
+    size_t n = token_input_rows_;
+    while (n_bytes(n) > pool_.block_bytes() && n % (2 * kGemmTile) == 0) n /= 2;
+    return n;
+  }
+  const bool is_vocabulary = matrix == &host_.token_embd() || matrix == &host_.own_output();
+  if (!is_vocabulary && n_bytes(rows) <= pool_.block_bytes()) return rows;
+  const size_t step = is_tiled(format) ? kGemmTile : 1;
+  return std::max<size_t>(1, pool_.block_bytes() / 4 / n_bytes(step)) * step;
+}
+
+size_t DeviceWeights::n_out(const PackedMatrix& name) const {
+  size_t n = 0;
+  for (const DeviceMatrix& part : parts(name)) n += part.n_out;
+  return n;
 }
 
 void DeviceWeights::upload(void* to, const void* from, size_t n_bytes) {
@@ -51,8 +72,7 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
   }
   std::vector<DeviceMatrix>& parts = matrices_[slot.matrix];
   parts.clear();
-  const bool is_vocabulary = slot.matrix == &host_.token_embd() || slot.matrix == &host_.own_output();
-  const size_t part_rows = is_vocabulary ? rows_of_part(format, cols, pool_.block_bytes()) : rows;
+  const size_t part_rows = rows_of_part(slot.matrix, format, rows, cols);
   for (size_t row = 0; row < rows; row += part_rows) {
     const size_t n_rows = std::min(part_rows, rows - row);
     const size_t first_panel = is_tiled(format) ? row / kPanelRows : row;
@@ -85,14 +105,22 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
 void DeviceWeights::finish() {
   host_.check_complete(
       [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
+  const auto keep_vector = [this](const std::vector<float>& values) {
+    if (values.empty()) return;
+    vectors_[&values] = static_cast<const float*>(keep(values.data(), values.size() * sizeof(float)));
+  };
   for (const auto& [name, slot] : host_.slots()) {
-    if (slot.matrix || slot.vector->empty()) continue;
-    vectors_[slot.vector] =
-        static_cast<const float*>(keep(slot.vector->data(), slot.vector->size() * sizeof(float)));
+    if (slot.vector) keep_vector(*slot.vector);
+  }
+  for (size_t i = 0; i < n_layers_; ++i) {  // not of the file
+    keep_vector(host_.layer(i).delta_q_scale);
+    keep_vector(host_.layer(i).delta_k_scale);
   }
   token_embd_ = make_table(matrices_.at(&host_.token_embd()));
   std::vector<DeviceMatrix> inputs;
-  for (const PackedMatrix& part : host_.token_inputs()) inputs.push_back(matrix(part));
+  for (const PackedMatrix& part : host_.token_inputs()) {
+    inputs.insert(inputs.end(), parts(part).begin(), parts(part).end());
+  }
   if (!inputs.empty()) token_inputs_ = make_table(inputs);
   staging_ = DeviceBuffer();
 }

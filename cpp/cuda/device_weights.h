@@ -34,13 +34,15 @@ class DeviceWeights {
 
   // The host's: vectors are filled, matrices are names for those of the device.
   const Weights& host() const { return host_; }
-  const DeviceMatrix& matrix(const PackedMatrix& name) const { return matrices_.at(&name)[0]; }
+  // Parts of a matrix by rows, equal but for the last; one, unless it is larger than a block.
+  const std::vector<DeviceMatrix>& parts(const PackedMatrix& name) const { return matrices_.at(&name); }
+  WeightFormat format(const PackedMatrix& name) const { return parts(name)[0].format; }
+  size_t n_out(const PackedMatrix& name) const;
   bool has(const PackedMatrix& name) const { return matrices_.count(&name) > 0; }
   // On the device, null for an empty one.
   const float* vector(const std::vector<float>& values) const;
-  // Rows of the vocabulary lie in parts of equal numbers of them, but for the last.
   const std::vector<DeviceMatrix>& output() const {
-    return matrices_.at(has(host_.own_output()) ? &host_.own_output() : &host_.token_embd());
+    return parts(has(host_.own_output()) ? host_.own_output() : host_.token_embd());
   }
   // Tables that rows are looked up in.
   const DeviceTable& token_embd() const { return token_embd_; }
@@ -48,11 +50,13 @@ class DeviceWeights {
   size_t n_bytes() const { return pool_.n_bytes(); }
 
  private:
+  size_t rows_of_part(const PackedMatrix* matrix, WeightFormat format, size_t rows, size_t cols) const;
   void upload(void* to, const void* from, size_t n_bytes);
   void* keep(const void* data, size_t n_bytes);
   DeviceTable make_table(const std::vector<DeviceMatrix>& parts);
 
   Device& device_;
+  size_t n_layers_, token_input_rows_;
   Weights host_;
   DevicePool pool_;
   DeviceBuffer staging_;  // pinned

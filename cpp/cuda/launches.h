@@ -15,4 +15,7 @@ inline QuantisedRows rows_of(const DeviceBuffer& q, const DeviceBuffer& d, size_
   return {q.as<int8_t>(), d.as<float>(), u32(round_up(depth, kTileDepth))};
 }
 
+// Of blocks of delta_rule: 32 columns of the state, keys and queries of two tokens, sums.
+inline size_t delta_shared_bytes(size_t head_dim) { return (head_dim * 36 + 3 * kThreads) * sizeof(float); }
+
 }  // namespace edgeh2o::cuda

@@ -13,6 +13,7 @@ void RecurrentState::rewind(size_t n_tokens) {
   // Of no tokens too: an interrupted call leaves numbers behind before it counts its tokens.
   std::fill_n(values_, n_values_, 0.0f);
   n_tokens_ = 0;
+  ++n_replaced_;
 }
 
 void RecurrentState::save(ByteWriter& out) const { out.put_array(values_, n_values_); }
@@ -20,6 +21,7 @@ void RecurrentState::save(ByteWriter& out) const { out.put_array(values_, n_valu
 void RecurrentState::load(size_t n_tokens, ByteReader& in) {
   in.take_array(values_, n_values_);
   n_tokens_ = n_tokens;
+  ++n_replaced_;
 }
 
 }  // namespace edgeh2o

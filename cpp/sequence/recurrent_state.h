@@ -14,6 +14,9 @@ class RecurrentState final : public LayerState {
 
   float* values() { return values_; }
   size_t n_values() const { return n_values_; }
+  // How often the numbers were replaced by others than those of the next tokens: who keeps a copy elsewhere,
+  // on a device, has to take them again.
+  size_t n_replaced() const { return n_replaced_; }
 
   size_t n_tokens() const override { return n_tokens_; }
   void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
@@ -25,7 +28,7 @@ class RecurrentState final : public LayerState {
 
  private:
   float* values_;
-  size_t n_values_, n_tokens_ = 0;
+  size_t n_values_, n_tokens_ = 0, n_replaced_ = 0;
 };
 
 }  // namespace edgeh2o

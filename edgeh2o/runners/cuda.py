@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What only the CPU's decoder uses.
 _CPU_SIZES = ("precision", "threads", "checked_rows", "error_limit")
 # Parts of a session that lie in the memory of the host.
-_HOST_PARTS = ("staging", "scores", "rows_for_the_rule")
+_HOST_PARTS = ("staging", "scores", "rows_for_the_rule", "recurrent_copy")
 
 
 class CudaModelFile(GgufModelFile):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.device import Device
 from tests.cuda.host_library import build_driver, compiler
+from tools.cuda_driver import Device
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,22 @@
-"""Weights in the layout that cpp/cuda/kernels/arguments.h describes, from values."""
+"""Weights and activations in the layouts of cpp/cuda/kernels/arguments.h, from values."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.cuda.device import FORMATS, Device, Matrix, Structure
+from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
+from tools.cuda_driver import FORMATS, Device, Matrix, Quantised, Structure
 
 PANEL, TILE = 16, 64
+# Times that a kernel runs, with warps and lanes in another order each time; sanitizers are slow.
+ORDERS = 2 if "sanitized" in os.environ.get("EDGEH2O_TEST_CUDA_DRIVER", "") else 3
+EPS = 1e-5
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -115,3 +121,35 @@ def put_floats(device: Device, name: str, w: NDArray[Any]) -> tuple[Structure, N
     address = device.put(stored)
     matrix = Matrix(values=address, n_out=rows, depth=depth, format=FORMATS.index(name))
     return matrix, values
+
+
+def put_quantised(device: Device, x: Floats) -> tuple[Structure, NDArray[np.float64]]:
+    """Rows of 8 bits, padded to 64, and what they stand for."""
+    depth = x.shape[1]
+    padded = np.pad(x, ((0, 0), (0, -depth % 64)))
+    q, d = quantise_q8_rows(padded)
+    rows = Quantised(q=device.put(q), d=device.put(d), padded=padded.shape[1])
+    return rows, dequantise_q8_rows(q, d)[:, :depth]
+
+
+def empty_quantised(device: Device, n_rows: int, dim: int) -> Structure:
+    padded = dim + -dim % 64
+    q, d = device.empty(n_rows * padded), device.empty(n_rows * padded // 32 * 4)
+    return Quantised(q=q, d=d, padded=padded)
+
+
+def check_quantised(device: Device, got: Structure, expected: NDArray[np.float64]) -> None:
+    """Within half a step of 8 bits of the values, and a little for their own rounding."""
+    n_rows, dim = expected.shape
+    q = device.get(got.q, (n_rows, got.padded), np.int8)
+    d = device.get(got.d, (n_rows, got.padded // 32), np.float32)
+    padded = np.pad(expected, ((0, 0), (0, -dim % 64)))
+    steps = np.abs(padded).reshape(n_rows, -1, 32).max(-1) / 127
+    np.testing.assert_allclose(d, steps, rtol=2e-5)
+    error = np.abs(dequantise_q8_rows(q, d) - padded)
+    assert (error <= np.repeat(steps, 32, axis=1) * 0.501 + 1e-12).all()
+
+
+def normed(x: NDArray[np.floating], weight: Floats) -> NDArray[np.float64]:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight

@@ -20,11 +20,11 @@ from tests.cuda.host_library import (
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the host device needs g++")
 BLOCK = [path for path in SOURCES if path.name != "driver.cc"]
-DECODER = "tests/cuda/test_decoder.py"
 MODELS = (
-    "test_architectures[unequal]",
-    "test_tensor_types[Q4_1]",
-    "test_a_prompt_moves_to_another_session",
+    "test_architectures.py::test_architectures[unequal]",
+    "test_architectures.py::test_architectures[qwen35]",
+    "test_architectures.py::test_tensor_types[Q4_1]",
+    "test_sessions.py::test_a_prompt_moves_to_another_session",
 )
 PLANTED = ROOT / "tests/cuda/planted.cc"
 # What the program says, without and with sanitizers.
@@ -70,7 +70,7 @@ def test_kernels_and_models_under_sanitizers() -> None:
     environment = os.environ | sanitizer_environment() | {"EDGEH2O_TEST_CUDA_DRIVER": str(driver)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     result = subprocess.run(
-        [*command, "tests/cuda/test_kernels.py", *(f"{DECODER}::{name}" for name in MODELS)],
+        [*command, "tests/cuda/kernels", *(f"tests/cuda/models/{name}" for name in MODELS)],
         cwd=ROOT,
         capture_output=True,
         text=True,

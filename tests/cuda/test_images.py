@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.device import ARGUMENTS
 from tools import build_cuda_images
 from tools.build_cuda_images import (
     LIST_NAME,
@@ -23,6 +22,7 @@ from tools.build_cuda_images import (
     provide_images,
     write_images,
 )
+from tools.cuda_driver import ARGUMENTS
 
 # Registers that leave room for the blocks that the plan of a kernel wants, of 65,536 a processor.
 # Matrix products: three blocks of 128 threads.
@@ -38,6 +38,7 @@ INSTRUCTIONS = {
         if name.startswith("gemm_")
     },
     "attend_split": ("MUFU.EX2", "LDG.E"),
+    "delta_rule": ("LDS", "STS", "FFMA", "BAR.SYNC"),  # a state that stays in shared memory
 }
 
 

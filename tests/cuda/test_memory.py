@@ -23,6 +23,7 @@ BLOCK_BYTES = 256 * 2**20
 # small against them. Float weights are as large on the device as in the file.
 LARGE = {"n_layers": 10, "model_dim": 1024, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64}
 LARGE |= {"ffn_dim": 2048}
+GEMMA4 = {"architecture": "gemma4", "n_layers": 3, "sliding_window": 20, "token_input_dim": 32}
 # Prints how far the memory of the process grew while a model was loaded, after a small one that
 # brought the libraries. The host device takes its memory from the same process, as a Jetson's GPU
 # does from the same chips.
@@ -92,18 +93,34 @@ def test_memory_is_taken_in_blocks_of_256_mib(
 
 
 @pytest.mark.usefixtures("host_device")
-@pytest.mark.parametrize(("tensor_type", "tied"), [("Q8_0", True), ("Q4_1", False), ("F16", False)])
-def test_a_vocabulary_larger_than_a_block_lies_in_parts(
-    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor_type: str,
-    tied: bool,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("kilobytes", "options"),
+    [
+        (24, {"tensor_type": "Q8_0"}),
+        # 64 rows are the smallest part of tiles.
+        (21, {"tensor_type": "Q8_0", "ffn_dim": 320}),
+        (11, {"tensor_type": "Q4_1", "ffn_dim": 320, "tied": False, "biases": True}),
+        (10, {"tensor_type": "F16", "tied": False}),
+        # A table of inputs per token, in parts of 256 rows and of 64.
+        (14, {"tensor_type": "F16", **GEMMA4}),
+    ],
+    ids=str,
+)
+def test_matrices_larger_than_a_block_lie_in_parts(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kilobytes: int,
+    options: dict[str, object],
+) -> None:
     """No block is larger than it may be, and every logit is what it is of one part, bit by bit."""
+    monkeypatch.setattr("edgeh2o.models.hyperparameters.TOKEN_INPUT_ROWS", 256)
     log, device = tmp_path / "log", open_device(0)
-    block_bytes = 24 * 1024
+    block_bytes = kilobytes * 1024
     logits = []
     for size in (BLOCK_BYTES, block_bytes):
         monkeypatch.setenv("EDGEH2O_HOST_DEVICE_LOG", str(log))
-        with open_model(tiny_model(**SMALL, tensor_type=tensor_type, tied=tied), device) as file:
+        with open_model(tiny_model(**{**SMALL, **options}), device) as file:
             core_model = _core.DeviceModel(core_config(file.config), device, size)
             core_model.expect_bytes(file.n_weight_bytes)
             log.write_text("")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import build_wheel_aarch64, check_wheel_aarch64
+from tools import build_wheel_aarch64, check_wheel_aarch64, run_wheel_aarch64
+from tools.aarch64_packages import STAMP, are_unpacked, unpack_packages
 from tools.check_wheel_aarch64 import Library, check_libraries, check_wheel
 
 COMPILER = build_wheel_aarch64.COMPILER
@@ -135,3 +136,25 @@ def test_missing_programs_of_the_build_are_named(
     monkeypatch.setattr(build_wheel_aarch64, "search_path", lambda: "")
     assert build_wheel_aarch64.main([]) == build_wheel_aarch64.SKIPPED
     assert "g++-aarch64-linux-gnu" in capsys.readouterr().err
+
+
+def test_what_the_quick_wheel_lacks_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing could be fetched, CI shows why the step is skipped."""
+    monkeypatch.setattr(build_wheel_aarch64, "search_path", lambda: "")
+    monkeypatch.setattr(build_wheel_aarch64, "find_sysroot", lambda: None)
+    assert run_wheel_aarch64.main(["--quick"]) == run_wheel_aarch64.SKIPPED
+    message = capsys.readouterr().err
+    assert message.startswith("skipped: not there: ")
+    for lacking in ("g++-aarch64-linux-gnu", "patchelf", "tools.build_wheel_aarch64 --fetch"):
+        assert lacking in message
+
+
+def test_packages_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
+    packages = ("libc6-dev", "libgcc-10-dev")
+    assert not are_unpacked("bullseye", packages, tmp_path)
+    (tmp_path / STAMP).write_text("bullseye\nlibc6-dev\nlibgcc-10-dev\n")
+    assert are_unpacked("bullseye", packages, tmp_path)
+    assert unpack_packages("bullseye", packages, tmp_path) == tmp_path
+    assert not are_unpacked("bookworm", packages, tmp_path)

@@ -19,6 +19,7 @@
 #include "cuda/kernels/gemm.cuh"
 #include "cuda/kernels/list.h"
 #include "cuda/kernels/multiply.cuh"
+#include "cuda/kernels/recurrent.cuh"
 #include "cuda/kernels/rows.cuh"
 
 namespace edgeh2o::cuda {

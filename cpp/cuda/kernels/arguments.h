@@ -117,15 +117,15 @@ struct MixArguments {
   uint32_t dim, n_used;
 };
 
-enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped };
+enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped, kSigmoid };
 
-// act(gate) * up, gate and up [rows][dim]. Grid: (rows).
+// act(gate) * up, gate [rows][gate_stride], up [rows][dim]. Grid: (rows).
 struct GateArguments {
   const float* gate;
   const float* up;
   float* out;        // [rows][dim] or null
   QuantisedRows xq;  // q may be null
-  uint32_t dim;
+  uint32_t dim, gate_stride;
   GateKind kind;
 };
 
@@ -240,6 +240,41 @@ struct SignArguments {
   const float* q;  // [rows][stride], n_heads heads of dim from its start on
   float* out;
   uint32_t n_heads, dim, stride;
+};
+
+// A causal convolution of every channel by itself, out [rows][channels]: of inputs x [rows][stride], times
+// factor [rows][stride] if there is one, over the tokens up to a row's own; times gate [rows][stride], or,
+// without one, its silu. state [n_taps - 1][channels]: inputs of the tokens before, the latest last.
+// Grid: (channels / 128, rows); of keep_inputs, which lets the state go on behind the rows, (channels / 128).
+struct ConvolveArguments {
+  const float* x;
+  const float* factor;
+  const float* gate;
+  const float* weights;  // [n_taps][channels]
+  float* state;
+  float* out;
+  uint32_t stride, channels, n_taps, n_rows;
+};
+
+// In place, gates [rows][2][n_heads]: rates become their sigmoid, decays exp(a * softplus(decay + bias)).
+// Grid: (rows * n_heads / 128).
+struct DeltaGateArguments {
+  float* gates;
+  const float* a;       // [n_heads]
+  const float* biases;  // [n_heads]
+  uint32_t n_rows, n_heads;
+};
+
+// The gated delta rule, token by token: queries, keys and values of qkv [rows][stride], one after the other;
+// out [rows][n_value_heads * head_dim]. The state lies as the CPU has it (ops/delta_net.h).
+// Grid: (head_dim / 32, n_value_heads).
+struct DeltaArguments {
+  const float* qkv;
+  const float* gates;  // [rows][2][n_value_heads] rates, decays
+  float* state;        // [n_value_heads][head_dim / 32][head_dim][32]
+  float* out;
+  uint32_t stride, n_rows, n_key_heads, n_value_heads, head_dim;
+  uint32_t are_grouped;  // value heads of a key head are neighbours
 };
 
 }  // namespace edgeh2o::cuda

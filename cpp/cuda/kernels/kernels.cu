@@ -2,4 +2,5 @@
 #include "cuda/kernels/attend.cuh"
 #include "cuda/kernels/gemm.cuh"
 #include "cuda/kernels/multiply.cuh"
+#include "cuda/kernels/recurrent.cuh"
 #include "cuda/kernels/rows.cuh"

@@ -15,6 +15,10 @@
   X(join_states, JoinArguments)               \
   X(column_sums, ColumnArguments)             \
   X(split_signs, SignArguments)               \
+  X(convolve_rows, ConvolveArguments)         \
+  X(keep_inputs, ConvolveArguments)           \
+  X(delta_gates, DeltaGateArguments)          \
+  X(delta_rule, DeltaArguments)               \
   X(multiply_f32, MultiplyArguments)          \
   X(multiply_f16, MultiplyArguments)          \
   X(multiply_bf16, MultiplyArguments)         \

@@ -108,10 +108,11 @@ EH2O_KERNEL(mix_rows, MixArguments, kRowThreads) {
 
 EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x());
-  const float* gate = a.gate + static_cast<size_t>(row) * a.dim;
+  const float* gate = a.gate + static_cast<size_t>(row) * a.gate_stride;
   const float* up = a.up + static_cast<size_t>(row) * a.dim;
   const auto value = [&](uint32_t i) {
     if (a.kind == GateKind::kSiluClamped) return clamped_swiglu(gate[i], up[i]);
+    if (a.kind == GateKind::kSigmoid) return divide(up[i], 1.0f + exponential(-gate[i]));
     return (a.kind == GateKind::kGelu ? gelu(gate[i]) : silu(gate[i])) * up[i];
   };
   if (a.xq.q) quantise_row(a.xq, row, a.dim, value);

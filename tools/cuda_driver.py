@@ -1,4 +1,4 @@
-"""The driver API as tests use it, and the structures of cpp/cuda/kernels/arguments.h."""
+"""The driver API and the structures of cpp/cuda/kernels/arguments.h, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Norm = _structure(
 )  # fmt: skip
 Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
-Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, kind=_U)
+Gate = _structure("Gate", gate=_P, up=_P, out=_P, xq=Quantised, dim=_U, gate_stride=_U, kind=_U)
 Embed = _structure(
     "Embed", parts=_P, tokens=_P, out=_P, part_rows=_U, first=_U, n_columns=_U, scale=_F
 )
@@ -64,6 +64,15 @@ Columns = _structure(
     scale=_F, soft_cap=_F,
 )  # fmt: skip
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
+Convolve = _structure(
+    "Convolve", x=_P, factor=_P, gate=_P, weights=_P, state=_P, out=_P, stride=_U, channels=_U,
+    n_taps=_U, n_rows=_U,
+)  # fmt: skip
+DeltaGate = _structure("DeltaGate", gates=_P, a=_P, biases=_P, n_rows=_U, n_heads=_U)
+Delta = _structure(
+    "Delta", qkv=_P, gates=_P, state=_P, out=_P, stride=_U, n_rows=_U, n_key_heads=_U,
+    n_value_heads=_U, head_dim=_U, are_grouped=_U,
+)  # fmt: skip
 Combine = _structure(
     "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P
 )
@@ -71,7 +80,8 @@ ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
     "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
-    "split_signs": Signs,
+    "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
+    "delta_gates": DeltaGate, "delta_rule": Delta,
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
 }  # fmt: skip

@@ -1,282 +1,30 @@
-"""Every kernel on the host device against float64, in several orders of warps."""
+"""Rotation, caches and attention on the host device against float64."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from tests.cuda.device import (
-    ARGUMENTS,
-    FORMATS,
-    Add,
+from tests.cuda.packing import (
+    EPS,
+    ORDERS,
+    normed,
+)
+from tests.reference.cached_rows import stored as stored_rows
+from tools.cuda_driver import (
     Attend,
     Cache,
     Columns,
     Combine,
     Device,
-    Embed,
-    Gate,
     Heads,
     Join,
     KeyList,
-    Mix,
-    Multiply,
-    Norm,
-    Quantised,
     Rope,
     Signs,
-    Structure,
 )
-from tests.cuda.packing import put_floats, put_tiles, random_tiles
-from tests.reference.cached_rows import stored as stored_rows
-from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 
-# Times that a kernel runs, with warps and lanes in another order each time; sanitizers are slow.
-ORDERS = 2 if "sanitized" in os.environ.get("EDGEH2O_TEST_CUDA_DRIVER", "") else 3
-EPS = 1e-5
 SPLIT_KEYS = 128
-Floats = NDArray[np.float32]
-
-
-def put_quantised(device: Device, x: Floats) -> tuple[Structure, NDArray[np.float64]]:
-    """Rows of 8 bits, padded to 64, and what they stand for."""
-    depth = x.shape[1]
-    padded = np.pad(x, ((0, 0), (0, -depth % 64)))
-    q, d = quantise_q8_rows(padded)
-    rows = Quantised(q=device.put(q), d=device.put(d), padded=padded.shape[1])
-    return rows, dequantise_q8_rows(q, d)[:, :depth]
-
-
-def empty_quantised(device: Device, n_rows: int, dim: int) -> Structure:
-    padded = dim + -dim % 64
-    q, d = device.empty(n_rows * padded), device.empty(n_rows * padded // 32 * 4)
-    return Quantised(q=q, d=d, padded=padded)
-
-
-def check_quantised(device: Device, got: Structure, expected: NDArray[np.float64]) -> None:
-    """Within half a step of 8 bits of the values, and a little for their own rounding."""
-    n_rows, dim = expected.shape
-    q = device.get(got.q, (n_rows, got.padded), np.int8)
-    d = device.get(got.d, (n_rows, got.padded // 32), np.float32)
-    padded = np.pad(expected, ((0, 0), (0, -dim % 64)))
-    steps = np.abs(padded).reshape(n_rows, -1, 32).max(-1) / 127
-    np.testing.assert_allclose(d, steps, rtol=2e-5)
-    error = np.abs(dequantise_q8_rows(q, d) - padded)
-    assert (error <= np.repeat(steps, 32, axis=1) * 0.501 + 1e-12).all()
-
-
-@pytest.mark.parametrize("kernel", ARGUMENTS)
-def test_the_structures_of_the_tests_are_those_of_the_kernels(device: Device, kernel: str) -> None:
-    if not device.is_emulated:
-        pytest.skip("a real driver does not tell")
-    assert device.argument_bytes(kernel) == ctypes.sizeof(ARGUMENTS[kernel])
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("rows", "depth"), [(16, 64), (37, 96), (5, 352)])
-def test_multiply(device: Device, name: str, rows: int, depth: int) -> None:
-    random = np.random.default_rng(rows)
-    x = random.normal(size=(2, depth)).astype(np.float32)
-    bias = random.normal(size=rows).astype(np.float32)
-    before = random.normal(size=(2, rows + 3)).astype(np.float32)
-    is_quantised = name.startswith("q")
-    if is_quantised:
-        tiles = random_tiles(name, rows, depth, seed=depth)
-        matrix, weights, span = put_tiles(device, tiles), tiles.weights(), tiles.span()
-        rounded, values = put_quantised(device, x)
-        grid = (-(-rows // 16), 2)
-    else:
-        matrix, weights = put_floats(device, name, random.normal(size=(rows, depth)))
-        rounded, values, span = Quantised(), x.astype(np.float64), np.abs(weights)
-        grid = (-(-rows // 4), 2)
-    for accumulates in (0, 1):
-        expected = values @ weights.T + bias
-        if accumulates:
-            expected += before[:, :rows]
-        results = []
-        for _ in range(ORDERS):
-            out = device.put(before)
-            arguments = Multiply(
-                w=matrix, x=device.put(x), xq=rounded, bias=device.put(bias), out=out,
-                x_stride=depth, out_stride=rows + 3, accumulates=accumulates,
-            )  # fmt: skip
-            device.launch(f"multiply_{name}", arguments, grid, shared=256)
-            results.append(device.get(out, (2, rows + 3), np.float32))
-        size = np.abs(values) @ span.T + np.abs(expected)
-        assert (np.abs(results[0][:, :rows] - expected) <= 1e-6 * size).all()
-        np.testing.assert_array_equal(results[0][:, rows:], before[:, rows:])
-        for other in results[1:]:
-            np.testing.assert_array_equal(other, results[0])
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
-@pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (70, 72, 192)])
-def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) -> None:
-    random = np.random.default_rng(n_rows)
-    x = random.normal(size=(n_rows, depth)).astype(np.float32)
-    bias = random.normal(size=n_out).astype(np.float32)
-    before = random.normal(size=(n_rows, n_out + 3)).astype(np.float32)
-    tiles = random_tiles(name, n_out, depth, seed=depth)
-    matrix = put_tiles(device, tiles)
-    rounded, values = put_quantised(device, x)
-    expected = values @ tiles.weights().T + bias + before[:, :n_out]
-    results = []
-    for _ in range(ORDERS if n_rows == 5 else 1):
-        out = device.put(before)
-        arguments = Multiply(
-            w=matrix, xq=rounded, bias=device.put(bias), out=out, out_stride=n_out + 3,
-            accumulates=1, n_rows=n_rows,
-        )  # fmt: skip
-        grid = (-(-n_out // 64), -(-n_rows // 64))
-        shared = 3 * (64 * 64 + 4 * 128 * tiles.bits)
-        device.launch(f"gemm_{name}", arguments, grid, shared=shared)
-        results.append(device.get(out, before.shape, np.float32))
-    size = np.abs(values) @ tiles.span().T + np.abs(expected)
-    assert (np.abs(results[0][:, :n_out] - expected) <= 1e-6 * size).all()
-    np.testing.assert_array_equal(results[0][:, n_out:], before[:, n_out:])
-    for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_embed_columns_of_a_table_in_parts(device: Device, name: str) -> None:
-    part_rows, n_rows, depth, first, n_columns = 17, 40, 192, 96, 32
-    matrices, weights = [], []
-    for n in (part_rows, part_rows, n_rows - 2 * part_rows):
-        if name.startswith("q"):
-            tiles = random_tiles(name, n, depth)
-            matrices.append(put_tiles(device, tiles))
-            weights.append(tiles.weights())
-        else:
-            values = np.random.default_rng(n).normal(size=(n, depth))
-            matrix, rounded = put_floats(device, name, values)
-            matrices.append(matrix)
-            weights.append(rounded)
-    parts = np.frombuffer(b"".join(map(bytes, matrices)), np.uint8)
-    tokens = np.array([0, 16, 17, 33, 34, 39], np.int32)
-    out = device.empty(len(tokens) * n_columns * 4)
-    arguments = Embed(
-        parts=device.put(parts), tokens=device.put(tokens), out=out, part_rows=part_rows,
-        first=first, n_columns=n_columns, scale=3.0,
-    )  # fmt: skip
-    device.launch("embed_rows", arguments, (len(tokens),))
-    got = device.get(out, (len(tokens), n_columns), np.float32)
-    expected = np.concatenate(weights)[tokens, first : first + n_columns] * 3.0
-    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
-
-
-def normed(x: NDArray[np.floating], weight: Floats) -> NDArray[np.float64]:
-    x = x.astype(np.float64)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight
-
-
-@pytest.mark.parametrize("dim", [16, 100, 576])
-@pytest.mark.parametrize("has_norm", [True, False])
-def test_norm_rows(device: Device, dim: int, has_norm: bool) -> None:
-    random = np.random.default_rng(dim)
-    x = random.normal(size=(3, dim)).astype(np.float32)
-    x[1] = 0  # a row of zeros
-    weight = random.normal(size=dim).astype(np.float32)
-    expected = normed(x, weight) if has_norm else x.astype(np.float64)
-    for _ in range(ORDERS):
-        out, rounded = device.empty(x.nbytes), empty_quantised(device, 3, dim)
-        arguments = Norm(
-            x=device.put(x), weight=device.put(weight) if has_norm else None, out=out, xq=rounded,
-            dim=dim, n_groups=1, x_stride=dim, out_stride=dim, eps=EPS,
-        )  # fmt: skip
-        device.launch("norm_rows", arguments, (3,), shared=16)
-        np.testing.assert_allclose(
-            device.get(out, x.shape, np.float32), expected, rtol=3e-6, atol=1e-7
-        )
-        check_quantised(device, rounded, expected)
-
-
-def test_norm_of_groups_in_place(device: Device) -> None:
-    random = np.random.default_rng(5)
-    x = random.normal(size=(2, 5 * 16)).astype(np.float32)  # 3 heads of 16, and what follows them
-    weight = random.normal(size=16).astype(np.float32)
-    address = device.put(x)
-    arguments = Norm(
-        x=address, weight=device.put(weight), out=address, dim=16, n_groups=3, x_stride=80,
-        out_stride=80, eps=EPS,
-    )  # fmt: skip
-    device.launch("norm_rows", arguments, (6,), shared=16)
-    got = device.get(address, x.shape, np.float32)
-    expected = normed(x.reshape(2, 5, 16)[:, :3], weight).reshape(2, 48)
-    np.testing.assert_allclose(got[:, :48], expected, rtol=3e-6)
-    np.testing.assert_array_equal(got[:, 48:], x[:, 48:])
-
-
-def test_rows_of_experts(device: Device) -> None:
-    """Rows are rounded where an index says; a row adds up what its entries name."""
-    random = np.random.default_rng(6)
-    x = random.normal(size=(5, 72)).astype(np.float32)
-    indices = np.array([4, 0, 0, 3], np.int32)
-    out, rounded = device.empty(4 * 72 * 4), empty_quantised(device, 4, 72)
-    arguments = Norm(
-        x=device.put(x), out=out, xq=rounded, dim=72, n_groups=1, x_stride=72, out_stride=72,
-        indices=device.put(indices),
-    )  # fmt: skip
-    device.launch("norm_rows", arguments, (4,), shared=16)
-    np.testing.assert_array_equal(device.get(out, (4, 72), np.float32), x[indices])
-    check_quantised(device, rounded, x[indices].astype(np.float64))
-    entries = np.array([[0, 3], [2, 1], [1, 4]], np.int32)
-    weights = random.uniform(size=entries.shape).astype(np.float32)
-    mix = Mix(
-        x=device.put(x), entries=device.put(entries), weights=device.put(weights), out=out, dim=72,
-        n_used=2,
-    )  # fmt: skip
-    device.launch("mix_rows", mix, (3,))
-    expected = (x[entries].astype(np.float64) * weights[:, :, None]).sum(1)
-    got = device.get(out, expected.shape, np.float32)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("has_norm", [True, False])
-def test_add_rows(device: Device, has_norm: bool) -> None:
-    random = np.random.default_rng(2)
-    x, y = random.normal(size=(2, 3, 200)).astype(np.float32)
-    weight = random.normal(size=200).astype(np.float32)
-    address = device.put(x)
-    arguments = Add(
-        x=address, y=device.put(y), weight=device.put(weight) if has_norm else None, dim=200,
-        eps=EPS, scale=0.4,
-    )  # fmt: skip
-    device.launch("add_rows", arguments, (3,), shared=16)
-    expected = x + 0.4 * (normed(y, weight) if has_norm else y.astype(np.float64))
-    np.testing.assert_allclose(
-        device.get(address, x.shape, np.float32), expected, rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped silu"])
-def test_gate_rows(device: Device, kind: str) -> None:
-    random = np.random.default_rng(3)
-    gate = random.normal(scale=4, size=(2, 160)).astype(np.float32)
-    gate[0, :4] = [0, -100, 100, -1e4]
-    up = random.normal(scale=4, size=(2, 160)).astype(np.float32)
-    g = gate.astype(np.float64)
-    with np.errstate(over="ignore"):
-        slope = np.sqrt(2 / np.pi) * 2 * (g + 0.044715 * g**3) if kind == "gelu" else g
-        expected = g / (1 + np.exp(-slope)) * up
-        if kind == "clamped silu":  # gpt-oss
-            g, u = np.minimum(g, 7), np.clip(up.astype(np.float64), -7, 7)
-            expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
-    out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 160)
-    arguments = Gate(
-        gate=device.put(gate), up=device.put(up), out=out, xq=rounded, dim=160,
-        kind=("silu", "gelu", "clamped silu").index(kind),
-    )  # fmt: skip
-    device.launch("gate_rows", arguments, (2,))
-    got = device.get(out, gate.shape, np.float32)
-    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
-    check_quantised(device, rounded, expected)
-
-
 N_HEADS, N_KV, KEY_DIM, VALUE_DIM, CONTEXT = 6, 2, 24, 40, 320
 HEADS = Heads(n_heads=N_HEADS, n_kv_heads=N_KV, key_dim=KEY_DIM, value_dim=VALUE_DIM)
 STRIDE = (N_HEADS + N_KV) * KEY_DIM + N_KV * VALUE_DIM

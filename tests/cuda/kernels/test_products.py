@@ -1,0 +1,124 @@
+"""Products with weights, and rows of tables, on the host device against float64."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from tests.cuda.packing import (
+    ORDERS,
+    put_floats,
+    put_quantised,
+    put_tiles,
+    random_tiles,
+)
+from tools.cuda_driver import (
+    ARGUMENTS,
+    FORMATS,
+    Device,
+    Embed,
+    Multiply,
+    Quantised,
+)
+
+
+@pytest.mark.parametrize("kernel", ARGUMENTS)
+def test_the_structures_of_the_tests_are_those_of_the_kernels(device: Device, kernel: str) -> None:
+    if not device.is_emulated:
+        pytest.skip("a real driver does not tell")
+    assert device.argument_bytes(kernel) == ctypes.sizeof(ARGUMENTS[kernel])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("rows", "depth"), [(16, 64), (37, 96), (5, 352)])
+def test_multiply(device: Device, name: str, rows: int, depth: int) -> None:
+    random = np.random.default_rng(rows)
+    x = random.normal(size=(2, depth)).astype(np.float32)
+    bias = random.normal(size=rows).astype(np.float32)
+    before = random.normal(size=(2, rows + 3)).astype(np.float32)
+    is_quantised = name.startswith("q")
+    if is_quantised:
+        tiles = random_tiles(name, rows, depth, seed=depth)
+        matrix, weights, span = put_tiles(device, tiles), tiles.weights(), tiles.span()
+        rounded, values = put_quantised(device, x)
+        grid = (-(-rows // 16), 2)
+    else:
+        matrix, weights = put_floats(device, name, random.normal(size=(rows, depth)))
+        rounded, values, span = Quantised(), x.astype(np.float64), np.abs(weights)
+        grid = (-(-rows // 4), 2)
+    for accumulates in (0, 1):
+        expected = values @ weights.T + bias
+        if accumulates:
+            expected += before[:, :rows]
+        results = []
+        for _ in range(ORDERS):
+            out = device.put(before)
+            arguments = Multiply(
+                w=matrix, x=device.put(x), xq=rounded, bias=device.put(bias), out=out,
+                x_stride=depth, out_stride=rows + 3, accumulates=accumulates,
+            )  # fmt: skip
+            device.launch(f"multiply_{name}", arguments, grid, shared=256)
+            results.append(device.get(out, (2, rows + 3), np.float32))
+        size = np.abs(values) @ span.T + np.abs(expected)
+        assert (np.abs(results[0][:, :rows] - expected) <= 1e-6 * size).all()
+        np.testing.assert_array_equal(results[0][:, rows:], before[:, rows:])
+        for other in results[1:]:
+            np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
+@pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (70, 72, 192)])
+def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) -> None:
+    random = np.random.default_rng(n_rows)
+    x = random.normal(size=(n_rows, depth)).astype(np.float32)
+    bias = random.normal(size=n_out).astype(np.float32)
+    before = random.normal(size=(n_rows, n_out + 3)).astype(np.float32)
+    tiles = random_tiles(name, n_out, depth, seed=depth)
+    matrix = put_tiles(device, tiles)
+    rounded, values = put_quantised(device, x)
+    expected = values @ tiles.weights().T + bias + before[:, :n_out]
+    results = []
+    for _ in range(ORDERS if n_rows == 5 else 1):
+        out = device.put(before)
+        arguments = Multiply(
+            w=matrix, xq=rounded, bias=device.put(bias), out=out, out_stride=n_out + 3,
+            accumulates=1, n_rows=n_rows,
+        )  # fmt: skip
+        grid = (-(-n_out // 64), -(-n_rows // 64))
+        shared = 3 * (64 * 64 + 4 * 128 * tiles.bits)
+        device.launch(f"gemm_{name}", arguments, grid, shared=shared)
+        results.append(device.get(out, before.shape, np.float32))
+    size = np.abs(values) @ tiles.span().T + np.abs(expected)
+    assert (np.abs(results[0][:, :n_out] - expected) <= 1e-6 * size).all()
+    np.testing.assert_array_equal(results[0][:, n_out:], before[:, n_out:])
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_embed_columns_of_a_table_in_parts(device: Device, name: str) -> None:
+    part_rows, n_rows, depth, first, n_columns = 17, 40, 192, 96, 32
+    matrices, weights = [], []
+    for n in (part_rows, part_rows, n_rows - 2 * part_rows):
+        if name.startswith("q"):
+            tiles = random_tiles(name, n, depth)
+            matrices.append(put_tiles(device, tiles))
+            weights.append(tiles.weights())
+        else:
+            values = np.random.default_rng(n).normal(size=(n, depth))
+            matrix, rounded = put_floats(device, name, values)
+            matrices.append(matrix)
+            weights.append(rounded)
+    parts = np.frombuffer(b"".join(map(bytes, matrices)), np.uint8)
+    tokens = np.array([0, 16, 17, 33, 34, 39], np.int32)
+    out = device.empty(len(tokens) * n_columns * 4)
+    arguments = Embed(
+        parts=device.put(parts), tokens=device.put(tokens), out=out, part_rows=part_rows,
+        first=first, n_columns=n_columns, scale=3.0,
+    )  # fmt: skip
+    device.launch("embed_rows", arguments, (len(tokens),))
+    got = device.get(out, (len(tokens), n_columns), np.float32)
+    expected = np.concatenate(weights)[tokens, first : first + n_columns] * 3.0
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)

@@ -1,0 +1,179 @@
+"""Whole tiny models on the host device: the tokens and logits of the CPU's decoder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from edgeh2o import UsageError
+from edgeh2o.attention.dense import DenseConfig
+from edgeh2o.cuda.devices import open_device
+from edgeh2o.engine.opening import open_model
+from edgeh2o.models.spec import registered_architectures
+from tests.cuda.host_library import SMALL
+from tests.cuda.models.greedy import SHAPE, greedy
+from tests.model.model_pair import (
+    random_tokens,
+    relative_error,
+)
+from tests.reference.decoder import ReferenceDecoder
+from tests.reference.dense import DenseLayer
+from tests.tiny_models import TinyModelFactory
+from tools.make_tiny_model import TENSOR_TYPES
+
+# What tiny models of an architecture are made with; every architecture that is registered runs.
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    **{name: {} for name in registered_architectures()},
+    "phi3": {"rotary_dim": 12},
+    "exaone4": {"n_layers": 4, "sliding_window": 20},
+    "glm4": {"rotary_dim": 8},
+    "smollm3": {"n_layers": 4},
+    "olmo2": {"tied": False},
+    "gemma2": {"sliding_window": 20},
+    "gemma3": {
+        "n_layers": 3,
+        "sliding_window": 20,
+        "sliding_window_pattern": 3,
+        "rope_base": 1e6,
+    },
+    "gemma4": {
+        **{"n_layers": 6, "sliding_window": 20, "n_shared_kv": 3, "token_input_dim": 32},
+        **{"head_dim": 32, "head_dim_sliding": 16, "ffn_dim": (96, 96, 96, 128, 128, 128)},
+    },
+    "gpt-oss": {"n_layers": 3, "sliding_window": 20},
+    "granitemoe": {"shared_ffn_dim": 80},
+    "lfm2": {"n_layers": 3, "n_conv_taps": 4},
+    "lfm2moe": {"n_layers": 3},
+    "mistral3": {"original_context": 15},
+    "qwen2moe": {"shared_ffn_dim": 160},
+    "qwen35": {"n_layers": 3, "rotary_dim": 8, "n_conv_taps": 4},
+    "qwen35moe": {"shared_ffn_dim": 80},
+    "qwen3next": {"n_layers": 3, "shared_ffn_dim": 80},
+}
+VARIANTS: dict[str, dict[str, object]] = {
+    "llama-biases": {"biases": True, "tied": False},
+    "llama-yarn": {"rope_scaling": "yarn"},
+    "mistral": {"sliding_window": 20},
+    "gemma4-plain": {"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+    "unequal": {
+        "n_layers": 3,
+        "n_heads": (4, 2, 4),
+        "n_kv_heads": (2, 1, 4),
+        "ffn_dim": (96, 64, 128),
+    },
+}
+MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.items()} | VARIANTS
+# Architectures that the kernels for GPUs lack something of, and what the refusal says.
+REFUSED = dict.fromkeys(("deepseek2", "minicpm3"), "multi-head latent attention")
+pytestmark = pytest.mark.usefixtures("host_device")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_architectures(tiny_model: TinyModelFactory, name: str) -> None:
+    """Every one that is registered, in two calls: the tokens of the CPU, or a refusal by name."""
+    path = tiny_model(**{**SMALL, **MODELS[name]})
+    if name in REFUSED:
+        with pytest.raises(UsageError, match=rf"{REFUSED[name]}.*--device cpu"):
+            open_model(path, open_device(0))
+        return
+    prompt = random_tokens(35)
+    shape = {"batch_size": 32, "chunk_size": 16, "all_rows": False}
+    expected, tokens = greedy(path, prompt, 4, device=False, **shape)
+    logits, same = greedy(path, prompt, 4, device=True, **shape)
+    assert same == tokens
+    assert relative_error(logits, expected) < 2e-4
+
+
+@pytest.mark.parametrize("tensor_type", ["Q4_0", "Q8_0", "F16"])
+def test_experts_of_quantised_weights(tiny_model: TinyModelFactory, tensor_type: str) -> None:
+    """Of a prompt of several groups, and of tokens: each goes to its own experts."""
+    path = tiny_model(
+        **{**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64},
+        architecture="qwen3moe",
+        tensor_type=tensor_type,
+    )
+    prompt = random_tokens(21)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
+    assert relative_error(logits, expected) < 0.03
+
+
+def write_clear_router(path: Path) -> None:
+    """Changes a file so that experts are chosen by the sign of one product, by a wide margin."""
+    for tensor in GGUFReader(path, "r+").tensors:
+        if tensor.name.endswith(".ffn_gate_inp.weight"):
+            weights = tensor.data
+            steps = np.array([3, 2, 0.5, -0.5, -2, -3], np.float32)
+            weights[:] = steps[:, None] * weights[0]
+
+
+@pytest.mark.parametrize("tensor_type", ["Q4_K", "Q6_K"])
+def test_experts_of_rounded_scales_with_a_clear_router(
+    tiny_model: TinyModelFactory, tmp_path: Path, tensor_type: str
+) -> None:
+    """Scales of two levels are rounded on the device, which may turn a near tie of experts.
+
+    Where there is none, logits are those of the CPU within what 8-bit activations differ by, and
+    as near to those of float64.
+    """
+    sizes = {**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64}
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_model(**sizes, architecture="qwen3moe", tensor_type=tensor_type), path)
+    write_clear_router(path)
+    prompt = random_tokens(12)
+    rows = []
+    for place in (None, open_device(0)):
+        with open_model(path, place) as file:
+            runner = file.load().start_session(DenseConfig(), SHAPE)
+        runner.prefill(prompt, is_last=True)
+        of_prompt = np.array(runner.row_logits(0, len(prompt)))
+        decoded = [np.array(runner.decode(token)) for token in (9, 99)]
+        rows.append(np.concatenate((of_prompt, decoded)))
+    errors = [relative_error(row, other) for row, other in zip(rows[1], rows[0], strict=True)]
+    assert max(errors) < 0.03
+    exact = ReferenceDecoder.from_gguf(path).start(DenseLayer).prefill(prompt)
+    cpu, device = (relative_error(each[: len(prompt)], exact) for each in rows)
+    assert device < 1.1 * cpu
+
+
+def test_experts_of_mxfp4(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(**{**SMALL, **MODELS["gpt-oss"]}, tensor_type="MXFP4")
+    prompt = random_tokens(12)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
+    assert relative_error(logits, expected) < 0.03
+
+
+@pytest.mark.parametrize("tensor_type", ["Q8_0", "Q4_K"])
+def test_inputs_per_token_of_quantised_weights(
+    tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch, tensor_type: str
+) -> None:
+    """From a table in parts."""
+    monkeypatch.setattr("edgeh2o.models.hyperparameters.TOKEN_INPUT_ROWS", 100)
+    more = {"model_dim": 256, "ffn_dim": 256, "head_dim": 64, "head_dim_sliding": 64}
+    more |= {"n_layers": 4, "n_shared_kv": 1, "token_input_dim": 256}
+    path = tiny_model(**{**SMALL, **MODELS["gemma4"], **more}, tensor_type=tensor_type)
+    prompt = random_tokens(12)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
+    assert relative_error(logits, expected) < 0.03
+
+
+@pytest.mark.parametrize("tensor_type", TENSOR_TYPES)
+def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
+    sizes = {**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64}
+    path = tiny_model(**sizes, tensor_type=tensor_type)
+    prompt = random_tokens(9)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
+    # Sums in another order show where an activation rounds to the next of 255 steps; a wrong
+    # weight does more. The kernels themselves are held to 1e-6.
+    assert relative_error(logits, expected) < 0.03

@@ -1,0 +1,179 @@
+"""Sparse rules on the host device: the positions and logits of the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgeh2o import _core
+from edgeh2o.cuda.devices import open_device
+from edgeh2o.engine.opening import open_model
+from tests.cuda.host_library import SMALL
+from tests.cuda.models.test_architectures import MODELS
+from tests.model.model_pair import (
+    CHUNK_SIZE,
+    HEAVY,
+    LOCAL,
+    MAX_CONTEXT,
+    decisive_prompt,
+    load_pair,
+    prefill,
+    random_tokens,
+    relative_error,
+    split,
+)
+from tests.reference.headwise import HeadwiseLayer
+from tests.tiny_models import TinyModelFactory
+
+pytestmark = pytest.mark.usefixtures("host_device")
+
+
+def check_rule(
+    tiny_model: TinyModelFactory,
+    make_policy: Callable[[], _core.SparsePolicy],
+    tokens: NDArray[np.int32],
+    lengths: list[int],
+    model_options: Mapping[str, object] = SMALL,
+) -> None:
+    """A prompt in calls of these lengths, then three tokens: positions, pairs and logits."""
+    with open_model(tiny_model(**model_options), open_device(0)) as file:
+        on_device = file.load()._core_model
+        attending = [i for i, layer in enumerate(file.config.layers) if layer.mixer == "attention"]
+    on_cpu = load_pair(tiny_model, **model_options).core
+    sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
+    results = []
+    for make, model in ((_core.Sequence, on_cpu), (_core.DeviceSequence, on_device)):
+        policy = make_policy()
+        session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
+        rows = prefill(session, *split(tokens, lengths))
+        decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
+        chosen = [policy.memory_set(layer, head) for layer in attending for head in range(2)]
+        results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
+    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert relative_error(results[1][0], results[0][0]) < 2e-4
+    assert results[1][2].pairs_computed == results[0][2].pairs_computed
+    assert results[1][2].pairs_dense == results[0][2].pairs_dense
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "mean", "sinks": 2},
+        {"score": "lift"},
+        {"score": "window", "window": 8},
+        {"decay": 0.5},
+        {"by_values": True},
+        {"tail": 20},
+    ],
+    ids=str,
+)
+def test_h2o_chooses_and_answers_as_the_cpu_does(
+    tiny_model: TinyModelFactory, options: dict[str, object]
+) -> None:
+    pair = load_pair(tiny_model, **SMALL)
+    tokens = decisive_prompt(pair, (1 if options else 2) * CHUNK_SIZE + 40)
+    lengths = [64, 1, 39] if options else [100, 1, 67]
+    check_rule(tiny_model, lambda: _core.h2o_policy(LOCAL, HEAVY, **options), tokens, lengths)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "hunyuan-dense", "mistral3"])
+def test_h2o_in_layers_of_every_kind(tiny_model: TinyModelFactory, name: str) -> None:
+    """Keys and values of another layer, norms behind the rotation, queries scaled by position."""
+    options = {**SMALL, **MODELS[name]}
+    if name == "gemma4":  # two kinds of layers, and of each one that shares
+        options |= {"n_layers": 4, "sliding_window_pattern": 2, "n_shared_kv": 2, "ffn_dim": 96}
+    tokens = decisive_prompt(load_pair(tiny_model, **options), CHUNK_SIZE + 40)
+    make_policy = functools.partial(_core.h2o_policy, LOCAL, HEAVY)
+    check_rule(tiny_model, make_policy, tokens, [64, 1, 39], options)
+
+
+def test_column_sums_of_one_softmax_count_its_sinks(tiny_model: TinyModelFactory) -> None:
+    """Those of headwise, whose layers of full attention have sinks here."""
+    options = {**SMALL, **MODELS["gpt-oss"]}
+    budgets = [30] * 6
+
+    def make_policy() -> _core.SparsePolicy:
+        return _core.headwise_policy(budgets, local=6, sinks=2, page_size=16)
+
+    check_rule(tiny_model, make_policy, random_tokens(CHUNK_SIZE + 40), [90, 14], options)
+
+
+class Loudest:
+    """Positions with large keys, seen from the chunk's first query; a mean row for the others."""
+
+    def _choose(self, chunk: tuple[int, int], queries: Any, keys: Any) -> NDArray[np.intp]:
+        assert queries.shape == (chunk[1] - chunk[0], 2, 16)
+        seen = np.abs(keys.astype(np.float32) @ queries[0, 0])
+        return np.sort(np.argsort(-seen, kind="stable")[:20])
+
+    def select_memory(
+        self, layer: int, kv_head: int, chunk: tuple[int, int], q: Any, k: Any, v: Any
+    ) -> tuple[Any, ...]:
+        rows = (part.mean(0, dtype=np.float32, keepdims=True) for part in (k, v))
+        return (self._choose(chunk, q, k), *rows, np.array([np.log(chunk[0])], np.float32))
+
+    def select_decode(
+        self, layer: int, kv_head: int, chunk: tuple[int, int], q: Any, k: Any, v: Any
+    ) -> NDArray[np.intp]:
+        return self._choose(chunk, q, k)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_a_rule_in_python_chooses_and_answers_as_on_the_cpu(
+    tiny_model: TinyModelFactory, name: str
+) -> None:
+    """Also of queries that lie behind gates, between layers that do not attend."""
+    n = (2 if name == "llama" else 1) * CHUNK_SIZE + 9
+    tokens = random_tokens(n)
+    check_rule(
+        tiny_model,
+        lambda: _core.python_policy(Loudest(), max_synthetic=1),
+        tokens,
+        [n // 2 + 2, n - n // 2 - 2],
+        {**SMALL, **MODELS[name], "n_layers": 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("budgets", "options"),
+    [
+        ((9, 60, None, 30), {}),
+        ((20, 33, 40, None), {"page_size": 0, "decay": 0.5}),
+        ((None, 24, None, None), {"max_past": 60, "tail": 20}),
+        ((None, None, None, None), {"max_past": 48, "page_size": 5, "local": 20}),
+    ],
+    ids=str,
+)
+def test_headwise_chooses_and_answers_as_the_cpu_does(
+    tiny_model: TinyModelFactory, budgets: tuple[int | None, ...], options: dict[str, int]
+) -> None:
+    """Budgets per head, landmarks, recalled pages, a tail that reads everything."""
+    options = {"local": 6, "sinks": 2, "page_size": 16, **options}
+    pair = load_pair(tiny_model, **SMALL)
+
+    def make_layers() -> Callable[[], HeadwiseLayer]:
+        layers = iter((budgets[:2], budgets[2:]))
+        settings = {"chunk_size": CHUNK_SIZE, **options}
+        return lambda **more: HeadwiseLayer(budgets=next(layers), **settings, **more)
+
+    def is_decisive(tokens: NDArray[np.int32]) -> bool:
+        run = pair.as_computed(make_layers())
+        run.prefill(tokens)
+        return all(c.margins.min() > 1e-4 for layer in run.layers for c in layer.chunks)
+
+    prompts = (random_tokens(3 * CHUNK_SIZE + 9, seed=seed) for seed in range(50))
+    tokens = next(filter(is_decisive, prompts))
+
+    def make_policy() -> _core.SparsePolicy:
+        return _core.headwise_policy(list(budgets), **options)
+
+    n = len(tokens)
+    lengths = [n] if "tail" in options else [100, 1, n - 101]
+    check_rule(tiny_model, make_policy, tokens, lengths)
