@@ -476,6 +476,11 @@ class Sequence(_Prompt):
     @property
     def workspace(self) -> Workspace:
         """What its calls write to; sequences of one workspace go into one ``forward``."""
+    def use_small_pages(self) -> None:
+        """Before the first token: lets the cache take the memory of what is in it, no more.
+
+        In huge pages, which suit one long prompt, a few tokens take most of it.
+        """
     def prefill(
         self,
         tokens: NDArray[np.int32],

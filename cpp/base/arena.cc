@@ -27,6 +27,12 @@ AlignedBuffer::~AlignedBuffer() {
   if (data_) munmap(data_, n_bytes_);
 }
 
+void AlignedBuffer::use_small_pages() {
+#ifdef MADV_NOHUGEPAGE
+  if (data_) madvise(data_, n_bytes_, MADV_NOHUGEPAGE);  // a kernel without huge pages has none to avoid
+#endif
+}
+
 uint8_t* BlockPool::take(size_t n_bytes) {
   if (n_bytes == 0) return nullptr;  // like an empty AlignedBuffer; there may be no block yet
   n_bytes = round_up(n_bytes, kAlignment);

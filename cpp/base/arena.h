@@ -31,6 +31,8 @@ class AlignedBuffer {
   }
   uint8_t* data() const { return data_; }
   size_t size() const { return n_bytes_; }
+  // Before it is written to: a large block else comes in huge pages, of which one byte takes 2 MiB.
+  void use_small_pages();
 
  private:
   uint8_t* data_ = nullptr;
@@ -64,6 +66,7 @@ class Arena {
     base_ = buffer_.data();
     used_ = 0;
   }
+  void use_small_pages() { buffer_.use_small_pages(); }  // of its own memory
 
  private:
   AlignedBuffer buffer_;

@@ -253,6 +253,7 @@ void bind_sequence(py::module_& module) {
       .def_property_readonly("max_decode_tokens", &DecoderSequence::max_decode_tokens)
       .def("allow_eviction", &let_evict, py::arg("is_allowed"))
       .def("evict", &evict_tokens, py::arg("n"))
+      .def("use_small_pages", [](DecoderSequence& self) { self.sequence.use_small_pages(); })
       .def("copy_from", &copy_from, py::arg("other"), py::arg("position"))
       .def_property_readonly("workspace", [](const DecoderSequence& self) { return self.owner; })
       .def_property_readonly("last_call_allocations",

@@ -75,6 +75,11 @@ class Sequence {
                                       size_t n_threads);
 
   const SequenceShape& shape() const { return shape_; }
+
+  // Before the first token: rows then take memory as they are written. Heads lie max_context rows apart, and
+  // in huge pages a few tokens take most of the cache.
+  void use_small_pages() { arena_.use_small_pages(); }
+
   size_t n_layers() const { return layers_.size(); }
   const SparsePolicy& policy() const { return *policy_; }
   SparsePolicy& policy_of_call() { return *policy_; }  // for attention that runs elsewhere, on a device

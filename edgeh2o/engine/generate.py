@@ -281,6 +281,8 @@ class Generation:
         try:
             draw = sampler.sample if self._grammar is None else partial(self._grammar.draw, sampler)
             token_id = draw(choice)
+        except EdgeH2OError:  # of the grammar
+            raise
         except ValueError as error:
             raise EdgeH2OError(
                 f"no token can be drawn: {error}; the model file may be damaged"

@@ -34,6 +34,7 @@ class SharedModel:
         workspace = None
         if isinstance(runner, _core.Sequence):
             workspace = runner.workspace
+            runner.use_small_pages()  # of many conversations most are short, and stay for long
         grid = self.call_grid(attention, shape)
         return SharedRunner(runner, self.scheduler, workspace, grid)
 

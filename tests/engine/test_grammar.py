@@ -203,3 +203,16 @@ def test_top_log_probabilities_are_sorted(count: int) -> None:
     order = np.argsort(-expected)[:count]
     assert [token_id for token_id, _ in top.records[0]] == order.tolist()
     np.testing.assert_allclose([value for _, value in top.records[0]], expected[order], atol=1e-12)
+
+
+def test_a_grammar_that_is_too_much_is_not_the_models_fault(llm: LLM) -> None:
+    form = Grammar("regex", "((((a{1,99}){1,99}){1,99}){1,99}){1,99}b")
+    refusals = []
+    for seed in range(12):
+        try:
+            made = llm.generate("x", sampling(form, seed))
+        except UsageError as error:
+            refusals.append(str(error))
+        else:
+            assert made.finish_reason == "length" or re.fullmatch("a+b", made.text)
+    assert refusals and all("the grammar cannot go on" in text for text in refusals)

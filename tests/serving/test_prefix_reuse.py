@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -117,6 +118,18 @@ def test_what_is_kept_stays_within_its_bound(serving_model: Path) -> None:
         # The latest are kept, the first are not.
         assert answer(engine, request_of(tokens_of(600, seed=11))).stats.cached_tokens == 600
         assert answer(engine, request_of(tokens_of(600, seed=0))).stats.cached_tokens == 0
+
+
+def test_short_conversations_take_the_memory_of_their_tokens(serving_model: Path) -> None:
+    """Not that of the context that each of them may grow to, which huge pages would take."""
+    with open_engine(serving_model, context_size=8192, prefix_ram_bytes=2**26) as engine:
+        for seed in range(4):
+            answer(engine, request_of(tokens_of(40, seed=seed), 2))
+        before = psutil.Process().memory_info().rss
+        for seed in range(4, 28):
+            answer(engine, request_of(tokens_of(40, seed=seed), 2))
+        assert len(engine.pool) == 28
+        assert psutil.Process().memory_info().rss - before < 24 * 2**20  # of 24 * 4 MiB
 
 
 def test_a_cancelled_prompt_goes_on_where_it_was_left(serving_model: Path) -> None:
