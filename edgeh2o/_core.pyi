@@ -501,6 +501,14 @@ class Sequence(_Prompt):
     def accept(self, n: int) -> None: ...
     def allow_eviction(self, is_allowed: bool) -> None: ...
     def evict(self, n: int) -> None: ...
+    def note_reads(self, is_wanted: bool) -> None:
+        """Fills ``reads`` from now on, or no more, which takes time."""
+    @property
+    def reads(self) -> list[NDArray[np.int32]]:
+        """Positions that the latest generated token read, its own included, by KV head.
+
+        Of all layers, one after another; empty where they are not noted.
+        """
     def copy_from(self, other: Sequence, position: int) -> None:
         """Takes up the tokens of another sequence of the model, up to one of its ``marks``.
 

@@ -251,6 +251,18 @@ void bind_sequence(py::module_& module) {
       .def(
           "accept", [](DecoderSequence& self, size_t n) { self.sequence.accept(n); }, py::arg("n"))
       .def_property_readonly("max_decode_tokens", &DecoderSequence::max_decode_tokens)
+      .def(
+          "note_reads", [](DecoderSequence& self, bool is_wanted) { self.sequence.note_reads(is_wanted); },
+          py::arg("is_wanted"))
+      .def_property_readonly(
+          "reads",
+          [](const DecoderSequence& self) {
+            py::list all;
+            for (const std::vector<int32_t>& one : self.sequence.reads()) {
+              all.append(py::array_t<int32_t>(static_cast<py::ssize_t>(one.size()), one.data()));
+            }
+            return all;
+          })
       .def("allow_eviction", &let_evict, py::arg("is_allowed"))
       .def("evict", &evict_tokens, py::arg("n"))
       .def("use_small_pages", [](DecoderSequence& self) { self.sequence.use_small_pages(); })

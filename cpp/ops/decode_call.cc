@@ -29,6 +29,7 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
     const auto set_memory = [&](size_t kv_head) {
       const PromptMemory::Rows* rows = has_policy ? prompt.rows(kv_head) : nullptr;
       if (rows) {
+        if (reads) note_read(kv_head, rows, MemorySet::all_of({prompt.n_tokens(), own}), own);
         attention.set_memory(token - first, kv_head, *rows, prompt.n_tokens(), own);
         return false;
       }
@@ -36,6 +37,7 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
                                                             input(q.row(token), kv, own, kv_head))
                                            : MemorySet::all_seen(own, window);
       EH2O_DASSERT(memory.is_valid(own) && (memory.positions || memory.synthetic.count == 0));
+      if (reads) note_read(kv_head, nullptr, memory, own);
       attention.set_memory(token - first, kv_head, memory, own, kv);
       return memory.positions != nullptr;
     };
@@ -58,6 +60,17 @@ void DecodeCall::run(MatView<const float> q, const LayerKv& kv, size_t position,
       first = token + 1;
     }
   }
+}
+
+void DecodeCall::note_read(size_t kv_head, const PromptMemory::Rows* rows, const MemorySet& memory,
+                           size_t position) const {
+  std::vector<int32_t>& out = reads[kv_head];
+  out.clear();
+  if (rows) out.assign(rows->positions, rows->positions + rows->n_listed);
+  for (size_t i = 0; i < memory.n_positions(); ++i) {
+    out.push_back(memory.positions ? memory.positions[i] : static_cast<int32_t>(memory.range.begin + i));
+  }
+  out.push_back(static_cast<int32_t>(position));
 }
 
 // Whether the policy scores what it chooses from; in parts, because few heads of a layer may choose at all.

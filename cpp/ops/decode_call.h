@@ -1,6 +1,8 @@
 // The attention of one layer in a decode call: asks the policy what every token reads, and attends to that.
 #pragma once
 
+#include <vector>
+
 #include "base/kv_rows.h"
 #include "base/mat_view.h"
 #include "ops/attention_plan.h"
@@ -24,6 +26,8 @@ struct DecodeCall {
   size_t n_threads;
   uint64_t* n_bytes;  // counts what is read of the cache and of the policy's memory, or null
   KeySums sums = {};  // what a call of one token adds its weights to; not in a window
+  // [n_kv_heads] gets, for inspection, the positions that the last token reads, its own included; or null.
+  std::vector<int32_t>* reads = nullptr;
   PageKernels pages{plan.table.store_kv_row_f32, plan.table.score_blocks_f32};
 
   // q [n][q_dim] after rotary embedding, out [n][out_dim].
@@ -31,6 +35,8 @@ struct DecodeCall {
            MatView<float> out) const;
 
  private:
+  void note_read(size_t kv_head, const PromptMemory::Rows* rows, const MemorySet& memory,
+                 size_t position) const;
   bool score(const float* q, const LayerKv& kv, size_t position) const;
   SelectionInput input(const float* q, const LayerKv& kv, size_t position, size_t kv_head) const;
 };

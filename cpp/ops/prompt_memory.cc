@@ -43,6 +43,7 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
                 slot.value_dim};
     }
     rows.biases = arena.take<float>(rows.capacity);
+    rows.positions = arena.take<int32_t>(rows.capacity);
     if (rows_) rows_[head] = rows;
   }
 }
@@ -73,7 +74,9 @@ void PromptMemory::gather(const KernelTable& table, const LayerKv& kv, size_t kv
   if (!values_are_keys_) gather_rows(table, kv.v(kv_head), set, set.synthetic.v, rows.v);
   std::fill_n(rows.biases, set.n_listed, 0.0f);
   std::copy_n(set.synthetic.biases, set.synthetic.count, rows.biases + set.n_listed);
+  std::copy_n(set.positions, set.n_listed, rows.positions);
   rows.n_rows = set.n_rows();
+  rows.n_listed = set.n_listed;
   rows.is_chosen = true;
 }
 

@@ -15,8 +15,9 @@ class PromptMemory {
   // Of one KV head, in the types of the cache.
   struct Rows {
     KvRows k, v;
-    float* biases = nullptr;  // [capacity] natural logarithms added to the logits
-    size_t capacity = 0, n_rows = 0;
+    float* biases = nullptr;       // [capacity] natural logarithms added to the logits
+    int32_t* positions = nullptr;  // [n_listed] of the rows that are not synthetic, for inspection
+    size_t capacity = 0, n_rows = 0, n_listed = 0;
     bool is_chosen = false;  // else the whole prompt is read
   };
 

@@ -101,8 +101,14 @@ class Sequence {
             scratch,
             n_threads,
             asks_policy ? &n_decode_bytes_ : nullptr,
-            received ? received->begin_queries(position() + 1, 1) : KeySums{}};
+            received ? received->begin_queries(position() + 1, 1) : KeySums{},
+            asks_policy && !reads_.empty() ? &reads_[policy_->shape().first_slots[layer]] : nullptr};
   }
+
+  // Notes, or no more, what decode calls read, for inspection: by slot of the policy, the positions that the
+  // latest token read. This allocates while they run.
+  void note_reads(bool is_wanted) { reads_.resize(is_wanted ? policy_->shape().n_slots() : 0); }
+  const std::vector<std::vector<int32_t>>& reads() const { return reads_; }
 
   // The attention of a prefill call in one layer, whose rows are in the cache: ChunkedAttention::run under
   // the guard. Its pairs and its error are counted.
@@ -254,6 +260,7 @@ class Sequence {
   size_t n_dense_reads_ = 0;
   uint64_t n_pairs_ = 0;        // summed over layers and KV heads
   uint64_t n_pairs_dense_ = 0;  // summed over layers
+  std::vector<std::vector<int32_t>> reads_;
   uint64_t n_decode_bytes_ = 0;
   bool is_broken_ = false;  // a call is running or was interrupted
 };

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..formats.atomic_file import check_writable, make_folder, write_file
 from . import figures
+from .decode_reads import record_reads
 from .progress import Progress
 from .reporting import format_count, format_csv, format_json
 from .selection import (
@@ -59,8 +60,9 @@ def visualize_attention_patterns(
 
     The first window is read twice and the second one, if there is one, once. Writes to ``folder``
     kept_positions.png and scores.png (all heads), layer_NN.png for each of ``layers`` (by default
-    a few; every chunk of every head), sinks.png, head_similarity.png, similarity.png, summary.csv
-    and summary.json. ``on_progress("evaluate", done, total)`` counts tokens; ``on_report`` gets
+    a few; every chunk of every head), decode_reads.png (what the last tokens read when they are
+    decoded; on the CPU), sinks.png, head_similarity.png, similarity.png, summary.csv and
+    summary.json. ``on_progress("evaluate", done, total)`` counts tokens; ``on_report`` gets
     the report before anything is written.
 
     Raises ResourceError without matplotlib or room for the files, before any work, and UsageError
@@ -74,10 +76,11 @@ def visualize_attention_patterns(
     check_writable(folder / SUMMARY_NAME, "--folder", makes_folders=True)
     llm.profile_budgets(windows[0])
     prompts = [windows[0], windows[0], *windows[1:]]
-    progress = Progress(on_progress, context_size * len(prompts))
+    progress = Progress(on_progress, context_size * (len(prompts) + 1))
     selection, again, *others = (
         record_selection(llm, prompt, on_tokens=progress.advance) for prompt in prompts
     )
+    reads = record_reads(llm, windows[0], on_tokens=progress.advance)
     report = SelectionReport(
         model=llm.model_path.name,
         attention=llm.attention.report(llm.config),
@@ -95,6 +98,8 @@ def visualize_attention_patterns(
         draw_scores(selection, folder / "scores.png")
     for layer in layers:
         draw_layer(selection, layer, folder / f"layer_{layer:02}.png")
+    if reads is not None:
+        draw_decode_reads(selection, reads, folder / "decode_reads.png")
     draw_sinks(selection, folder / "sinks.png")
     draw_head_similarity(selection, folder / "head_similarity.png")
     draw_similarity(report, folder / "similarity.png")
@@ -118,6 +123,16 @@ def draw_kept_positions(selection: Selection, path: Path) -> None:
         axes = figure.subplots()
         _show_heads(figure, axes, selection, _column_means(mask), "share kept")
         axes.set_title(f"Positions that the chunk at {selection.begins[-1]:,} reads besides itself")
+
+
+def draw_decode_reads(selection: Selection, reads: Float, path: Path) -> None:
+    """The share of generated tokens that read a position: what ``record_reads`` gave."""
+    with figures.picture(path, 12, 9) as figure:
+        axes = figure.subplots()
+        _show_heads(
+            figure, axes, selection, _column_means(reads), "share of tokens", reads.shape[1]
+        )
+        axes.set_title("Positions that generated tokens read, their own included")
 
 
 def draw_scores(selection: Selection, path: Path) -> None:
@@ -230,12 +245,20 @@ def draw_similarity(report: SelectionReport, path: Path) -> None:
 
 
 def _show_heads(
-    figure: Figure, axes: Axes, selection: Selection, values: Float, label: str
+    figure: Figure,
+    axes: Axes,
+    selection: Selection,
+    values: Float,
+    label: str,
+    end: int | None = None,
 ) -> None:
-    """A heat map with a row per layer and KV head over the positions before the last chunk."""
+    """A heat map with a row per layer and KV head over the positions before the last chunk.
+
+    Or before ``end``.
+    """
     image = axes.imshow(
         values,
-        extent=(0, selection.begins[-1], selection.n_slots - 0.5, -0.5),
+        extent=(0, end or selection.begins[-1], selection.n_slots - 0.5, -0.5),
         cmap="viridis",
         aspect="auto",
         interpolation="nearest",

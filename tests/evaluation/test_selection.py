@@ -140,6 +140,7 @@ def test_patterns_hold_none_where_nothing_can_be_compared() -> None:
 PICTURES = {
     "kept_positions.png",
     "scores.png",
+    "decode_reads.png",
     "layer_00.png",
     "layer_01.png",
     "layer_02.png",
@@ -155,7 +156,7 @@ def test_every_picture_and_both_summaries_are_written(llm: LLM, tmp_path: Path) 
     report = visualize_attention_patterns(
         llm, TEXT, folder, context_size=WINDOW, on_progress=lambda *step: progress.append(step)
     )
-    assert progress[-1] == ("evaluate", 3 * WINDOW, 3 * WINDOW)
+    assert progress[-1] == ("evaluate", 4 * WINDOW, 4 * WINDOW)
     assert {path.name for path in folder.glob("*.png")} == PICTURES
     assert all(min(png_size(path)) > 400 for path in folder.glob("*.png"))
     assert [(head.layer, head.kv_head) for head in report.heads] == [
