@@ -82,6 +82,9 @@ MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.i
 REFUSED = dict.fromkeys(
     ("lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next"), "layers without attention"
 ) | dict.fromkeys(("deepseek2", "minicpm3"), "multi-head latent attention")
+REFUSED |= dict.fromkeys(
+    ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe"), "layers of Mamba-2"
+)
 SHAPE = SessionShape(max_context=320, batch_size=64, chunk_size=32, cache_type="f16", all_rows=True)
 pytestmark = pytest.mark.usefixtures("host_device")
 
