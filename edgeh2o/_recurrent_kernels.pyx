@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, embedsignature=True
-"""Kernels of the layers without attention as functions of arrays; see ``edgeh2o._kernels``."""
+"""Kernels of recurrent layers and their models as functions of arrays; see ``edgeh2o._kernels``."""
 
 import numpy as np
 
@@ -18,10 +18,24 @@ cdef extern from "kernels/delta_net.h" namespace "edgeh2o" nogil:
         float* state
         float* out
 
+cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
+    cdef struct SsdSlice:
+        size_t n_tokens, state_dim, stride, gate_stride, out_stride
+        const float* x
+        const float* b
+        const float* c
+        const float* decays
+        const float* rates
+        float skip
+        float* state
+        float* out
+
 cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
     cdef cppclass KernelTable:
         void (*gate_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*reglu_f32)(float*, const float*, const float*, size_t) noexcept
         void (*delta_net_f32)(const DeltaSlice&) noexcept
+        void (*ssd_f32)(const SsdSlice&) noexcept
         void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
         void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
     const KernelTable& find_kernel_table(const string&) except +
@@ -37,6 +51,15 @@ def gate(str isa, const float[::1] gate, const float[::1] up):
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.array(gate)
     table_of(isa).gate_f32(&out[0], &out[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def reglu(str isa, const float[::1] gate, const float[::1] up):
+    """max(gate, 0) * up; all [n] float32."""
+    if gate.shape[0] != up.shape[0]:
+        raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
+    cdef float[::1] out = np.array(gate)
+    table_of(isa).reglu_f32(&out[0], &out[0], &up[0], <size_t>gate.shape[0])
     return np.asarray(out)
 
 
@@ -62,6 +85,34 @@ def delta_net(str isa, const float[:, ::1] q, const float[:, ::1] k, const float
     piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
     piece.state, piece.out = &after[0, 0], &out[0, 0]
     table_of(isa).delta_net_f32(piece)
+    return np.asarray(out), np.asarray(after)
+
+
+def ssd(str isa, const float[:, ::1] rows, const float[::1] decays, const float[::1] rates,
+        float skip, const float[:, ::1] state):
+    """Outputs [n, 16] of n tokens, and the state [state_dim, 16] after them; all float32.
+
+    rows is [n, 16 + 2 * state_dim]: x, what writes to the state and what reads it; decays and rates
+    are [n].
+    """
+    cdef size_t n = rows.shape[0], state_dim = state.shape[0]
+    if state.shape[1] != 16 or state_dim % 16 or state_dim == 0:
+        raise ValueError("the state must be [state_dim, 16], state_dim a multiple of 16")
+    if <size_t>rows.shape[1] != 16 + 2 * state_dim:
+        raise ValueError("rows must be [n, 16 + 2 * state_dim]")
+    if decays.shape[0] != rows.shape[0] or rates.shape[0] != rows.shape[0]:
+        raise ValueError("decays and rates must have a number per token")
+    cdef float[:, ::1] out = np.empty((n, 16), np.float32)
+    cdef float[:, ::1] after = np.array(state)
+    cdef SsdSlice piece
+    piece.n_tokens, piece.state_dim, piece.stride = n, state_dim, rows.shape[1]
+    piece.x = &rows[0, 0]
+    piece.b = piece.x + 16
+    piece.c = piece.b + state_dim
+    piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
+    piece.skip, piece.state = skip, &after[0, 0]
+    piece.out, piece.out_stride = &out[0, 0], 16
+    table_of(isa).ssd_f32(piece)
     return np.asarray(out), np.asarray(after)
 
 

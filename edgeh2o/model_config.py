@@ -43,8 +43,12 @@ class LayerConfig:
     a convolution of ``n_conv_taps`` tokens takes the place of attention. One whose mixer is
     "delta_net" has a convolution and ``n_delta_value_heads`` heads of ``delta_head_dim`` values,
     several of which may share the queries and keys of one of ``n_delta_key_heads``: neighbours, if
-    they are grouped, else those that are so many heads apart. In a mixture of experts a layer
-    ``is_dense`` has one feed-forward network.
+    they are grouped, else those that are so many heads apart. "mamba2" has a convolution and
+    ``n_ssd_heads`` heads of ``ssd_head_dim`` values, each with a state of ``ssd_state_dim`` rows;
+    what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
+    attention beside it. A layer whose mixer is "none" has a feed-forward network only, and one with
+    an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
+    network.
     """
 
     n_heads: int
@@ -60,6 +64,10 @@ class LayerConfig:
     n_delta_value_heads: int = 0
     delta_head_dim: int = 0
     has_grouped_delta_heads: bool = False
+    n_ssd_heads: int = 0
+    ssd_head_dim: int = 0
+    n_ssd_groups: int = 0
+    ssd_state_dim: int = 0
     is_dense: bool = False
 
 
@@ -163,8 +171,8 @@ class DecoderConfig(ModelConfig):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether layers have a state in the place of keys and values."""
-        return any(layer.mixer != "attention" for layer in self.layers)
+        """Whether layers have a state in the place of keys and values, or beside them."""
+        return any(layer.mixer not in ("attention", "none") for layer in self.layers)
 
     @property
     def n_slots(self) -> int:

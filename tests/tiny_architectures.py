@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +27,13 @@ class Family:
         has_delta_net: every other layer has a gated delta net, and attention has a gate.
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
             are one matrix.
+        mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
+            "beside" attention; or "single", by turns with attention and feed-forward networks
+            without a gate, of which a layer has one.
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
         output_norm: name of the norm behind the last layer.
-        is_latent: attention is of the latent kind (``tools/tiny_mla.py``).
+        is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
         has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -50,6 +54,7 @@ class Family:
     has_short_conv: bool = False
     has_delta_net: bool = False
     has_grouped_heads: bool = False
+    mamba2: Literal["other", "beside", "single"] | None = None
     has_expert_bias: bool = False
     output_norm: str = "output_norm"
     is_latent: bool = False
@@ -59,7 +64,11 @@ class Family:
     @property
     def is_hybrid(self) -> bool:
         """Whether the first layer does not attend, but the second does."""
-        return self.has_short_conv or self.has_delta_net
+        return self.has_short_conv or self.has_delta_net or self.mamba2 in ("other", "single")
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.is_hybrid or self.mamba2 is not None
 
 
 SCALES: Mapping[str, float] = {"logit_scale": 4.0, "residual_scale": 0.4, "embedding_scale": 6.0}
@@ -127,6 +136,15 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False
     ),
+    "granitehybrid": Family(
+        keys={**SCALES, "attention.scale": 0.35},
+        mamba2="other",
+        has_experts=True,
+        has_expert_width=False,
+    ),
+    "falcon-h1": Family(mamba2="beside"),
+    "nemotron_h": Family(mamba2="single"),
+    "nemotron_h_moe": Family(mamba2="single", has_experts=True, has_expert_bias=True),
     "gpt-oss": Family(
         qkv_biases=True,
         ffn_norm="post_attention_norm",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edgeh2o.errors import EdgeH2OError
 from edgeh2o.formats.model_cache import resolve_model
 from tools.make_tiny_model import llama3_factors
+from tools.shape_recurrent import DeltaNet, Mamba2
 
 DEFAULT_TOKENIZER = "smollm2-135m"
 WEIGHT_STD = 0.02
@@ -46,24 +47,6 @@ class Gemma4:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNet:
-    """Heads of the gated delta nets in all but every ``period``-th layer."""
-
-    period: int
-    n_key_heads: int
-    n_value_heads: int
-    head_dim: int
-
-    @property
-    def value_dim(self) -> int:
-        return self.n_value_heads * self.head_dim
-
-    @property
-    def conv_dim(self) -> int:
-        return self.value_dim + 2 * self.n_key_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes and settings of a model.
 
@@ -75,6 +58,7 @@ class Shape:
         gemma4: what Gemma 4 has beside these; its other norms, and scales of its layers.
         attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
+        mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
         rotary_dim: rotated elements of a head; None for all.
     """
 
@@ -97,6 +81,7 @@ class Shape:
     attention_layers: tuple[int, ...] = ()
     n_conv_taps: int = 0
     delta_net: DeltaNet | None = None
+    mamba2: Mamba2 | None = None
     rotary_dim: int | None = None
 
     def attends(self, layer: int) -> bool:
@@ -210,6 +195,22 @@ SHAPES: Mapping[str, Shape] = {
         delta_net=DeltaNet(period=4, n_key_heads=16, n_value_heads=16, head_dim=128),
         rotary_dim=64,
     ),
+    "granite-4.0-h-1b": Shape(
+        architecture="granitehybrid",
+        n_layers=40,
+        model_dim=1536,
+        n_heads=12,
+        n_kv_heads=4,
+        head_dim=128,
+        ffn_dim=4096,
+        context_length=131072,
+        rope_base=1e4,
+        norm_epsilon=1e-5,
+        tied=True,
+        attention_layers=(5, 15, 25, 35),
+        n_conv_taps=4,
+        mamba2=Mamba2(n_heads=48, head_dim=64, n_groups=1, state_dim=128),
+    ),
     "llama-3.1-8b": Shape(
         architecture="llama",
         n_layers=32,
@@ -270,30 +271,32 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
         fits = cols % block_size == 0
         return Tensor(f"{name}.weight", (rows, cols), type_name if fits else NARROW_ROWS[type_name])
 
-    def vector(name: str, size: int) -> Tensor:
-        return Tensor(name, (size,), "F32")
+    def vectors(name: str, *sizes: int) -> Tensor:
+        return Tensor(name, sizes, "F32")
 
     width, gemma4 = shape.model_dim, shape.gemma4
     output_type = usual if usual in ("Q8_0", "F16") else OUTPUT_TYPE
     if shape.rope_factor is not None or gemma4 is not None:
-        yield vector("rope_freqs.weight", shape.head_dim // 2)
+        yield vectors("rope_freqs.weight", shape.head_dim // 2)
     if gemma4 is not None:
         inputs = shape.n_layers * gemma4.token_input_dim
         yield matrix("per_layer_token_embd", vocab_size, inputs, usual)
         yield matrix("per_layer_model_proj", inputs, width, "F16")
-        yield vector("per_layer_proj_norm.weight", gemma4.token_input_dim)
+        yield vectors("per_layer_proj_norm.weight", gemma4.token_input_dim)
     yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
     if not shape.tied:
         yield matrix("output", vocab_size, width, output_type)
-    yield vector(f"{'token_embd' if shape.attention_layers else 'output'}_norm.weight", width)
+    is_lfm2 = bool(shape.attention_layers) and shape.mamba2 is None
+    yield vectors(f"{'token_embd' if is_lfm2 else 'output'}_norm.weight", width)
     for layer in range(shape.n_layers):
         prefix = f"blk.{layer}."
         head_dim, ffn_dim, has_keys = shape.layer_sizes(layer)
         q_dim, kv_dim = shape.n_heads * head_dim, shape.n_kv_heads * head_dim
         mixed = better if has_more_bits(layer, shape.n_layers) else usual
-        yield vector(f"{prefix}attn_norm.weight", width)
-        if shape.delta_net is not None and not shape.attends(layer):
-            yield from _delta_net_tensors(prefix, shape.delta_net, shape, matrix, vector)
+        yield vectors(f"{prefix}attn_norm.weight", width)
+        recurrent = shape.delta_net or shape.mamba2
+        if recurrent is not None and not shape.attends(layer):
+            yield from recurrent.tensors(prefix, shape, matrix, vectors)
         elif not shape.attends(layer):
             yield matrix(f"{prefix}shortconv.in_proj", 3 * width, width)
             yield Tensor(f"{prefix}shortconv.conv.weight", (width, shape.n_conv_taps), "F32")
@@ -307,41 +310,22 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
                 continue
             yield matrix(f"{prefix}attn_{name}", rows, width, type_name)
             if shape.qkv_biases:
-                yield vector(f"{prefix}attn_{name}.bias", rows)
+                yield vectors(f"{prefix}attn_{name}.bias", rows)
             if shape.qk_norms and name != "v":
-                yield vector(f"{prefix}attn_{name}_norm.weight", head_dim)
+                yield vectors(f"{prefix}attn_{name}_norm.weight", head_dim)
         if shape.attends(layer):
             yield matrix(f"{prefix}attn_output", width, q_dim)
         norm = "ffn_norm" if shape.delta_net is None else "post_attention_norm"
-        yield vector(f"{prefix}{norm}.weight", width)
+        yield vectors(f"{prefix}{norm}.weight", width)
         yield matrix(f"{prefix}ffn_gate", ffn_dim, width)
         yield matrix(f"{prefix}ffn_up", ffn_dim, width)
         yield matrix(f"{prefix}ffn_down", width, ffn_dim, mixed)
         if gemma4 is not None:
             for name in ("post_attention_norm", "post_ffw_norm", "post_norm"):
-                yield vector(f"{prefix}{name}.weight", width)
+                yield vectors(f"{prefix}{name}.weight", width)
             yield matrix(f"{prefix}inp_gate", gemma4.token_input_dim, width)
             yield matrix(f"{prefix}proj", width, gemma4.token_input_dim)
-            yield vector(f"{prefix}layer_output_scale.weight", 1)
-
-
-def _delta_net_tensors(
-    prefix: str,
-    net: DeltaNet,
-    shape: Shape,
-    matrix: Callable[..., Tensor],
-    vector: Callable[[str, int], Tensor],
-) -> Iterator[Tensor]:
-    width = shape.model_dim
-    yield matrix(f"{prefix}attn_qkv", net.conv_dim, width)
-    yield matrix(f"{prefix}attn_gate", net.value_dim, width)
-    yield matrix(f"{prefix}ssm_beta", net.n_value_heads, width)
-    yield matrix(f"{prefix}ssm_alpha", net.n_value_heads, width)
-    yield Tensor(f"{prefix}ssm_conv1d.weight", (net.conv_dim, shape.n_conv_taps), "F32")
-    yield vector(f"{prefix}ssm_dt.bias", net.n_value_heads)
-    yield vector(f"{prefix}ssm_a", net.n_value_heads)
-    yield vector(f"{prefix}ssm_norm.weight", net.head_dim)
-    yield matrix(f"{prefix}ssm_out", width, net.value_dim)
+            yield vectors(f"{prefix}layer_output_scale.weight", 1)
 
 
 def _half(value: float) -> Bytes:
@@ -484,7 +468,8 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_feed_forward_length(widths if len(set(widths)) > 1 else shape.ffn_dim)
     writer.add_head_count(shape.n_heads)
     if shape.attention_layers:
-        writer.add_shortconv_l_cache(shape.n_conv_taps)
+        if shape.mamba2 is None:
+            writer.add_shortconv_l_cache(shape.n_conv_taps)
         kv_heads = [shape.n_kv_heads * shape.attends(layer) for layer in range(shape.n_layers)]
         writer.add_head_count_kv(kv_heads)
     else:
@@ -492,14 +477,8 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
-    if (net := shape.delta_net) is not None:
-        writer.add_rope_dimension_sections([11, 11, 10, 0])
-        writer.add_uint32(f"{shape.architecture}.full_attention_interval", net.period)
-        writer.add_ssm_conv_kernel(shape.n_conv_taps)
-        writer.add_ssm_group_count(net.n_key_heads)
-        writer.add_ssm_time_step_rank(net.n_value_heads)
-        writer.add_ssm_state_size(net.head_dim)
-        writer.add_ssm_inner_size(net.value_dim)
+    if (recurrent := shape.delta_net or shape.mamba2) is not None:
+        recurrent.add_metadata(writer, shape)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
     writer.add_vocab_size(vocab_size)

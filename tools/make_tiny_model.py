@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -30,7 +30,8 @@ from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import K_TYPES, quantize_k
 from tests.tiny_architectures import FAMILIES, Family
 from tests.tokenizer.vocabularies import byte_characters
-from tools.tiny_mla import add_latent_metadata, add_latent_tensors
+from tools.tiny_models import gemma4, recurrent
+from tools.tiny_models.latent import add_latent_metadata, add_latent_tensors
 
 PerLayer = int | tuple[int, ...]
 LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
@@ -58,9 +59,6 @@ LINEAR_FACTOR = 4.0
 LONGROPE_FACTORS = {"short": (1.0, 1.5), "long": (1.0, 8.0)}  # of the fastest and slowest pair
 LONGROPE_ATTENTION_FACTOR = 1.2
 ROUTER_SUFFIX = ".ffn_gate_inp.weight"
-# Of so many layers the last attends.
-DELTA_NET_PERIOD = 2
-CONV_SUFFIXES = (".shortconv.conv.weight", ".ssm_conv1d.weight")
 ROUTER = "blk.{}" + ROUTER_SUFFIX
 
 
@@ -75,8 +73,10 @@ class TinyModel:
             for a convolution.
         n_conv_taps: tokens of a convolution.
         n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
+        n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
         n_dense_layers: first layers without experts, in families that have some.
-        n_experts, n_experts_used: of a layer and of a token, in families that have experts.
+        n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
+            make a dense model of granitehybrid.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate.
         n_expert_groups, n_expert_groups_used: of experts, and of those a token's are of, where the
@@ -86,6 +86,7 @@ class TinyModel:
         kv_rank, q_rank, nope_dim, rope_dim, value_dim: of latent attention; a q_rank of 0 is none.
         has_matrices_per_head: its keys and values have matrices per head, of deepseek2.
         rotary_dim: rotated elements per head; None for head_dim.
+        rotates: there is a rotary embedding, of granitehybrid.
         rope_scaling: None, "linear" or "yarn" (a factor in the metadata), "llama3" (a factor per
             frequency in the tensor rope_freqs.weight), or "longrope" (two such tensors).
         original_context: positions of the first training, for "yarn" and "longrope".
@@ -113,6 +114,11 @@ class TinyModel:
     n_delta_key_heads: int = 2
     n_delta_value_heads: int = 4
     delta_head_dim: int = 32
+    n_ssd_heads: int = 8
+    ssd_head_dim: int = 16
+    n_ssd_groups: int = 2
+    ssd_state_dim: int = 32
+    has_ssm_norm: bool = True
     n_dense_layers: int = 1
     n_experts: int = 6
     n_experts_used: int = 2
@@ -133,6 +139,7 @@ class TinyModel:
     tied: bool = True
     biases: bool = False
     rotary_dim: int | None = None
+    rotates: bool = False
     rope_base: float = 10000.0
     rope_scaling: str | None = None
     original_context: int | None = None
@@ -152,17 +159,29 @@ class TinyModel:
         """LAYER_OPTIONS of every layer."""
         values = (getattr(self, name) for name in LAYER_OPTIONS)
         rows = [value if isinstance(value, tuple) else (value,) * self.n_layers for value in values]
-        if self.family.has_short_conv and not isinstance(self.n_kv_heads, tuple):
+        goes_by_turns = self.family.has_short_conv or self.family.mamba2 == "other"
+        if goes_by_turns and not isinstance(self.n_kv_heads, tuple):
             rows[1] = tuple(self.n_kv_heads * (layer % 2) for layer in range(self.n_layers))
+        if self.family.mamba2 == "single" and not isinstance(self.n_kv_heads, tuple):
+            # Mamba-2, attention and a feed-forward network by turns.
+            rows[1] = tuple(self.n_kv_heads * (layer % 3 == 1) for layer in range(self.n_layers))
+            rows[2] = tuple(n * (layer % 3 == 2) for layer, n in enumerate(rows[2]))
         return list(zip(*rows, strict=True))
 
     def mixer(self, layer: int) -> str:
         """As in ``LayerConfig``."""
-        if self.family.has_delta_net and (layer + 1) % DELTA_NET_PERIOD:
+        if self.family.has_delta_net and (layer + 1) % recurrent.DELTA_NET_PERIOD:
             return "delta_net"
-        return "attention" if self.layers[layer][1] else "short_conv"
+        _, n_kv_heads, ffn_dim = self.layers[layer]
+        if n_kv_heads:
+            return "attention_mamba2" if self.family.mamba2 == "beside" else "attention"
+        if self.family.mamba2 is None:
+            return "short_conv"
+        return "none" if self.family.mamba2 == "single" and ffn_dim else "mamba2"
 
     def has_experts(self, layer: int) -> bool:
+        if self.family.mamba2 == "single":
+            return self.family.has_experts and self.layers[layer][2] > 0
         return (self.family.has_experts and self.n_experts > 0) and (
             not self.family.has_expert_bias or layer >= self.n_dense_layers
         )
@@ -238,7 +257,10 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_block_count(model.n_layers)
     writer.add_context_length(model.context_length)
     writer.add_embedding_length(model.model_dim)
-    writer.add_feed_forward_length(model.ffn_dim)
+    if model.family.mamba2 == "single":
+        writer.add_feed_forward_length([ffn_dim for _, _, ffn_dim in model.layers])
+    else:
+        writer.add_feed_forward_length(model.ffn_dim)
     if model.family.has_experts and model.n_experts:
         writer.add_expert_count(model.n_experts)
         writer.add_expert_used_count(model.n_experts_used)
@@ -251,21 +273,16 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_head_count(model.n_heads)
     if model.family.is_latent:
         add_latent_metadata(writer, model)
-    elif model.family.has_expert_bias:
+    elif model.family.has_expert_bias and model.family.mamba2 is None:
         writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    if model.family.has_short_conv:
-        writer.add_shortconv_l_cache(model.n_conv_taps)
+    if model.family.has_short_conv or model.family.mamba2 in ("other", "single"):
         writer.add_head_count_kv([n_kv_heads for _, n_kv_heads, _ in model.layers])
     elif not model.family.is_latent:
         writer.add_head_count_kv(model.n_kv_heads)
-    if model.family.has_delta_net:
-        writer.add_uint32(f"{model.architecture}.full_attention_interval", DELTA_NET_PERIOD)
-        writer.add_ssm_conv_kernel(model.n_conv_taps)
-        writer.add_ssm_group_count(model.n_delta_key_heads)
-        writer.add_ssm_time_step_rank(model.n_delta_value_heads)
-        writer.add_ssm_state_size(model.delta_head_dim)
-        writer.add_ssm_inner_size(model.n_delta_value_heads * model.delta_head_dim)
+    recurrent.add_metadata(writer, model)
+    if model.family.mamba2 == "other":
+        writer.add_rope_scaling_finetuned(model.rotates)
     if not model.family.is_latent:
         writer.add_key_length(model.head_dim)
         writer.add_value_length(model.head_dim)
@@ -287,26 +304,13 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if window is not None:
         writer.add_sliding_window(window)
     if model.family.is_gemma4:
-        _add_gemma4_metadata(writer, model)
+        gemma4.add_metadata(writer, model)
     elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
     for key, value in model.family.keys.items():
         writer.add_float32(f"{model.architecture}.{key}", value)
-
-
-def _add_gemma4_metadata(writer: GGUFWriter, model: TinyModel) -> None:
-    sliding = model.head_dim_sliding or model.head_dim
-    for key, value in {
-        "attention.key_length_swa": sliding,
-        "attention.value_length_swa": sliding,
-        "attention.shared_kv_layers": model.n_shared_kv,
-        "rope.dimension_count_swa": sliding,
-        "embedding_length_per_layer_input": model.token_input_dim,
-    }.items():
-        writer.add_uint32(f"{model.architecture}.{key}", value)
-    writer.add_sliding_window_pattern(model.pattern)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab_size: int) -> None:
@@ -378,7 +382,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         }[family.qk_norm]
         for name, is_there in (
             ("attn_norm", family.pre_norms),
-            (family.ffn_norm, family.pre_norms),
+            (family.ffn_norm, family.pre_norms and family.mamba2 != "single"),
             ("post_attention_norm", family.post_norms),
             ("post_ffw_norm", family.post_norms),
         ):
@@ -393,28 +397,27 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         mixer = model.mixer(layer_idx)
         if family.is_latent:
             matrices = add_latent_tensors(normal, prefix, model, qk_std**2 * width)
-        elif mixer == "attention":
+        elif mixer.startswith("attention"):
             if family.has_delta_net:  # a query and a gate per head
                 matrices[0] = ("attn_q", 2 * heads_dim, width, qk_std)
             for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
                 normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
-        elif mixer == "delta_net":
-            matrices = _add_delta_net(normal, prefix, model)
         else:
-            normal(f"{prefix}shortconv.conv.weight", width, model.n_conv_taps, std=0.6)
-            matrices = [
-                ("shortconv.in_proj", 3 * width, width, 1.2 * width**-0.5),
-                ("shortconv.out_proj", width, width, width**-0.5),
-            ]
-        for name, rows, cols, std in (
-            *matrices,
-            ("ffn_gate", ffn_dim, width, width**-0.5),
-            ("ffn_up", ffn_dim, width, width**-0.5),
-            ("ffn_down", width, ffn_dim, ffn_dim**-0.5),
-        ):
+            matrices = []
+        matrices += recurrent.add_layer(normal, prefix, model, mixer)
+        if ffn_dim:
+            matrices += [
+                ("ffn_gate", ffn_dim, width, width**-0.5),
+                ("ffn_up", ffn_dim, width, width**-0.5),
+                ("ffn_down", width, ffn_dim, ffn_dim**-0.5),
+            ][family.mamba2 == "single" :]  # whose networks have no gate
+        for name, rows, cols, std in matrices:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
-            if model.biases or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
+            has_bias = model.biases and not name.startswith("ssm")
+            if has_bias or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
+        if family.mamba2 == "beside":  # its norm has a name of its own
+            tensors[f"{prefix}ffn_norm"] = tensors.pop(f"{prefix}ffn_norm.weight")
         if family.is_gemma4:  # logits are not divided by the root of the head size
             tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(head_dim**-0.5)
             normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
@@ -435,7 +438,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 ("ffn_up", ffn_dim, width),
                 ("ffn_down", width, ffn_dim),
             ):
-                del tensors[f"{prefix}{name}.weight"]
+                if tensors.pop(f"{prefix}{name}.weight", None) is None:
+                    continue
                 stacked = f"{prefix}{name}_exps.weight"
                 normal(stacked, model.n_experts, rows, cols, std=cols**-0.5)
             if family.is_gpt_oss:
@@ -445,10 +449,13 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 for name, rows in (("gate", ffn_dim), ("up", ffn_dim), ("down", width)):
                     normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
             # Without a key, one with a gate is as wide as feed_forward_length says.
-            n_shared = model.n_shared_experts if family.is_latent else int(family.shared_gate)
+            has_gate = family.mamba2 != "single"
+            n_shared = int(family.shared_gate or not has_gate)
+            n_shared = model.n_shared_experts if family.is_latent else n_shared
             shared = model.shared_ffn_dim or n_shared * ffn_dim
             if shared:
-                normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
+                if has_gate:
+                    normal(f"{prefix}ffn_gate_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_up_shexp.weight", shared, width, std=width**-0.5)
                 normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
             if family.shared_gate:
@@ -458,29 +465,6 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         if family.fused_gate_up:
             _fuse(tensors, prefix, "ffn_up", ("ffn_gate", "ffn_up"))
     return tensors
-
-
-def _add_delta_net(
-    normal: Callable[..., None], prefix: str, model: TinyModel
-) -> list[tuple[str, int, int, float]]:
-    """Adds its vectors; returns its matrices."""
-    heads, width = model.n_delta_value_heads, model.model_dim
-    value_dim = heads * model.delta_head_dim
-    conv_dim = value_dim + 2 * model.n_delta_key_heads * model.delta_head_dim
-    normal(f"{prefix}ssm_conv1d.weight", conv_dim, model.n_conv_taps, std=0.6)
-    normal(f"{prefix}ssm_dt.bias", heads, std=0.5, mean=-1.0)
-    normal(f"{prefix}ssm_a", heads, std=0.1, mean=-0.4)
-    normal(f"{prefix}ssm_norm.weight", model.delta_head_dim, std=0.1, mean=1.0)
-    std = width**-0.5
-    gates = [("ssm_beta", heads, width, std), ("ssm_alpha", heads, width, std)]
-    if model.family.has_grouped_heads:
-        gates = [("ssm_ba", 2 * heads, width, std)]
-    return [
-        ("attn_qkv", conv_dim, width, std),
-        ("attn_gate", value_dim, width, std),
-        *gates,
-        ("ssm_out", width, value_dim, value_dim**-0.5),
-    ]
 
 
 def _fuse(
@@ -508,7 +492,7 @@ def llama3_factors(
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, *CONV_SUFFIXES, ".bias")):
+    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, *recurrent.VECTOR_SUFFIXES, ".bias")):
         return "F32"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type

@@ -72,7 +72,10 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read_choice("mixer", layer.mixer,
                      {{"attention", MixerKind::kAttention},
                       {"short_conv", MixerKind::kShortConv},
-                      {"delta_net", MixerKind::kDeltaNet}});
+                      {"delta_net", MixerKind::kDeltaNet},
+                      {"mamba2", MixerKind::kMamba2},
+                      {"attention_mamba2", MixerKind::kAttentionMamba2},
+                      {"none", MixerKind::kNone}});
   reader.read("n_heads", layer.heads.n_heads);
   reader.read("n_kv_heads", layer.heads.n_kv_heads);
   reader.read("key_dim", layer.heads.key_dim);
@@ -101,11 +104,17 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("n_delta_value_heads", layer.delta.n_value_heads);
   reader.read("delta_head_dim", layer.delta.head_dim);
   reader.read("has_grouped_delta_heads", layer.delta.are_grouped);
-  reader.read_choice("ffn", layer.ffn, {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}});
+  reader.read("n_ssd_heads", layer.ssd.n_heads);
+  reader.read("ssd_head_dim", layer.ssd.head_dim);
+  reader.read("n_ssd_groups", layer.ssd.n_groups);
+  reader.read("ssd_state_dim", layer.ssd.state_dim);
+  reader.read_choice("ffn", layer.ffn,
+                     {{"gated", FfnKind::kGated}, {"experts", FfnKind::kExperts}, {"none", FfnKind::kNone}});
   reader.read_choice("activation", layer.activation,
                      {{"silu", Activation::kSilu},
                       {"gelu_tanh", Activation::kGeluTanh},
-                      {"silu_clamped", Activation::kSiluClamped}});
+                      {"silu_clamped", Activation::kSiluClamped},
+                      {"relu_squared", Activation::kReluSquared}});
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);

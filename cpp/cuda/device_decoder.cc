@@ -23,6 +23,7 @@ GateKind gate_kind(Activation activation) {
     case Activation::kSiluClamped:
       return GateKind::kSiluClamped;
     case Activation::kSilu:
+    case Activation::kReluSquared:  // refused below
       break;
   }
   return GateKind::kSilu;
@@ -34,6 +35,8 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
   for (const LayerSpec& layer : config.layers) {
+    EH2O_CHECK(!layer.has_ssd(), "layers of Mamba-2 do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.has_gate(), "feed-forward networks without a gate do not run on a GPU yet", cure);
     EH2O_CHECK(layer.latent.is_none(), "multi-head latent attention does not run on a GPU yet", cure);
     EH2O_CHECK(layer.n_expert_groups == 1 && layer.expert_scale == 1.0f,
                "experts in groups, or whose shares are scaled, do not run on a GPU yet", cure);

@@ -16,6 +16,7 @@
 //
 #include "kernels/delta_net-inl.h"
 #include "kernels/softmax-inl.h"
+#include "kernels/ssd-inl.h"
 //
 #include "kernels/attention_tile-inl.h"
 #include "kernels/kv_rows-inl.h"
@@ -98,10 +99,12 @@ const KernelTable kTable = {
     swiglu_f32,
     geglu_f32,
     swiglu_clamped_f32,
+    reglu_f32,
     soft_cap_f32,
     add_f32,
     gate_f32,
     delta_net_f32,
+    ssd_f32,
     multiply_f32,
     convolve_f32,
     scale_f32,

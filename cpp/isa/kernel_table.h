@@ -7,6 +7,7 @@
 #include "base/kv_rows.h"
 #include "kernels/attention_tile.h"
 #include "kernels/delta_net.h"
+#include "kernels/ssd.h"
 #include "quant/packed_format.h"
 
 namespace edgeh2o {
@@ -62,10 +63,12 @@ struct KernelTable {
   void (*swiglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*geglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*swiglu_clamped_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*reglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*soft_cap_f32)(float* x, float cap, size_t n);
   void (*add_f32)(float* out, const float* x, size_t n);
   void (*gate_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*delta_net_f32)(const DeltaSlice& slice);
+  void (*ssd_f32)(const SsdSlice& slice);
   void (*multiply_f32)(float* out, const float* a, const float* b, size_t n);
   void (*convolve_f32)(float* out, const float* const* taps, const float* weights, size_t weight_stride,
                        size_t n_taps, size_t n);

@@ -90,6 +90,15 @@ inline void swiglu_clamped_f32(float* out, const float* gate, const float* up, s
   });
 }
 
+// out = max(gate, 0) * up (ReGLU, Shazeer 2020); out may be gate. The square of ReLU has x twice.
+inline void reglu_f32(float* out, const float* gate, const float* up, size_t n) {
+  using namespace simd;
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 g = max(zero(), load_n(gate + i, count));  // the second operand, where one is NaN
+    store_n(out + i, mul(g, load_n(up + i, count)), count);
+  });
+}
+
 // x = cap * tanh(x / cap) (Bello et al. 2016), as cap - 2 cap / (exp(2 x / cap) + 1).
 inline void soft_cap_f32(float* x, float cap, size_t n) {
   using namespace simd;

@@ -8,6 +8,7 @@
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
 #include "model/mixers/delta_net.h"
+#include "model/mixers/mamba2.h"
 #include "model/mixers/short_conv.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
@@ -68,6 +69,7 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
 void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
+    case MixerKind::kAttentionMamba2:
       mix_attention(call, observer);
       break;
     case MixerKind::kShortConv:
@@ -75,6 +77,12 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
       break;
     case MixerKind::kDeltaNet:
       mix_delta_net(call);
+      break;
+    case MixerKind::kMamba2:
+      mix_mamba2(call);
+      break;
+    case MixerKind::kNone:
+      break;
   }
   const MatView<float> x = call.x();
   const size_t rows_at_once = call.buffers().rows_at_once;
@@ -94,6 +102,9 @@ void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
       break;
     case FfnKind::kExperts:
       add_experts(call, rows);
+      break;
+    case FfnKind::kNone:
+      break;
   }
 }
 

@@ -36,12 +36,18 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
 }
 
 void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
-  EH2O_CHECK(layer.ffn_dim > 0, "ffn_dim must be positive");
-  if (layer.mixer == MixerKind::kAttention) {
-    check_attention(config, layer);
-  } else {
-    EH2O_CHECK(layer.heads.is_none(), "a layer has heads, but no attention");
-    if (layer.mixer == MixerKind::kDeltaNet) layer.delta.check();
+  EH2O_CHECK(layer.has_ffn() == (layer.ffn_dim > 0), "ffn_dim = ", layer.ffn_dim,
+             layer.has_ffn() ? " must be positive" : " without a feed-forward network");
+  EH2O_CHECK(layer.has_mixer() || layer.has_ffn(), "a layer has neither a mixer nor a feed-forward network");
+  EH2O_CHECK(layer.attends() || layer.heads.is_none(), "a layer has heads, but no attention");
+  if (layer.attends()) check_attention(config, layer);
+  if (layer.mixer == MixerKind::kDeltaNet) layer.delta.check();
+  EH2O_CHECK(layer.has_ssd() != layer.ssd.is_none(), "a layer has heads of Mamba-2, but no such mixer");
+  if (layer.has_ssd()) {
+    layer.ssd.check();
+    EH2O_CHECK(layer.heads.has_own_kv(), "a recurrent layer has keys and values of its own");
+  }
+  if (layer.has_mixer() && layer.mixer != MixerKind::kAttention) {
     EH2O_CHECK(layer.n_conv_taps >= 2 && layer.n_conv_taps <= kMaxConvTaps,
                "n_conv_taps = ", layer.n_conv_taps, " must be between 2 and ", kMaxConvTaps);
   }
@@ -73,7 +79,7 @@ std::vector<LayerKeeps> DecoderConfig::keeps() const {
 
 size_t DecoderConfig::n_storing_layers() const {
   size_t n = layers.size();
-  while (n > 1 && !layers[n - 1].heads.has_own_kv()) --n;
+  while (n > 1 && !layers[n - 1].keeps_tokens()) --n;
   return n;
 }
 

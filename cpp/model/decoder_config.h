@@ -38,7 +38,7 @@ struct DecoderConfig {
   size_t n_layers() const { return layers.size(); }
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }
   std::vector<LayerKeeps> keeps() const;  // of every layer
-  // Layers up to the last that stores keys and values: what a prompt needs of the others is its last token.
+  // Layers up to the last that keeps tokens: what a prompt needs of the others is its last token.
   size_t n_storing_layers() const;
   size_t token_input_dim() const { return layers.empty() ? 0 : layers[0].token_input_dim; }
 

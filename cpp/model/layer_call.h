@@ -69,7 +69,7 @@ struct LayerCall {
   static bool skips_rows(const DecoderConfig& config, const Sequence& sequence, size_t layer) {
     if (sequence.shape().all_rows || layer + 1 < config.n_storing_layers()) return false;
     for (size_t i = layer + 1; i < config.n_layers(); ++i) {
-      if (!sequence.plan(i).ends_dense(config.layers[i].window)) return false;
+      if (sequence.attends(i) && !sequence.plan(i).ends_dense(config.layers[i].window)) return false;
     }
     return true;
   }

@@ -1,21 +1,26 @@
 // What one layer is: its mixer (what lets tokens see each other) and its feed-forward network.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "ops/attention_sizes.h"
 #include "ops/convolution.h"
 #include "ops/delta_net.h"
+#include "ops/ssd.h"
 
 namespace edgeh2o {
 
-// Attention, or a short causal convolution between two gates (LFM2), or a gated delta net (Qwen3-Next).
-enum class MixerKind : uint8_t { kAttention, kShortConv, kDeltaNet };
+// Attention, or a short causal convolution between two gates (LFM2), or a gated delta net (Qwen3-Next), or
+// the state-space recurrence of Mamba-2, also beside attention (Falcon-H1), or none (Nemotron-H).
+enum class MixerKind : uint8_t { kAttention, kShortConv, kDeltaNet, kMamba2, kAttentionMamba2, kNone };
 // How a router's logits become shares: by a softmax over all experts, or each by a sigmoid of its own.
 enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
-enum class FfnKind : uint8_t { kGated, kExperts };
-enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped };
+// A layer without a mixer or without a feed-forward network has the other.
+enum class FfnKind : uint8_t { kGated, kExperts, kNone };
+// kReluSquared is of networks without a gate.
+enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kReluSquared };
 
 // Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both.
 enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
@@ -57,6 +62,7 @@ struct LayerSpec {
 
   size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
   DeltaHeads delta;        // of a delta net, which has a convolution too
+  SsdHeads ssd;            // of Mamba-2, which has one too
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
@@ -82,12 +88,24 @@ struct LayerSpec {
 
   bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
-  // Numbers that the layer keeps of the tokens before, if it has no attention: matrices of a delta net, then
+  bool has_mixer() const { return mixer != MixerKind::kNone; }
+  bool has_ffn() const { return ffn != FfnKind::kNone; }
+  bool has_gate() const { return activation != Activation::kReluSquared; }
+  bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kAttentionMamba2; }
+  bool has_ssd() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionMamba2; }
+  // Whether tokens that come later depend on the layer: it stores keys and values or has a recurrent state.
+  bool keeps_tokens() const { return has_mixer() && (mixer != MixerKind::kAttention || heads.has_own_kv()); }
+  // Numbers that the layer keeps of the tokens before beside keys and values: matrices of a recurrence, then
   // inputs of the convolution.
   size_t n_recurrent(size_t model_dim) const {
-    if (mixer == MixerKind::kAttention) return 0;
-    const bool is_delta = mixer == MixerKind::kDeltaNet;
-    return delta.n_state() + (n_conv_taps - 1) * (is_delta ? delta.conv_dim() : model_dim);
+    switch (mixer) {
+      case MixerKind::kShortConv:
+        return (n_conv_taps - 1) * model_dim;
+      case MixerKind::kDeltaNet:
+        return delta.n_state() + (n_conv_taps - 1) * delta.conv_dim();
+      default:
+        return has_ssd() ? ssd.n_state() + (n_conv_taps - 1) * ssd.conv_dim() : 0;
+    }
   }
   size_t gate_dim() const { return has_output_gate ? heads.q_dim() : 0; }
   // What a layer with attention makes of its input.
@@ -100,14 +118,15 @@ struct LayerSpec {
     const size_t out_dim = heads.n_heads * latent.value_dim;
     return q_dim > out_dim ? q_dim : out_dim;
   }
-  // What a layer without attention does, for so many rows at a time, and what comes out.
+  // What a recurrent layer makes of its input, for so many rows at a time, and what comes out.
   size_t mixed_dim(size_t model_dim) const {
     if (mixer == MixerKind::kShortConv) return 3 * model_dim;
+    if (has_ssd()) return ssd.in_dim() + ssd.n_heads;
     return delta.conv_dim() + delta.value_dim() + 2 * delta.n_value_heads;
   }
   size_t mixer_out_dim(size_t model_dim) const {
-    if (mixer == MixerKind::kAttention) return heads.out_dim();
-    return mixer == MixerKind::kShortConv ? model_dim : delta.value_dim();
+    if (mixer == MixerKind::kShortConv) return model_dim;
+    return std::max({heads.out_dim(), delta.value_dim(), ssd.inner_dim()});
   }
 };
 

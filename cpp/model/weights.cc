@@ -47,8 +47,8 @@ void Weights::for_each_tensor(const F& f) {
     const AttentionHeads& heads = spec.heads;
     LayerWeights& layer = layers_[i];
     if (spec.has_pre_norm()) {
-      vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
-      vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
+      if (spec.has_mixer()) vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
+      if (spec.has_ffn()) vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
     }
     if (spec.has_post_norm()) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);
@@ -110,7 +110,7 @@ void Weights::for_each_tensor(const F& f) {
         matrix(prefix + "attn_v_b" + number, layer.attn_v_b[head], latent.value_dim, latent.rank, true);
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.n_heads * latent.value_dim);
-    } else {
+    } else if (spec.attends()) {
       linear(prefix + "attn_q", layer.attn_q, spec.gate_dim() + heads.q_dim(), model_dim);
       if (heads.has_own_kv()) {
         linear(prefix + "attn_k", layer.attn_k, heads.k_dim(), model_dim);
@@ -118,6 +118,22 @@ void Weights::for_each_tensor(const F& f) {
       }
       linear(prefix + "attn_output", layer.attn_output, model_dim, heads.out_dim());
     }
+    if (spec.has_ssd()) {
+      const SsdHeads& ssd = spec.ssd;
+      linear(prefix + "ssm_in", layer.ssm_in, ssd.in_dim(), model_dim);
+      f(prefix + "ssm_conv1d.weight", Slot{nullptr, &layer.conv, ssd.conv_dim(), spec.n_conv_taps, true});
+      vector(prefix + "ssm_conv1d.bias", layer.conv_bias, ssd.conv_dim(), false);
+      f(prefix + "ssm_a", Slot{nullptr, &layer.ssm_a, ssd.n_heads, 1, true});
+      f(prefix + "ssm_d", Slot{nullptr, &layer.ssm_d, ssd.n_heads, 1, true});
+      vector(prefix + "ssm_dt.bias", layer.ssm_bias, ssd.n_heads, true);
+      layer.ssm_norm.resize(ssd.n_groups);
+      for (size_t group = 0; group < ssd.n_groups; ++group) {
+        vector(prefix + "ssm_norm." + std::to_string(group) + ".weight", layer.ssm_norm[group],
+               ssd.inner_dim() / ssd.n_groups, false);
+      }
+      linear(prefix + "ssm_out", layer.ssm_out, model_dim, ssd.inner_dim());
+    }
+    if (!spec.has_ffn()) continue;
     const bool has_experts = spec.ffn == FfnKind::kExperts;
     layer.ffn.resize(has_experts ? spec.n_experts : 1);
     if (has_experts) linear(prefix + "ffn_gate_inp", layer.ffn_router, spec.n_experts, model_dim);
@@ -125,12 +141,13 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "exp_probs_b.bias", layer.ffn_router_bias, spec.n_experts, true);
     for (size_t e = 0; e < layer.ffn.size(); ++e) {
       const std::string suffix = has_experts ? "_exps." + std::to_string(e) : "";
-      linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, spec.ffn_dim, model_dim);
+      if (spec.has_gate()) linear(prefix + "ffn_gate" + suffix, layer.ffn[e].gate, spec.ffn_dim, model_dim);
       linear(prefix + "ffn_up" + suffix, layer.ffn[e].up, spec.ffn_dim, model_dim);
       linear(prefix + "ffn_down" + suffix, layer.ffn[e].down, model_dim, spec.ffn_dim);
     }
     if (spec.shared_ffn_dim > 0) {
-      linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);
+      if (spec.has_gate())
+        linear(prefix + "ffn_gate_shexp", layer.ffn_shared.gate, spec.shared_ffn_dim, model_dim);
       linear(prefix + "ffn_up_shexp", layer.ffn_shared.up, spec.shared_ffn_dim, model_dim);
       linear(prefix + "ffn_down_shexp", layer.ffn_shared.down, model_dim, spec.shared_ffn_dim);
     }

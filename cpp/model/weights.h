@@ -53,6 +53,11 @@ struct LayerWeights {
   Linear token_input_gate, token_input_out;  // [token_input_dim], [model_dim] outputs
   std::vector<float> token_input_post_norm;  // [model_dim], or empty
   std::vector<float> output_scale;           // [1], or empty
+  // Of Mamba-2: [in_dim], [model_dim] outputs; [conv_dim], or empty; [n_heads] each; [inner_dim / n_groups]
+  // of every group, or empty.
+  Linear ssm_in, ssm_out;
+  std::vector<float> conv_bias, ssm_a, ssm_d, ssm_bias;
+  std::vector<std::vector<float>> ssm_norm;
 };
 
 class Weights {

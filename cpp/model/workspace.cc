@@ -39,7 +39,11 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim});
   x = arena.take<float>(n_rows * config.model_dim);
   norm = arena.take<float>(rows_at_once * config.model_dim);
-  qkv = arena.take<float>(std::max(n_rows * qkv_dim, rows_at_once * mixed_dim));
+  const bool has_both = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerSpec& layer) {
+    return layer.attends() && layer.has_ssd();
+  });
+  qkv = arena.take<float>(std::max(n_rows * qkv_dim, has_both ? 0 : rows_at_once * mixed_dim));
+  mixer_in = has_both ? arena.take<float>(rows_at_once * mixed_dim) : qkv;
   attended = arena.take<float>(n_rows * out_dim);
   inner = arena.take<float>(rows_at_once * inner_dim);
   gate = arena.take<float>(rows_at_once * ffn_dim);

@@ -28,8 +28,8 @@ struct Activations {
   float* x;         // [n][model_dim] residual stream
   float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
                     // normed or scaled
-  float* qkv;       // [n][qkv_dim] of one sequence in one layer, or [rows_at_once][mixed_dim] without
-                    // attention
+  float* qkv;       // [n][qkv_dim] of one sequence in one layer with attention
+  float* mixer_in;  // [rows_at_once][mixed_dim] of a recurrent one; the same place, if no layer is both
   float* attended;  // [n][mixer_out_dim] likewise
   float* inner;     // [rows_at_once][inner_dim] of latent attention
   float* gate;      // [rows_at_once][ffn_dim]

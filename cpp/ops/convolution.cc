@@ -48,7 +48,7 @@ void short_conv(const KernelTable& table, MatView<float> bcy, const float* weigh
 }
 
 void convolve_silu(const KernelTable& table, MatView<float> rows, const float* weights, size_t n_taps,
-                   float* state) {
+                   float* state, const float* biases) {
   const MatView<const float> inputs{rows.data, rows.rows, rows.cols, rows.stride};
   parallel_for(ceil_div(rows.cols, kChannels), [&](size_t task, size_t) {
     const size_t column = task * kChannels, n = std::min(kChannels, rows.cols - column);
@@ -63,6 +63,7 @@ void convolve_silu(const KernelTable& table, MatView<float> rows, const float* w
       find_taps(inputs, state, n_taps, i, column, taps);
       float* row = rows.row(i) + column;
       table.convolve_f32(row, taps, weights + column, rows.cols, n_taps, n);
+      if (biases) table.add_f32(row, biases + column, n);
       table.gate_f32(row, row, row, n);
     }
     for (size_t j = 0; j + 1 < n_taps; ++j) {

@@ -16,8 +16,8 @@ inline constexpr size_t kMaxConvTaps = 16;
 void short_conv(const KernelTable& table, MatView<float> bcy, const float* weights, size_t n_taps,
                 float* state, MatView<float> out);
 
-// silu(conv(rows)) in place, with weights and state as above.
+// silu(conv(rows) + biases) in place, with weights and state as above; biases [dim] may be null.
 void convolve_silu(const KernelTable& table, MatView<float> rows, const float* weights, size_t n_taps,
-                   float* state);
+                   float* state, const float* biases = nullptr);
 
 }  // namespace edgeh2o

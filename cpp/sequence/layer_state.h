@@ -8,8 +8,8 @@
 
 namespace edgeh2o {
 
-// What a layer keeps of the tokens: keys and values of its heads, or, without heads, a recurrent state of so
-// many numbers.
+// What a layer keeps of the tokens: keys and values of its heads, a recurrent state of so many numbers, both,
+// or nothing.
 struct LayerKeeps {
   AttentionHeads heads;
   size_t n_recurrent = 0;

@@ -31,8 +31,6 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
   EH2O_CHECK(!layers.empty(), "n_layers must be at least 1");
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
-    EH2O_CHECK(heads.is_none() == (layers[i].n_recurrent > 0), "layer ", i,
-               " must have either attention or a recurrent state");
     if (heads.is_none()) continue;
     attention_shape(heads, shape);
     EH2O_CHECK(heads.kv_distance <= i, "layer ", i, " reads keys and values of ", heads.kv_distance,
@@ -93,18 +91,17 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
       const AttentionHeads& heads = layers[i].heads;
       std::unique_ptr<AttentionState> rows;
       std::unique_ptr<RecurrentState> recurrent;
-      if (heads.is_none()) {
+      if (layers[i].n_recurrent > 0) {
         recurrent = std::make_unique<RecurrentState>(layers[i].n_recurrent, arena_);
-      } else if (heads.has_own_kv()) {
+      }
+      if (!heads.is_none() && heads.has_own_kv()) {
         rows = std::make_unique<AttentionState>(table, heads, shape.cache_types, shape.max_context, arena_);
       }
-      AttentionState* attention = rows || recurrent ? rows.get() : layers_[i - heads.kv_distance].attention;
-      RecurrentState* state = recurrent.get();
-      std::unique_ptr<LayerState> own = std::move(rows);
-      if (recurrent) own = std::move(recurrent);
-      layers_.push_back({std::move(own),
-                         attention,
-                         state,
+      AttentionState* attention =
+          heads.is_none() || rows ? rows.get() : layers_[i - heads.kv_distance].attention;
+      layers_.push_back({attention,
+                         std::move(rows),
+                         std::move(recurrent),
                          plan_of_layer[i],
                          PromptMemory(*policy_, told, i, shape.cache_types, heads.values_are_keys, arena_),
                          {},
@@ -114,7 +111,10 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   make_layers();
   arena_.allocate();
   make_layers();
-  for (const LayerKeeps& layer : layers) n_attending_ += !layer.heads.is_none();
+  for (const LayerKeeps& layer : layers) {
+    n_attending_ += !layer.heads.is_none();
+    is_recurrent_ |= layer.n_recurrent > 0;
+  }
   tokens_.reserve(shape.max_context);
   ahead_.reserve(shape.batch_size);
   allow_errors();
@@ -130,9 +130,8 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
   size_t received = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const AttentionHeads& heads = layers[i].heads;
-    if (heads.is_none()) {
-      RecurrentState(layers[i].n_recurrent, recurrent);
-    } else if (heads.has_own_kv()) {
+    if (layers[i].n_recurrent > 0) RecurrentState(layers[i].n_recurrent, recurrent);
+    if (!heads.is_none() && heads.has_own_kv()) {
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
@@ -145,12 +144,13 @@ size_t Sequence::scratch_bytes(size_t n_threads) const { return most_scratch(pla
 
 size_t Sequence::position() const {
   if (is_broken_) return call_begin_;
-  const size_t position = layers_[0].own->n_tokens();
-  for (const Layer& layer : layers_) {
-    EH2O_CHECK(!layer.own || layer.own->n_tokens() == position,
-               "the layers hold different numbers of tokens");
-  }
-  return position;
+  size_t least = std::numeric_limits<size_t>::max(), most = 0;
+  for_each_state([&](const LayerState& state) {
+    least = std::min(least, state.n_tokens());
+    most = std::max(most, state.n_tokens());
+  });
+  EH2O_CHECK(least == most, "the layers hold different numbers of tokens");
+  return most;
 }
 
 uint64_t Sequence::pairs_computed(size_t n_layers) const {
@@ -184,9 +184,7 @@ void Sequence::end_prefill(size_t position) {
 
 void Sequence::append_ahead(Span<const int32_t> tokens) {
   const size_t n_others = tokens.size - 1;
-  for (Layer& layer : layers_) {
-    if (layer.own) layer.own->rewind(layer.own->n_tokens() - n_others);
-  }
+  for_each_state([&](LayerState& state) { state.rewind(state.n_tokens() - n_others); });
   append_tokens({tokens.data, 1});
   ahead_.assign(tokens.begin() + 1, tokens.end());
 }
@@ -194,9 +192,7 @@ void Sequence::append_ahead(Span<const int32_t> tokens) {
 void Sequence::accept(size_t n) {
   check_whole();
   EH2O_CHECK(n <= ahead_.size(), "cannot accept ", n, " tokens: the last call left ", ahead_.size());
-  for (Layer& layer : layers_) {
-    if (layer.own) layer.own->advance(n);
-  }
+  for_each_state([&](LayerState& state) { state.advance(n); });
   append_tokens({ahead_.data(), n});
   ahead_.erase(ahead_.begin(), ahead_.begin() + static_cast<ptrdiff_t>(n));
 }

@@ -54,7 +54,7 @@ struct Rotation {
 // Bytes by purpose.
 struct SequenceBytes {
   size_t kv_cache;         // and what generated tokens read of the prompt, where that is gathered
-  size_t recurrent;        // states of the layers without attention
+  size_t recurrent;        // states of the recurrent layers
   size_t scratch, policy;  // scratch: of a workspace, for the widest layer
 };
 
@@ -119,10 +119,10 @@ class Sequence {
   const AttentionState& layer(size_t i) const { return *layers_[i].attention; }
   bool attends(size_t i) const { return layers_[i].attention != nullptr; }  // else there is no layer(i)
   // Whether layer(i) is the layer's own, not another's.
-  bool has_own_rows(size_t i) const { return attends(i) && layers_[i].own != nullptr; }
-  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }  // of a layer without attention
+  bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }
+  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }  // of a layer that has one
   // Whether there are such layers: tokens then cannot be taken back one by one, nor looked at ahead.
-  bool is_recurrent() const { return n_attending_ < layers_.size(); }
+  bool is_recurrent() const { return is_recurrent_; }
 
   // Tokens that all layers have read, before the call that is running or was interrupted. Throws
   // std::invalid_argument while the layers differ.
@@ -217,9 +217,9 @@ class Sequence {
 
  private:
   struct Layer {
-    std::unique_ptr<LayerState> own;      // null where keys and values are another layer's
-    AttentionState* attention = nullptr;  // one of both
-    RecurrentState* recurrent = nullptr;
+    AttentionState* attention = nullptr;  // its own keys and values, or another layer's, if it attends
+    std::unique_ptr<AttentionState> own;
+    std::unique_ptr<RecurrentState> recurrent;
     size_t plan;  // if it attends
     PromptMemory prompt;
     AttentionError error = {};
@@ -230,6 +230,14 @@ class Sequence {
     std::vector<uint8_t> state;
   };
 
+  // Calls f for what every layer keeps itself.
+  template <typename F>
+  void for_each_state(const F& f) const {
+    for (const Layer& layer : layers_) {
+      if (layer.own) f(*layer.own);
+      if (layer.recurrent) f(*layer.recurrent);
+    }
+  }
   bool can_rewind_to(size_t position) const;  // without a mark
   void drop_marks();
   void rewind_layers(size_t position);
@@ -248,7 +256,8 @@ class Sequence {
   std::vector<AttentionPlan> plans_;  // one for all layers of equal heads
   std::vector<Layer> layers_;
   size_t n_attending_ = 0;  // layers with attention
-  Arena arena_;             // of the rows of all layers
+  bool is_recurrent_ = false;
+  Arena arena_;  // of the rows of all layers
   std::vector<int32_t> tokens_;
   std::vector<int32_t> ahead_;  // whose rows follow those of the last token
   std::vector<Mark> marks_;     // ascending

@@ -121,12 +121,11 @@ void Sequence::evict(size_t n_dropped, const std::vector<Rotation>& rotations) {
   is_broken_ = true;  // until all rows have moved
   call_begin_ = 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    if (has_own_rows(i)) {
-      move_rows(i, dropped[i], n_dropped, rotations[i]);
-      layers_[i].received->drop(dropped[i].data(), n_dropped, n);
-    }
-    if (layers_[i].own) layers_[i].own->renumber(n_kept);
+    if (!has_own_rows(i)) continue;
+    move_rows(i, dropped[i], n_dropped, rotations[i]);
+    layers_[i].received->drop(dropped[i].data(), n_dropped, n);
   }
+  for_each_state([&](LayerState& state) { state.renumber(n_kept); });
   is_broken_ = false;
   n_evicted_ += n_dropped;
   ahead_.clear();

@@ -15,8 +15,8 @@ constexpr size_t kMarkBytes = size_t{64} << 20, kLeastMarks = 3;
 
 void Sequence::rewind_layers(size_t position) {
   ahead_.clear();
+  for_each_state([&](LayerState& state) { state.rewind(position); });
   for (Layer& layer : layers_) {
-    if (layer.own) layer.own->rewind(position);
     if (layer.received) layer.received->rewind(position);
   }
   if (position == 0) n_evicted_ = 0;
@@ -146,6 +146,7 @@ std::vector<uint8_t> Sequence::save_state() const {
   out.put<uint64_t>(n_pairs_);
   for (const Layer& layer : layers_) {
     if (layer.own) layer.own->save(out);
+    if (layer.recurrent) layer.recurrent->save(out);
     if (ends_prompts()) out.put<uint8_t>(layer.prompt.reads_all());
   }
   policy_->save(position(), out);
@@ -162,6 +163,7 @@ void Sequence::load_state(Span<const uint8_t> state) {
     n_pairs_ = in.take<uint64_t>();
     for (Layer& layer : layers_) {
       if (layer.own) layer.own->load(position, in);
+      if (layer.recurrent) layer.recurrent->load(position, in);
       if (ends_prompts())
         layer.prompt.read_all(in.take_at_most<uint8_t>(1, "whether a layer reads all") == 1);
     }

@@ -215,10 +215,10 @@ def start_lookup(
                 "looks at the attention of every token; use --lookup auto or --context-full shift"
             )
         raise UsageError(
-            f"lookup (--lookup) {sampling.lookup} is for GGUF models on the CPU whose layers all "
-            "attend: elsewhere the result of a token depends on how many go together, so that the "
-            "text would change, or a guess that was wrong cannot be taken back; use --lookup auto "
-            "or off"
+            f"lookup (--lookup) {sampling.lookup} is for GGUF models on the CPU without "
+            "recurrent layers: elsewhere the result of a token depends on how many go together, so "
+            "that the text would change, or a guess that was wrong cannot be taken back; use "
+            "--lookup auto or off"
         )
     length = None if is_auto else int(sampling.lookup)
     tokens = np.asarray(prompt, np.int32)

@@ -103,7 +103,7 @@ def calibrate(
     model = llm.model
     if isinstance(llm.config, DecoderConfig) and llm.config.is_recurrent:
         raise UsageError(
-            "calibration is for models all of whose layers attend, and some of this one do not; "
+            "calibration is for models without recurrent layers, and this one has some; "
             "give --budget, for all heads the same"
         )
     require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")

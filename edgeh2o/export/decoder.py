@@ -92,7 +92,7 @@ class DecoderExporter:
                 self.config.qk_norm_after_rope,
                 "queries and keys that are normed after the rotary embedding",
             ),
-            (self.config.is_recurrent, "layers without attention"),
+            (self.config.is_recurrent, "recurrent layers"),
             (not self.config.has_like_layers, "layers that share keys and values"),
             (self.config.temperature_period, "queries that grow with their position"),
         ):

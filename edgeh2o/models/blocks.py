@@ -101,3 +101,20 @@ EXPERTS = (
     tensor("blk.{layer}.ffn_up_exps.weight", "model_dim", "ffn_dim", "n_experts"),
     tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
 )
+# Of a Mamba-2 layer; the norm has a row of weights for every group of heads.
+MAMBA2 = (
+    tensor("blk.{layer}.ssm_in.weight", "model_dim", "ssd_in_dim"),
+    tensor("blk.{layer}.ssm_conv1d.weight", "n_conv_taps", "ssd_conv_dim", is_vectors=True),
+    tensor("blk.{layer}.ssm_conv1d.bias", "ssd_conv_dim", required=False),
+    tensor("blk.{layer}.ssm_dt.bias", "n_ssd_heads"),
+    tensor("blk.{layer}.ssm_a", "one", "n_ssd_heads", is_vectors=True),
+    tensor("blk.{layer}.ssm_d", "one", "n_ssd_heads", is_vectors=True),
+    tensor("blk.{layer}.ssm_out.weight", "ssd_inner_dim", "model_dim"),
+)
+MAMBA2_NORM = tensor(
+    "blk.{layer}.ssm_norm.weight",
+    "ssd_group_dim",
+    "n_ssd_groups",
+    parts=(TensorPart("blk.{layer}.ssm_norm.{part}.weight", "one"),),
+    is_vectors=True,
+)

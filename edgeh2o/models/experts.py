@@ -33,9 +33,11 @@ class ExpertRule:
         has_own_width: the width of an expert has a key of its own; else it is that of all.
         is_normalised: the weights of a token's experts are divided by their sum.
         shared: an expert that every token goes through beside its own: never, where the file gives
-            its width, always, with a gate, or as wide as a "count" of experts.
+            its width, always, with a gate or without ("required"), or as wide as a "count" of
+            experts.
         gate: what makes shares of the router's logits, which a file may have to confirm, or "file"
             where it says which.
+        says_gate: files confirm a sigmoid.
         has_bias: numbers are added to the shares for the choice of experts, always or in files that
             have them.
         has_dense_layers: the first layers may have one feed-forward network.
@@ -46,8 +48,9 @@ class ExpertRule:
 
     has_own_width: bool = True
     is_normalised: bool = True
-    shared: Literal["none", "optional", "gated", "count"] = "none"
+    shared: Literal["none", "optional", "required", "gated", "count"] = "none"
     gate: Literal["softmax", "sigmoid", "file"] = "softmax"
+    says_gate: bool = True
     has_bias: bool | Literal["optional"] = False
     has_dense_layers: bool = False
     has_scales: bool = False
@@ -73,14 +76,20 @@ class FeedForwardSizes:
     n_groups_used: int = 1
 
 
-def read_feed_forward(keys: ArchitectureKeys, rule: ExpertRule | None) -> FeedForwardSizes:
-    """Raises ``FormatError`` that names the key; a rule of None is a family without experts."""
+def read_feed_forward(
+    keys: ArchitectureKeys, rule: ExpertRule | None, *, may_be_missing: bool = False
+) -> FeedForwardSizes:
+    """Raises ``FormatError`` that names the key; a rule of None is a family without experts.
+
+    Layers that ``may_be_missing`` have the width 0 where the file says so.
+    """
     if rule is None or (
         rule.is_optional and not keys.metadata.get_int(keys.full(COUNT_KEY), default=0)
     ):
         if rule is None:
             _refuse_experts(keys)
-        widths = keys.integers("feed_forward_length", maximum=MAX_WIDTH)
+        fewest = 0 if may_be_missing else 1
+        widths = keys.integers("feed_forward_length", maximum=MAX_WIDTH, minimum=fewest)
         return FeedForwardSizes(
             n_experts=0,
             n_experts_used=0,
@@ -96,6 +105,9 @@ def read_feed_forward(keys: ArchitectureKeys, rule: ExpertRule | None) -> FeedFo
     else:  # what older files have is the width of all experts of a token together
         width = keys.integer("feed_forward_length", minimum=n_used, maximum=MAX_WIDTH) // n_used
     widths, n_dense = (width,) * keys.n_layers, 0
+    if may_be_missing:
+        own = keys.integers("feed_forward_length", maximum=MAX_WIDTH, minimum=0)
+        widths = tuple(width * (number > 0) for number in own)
     if rule.has_dense_layers:
         n_dense = keys.integer(DENSE_KEY, minimum=0, maximum=keys.n_layers, default=0)
         widths = (
@@ -122,6 +134,8 @@ def _read_gate(keys: ArchitectureKeys, rule: ExpertRule) -> Literal["softmax", "
     if rule.gate == "softmax":  # what is not said: see refusals.py
         return "softmax"
     default = _GATES["softmax"] if rule.gate == "file" else None
+    if rule.gate == "sigmoid" and not rule.says_gate:
+        default = _GATES["sigmoid"]
     gate = keys.integer(GATE_KEY, minimum=0, maximum=2**31 - 1, default=default)
     for name, value in _GATES.items():
         if gate == value and rule.gate in (name, "file"):
@@ -170,8 +184,9 @@ def _read_shared(keys: ArchitectureKeys, rule: ExpertRule, width: int) -> int:
         return width * keys.integer(SHARED_COUNT_KEY, minimum=0, maximum=MAX_EXPERTS, default=0)
     if rule.shared == "gated" and not keys.has(SHARED_KEY):
         return keys.integer("feed_forward_length", maximum=MAX_WIDTH)
-    smallest = 1 if rule.shared == "gated" else 0
-    return keys.integer(SHARED_KEY, minimum=smallest, maximum=MAX_WIDTH, default=0)
+    if rule.shared == "optional":
+        return keys.integer(SHARED_KEY, minimum=0, maximum=MAX_WIDTH, default=0)
+    return keys.integer(SHARED_KEY, maximum=MAX_WIDTH)
 
 
 def _refuse_experts(keys: ArchitectureKeys) -> None:

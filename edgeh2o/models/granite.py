@@ -10,6 +10,13 @@ from . import blocks
 from .experts import ExpertRule
 from .spec import ArchitectureSpec, register_architecture
 
+SCALES = {
+    "attention_scale": "attention.scale",
+    "embedding_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
+}
+DIVISORS = {"logit_scale": "logit_scale"}
+
 for _name, _experts, _feed_forward in (
     ("granite", None, (*blocks.FEED_FORWARD, *blocks.FEED_FORWARD_BIASES)),
     (
@@ -26,12 +33,8 @@ for _name, _experts, _feed_forward in (
             rope_switch="rope.scaling.finetuned",
             activation="silu",
             experts=_experts,
-            scales={
-                "attention_scale": "attention.scale",
-                "embedding_scale": "embedding_scale",
-                "residual_scale": "residual_scale",
-            },
-            divisors={"logit_scale": "logit_scale"},
+            scales=SCALES,
+            divisors=DIVISORS,
             tensors=(
                 *blocks.EMBEDDINGS,
                 *blocks.PRE_NORMS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ RECURRENT_KEY = "attention.recurrent_layers"
 # As the core has it.
 MAX_CONV_TAPS = 16
 MAX_DELTA_HEADS, MAX_DELTA_HEAD_DIM = 2**10, 512
+MAX_SSD_HEADS, MAX_SSD_HEAD_DIM, MAX_SSD_STATE_DIM = 2**10, 2**10, 2**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +24,22 @@ class HybridRule:
     """What takes the place of attention in some layers, and in which.
 
     Attributes:
-        mixer: see ``LayerConfig``. Convolutions are in layers without KV heads, delta nets in all
-            but every so many layers, of which the last attends.
+        mixer: see ``LayerConfig``. Convolutions and Mamba-2 are in layers without KV heads, delta
+            nets in all but every so many layers, of which the last attends; "attention_mamba2" is
+            in all layers.
         is_grouped: the value heads of a delta net that share a key head are neighbours.
+        has_one_branch: a layer has a mixer or a feed-forward network, not both: the latter where
+            the file gives its width, and attention where it gives KV heads.
     """
 
-    mixer: Literal["short_conv", "delta_net"]
+    mixer: Literal["short_conv", "delta_net", "mamba2", "attention_mamba2"]
     is_grouped: bool = False
+    has_one_branch: bool = False
+
+    @property
+    def goes_by_kv_heads(self) -> bool:
+        """Whether layers without KV heads are those without attention."""
+        return self.mixer in ("short_conv", "mamba2")
 
 
 def replace_attention(
@@ -38,25 +49,44 @@ def replace_attention(
 
     Raises ``FormatError`` that names the key, for a file without any layer that attends too.
     """
-    if rule.mixer == "short_conv":
+    changes = _read_sizes(keys, rule)
+    if rule.mixer == "attention_mamba2":
+        return tuple(replace(layer, mixer=rule.mixer, **changes) for layer in layers)
+    if rule.goes_by_kv_heads:
         attends = tuple(layer.n_kv_heads > 0 for layer in layers)
         key = "attention.head_count_kv"
-        changes: dict[str, Any] = {
-            "n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)
-        }
     else:
         attends, key = _read_interval(keys), INTERVAL_KEY
-        changes = {"has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
     if not any(attends):
         raise FormatError(
             f"{keys.quoted(key)} leaves no layer with attention; models without any are not "
             "supported"
         )
-    changes |= {"mixer": rule.mixer, "n_heads": 0, "n_kv_heads": 0, "window": 0}
-    return tuple(
-        layer if has_attention else replace(layer, **changes)
-        for layer, has_attention in zip(layers, attends, strict=True)
-    )
+    no_heads: dict[str, Any] = {"n_heads": 0, "n_kv_heads": 0, "window": 0}
+    replaced = []
+    for index, (layer, has_attention) in enumerate(zip(layers, attends, strict=True)):
+        has_ffn_only = rule.has_one_branch and layer.ffn_dim > 0
+        if has_ffn_only and has_attention:
+            raise FormatError(
+                f"layer {index} has both KV heads ({keys.quoted(key)}) and a "
+                f"{keys.quoted('feed_forward_length')}, but layers of this architecture have one"
+            )
+        if has_ffn_only:
+            layer = replace(layer, mixer="none", **no_heads)
+        elif not has_attention:
+            layer = replace(layer, mixer=rule.mixer, **no_heads, **changes)
+        replaced.append(layer)
+    return tuple(replaced)
+
+
+def _read_sizes(keys: ArchitectureKeys, rule: HybridRule) -> dict[str, Any]:
+    """Fields of ``LayerConfig`` of the layers with the mixer."""
+    if rule.mixer == "short_conv":
+        return {"n_conv_taps": keys.integer(CONV_KEY, minimum=2, maximum=MAX_CONV_TAPS)}
+    taps = {"n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS)}
+    if rule.mixer == "delta_net":
+        return {**taps, "has_grouped_delta_heads": rule.is_grouped, **_read_delta_net(keys)}
+    return {**taps, **_read_mamba2(keys)}
 
 
 def _read_interval(keys: ArchitectureKeys) -> tuple[bool, ...]:
@@ -74,11 +104,7 @@ def _read_delta_net(keys: ArchitectureKeys) -> dict[str, int]:
     value_heads = keys.integer("ssm.time_step_rank", maximum=MAX_DELTA_HEADS)
     head_dim = keys.integer("ssm.state_size", maximum=MAX_DELTA_HEAD_DIM)
     inner = keys.integer("ssm.inner_size", maximum=MAX_DELTA_HEADS * MAX_DELTA_HEAD_DIM)
-    if value_heads % key_heads:
-        raise FormatError(
-            f"{keys.quoted('ssm.time_step_rank')} is {value_heads}, which is not a multiple of "
-            f"{keys.quoted('ssm.group_count')} {key_heads}"
-        )
+    _check_multiple(keys, value_heads, key_heads)
     if inner != value_heads * head_dim:
         raise FormatError(
             f"{keys.quoted('ssm.inner_size')} is {inner}, but must be ssm.time_step_rank * "
@@ -86,8 +112,48 @@ def _read_delta_net(keys: ArchitectureKeys) -> dict[str, int]:
             "supported"
         )
     return {
-        "n_conv_taps": keys.integer("ssm.conv_kernel", minimum=2, maximum=MAX_CONV_TAPS),
         "n_delta_key_heads": key_heads,
         "n_delta_value_heads": value_heads,
         "delta_head_dim": head_dim,
+    }
+
+
+def _read_mamba2(keys: ArchitectureKeys) -> dict[str, int]:
+    """Files call the number of heads the rank of the time steps, which it was in Mamba 1."""
+    n_groups = keys.integer("ssm.group_count", maximum=MAX_SSD_HEADS)
+    n_heads = keys.integer("ssm.time_step_rank", maximum=MAX_SSD_HEADS)
+    inner = keys.integer("ssm.inner_size", maximum=MAX_SSD_HEADS * MAX_SSD_HEAD_DIM)
+    _check_multiple(keys, n_heads, n_groups)
+    if inner % n_heads or inner // n_heads > MAX_SSD_HEAD_DIM:
+        raise FormatError(
+            f"{keys.quoted('ssm.inner_size')} is {inner}, but must be {n_heads} "
+            f"({keys.quoted('ssm.time_step_rank')}) heads of at most {MAX_SSD_HEAD_DIM} numbers"
+        )
+    return {
+        "n_ssd_heads": n_heads,
+        "ssd_head_dim": inner // n_heads,
+        "n_ssd_groups": n_groups,
+        "ssd_state_dim": keys.integer("ssm.state_size", maximum=MAX_SSD_STATE_DIM),
+    }
+
+
+def _check_multiple(keys: ArchitectureKeys, n_heads: int, n_groups: int) -> None:
+    if n_heads % n_groups:
+        raise FormatError(
+            f"{keys.quoted('ssm.time_step_rank')} is {n_heads}, which is not a multiple of "
+            f"{keys.quoted('ssm.group_count')} {n_groups}"
+        )
+
+
+def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
+    """Named sizes of the tensors of Mamba-2: see ``Hyperparameters.sizes``."""
+    inner = layer.n_ssd_heads * layer.ssd_head_dim
+    conv = inner + 2 * layer.n_ssd_groups * layer.ssd_state_dim
+    return {
+        "n_ssd_heads": layer.n_ssd_heads,
+        "n_ssd_groups": layer.n_ssd_groups,
+        "ssd_inner_dim": inner,
+        "ssd_group_dim": inner // max(layer.n_ssd_groups, 1),
+        "ssd_conv_dim": conv,
+        "ssd_in_dim": inner + conv + layer.n_ssd_heads,
     }

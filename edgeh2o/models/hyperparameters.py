@@ -11,7 +11,7 @@ from ..model_config import LayerConfig
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
-from .hybrids import HybridRule, replace_attention
+from .hybrids import HybridRule, replace_attention, ssd_sizes
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
 from .rope import (
@@ -109,6 +109,7 @@ class Hyperparameters:
             "n_delta_heads": layer.n_delta_value_heads,
             "n_delta_key_heads": layer.n_delta_key_heads,
             "n_delta_gates": 2 * layer.n_delta_value_heads,
+            **ssd_sizes(layer),
             "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
@@ -138,7 +139,8 @@ def read_hyperparameters(
     keys = ArchitectureKeys(metadata, architecture, n_layers - n_drafting)
     _refuse_encoders(keys)
     check_sections(keys, rope)
-    feed_forward = read_feed_forward(keys, experts)
+    has_one_branch = hybrid is not None and hybrid.has_one_branch
+    feed_forward = read_feed_forward(keys, experts, may_be_missing=has_one_branch)
     widths = read_windows(keys, windows)
     has_rope = rope.layers(widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
@@ -172,7 +174,7 @@ def read_hyperparameters(
         feed_forward=feed_forward,
         vocab_size=_read_vocab_size(keys),
         context_length=context_length,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon", above=0.0, below=1.0),
+        norm_eps=_read_norm_eps(keys, has_one_branch),
         rope_base=rope_base,
         rope_scaling=scaling,
         sliding_rope_base=_read_sliding_rope_base(keys, windows) or rope_base,
@@ -197,7 +199,7 @@ def _read_layers(
 ) -> tuple[LayerConfig, ...]:
     n_heads = n_kv_heads = keys.integers("attention.head_count", maximum=MAX_HEADS)
     if keys.has("attention.head_count_kv"):
-        fewest = 0 if hybrid is not None and hybrid.mixer == "short_conv" else 1
+        fewest = 0 if hybrid is not None and hybrid.goes_by_kv_heads else 1
         n_kv_heads = keys.integers("attention.head_count_kv", maximum=MAX_HEADS, minimum=fewest)
     for layer, (heads, kv_heads) in enumerate(zip(n_heads, n_kv_heads, strict=True)):
         if kv_heads and heads % kv_heads:
@@ -295,6 +297,14 @@ def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | No
     if windows is None or not keys.has("rope.freq_base_swa"):
         return windows.rope_base if windows else None
     return keys.number("rope.freq_base_swa", **BASE_RANGE)
+
+
+def _read_norm_eps(keys: ArchitectureKeys, may_be_other: bool) -> float:
+    """Of RMS norms; some converters only write the key of other norms."""
+    key = "attention.layer_norm_rms_epsilon"
+    if may_be_other and not keys.has(key):
+        key = "attention.layer_norm_epsilon"
+    return keys.number(key, above=0.0, below=1.0)
 
 
 def _read_temperature(keys: ArchitectureKeys, rope: RopeRule) -> float:

@@ -26,11 +26,13 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "interleave_moe_layer_step": (0.0, 1.0),
     "leading_dense_block_count": (0.0,),
     "logit_scale": (0.0, 1.0),
+    "moe_latent_size": (0.0,),
     "nextn_predict_layers": (0.0,),
     "num_loops": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
     "rope.scaling.alpha": (0.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
+    "ssm.dt_b_c_rms": (0.0,),
 }
 
 

@@ -214,7 +214,7 @@ def _change_rope(
 ) -> Hyperparameters:
     changed = shape.with_rope(rope)
     reason = None
-    if _is_rope_off(gguf, spec):
+    if _is_rope_off(gguf, spec) or not any(layer.has_rope for layer in shape.layers):
         reason = "it has no rotary embedding"
     elif rope.scaling in ("linear", "yarn") and changed.rope_scaling.factor == 1.0:
         reason = f"--rope-scaling {rope.scaling} needs --rope-scale, by what factor"

@@ -339,8 +339,9 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     fields = asdict(layer)
     head_dim = fields.pop("head_dim") or config.head_dim
     fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
-    if fields.pop("is_dense"):
-        fields.update(ffn="gated", n_experts=0, n_experts_used=0, has_expert_bias=False)
+    if fields.pop("is_dense") or not layer.ffn_dim:
+        ffn = "gated" if layer.ffn_dim else "none"
+        fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}

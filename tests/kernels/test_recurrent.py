@@ -1,4 +1,4 @@
-"""Kernels of layers without attention, of every ISA, against NumPy in float64."""
+"""Kernels of recurrent layers and their models, of every ISA, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from edgeh2o import _recurrent_kernels as _kernels
 from tests.kernels.test_rows import EPS, LENGTHS, normal
 from tests.reference.decoder.delta_net import delta_net
+from tests.reference.decoder.mamba2 import ssd
 
 
 @pytest.fixture(params=LENGTHS)
@@ -49,6 +50,38 @@ def test_delta_net(isa: str, key_dim: int) -> None:
         half, state = _kernels.delta_net(isa, *rows, state)
         halves.append(half)
     np.testing.assert_array_equal(np.concatenate(halves), out)
+    np.testing.assert_array_equal(state, new)
+
+
+def test_reglu(isa: str, n: int) -> None:
+    gate, up = normal(n, n), normal(n + 1, n)
+    np.testing.assert_array_equal(_kernels.reglu(isa, gate, up), np.maximum(gate, 0) * up)
+    squares = _kernels.reglu(isa, gate, gate)
+    np.testing.assert_array_equal(squares, np.maximum(gate, 0) ** 2)
+    assert np.isnan(_kernels.reglu(isa, np.float32([np.nan]), np.float32([1]))[0])
+
+
+# More tokens than a block of them has, and a single one.
+@pytest.mark.parametrize(("n_tokens", "state_dim"), [(1, 16), (70, 48), (150, 128)])
+def test_ssd(isa: str, n_tokens: int, state_dim: int) -> None:
+    rng = np.random.default_rng(state_dim)
+    rows, state = normal(1, n_tokens, 16 + 2 * state_dim), normal(2, state_dim, 16)
+    decays = rng.uniform(0, 1, n_tokens).astype(np.float32)
+    decays[::7] = 1.0
+    rates = rng.uniform(0, 2, n_tokens).astype(np.float32)
+    x, b, c = np.split(rows[:, None].astype(np.float64), [16, 16 + state_dim], axis=2)
+    gates = (gate[:, None].astype(np.float64) for gate in (decays, rates))
+    exact, after = ssd(x, b, c, *gates, np.array([0.75]), state[None].astype(np.float64))
+    out, new = _kernels.ssd(isa, rows, decays, rates, 0.75, state)
+    np.testing.assert_allclose(new, after[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out, exact[:, 0], rtol=1e-5, atol=2e-5 * state_dim**0.5)
+    # In pieces of any length, the same bits.
+    pieces = []
+    for part in np.split(np.arange(n_tokens), [n_tokens // 3, n_tokens // 3 + 1]):
+        if len(part):
+            piece, state = _kernels.ssd(isa, rows[part], decays[part], rates[part], 0.75, state)
+            pieces.append(piece)
+    np.testing.assert_array_equal(np.concatenate(pieces), out)
     np.testing.assert_array_equal(state, new)
 
 

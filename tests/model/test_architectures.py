@@ -28,6 +28,8 @@ SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_di
 NARROW, WIDE, ALL = 20, CHUNK_SIZE + 30, 1000
 MODELS = {
     **{name: {"architecture": name} for name in FAMILIES if name != "gemma2"},
+    "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
+    "nemotron_h_moe": {"architecture": "nemotron_h_moe", "n_layers": 4, "shared_ffn_dim": 80},
     "qwen3moe-one": {"architecture": "qwen3moe", "n_experts_used": 1},
     "qwen3moe-all": {"architecture": "qwen3moe", "n_experts": 3, "n_experts_used": 3},
     "phi3": {"architecture": "phi3", "rotary_dim": 12},

@@ -110,7 +110,7 @@ def test_equals_single_calls_with_every_group(
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if not TinyModel(**options_of(case)).family.is_hybrid]
+    "case", [case for case in CASES if not TinyModel(**options_of(case)).family.is_recurrent]
 )
 def test_equals_single_calls_in_every_architecture(tiny_model: TinyModelFactory, case: str) -> None:
     _require_equal(_load(tiny_model, **{**SHAPE, **CASES[case]}))

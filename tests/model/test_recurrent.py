@@ -24,6 +24,11 @@ MODELS: dict[str, dict[str, object]] = {
     "lfm2moe": {"architecture": "lfm2moe", "n_layers": 3},
     "qwen35": {"architecture": "qwen35", "n_layers": 4, "n_conv_taps": 4},
     "qwen3next": {"architecture": "qwen3next", "n_layers": 3},
+    "granitehybrid": {"architecture": "granitehybrid", "n_layers": 4, "n_conv_taps": 4},
+    # Keys and values and a recurrent state in one layer.
+    "falcon-h1": {"architecture": "falcon-h1", "n_layers": 2},
+    # Two of four layers keep nothing of the tokens, or a state alone.
+    "nemotron_h": {"architecture": "nemotron_h", "n_layers": 4},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 TEXT = "the art of the thing is that it is there and was on the hen " * 12
@@ -77,7 +82,7 @@ def test_calls_of_any_length_leave_the_same_state(pair: ModelPair) -> None:
 
 
 # Attention in the last layer would round otherwise.
-@pytest.mark.parametrize("name", ["lfm2moe", "qwen3next"])
+@pytest.mark.parametrize("name", ["lfm2moe", "qwen3next", "nemotron_h"])
 def test_rows_that_nobody_reads_change_nothing(tiny_model: TinyModelFactory, name: str) -> None:
     pair = load_pair(tiny_model, **MODELS[name])
     tokens = random_tokens(3 * CHUNK_SIZE + 5)
@@ -209,7 +214,7 @@ def test_a_session_file(llm: LLM, path: Path, tmp_path: Path) -> None:
 def test_lookup_is_off(llm: LLM) -> None:
     assert llm.generate(TEXT * 2, GREEDY).stats.decode_calls == 0
     sampling = SamplingParams(temperature=0, max_tokens=2, lookup="4")
-    with pytest.raises(UsageError, match=r"lookup \(--lookup\) 4 .* whose layers all attend"):
+    with pytest.raises(UsageError, match=r"lookup \(--lookup\) 4 .* without recurrent layers"):
         llm.generate(TEXT, sampling)
 
 
@@ -224,9 +229,9 @@ def test_budgets_are_for_the_layers_that_attend(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["calibrate", "{model}"], "calibration is for models all of whose layers attend"),
+        (["calibrate", "{model}"], "calibration is for models without recurrent layers"),
         (["heatmap", "{model}", "-f", "{text}", "--ctx", "1500"], "a heatmap needs layers of"),
-        (["export-onnx", "{model}", "{folder}"], "layers without attention cannot be written"),
+        (["export-onnx", "{model}", "{folder}"], "recurrent layers cannot be written"),
         (["bench", "{model}", "-p", "64", "-n", "4", "-r", "1"], ""),
         (["perplexity", "{model}", "-f", "{text}", "--ctx", "512"], ""),
     ],

@@ -286,6 +286,88 @@ def test_a_router_of_lfm2moe_that_cannot_be(
         read(path)
 
 
+def test_layers_with_mamba2(tiny_model: TinyModelFactory) -> None:
+    config = read_tiny(tiny_model, "granitehybrid", n_conv_taps=4)
+    assert [layer.mixer for layer in config.layers] == ["mamba2", "attention"] * 3
+    first = config.layers[0]
+    assert (first.n_ssd_heads, first.ssd_head_dim) == (8, 16)
+    assert (first.n_ssd_groups, first.ssd_state_dim, first.n_conv_taps) == (2, 32, 4)
+    assert (config.n_experts, config.attention_scale) == (6, pytest.approx(0.35))
+    assert config.rope_inv_freq == (0.0,) * 4  # not "finetuned"
+    assert config.is_recurrent and not config.has_like_layers
+    dense = read_tiny(tiny_model, "granitehybrid", n_experts=0, rotates=True)
+    assert dense.n_experts == 0 and dense.rope_inv_freq[0] == 1.0
+    assert all(layer.is_dense for layer in dense.layers)
+
+    config = read_tiny(tiny_model, "falcon-h1")
+    assert [layer.mixer for layer in config.layers] == ["attention_mamba2"] * 6
+    assert [layer.n_kv_heads for layer in config.layers] == [2] * 6
+    assert config.is_recurrent and config.layers[0].n_ssd_heads == 8
+
+    config = read_tiny(tiny_model, "nemotron_h")
+    assert [layer.mixer for layer in config.layers] == ["mamba2", "attention", "none"] * 2
+    assert [layer.ffn_dim for layer in config.layers] == [0, 0, 16] * 2
+    assert not any(layer.has_rope for layer in config.layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"n_ssd_groups": 3}, "'granitehybrid.ssm.time_step_rank' is 8, which is not a multiple"),
+        ({"ssd_head_dim": 2000}, "'granitehybrid.ssm.inner_size' is 16000, but must be 8 "),
+        ({"n_conv_taps": 17}, "'granitehybrid.ssm.conv_kernel'"),
+        ({"n_kv_heads": (0,) * 6}, "'granitehybrid.attention.head_count_kv' leaves no layer"),
+    ],
+)
+def test_layers_with_mamba2_that_cannot_be(
+    tmp_path: Path, options: dict[str, object], problem: str
+) -> None:
+    options = {"architecture": "granitehybrid", **SHAPE, **options}
+    path = write_tiny_model(tmp_path / "tiny.gguf", **options)
+    with pytest.raises(FormatError, match=problem):
+        read(path)
+
+
+def test_a_layer_of_nemotron_h_has_one_branch(tmp_path: Path) -> None:
+    options = {"n_kv_heads": (0, 2, 2, 0, 2, 0), "ffn_dim": (0, 0, 16, 0, 0, 16)}
+    path = write_tiny_model(
+        tmp_path / "tiny.gguf", architecture="nemotron_h", **{**SHAPE, **options}
+    )
+    with pytest.raises(FormatError, match=r"layer 2 has both KV heads .* and a metadata key"):
+        read(path)
+
+
+def test_other_norms_may_name_the_epsilon_of_nemotron_h(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GGUFWriter, "add_layer_norm_rms_eps", lambda *_: None)
+    options = {**SHAPE, "norm_eps": 0.01}
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="nemotron_h", **options)
+    assert read(path)[0].norm_eps == pytest.approx(0.01)
+    path = write_tiny_model(tmp_path / "other.gguf", architecture="falcon-h1", **options)
+    with pytest.raises(FormatError, match="layer_norm_rms_epsilon"):
+        read(path)
+
+
+def test_a_norm_of_one_group_may_have_one_dimension(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ggml writes it when a file is quantised: without dimensions of 1 at the end."""
+
+    def with_flat_norms(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        return {n: v[0] if n.endswith("ssm_norm.weight") else v for n, v in tensors.items()}
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", with_flat_norms)
+    options = {"architecture": "granitehybrid", **SHAPE}
+    path = write_tiny_model(tmp_path / "tiny.gguf", n_ssd_groups=1, **options)
+    names = [item.name for item in read(path)[1]]
+    assert names.count("blk.0.ssm_norm.0.weight") == 1
+    path = write_tiny_model(tmp_path / "other.gguf", n_ssd_groups=2, **options)
+    with pytest.raises(FormatError, match=r"'blk.0.ssm_norm.weight' has shape"):
+        read(path)
+
+
 def test_layers_of_qwen35(tiny_model: TinyModelFactory) -> None:
     config = read_tiny(tiny_model, "qwen35", n_conv_taps=4)
     assert [layer.mixer for layer in config.layers] == ["delta_net", "attention"] * 3

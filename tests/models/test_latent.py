@@ -16,7 +16,7 @@ from edgeh2o.models import TensorBinding, read_model
 from edgeh2o.rope_config import RopeConfig
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import write_tiny_model
-from tools.tiny_mla import EXPERT_SCALE
+from tools.tiny_models.latent import EXPERT_SCALE
 
 SHAPE = {"n_layers": 3, "model_dim": 64, "n_heads": 4, "ffn_dim": 32}
 YARN = {"rope_scaling": "yarn", "original_context": 64}

@@ -105,8 +105,21 @@ def test_every_shape_is_a_file_that_opens(
 ) -> None:
     path = tmp_path / "model.gguf"
     tokenizer = str(tiny_model())
-    n_layers = {"lfm2-1.2b": "3", "qwen3.5-2b": "4"}.get(name, "1")  # one that attends
-    assert main([name, "Q4_0", str(path), "--layers", n_layers, "--tokenizer-from", tokenizer]) == 0
+    layers = {"lfm2-1.2b": "3", "qwen3.5-2b": "4", "granite-4.0-h-1b": "6"}  # one that attends
+    assert (
+        main(
+            [
+                name,
+                "Q4_0",
+                str(path),
+                "--layers",
+                layers.get(name, "1"),
+                "--tokenizer-from",
+                tokenizer,
+            ]
+        )
+        == 0
+    )
     reader, origin = GGUFReader(path), GGUFReader(tokenizer)
     assert reader.get_field("general.architecture").contents() == SHAPES[name].architecture
     for key in origin.fields:

@@ -12,6 +12,8 @@ GateKernel gate_kernel(const KernelTable& table, Activation activation) {
       return table.geglu_f32;
     case Activation::kSiluClamped:
       return table.swiglu_clamped_f32;
+    case Activation::kReluSquared:
+      return table.reglu_f32;
     default:
       return table.swiglu_f32;
   }
@@ -22,22 +24,25 @@ GateKernel gate_kernel(const KernelTable& table, Activation activation) {
 void add_gated(const LayerCall& call, MatView<float> x) {
   const LayerWeights& w = call.layer_weights();
   const FeedForward& ffn = w.ffn[0];
-  const MatmulInput input = begin_branch(call, x, w.ffn_norm, {&ffn.gate, &ffn.up});
+  const MatmulInput input = call.spec().has_gate() ? begin_branch(call, x, w.ffn_norm, {&ffn.gate, &ffn.up})
+                                                   : begin_branch(call, x, w.ffn_norm, {&ffn.up});
   end_branch(call, x, gate_up(call, ffn, input), ffn.down, w.ffn_post_norm);
 }
 
 MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulInput& input) {
   const KernelTable& table = call.table();
   const Activations& a = call.buffers();
-  const size_t n = input.rows.rows, ffn_dim = ffn.gate.weight.rows();
+  const size_t n = input.rows.rows, ffn_dim = ffn.up.weight.rows();
+  const bool has_gate = call.spec().has_gate();
+  const size_t first = has_gate ? 0 : 1;
   const GateKernel activation = gate_kernel(table, call.spec().activation);
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
-  matmul(table, input, {outputs, 2}, a.scratch);
+  matmul(table, input, {outputs + first, 2 - first}, a.scratch);
   const bool is_quantised = ffn.down.weight.is_quantised();
   const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
                                is_quantised ? a.packed : nullptr};
-  return gate_rows(table, activation, {a.gate, n, ffn_dim, ffn_dim}, {a.up, n, ffn_dim, ffn_dim}, product,
-                   a.scratch);
+  return gate_rows(table, activation, {has_gate ? a.gate : a.up, n, ffn_dim, ffn_dim},
+                   {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
 }
 
 }  // namespace edgeh2o

@@ -1,4 +1,4 @@
-// The gated feed-forward network: down(activation(gate(x)) * up(x)).
+// The feed-forward network: down(activation(gate(x)) * up(x)), or down(relu(up(x))^2) without a gate.
 #pragma once
 
 #include "model/layer_call.h"
@@ -9,7 +9,7 @@ namespace edgeh2o {
 // x += ffn(x), with the norms that the layer has.
 void add_gated(const LayerCall& call, MatView<float> x);
 
-// activation(gate(input)) * up(input), as the down projection wants it.
+// activation(gate(input)) * up(input), or the square, as the down projection wants it.
 MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulInput& input);
 
 }  // namespace edgeh2o

@@ -4,6 +4,7 @@
 
 #include "model/branch.h"
 #include "model/mixers/latent.h"
+#include "model/mixers/mamba2.h"
 #include "ops/rows.h"
 
 namespace edgeh2o {
@@ -98,7 +99,7 @@ bool skips_attention(const DecoderConfig& config, const Sequence& sequence, size
 
 size_t n_attending_layers(const DecoderConfig& config, const Sequence& sequence) {
   size_t n = config.n_layers();
-  while (n > 0 && skips_attention(config, sequence, n - 1)) --n;
+  while (n > 0 && (!sequence.attends(n - 1) || skips_attention(config, sequence, n - 1))) --n;
   return n;
 }
 
@@ -118,6 +119,8 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
     project_qkv(call, call.x().rows_from(begin, rows.q.rows), call.first_row + begin, rows);
     take_rows(call, begin, rows);
   }
+  // Beside the attention, from the same rows of x: to these it adds once they have been projected.
+  if (spec.has_ssd()) mix_mamba2(call);
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
   set_sinks(call);

@@ -14,7 +14,7 @@ struct Parts {
   Parts(const LayerCall& call, size_t n) {
     const DeltaHeads& heads = call.spec().delta;
     const size_t stride = heads.conv_dim() + heads.value_dim() + 2 * heads.n_value_heads;
-    float* data = call.buffers().qkv;
+    float* data = call.buffers().mixer_in;
     const auto take = [&](size_t cols) {
       const MatView<float> part{data, n, cols, stride};
       data += cols;

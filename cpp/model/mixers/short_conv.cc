@@ -20,7 +20,7 @@ void mix_short_conv(const LayerCall& call) {
   for (size_t begin = first - std::min(first, n_taps - 1); begin < n;) {
     const size_t count = std::min(a.rows_at_once, n - begin), n_skipped = std::max(first, begin) - begin;
     const MatView<float> x = call.x().rows_from(begin, count);
-    const MatView<float> bcy{a.qkv, count, 3 * dim, 3 * dim};
+    const MatView<float> bcy{a.mixer_in, count, 3 * dim, 3 * dim};
     const MatmulOutput input = output_of(w.conv_in, bcy.data, bcy.stride);
     matmul(table, begin_branch(call, x, w.attn_norm, {&w.conv_in}), {&input, 1}, a.scratch);
     short_conv(table, bcy, w.conv.data(), n_taps, state.values(), {a.attended, count, dim, dim});

@@ -1,4 +1,5 @@
 // Row-wise kernels.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -87,6 +88,14 @@ void check_geglu(const KernelTable& table, Check& check) {
       const double want = g / (1 + std::exp(-2 * u)) * up[i];
       check.near(out[i], want, 100 * kEps * std::fabs(want) + 1e-35);
     }
+  });
+}
+
+void check_reglu(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> gate = random.uniform_vector(n, -8, 8), up = random.uniform_vector(n, -3, 3);
+    table.reglu_f32(out.data(), gate.data(), up.data(), n);
+    for (size_t i = 0; i < n; ++i) check.equal(out[i], std::max(gate[i], 0.0f) * up[i]);
   });
 }
 
@@ -202,6 +211,43 @@ void check_delta_net(const KernelTable& table, Check& check) {
   }
 }
 
+void check_ssd(const KernelTable& table, Check& check) {
+  Random random(12);
+  constexpr float kSkip = 0.75f;
+  for (const size_t state_dim : {size_t{16}, size_t{48}}) {
+    for (const size_t n_tokens : {size_t{1}, size_t{5}, size_t{67}}) {
+      const size_t stride = kSsdColumns + 2 * state_dim;
+      const std::vector<float> rows = random.uniform_vector(n_tokens * stride, -1, 1),
+                               decays = random.uniform_vector(n_tokens, 0, 1),
+                               rates = random.uniform_vector(n_tokens, 0, 2);
+      std::vector<float> state = random.uniform_vector(state_dim * kSsdColumns, -1, 1),
+                         out(n_tokens * kSsdColumns + kGuard, kUntouched);
+      std::vector<double> exact(state.begin(), state.end());
+      state.resize(state.size() + kGuard, kUntouched);
+      const float *x = rows.data(), *b = x + kSsdColumns, *c = b + state_dim;
+      table.ssd_f32({n_tokens, state_dim, x, b, c, stride, decays.data(), rates.data(), 1, kSkip,
+                     state.data(), out.data(), kSsdColumns});
+      // Of sums of products of at most 2 / (1 - decay), which is 20 on average, with 1.
+      const double error = static_cast<double>(20 * (state_dim + 8)) * kEps;
+      for (size_t t = 0; t < n_tokens; ++t) {
+        for (size_t column = 0; column < kSsdColumns; ++column) {
+          const double input = x[t * stride + column];
+          double want = kSkip * input;
+          for (size_t row = 0; row < state_dim; ++row) {
+            double& value = exact[row * kSsdColumns + column];
+            value = decays[t] * value + b[t * stride + row] * (rates[t] * input);
+            want += value * c[t * stride + row];
+          }
+          check.near(out[t * kSsdColumns + column], want, error);
+        }
+      }
+      for (size_t i = 0; i < exact.size(); ++i) check.near(state[i], exact[i], error);
+      check.untouched(state, exact.size());
+      check.untouched(out, n_tokens * kSsdColumns);
+    }
+  }
+}
+
 void check_scale(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     const std::vector<float> x = random.uniform_vector(n, -5, 5);
@@ -232,12 +278,14 @@ const std::vector<KernelCheck>& row_checks() {
       {"swiglu_f32", check_swiglu},
       {"geglu_f32", check_geglu},
       {"swiglu_clamped_f32", check_clamped_swiglu},
+      {"reglu_f32", check_reglu},
       {"soft_cap_f32", check_soft_cap},
       {"add_f32", check_add},
       {"multiply_f32", check_multiply},
       {"convolve_f32", check_convolve},
       {"gate_f32", check_gate},
       {"delta_net_f32", check_delta_net},
+      {"ssd_f32", check_ssd},
       {"scale_f32", check_scale},
       {"load_f32_f16", check_load_f16},
   };

@@ -31,6 +31,8 @@ class Family:
         depth_scales: factors of embeddings, of branches times sqrt(n_layers), and of logits times
             model_dim; None: files say them.
         ffn_norm: name of the norm of the feed-forward network's input.
+        mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
+            and the square of ReLU.
     """
 
     is_interleaved: bool = False
@@ -49,9 +51,12 @@ class Family:
     has_grouped_heads: bool = False
     depth_scales: tuple[float, float, float] | None = None
     ffn_norm: str = "ffn_norm"
+    mamba2_is_single: bool = False
 
     @property
     def activation(self) -> str:
+        if self.mamba2_is_single:
+            return "relu"
         if self.has_clamped_gate:
             return "clamped"
         return "gelu" if self.has_gelu else "silu"
@@ -66,9 +71,11 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(window_period=2, has_gelu=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
     "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
+    "falcon-h1": Family(),
     "glm4": Family(is_interleaved=True),
     "gpt-oss": Family(window_period=2, has_clamped_gate=True, ffn_norm="post_attention_norm"),
     "granite": Family(is_interleaved=True),
+    "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
@@ -78,6 +85,10 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "mistral3": Family(is_interleaved=True),
+    "nemotron_h": Family(no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm"),
+    "nemotron_h_moe": Family(
+        no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm", has_sigmoid_gate=True
+    ),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
     "phi3": Family(),

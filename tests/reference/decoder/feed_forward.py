@@ -29,6 +29,11 @@ def by_gelu(gate: Array, up: Array) -> Array:
     return gelu(gate) * up
 
 
+def by_relu(gate: Array, up: Array) -> Array:
+    """The square, if both are the same."""
+    return np.maximum(gate, 0.0) * up
+
+
 def by_clamped_silu(gate: Array, up: Array) -> Array:
     """That of gpt-oss: both are bounded, the gate is steeper, and 1 is added to the other."""
     gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
@@ -36,7 +41,12 @@ def by_clamped_silu(gate: Array, up: Array) -> Array:
 
 
 Activate = Callable[[Array, Array], Array]
-ACTIVATIONS: dict[str, Activate] = {"silu": by_silu, "gelu": by_gelu, "clamped": by_clamped_silu}
+ACTIVATIONS: dict[str, Activate] = {
+    "silu": by_silu,
+    "gelu": by_gelu,
+    "relu": by_relu,
+    "clamped": by_clamped_silu,
+}
 
 
 def gated(linear: Linear, prefix: str, suffix: str, x: Array, *, activate: Activate) -> Array:

@@ -52,6 +52,7 @@ class ReferenceConfig:
     n_expert_groups: int = 1
     n_expert_groups_used: int = 1
     latent: LatentSizes | None = None
+    n_ssd_groups: int = 0
 
 
 class _Keys:
@@ -89,12 +90,17 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
     quantised = frozenset(
         tensor.name for tensor in reader.tensors if tensor.tensor_type not in floats
     )
+    for name in [name for name in weights if name.endswith(".ffn_norm")]:
+        weights[name + ".weight"] = weights.pop(name)
     config = _read_config(_Keys(reader), weights)
     _name_experts(weights)
     for layer in range(config.n_layers):
         _split_fused(weights, f"blk.{layer}.")
         if config.latent is not None:
             _split_latent(weights, f"blk.{layer}.", config.latent)
+    if config.family.mamba2_is_single:  # networks without a gate: it is the other matrix
+        for name in [name for name in weights if ".ffn_up" in name]:
+            weights[name.replace("ffn_up", "ffn_gate")] = weights[name]
     return config, weights, quantised
 
 
@@ -159,6 +165,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         n_expert_groups=int(number("expert_group_count", 1.0)),
         n_expert_groups_used=int(number("expert_group_used_count", 1.0)),
         latent=latent,
+        n_ssd_groups=int(number("ssm.group_count", 0.0)),
     )
 
 
@@ -173,6 +180,8 @@ def _read_frequencies(
     """Of every layer: scaled, unscaled (some layers with a window), or none."""
     base = keys.number("rope.freq_base", 10000.0)
     plain = scaled = frequencies(rotary_dim, base)
+    if not keys.value("rope.scaling.finetuned", True):
+        return (np.zeros_like(plain),) * len(windows)
     scaling = keys.value("rope.scaling.type", "none")
     if scaling == "linear":
         scaled = plain / keys.number("rope.scaling.factor")
@@ -207,7 +216,8 @@ def _split_fused(weights: Weights, prefix: str) -> None:
         for name, part in zip("qkv", parts, strict=True):
             weights[f"{prefix}attn_{name}.weight"] = part
     has_gate = any(name.startswith(f"{prefix}ffn_gate") for name in weights)
-    if not has_gate:
+    up, down = (weights.get(f"{prefix}ffn_{name}.weight") for name in ("up", "down"))
+    if not has_gate and up is not None and down is not None and len(up) == 2 * down.shape[1]:
         gate, up = np.split(weights.pop(f"{prefix}ffn_up.weight"), 2)
         weights[f"{prefix}ffn_gate.weight"], weights[f"{prefix}ffn_up.weight"] = gate, up
 

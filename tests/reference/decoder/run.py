@@ -23,10 +23,12 @@ from tests.reference.softmax_state import Array
 from .delta_net import delta_net
 from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, silu, softmax
 from .latent import absorbed_queries, absorbed_values
+from .mamba2 import ssd
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
 Tokens = Sequence[int] | NDArray[np.integer]
+FFN_NAMES = ("ffn_up", "ffn_gate_inp")
 
 
 class AttentionLayer(Protocol):
@@ -125,6 +127,7 @@ class DecoderRun:
         self.position = 0
         self._conv_inputs: dict[int, Array] = {}  # of the last tokens, by layer
         self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
+        self._ssd_states: dict[int, Array] = {}  # [head, row, value], by layer
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
 
     def prefill(self, tokens: Tokens) -> Array:
@@ -155,14 +158,19 @@ class DecoderRun:
             angles = positions * config.inv_freq[layer_idx]
             if f"{prefix}shortconv.conv.weight" in weights:
                 branch = self._conv_block(layer_idx, x)
-            elif f"{prefix}ssm_conv1d.weight" in weights:
+            elif f"{prefix}ssm_beta.weight" in weights or f"{prefix}ssm_ba.weight" in weights:
                 branch = self._delta_block(layer_idx, x)
             elif config.latent is not None:
                 branch = self._latent_block(layer_idx, x, angles, attention(layer))
             else:
-                branch = self._attention_block(layer_idx, x, angles, attention(layer))
+                branch = np.zeros_like(x)
+            if f"{prefix}ssm_in.weight" in weights:
+                branch = branch + self._mamba_block(layer_idx, x)
+            if f"{prefix}attn_output.weight" in weights and config.latent is None:
+                branch = branch + self._attention_block(layer_idx, x, angles, attention(layer))
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
-            branch = self._ffn_block(prefix, x)
+            has_ffn = any(f"{prefix}{name}.weight" in weights for name in FFN_NAMES)
+            branch = self._ffn_block(prefix, x) if has_ffn else np.zeros_like(x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
             if f"{prefix}inp_gate.weight" in weights:
                 inputs = self._token_inputs(layer_idx, tokens, embedded)
@@ -292,6 +300,31 @@ class DecoderRun:
         return self._linear(
             prefix + "ssm_out", out * silu(self._linear(prefix + "attn_gate", normed))
         )
+
+    def _mamba_block(self, layer: int, x: Array) -> Array:
+        """Mamba-2: see ``ssd``; the gate goes before the norm, which is one of every group."""
+        prefix, weights = f"blk.{layer}.", self._decoder.weights
+        names = ("ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_a", "ssm_d", "ssm_dt.bias")
+        taps, biases, a, skips, rate_biases = (
+            weights[prefix + n].astype(np.float64) for n in names
+        )
+        n, n_heads, inner = len(x), len(a), weights[f"{prefix}ssm_out.weight"].shape[1]
+        groups = self._decoder.config.n_ssd_groups
+        projected = self._linear(prefix + "ssm_in", self._norm(prefix + "attn_norm", x))
+        z, rows, rates = np.split(projected, [inner, len(projected[0]) - n_heads], axis=1)
+        rows = silu(self._convolved(layer, rows, taps) + biases)
+        inputs, b, c = np.split(rows, [inner, (inner + len(rows[0])) // 2], axis=1)
+        b, c = (np.repeat(part.reshape(n, groups, -1), n_heads // groups, 1) for part in (b, c))
+        rates = np.log1p(np.exp(rates + rate_biases))
+        decays = np.exp(a.ravel() * rates)
+        state = self._ssd_states.get(layer, np.zeros((n_heads, b.shape[2], inner // n_heads)))
+        heads = inputs.reshape(n, n_heads, -1)
+        out, self._ssd_states[layer] = ssd(heads, b, c, decays, rates, skips.ravel(), state)
+        gated_rows = (out.reshape(n, inner) * silu(z)).reshape(n, groups, -1)
+        if f"{prefix}ssm_norm.weight" in weights:
+            norm = weights[f"{prefix}ssm_norm.weight"].astype(np.float64).reshape(groups, -1)
+            gated_rows = self._normalised(gated_rows) * norm
+        return self._linear(prefix + "ssm_out", gated_rows.reshape(n, inner))
 
     def _of_length_1(self, heads: Array) -> Array:
         squares = np.sum(heads * heads, axis=-1, keepdims=True)

@@ -1,0 +1,64 @@
+#include "ops/ssd.h"
+
+#include <cmath>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace edgeh2o {
+namespace {
+
+// Far more than any model has; products of these do not overflow.
+constexpr size_t kMaxHeads = 1 << 10, kMaxHeadDim = 1 << 10, kMaxStateDim = 1 << 12;
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+}  // namespace
+
+void SsdHeads::check() const {
+  EH2O_CHECK(n_heads > 0 && n_heads <= kMaxHeads && n_groups > 0 && n_heads % n_groups == 0,
+             "n_ssd_heads = ", n_heads, " must be a positive multiple of n_ssd_groups = ", n_groups,
+             ", at most ", kMaxHeads);
+  EH2O_CHECK(head_dim > 0 && head_dim % kSsdColumns == 0 && head_dim <= kMaxHeadDim,
+             "heads of a Mamba-2 layer have ", head_dim, " dimensions; a multiple of ", kSsdColumns,
+             " up to ", kMaxHeadDim, " is supported");
+  EH2O_CHECK(state_dim > 0 && state_dim % kSsdRows == 0 && state_dim <= kMaxStateDim,
+             "the state of a Mamba-2 layer has ", state_dim, " rows; a multiple of ", kSsdRows, " up to ",
+             kMaxStateDim, " is supported");
+}
+
+void find_rates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases) {
+  parallel_for(rates.rows, [&](size_t i, size_t) {
+    float *rate = rates.row(i), *decay = decays.row(i);
+    for (size_t head = 0; head < rates.cols; ++head) {
+      rate[head] = softplus(rate[head] + biases[head]);
+      decay[head] = std::exp(a[head] * rate[head]);
+    }
+  });
+}
+
+void ssd(const KernelTable& table, const SsdHeads& heads, MatView<const float> rows,
+         MatView<const float> rates, MatView<const float> decays, const float* skips, float* state,
+         MatView<float> out) {
+  const size_t n_slices = heads.head_dim / kSsdColumns, group_size = heads.n_heads / heads.n_groups;
+  parallel_for(heads.n_heads * n_slices, [&](size_t task, size_t) {
+    const size_t head = task / n_slices, column = task * kSsdColumns;
+    SsdSlice slice;
+    slice.n_tokens = rows.rows;
+    slice.state_dim = heads.state_dim;
+    slice.x = rows.data + column;
+    slice.b = rows.data + heads.inner_dim() + head / group_size * heads.state_dim;
+    slice.c = slice.b + heads.group_state_dim();
+    slice.stride = rows.stride;
+    slice.decays = decays.data + head;
+    slice.rates = rates.data + head;
+    slice.gate_stride = rates.stride;
+    slice.skip = skips[head];
+    slice.state = state + task * heads.state_dim * kSsdColumns;
+    slice.out = out.data + column;
+    slice.out_stride = out.stride;
+    table.ssd_f32(slice);
+  });
+}
+
+}  // namespace edgeh2o

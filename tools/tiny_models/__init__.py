@@ -1,0 +1,1 @@
+"""What tiny models of some families have beside the keys and tensors of a llama."""

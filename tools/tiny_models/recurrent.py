@@ -1,0 +1,112 @@
+"""Layers with a recurrent state: short convolutions, gated delta nets, Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+    from tools.make_tiny_model import TinyModel
+
+# Name, rows, columns and standard deviation of a matrix.
+Matrix = tuple[str, int, int, float]
+# Of so many layers with a delta net the last attends.
+DELTA_NET_PERIOD = 2
+EXPERT_SCALE = 2.5
+# Float tensors of two dimensions.
+VECTOR_SUFFIXES = (
+    ".shortconv.conv.weight",
+    ".ssm_conv1d.weight",
+    ".ssm_a",
+    ".ssm_d",
+    ".ssm_norm.weight",
+)
+
+
+def add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    """Keys of the recurrent layers."""
+    family = model.family
+    if family.has_short_conv:
+        writer.add_shortconv_l_cache(model.n_conv_taps)
+    if family.has_delta_net:
+        writer.add_uint32(f"{model.architecture}.full_attention_interval", DELTA_NET_PERIOD)
+        writer.add_ssm_conv_kernel(model.n_conv_taps)
+        writer.add_ssm_group_count(model.n_delta_key_heads)
+        writer.add_ssm_time_step_rank(model.n_delta_value_heads)
+        writer.add_ssm_state_size(model.delta_head_dim)
+        writer.add_ssm_inner_size(model.n_delta_value_heads * model.delta_head_dim)
+    if family.mamba2 is not None:
+        writer.add_ssm_conv_kernel(model.n_conv_taps)
+        writer.add_ssm_group_count(model.n_ssd_groups)
+        writer.add_ssm_time_step_rank(model.n_ssd_heads)
+        writer.add_ssm_state_size(model.ssd_state_dim)
+        writer.add_ssm_inner_size(model.n_ssd_heads * model.ssd_head_dim)
+    if family.mamba2 == "single":
+        writer.add_layer_norm_eps(model.norm_eps)
+    if family.mamba2 == "single" and family.has_experts:
+        writer.add_expert_shared_count(1)
+        if model.shared_ffn_dim is None:
+            width = max(ffn_dim for _, _, ffn_dim in model.layers)
+            writer.add_expert_shared_feed_forward_length(width or model.model_dim)
+        writer.add_expert_group_count(1)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(EXPERT_SCALE)
+
+
+def add_layer(
+    normal: Callable[..., None], prefix: str, model: TinyModel, mixer: str
+) -> list[Matrix]:
+    """Adds the vectors of a layer; returns its matrices."""
+    if mixer == "delta_net":
+        return _add_delta_net(normal, prefix, model)
+    if mixer == "short_conv":
+        return _add_short_conv(normal, prefix, model)
+    return _add_mamba2(normal, prefix, model) if "mamba2" in mixer else []
+
+
+def _add_short_conv(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    width = model.model_dim
+    normal(f"{prefix}shortconv.conv.weight", width, model.n_conv_taps, std=0.6)
+    return [
+        ("shortconv.in_proj", 3 * width, width, 1.2 * width**-0.5),
+        ("shortconv.out_proj", width, width, width**-0.5),
+    ]
+
+
+def _add_delta_net(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    heads, width = model.n_delta_value_heads, model.model_dim
+    value_dim = heads * model.delta_head_dim
+    conv_dim = value_dim + 2 * model.n_delta_key_heads * model.delta_head_dim
+    normal(f"{prefix}ssm_conv1d.weight", conv_dim, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_dt.bias", heads, std=0.5, mean=-1.0)
+    normal(f"{prefix}ssm_a", heads, std=0.1, mean=-0.4)
+    normal(f"{prefix}ssm_norm.weight", model.delta_head_dim, std=0.1, mean=1.0)
+    std = width**-0.5
+    gates = [("ssm_beta", heads, width, std), ("ssm_alpha", heads, width, std)]
+    if model.family.has_grouped_heads:
+        gates = [("ssm_ba", 2 * heads, width, std)]
+    return [
+        ("attn_qkv", conv_dim, width, std),
+        ("attn_gate", value_dim, width, std),
+        *gates,
+        ("ssm_out", width, value_dim, value_dim**-0.5),
+    ]
+
+
+def _add_mamba2(normal: Callable[..., None], prefix: str, model: TinyModel) -> list[Matrix]:
+    heads, groups, width = model.n_ssd_heads, model.n_ssd_groups, model.model_dim
+    inner = heads * model.ssd_head_dim
+    conv_dim = inner + 2 * groups * model.ssd_state_dim
+    normal(f"{prefix}ssm_conv1d.weight", conv_dim, model.n_conv_taps, std=0.6)
+    normal(f"{prefix}ssm_conv1d.bias", conv_dim, std=0.2)
+    normal(f"{prefix}ssm_dt.bias", heads, std=0.7, mean=-2.0)
+    normal(f"{prefix}ssm_a", heads, 1, std=0.1, mean=-0.5)
+    normal(f"{prefix}ssm_d", heads, 1, std=0.5, mean=1.0)
+    if model.has_ssm_norm:
+        normal(f"{prefix}ssm_norm.weight", groups, inner // groups, std=0.1, mean=1.0)
+    return [
+        ("ssm_in", inner + conv_dim + heads, width, width**-0.5),
+        ("ssm_out", width, inner, inner**-0.5),
+    ]
