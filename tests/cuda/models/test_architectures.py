@@ -25,7 +25,7 @@ from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import TENSOR_TYPES
 
-# What tiny models of an architecture are made with; of every architecture that is registered.
+# What tiny models of an architecture, of all that are registered, are made with.
 ARCHITECTURES: dict[str, dict[str, object]] = {
     **{name: {} for name in registered_architectures()},
     "phi3": {"rotary_dim": 12},
