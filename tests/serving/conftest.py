@@ -22,14 +22,28 @@ StartServer = Callable[..., "RunningServer"]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True, scope="package")
-def _processes_keep_no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the processes here learn of models stays with these tests; known models are at hand."""
+@contextmanager
+def fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache folder in which nothing is known of models, but known ones are at hand."""
     known, folder = cache_folder(), tmp_path_factory.mktemp("cache")
     for model in known.glob("*.gguf"):
         (folder / model.name).symlink_to(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(folder))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _processes_keep_no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the processes that tests share learn of models stays with these tests."""
+    with fresh_cache(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _tests_keep_no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """And what a test learns, with it: what is known changes how prompts are read."""
+    with fresh_cache(tmp_path_factory):
         yield
 
 

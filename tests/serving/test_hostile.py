@@ -260,9 +260,8 @@ def test_a_full_queue_says_come_again(start_server: StartServer) -> None:
 def test_curl_streams(server: RunningServer) -> None:
     if subprocess.run(["which", "curl"], capture_output=True).returncode:
         pytest.skip("needs curl")
-    body = json.dumps(
-        {"messages": MESSAGES, "max_tokens": 3, "stream": True, "return_progress": True}
-    )
+    long = [{"role": "user", "content": "a prompt that nobody has sent before " * 90}]
+    body = json.dumps({"messages": long, "max_tokens": 3, "stream": True, "return_progress": True})
     command = [
         "curl",
         "-sN",
