@@ -131,8 +131,11 @@ def _evicting(llm: LLM, prompt: list[int], n_tokens: int) -> list[int]:
     runner: Any = llm.start_runner(CONTEXT)
     runner.allow_eviction(True)
     logits, tokens = prefill_prompt(runner, np.array(prompt, np.int32)), []
+    ending = list(llm.model.tokenizer.eog_ids)
     while len(tokens) < n_tokens:
-        tokens.append(int(np.argmax(logits)))
+        tokens.append(
+            int(np.argmax(np.where(np.isin(np.arange(len(logits)), ending), -np.inf, logits)))
+        )
         if runner.position - runner.n_evicted == CONTEXT:
             runner.evict(CONTEXT // 4)
         logits = runner.decode(tokens[-1])
@@ -159,6 +162,24 @@ def test_goes_on_by_eviction(
             assert f"{stats.evicted_tokens} tokens evicted" in stats.format_table()
             again = llm.generate(prompt, replace(sampling, max_tokens=400)).stats
             assert again.memory_bytes == stats.memory_bytes
+
+
+@pytest.mark.parametrize(
+    "architecture", ["lfm2", "qwen35", "granitehybrid", "falcon-h1", "minicpm3"]
+)
+def test_layers_of_every_kind_go_on_by_eviction(
+    tiny_model: TinyModelFactory, architecture: str
+) -> None:
+    """Recurrent states have no rows to lose; latent rows are keys and values at once."""
+    path = tiny_model(architecture=architecture, n_layers=4)
+    prompt, sampling = random_tokens(40).tolist(), replace(EVICTION, temperature=0.0)
+    for threads in (1, 3):
+        with _load(path, attention=H2O, threads=threads) as llm:
+            result = llm.generate(prompt, sampling)
+            if threads == 1:
+                expected = _evicting(llm, prompt, 200)
+            assert list(result.token_ids) == expected
+            assert result.stats.evicted_tokens == 144
 
 
 def test_a_context_that_suffices_evicts_nothing(tiny_model: TinyModelFactory) -> None:
