@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import EVICT_WHEN_FULL, SHIFT_WHEN_FULL, SamplingParams
-from ..engine.prompt import CHEAP_PROMPT_TOKENS
 from ..errors import EdgeH2OError, FormatError, UsageError
 from .answer import print_answer
 from .chat_options import (
@@ -178,6 +177,8 @@ class Conversation:
         if self._sampling.context_full == SHIFT_WHEN_FULL:
             self._drop_oldest(self._args.context_size or self._llm.config.context_length)
         elif self._sampling.context_full == EVICT_WHEN_FULL:
+            from ..engine.prompt import CHEAP_PROMPT_TOKENS
+
             self._drop_oldest(CHEAP_PROMPT_TOKENS)  # no prompt may be longer
         try:
             stream = self._llm.stream_chat(self.messages, self._sampling)
