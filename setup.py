@@ -7,11 +7,13 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import pybind11
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # a build backend does not
@@ -68,7 +70,7 @@ else:
     base_flags += ["-O2", "-g0", "-DNDEBUG"]
 kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"]
 if not sanitizers:
-    kernel_flags += ["-O2"] if debug else ["-O3"]
+    kernel_flags += ["-O2", "-g1"] if debug else ["-O3"]  # -g takes half as long again
 # A finding ends the process. Checks of addresses that are calls keep the compile times bearable.
 sanitizer_flags = [
     f"-fsanitize={sanitizers}",
@@ -131,13 +133,53 @@ cython_extensions = [
 n_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+slots = ThreadPoolExecutor(n_jobs)
+
+
+def share_slots(compiler: Any) -> None:
+    """Lets ``compiler`` compile a file per usable core, whatever the number of callers."""
+
+    def compile_all(
+        sources: list[str],
+        output_dir: str | None = None,
+        macros: Any = None,
+        include_dirs: list[str] | None = None,
+        debug: bool = False,
+        extra_preargs: list[str] | None = None,
+        extra_postargs: list[str] | None = None,
+        depends: list[str] | None = None,
+    ) -> list[str]:
+        # The steps of CCompiler.compile, as pybind11's ParallelCompile has them too.
+        _, objects, flags, pp_opts, build = compiler._setup_compile(
+            output_dir, macros, include_dirs, sources, depends, extra_postargs
+        )
+        cc_args = compiler._get_cc_args(pp_opts, debug, extra_preargs)
+        todo = [item for item in objects if item in build]
+        args = (cc_args, flags, pp_opts)
+        jobs = [slots.submit(compiler._compile, item, *build[item], *args) for item in todo]
+        for job in jobs:
+            job.result()
+        return objects
+
+    compiler.compile = compile_all
+
+
 class BuildLibraries(build_clib):
-    """Compiles the libraries side by side, one per usable core."""
+    """Compiles the libraries side by side."""
 
     def build_libraries(self, libraries: list[tuple[str, dict]]) -> None:
+        share_slots(self.compiler)
         build = super().build_libraries
-        with ThreadPoolExecutor(n_jobs) as pool:
-            list(pool.map(lambda library: build([library]), libraries))
+        with ThreadPoolExecutor(len(libraries)) as pool:  # the kernels, which take longest, first
+            list(pool.map(lambda library: build([library]), reversed(libraries)))
+
+
+class BuildExtensions(build_ext):
+    """Compiles the files of an extension side by side."""
+
+    def build_extensions(self) -> None:
+        share_slots(self.compiler)
+        super().build_extensions()
 
 
 class BuildPackage(build_py):
@@ -155,8 +197,15 @@ if sanitizers:
 
 setup(
     # Objects of one kind of build must not be taken for those of another.
-    options={"build": {"build_base": build_base}, "build_ext": {"parallel": n_jobs}},
-    cmdclass={"build_clib": BuildLibraries, "build_py": BuildPackage},
+    options={
+        "build": {"build_base": build_base},
+        "build_ext": {"parallel": 1 + len(cython_extensions)},  # which wait for slots
+    },
+    cmdclass={
+        "build_clib": BuildLibraries,
+        "build_ext": BuildExtensions,
+        "build_py": BuildPackage,
+    },
     libraries=libraries,
     ext_modules=extensions + cythonize(cython_extensions, language_level=3),
 )

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_MODEL = HeadwiseConfig(budget_table=NO_TABLE)
 PROMPTS = ("first prompt", "second prompt", "ONNX export", "chat")
-CHAT_DOCUMENT = 6000
+CHAT_DOCUMENT, CHAT_ROOM = 6000, 1024  # tokens: of the document, of what is said about it
 NO_ANSWER = SamplingParams(max_tokens=0)
 
 
@@ -164,8 +164,10 @@ def compare(llm: LLM, runners: dict[str, Runner], args: argparse.Namespace) -> I
 def measure_chat(model: Path, args: argparse.Namespace, seed: int) -> Loss:
     """Ten turns over a document, sparse and dense, with the same answers."""
     sides = []
+    # The answers that are scored are no part of what a session makes room for.
+    sizes = {"threads": args.threads, "context_size": args.document + CHAT_ROOM}
     for attention in (UNKNOWN_MODEL, DenseConfig()):
-        with fresh_cache(), LLM(model, threads=args.threads, attention=attention) as llm:
+        with fresh_cache(), LLM(model, attention=attention, **sizes) as llm:
             task = make_task(llm, "dialogue", args.document, seed=seed)
             tokens, logprobs, lengths = list(task.context), [], []
             errors, n_dense = [], 0
