@@ -24,4 +24,9 @@ struct MatView {
   MatView rows_from(size_t first, size_t count) const { return {row(first), count, cols, stride}; }
 };
 
+template <typename T>
+MatView<const T> as_const(const MatView<T>& m) {
+  return {m.data, m.rows, m.cols, m.stride};
+}
+
 }  // namespace edgeh2o

@@ -46,7 +46,7 @@ class TokenRows {
   }
 
   MatView<float> view() const { return view_; }
-  MatView<const float> as_const() const { return {view_.data, view_.rows, view_.cols, view_.stride}; }
+  MatView<const float> as_const() const { return edgeh2o::as_const(view_); }
 
  private:
   size_t dim(int i) const { return static_cast<size_t>(array_.shape(i)); }

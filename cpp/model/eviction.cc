@@ -7,7 +7,7 @@ namespace edgeh2o {
 
 void allow_eviction(const DecoderConfig& config, Sequence& sequence, bool is_allowed) {
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(!is_allowed || !layer.qk_norm_after_rope || layer.mixer != MixerKind::kAttention,
+    EH2O_CHECK(!is_allowed || !layer.qk_norm_after_rope || !layer.attends(),
                "this model normalises its keys after their rotation, so that they cannot be moved to other "
                "positions; use --context-full shift");
   }

@@ -4,13 +4,12 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/softplus.h"
 
 namespace edgeh2o {
 namespace {
 
 constexpr size_t kMaxHeadDim = 512;
-
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
 

@@ -4,14 +4,13 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "ops/softplus.h"
 
 namespace edgeh2o {
 namespace {
 
 // Far more than any model has; products of these do not overflow.
 constexpr size_t kMaxHeads = 1 << 10, kMaxHeadDim = 1 << 10, kMaxStateDim = 1 << 12;
-
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 }  // namespace
 

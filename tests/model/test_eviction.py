@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeh2o import LLM, DenseConfig, PrefillConfig, UsageError, _core, python_policy
+from bench.past_context import RuleConfig
+from edgeh2o import LLM, DenseConfig, PrefillConfig, UsageError
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.runners.base import free_positions
 from tests.model.model_pair import random_tokens
@@ -40,14 +41,8 @@ class Recording:
         return dropped
 
 
-class RuleConfig(DenseConfig):
-    """A rule in Python as an attention."""
-
-    def __init__(self, rule: object) -> None:
-        object.__setattr__(self, "rule", rule)
-
-    def make_policy(self, model: object) -> _core.SparsePolicy:
-        return python_policy(self.rule)  # type: ignore[attr-defined]
+def _given(rule: object) -> RuleConfig:
+    return RuleConfig(lambda: rule)
 
 
 def drop_lowest(scores: NDArray[np.floating], n_dropped: int) -> NDArray[np.int64]:
@@ -100,7 +95,7 @@ def test_scores_are_what_keys_received_of_the_last_queries(model: LLM, n: int) -
         seen[layer] = queries, k.astype(np.float64).reshape(n, N_KV_HEADS, HEAD_DIM)
 
     rule = Recording()
-    runner = _start(model, RuleConfig(rule), all_rows=True)
+    runner = _start(model, _given(rule), all_rows=True)
     runner.prefill(random_tokens(n), is_last=True, on_attention=look)
     runner.evict(1)
     n_queries = min(n, N_OBSERVED)
@@ -115,7 +110,7 @@ def test_generated_tokens_count_as_those_of_a_prompt(model: LLM) -> None:
     """Tokens that are decoded add what the same tokens would as the last ones of a prompt."""
     tokens, n_first = random_tokens(80), 80 - N_OBSERVED
     rules = [Recording() for _ in range(3)]
-    whole, first, decoded = (_start(model, RuleConfig(rule), all_rows=True) for rule in rules)
+    whole, first, decoded = (_start(model, _given(rule), all_rows=True) for rule in rules)
     whole.prefill(tokens, is_last=True)
     for runner in (first, decoded):
         runner.prefill(tokens[:n_first], is_last=True)
@@ -139,7 +134,7 @@ def _rotate_back(k: Array, distances: NDArray[np.int64], inv_freq: Array) -> Arr
 def test_the_rows_that_stay_move_up_and_are_rotated(model: LLM) -> None:
     """The default's rows are those of the oracle's choice, at their new positions."""
     rule = Recording()
-    runners = [_start(model), _start(model, RuleConfig(rule))]
+    runners = [_start(model), _start(model, _given(rule))]
     n_dropped, inv_freq = 24, np.asarray(model.config.rope_inv_freq, np.float64)
     for runner in runners:
         runner.prefill(random_tokens(70), is_last=True)
@@ -170,7 +165,7 @@ def test_latent_rows_are_rotated_where_they_have_a_position(tiny_model: TinyMode
     with LLM(tiny_model(architecture="minicpm3"), cache_type="f32", threads=1) as llm:
         latent, inv_freq = llm.config.latent, np.asarray(llm.config.rope_inv_freq, np.float64)
         assert latent is not None
-        runner = _start(llm, RuleConfig(rule))
+        runner = _start(llm, _given(rule))
         runner.prefill(random_tokens(CONTEXT), is_last=True)
         before = [row.view(np.float32).reshape(CONTEXT, -1).copy() for row in runner.cached_rows()]
         runner.evict(40)
@@ -200,7 +195,7 @@ def test_what_follows_reads_the_rows_that_are_left(model: LLM) -> None:
 def test_old_attention_counts_less(model: LLM) -> None:
     """A second eviction sees scores that an eviction in between has weakened by a tenth."""
     rules = [Recording(), Recording()]
-    runners = [_start(model, RuleConfig(rule)) for rule in rules]
+    runners = [_start(model, _given(rule)) for rule in rules]
     for runner in runners:
         runner.prefill(random_tokens(90), is_last=True)
     runners[0].evict(8)
@@ -219,7 +214,7 @@ def test_a_layer_with_a_window_drops_its_oldest(tiny_model: TinyModelFactory) ->
     rule = Recording()
     with LLM(path, attention=DenseConfig(), cache_type="f32", threads=1) as llm:
         windows = [layer.window for layer in llm.config.layers]
-        runner = _start(llm, RuleConfig(rule))
+        runner = _start(llm, _given(rule))
         runner.prefill(random_tokens(CONTEXT), is_last=True)
         before = [row.copy() for row in runner.cached_rows()]
         runner.evict(20)
@@ -244,7 +239,7 @@ def test_a_layer_with_a_window_drops_its_oldest(tiny_model: TinyModelFactory) ->
 def test_a_bad_answer_of_a_rule_changes_nothing(
     model: LLM, choose: Callable[..., Any], message: str
 ) -> None:
-    runner = _start(model, RuleConfig(Recording(choose)))
+    runner = _start(model, _given(Recording(choose)))
     runner.prefill(random_tokens(50), is_last=True)
     before = _rows(runner)
     with pytest.raises(UsageError, match=message):

@@ -17,8 +17,6 @@ struct Qkv {
   }
 };
 
-MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
-
 void norm_qk(const LayerCall& call, const Qkv& qkv) {
   const LayerWeights& w = call.layer_weights();
   if (call.spec().qk_norm == QkNorm::kNone) return;

@@ -28,8 +28,6 @@ struct Parts {
   MatView<float> qkv, z, rates, decays;
 };
 
-MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
-
 void project(const LayerCall& call, MatView<float> x, const Parts& parts) {
   const LayerWeights& w = call.layer_weights();
   const bool has_one_matrix = static_cast<bool>(w.delta_gates.weight);

@@ -13,8 +13,6 @@ Span<const PackedMatrix> matrices(const std::vector<PackedMatrix>& heads) {
   return {heads.data(), heads.size()};
 }
 
-MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
-
 }  // namespace
 
 void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, MatView<float> q,

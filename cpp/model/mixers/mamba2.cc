@@ -27,8 +27,6 @@ struct Parts {
   MatView<float> z, rows, rates, decays;
 };
 
-MatView<const float> as_const(const MatView<float>& m) { return {m.data, m.rows, m.cols, m.stride}; }
-
 // silu(z) * out, with a norm of every group of heads behind it where the layer has one.
 MatmulInput gate_and_norm(const LayerCall& call, const MatView<float>& z, const MatView<float>& out) {
   const LayerWeights& w = call.layer_weights();
