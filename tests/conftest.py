@@ -24,6 +24,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Workers of pytest-xdist share the cores among them: their threads would wait for one another's.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    _n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    _cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, _cores[_worker % len(_cores) :: _n_workers])
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
