@@ -125,6 +125,9 @@ def test_structured_output_has_its_form(client: openai.OpenAI) -> None:
     regex: Any = {"type": "regex", "regex": "(yes|no)"}
     made = client.chat.completions.create(model="m", messages=MESSAGES, response_format=regex)
     assert made.choices[0].message.content in ("yes", "no")
+    for bare in ({"grammar": 'root ::= "yes" | "no"'}, {"json_schema": {"enum": ["yes", "no"]}}):
+        made = client.chat.completions.create(model="m", messages=MESSAGES, extra_body=bare)
+        assert str(made.choices[0].message.content).strip('"') in ("yes", "no")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
