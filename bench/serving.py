@@ -130,7 +130,8 @@ def measure_parallel(url: str, n_requests: int, n_tokens: int) -> float:
 def measure_beside(url: str, seed: int, n_tokens: int) -> tuple[float, float]:
     """Seconds to the first token of a short request, alone and while a long prompt is read.
 
-    The long prompt is given up then. Raises ValueError if it was read before.
+    The long prompt is given up then. If it was read before, a line says so: the short one had to
+    wait for all of it, or it was not long enough.
     """
     alone = ask(url, f"Say hello {seed} times.", 4).ttft_s
     is_over = Event()
@@ -143,7 +144,7 @@ def measure_beside(url: str, seed: int, n_tokens: int) -> tuple[float, float]:
         finally:
             is_over.set()
         if long.result().n_tokens:
-            raise ValueError("the long prompt was read too soon; make it longer by --long")
+            print(f"the long prompt of seed {seed} was over by then")
     return alone, beside
 
 

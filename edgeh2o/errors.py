@@ -25,6 +25,16 @@ class UsageError(EdgeH2OError, ValueError):
     exit_code = 2
 
 
+class ContextLengthError(UsageError):
+    """A prompt of ``n_tokens``, perhaps more, is longer than the context of ``limit``."""
+
+    def __init__(self, n_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has at least {n_tokens} tokens and the context holds {limit}; shorten it"
+        )
+        self.n_tokens, self.limit = n_tokens, limit
+
+
 class ResourceError(EdgeH2OError):
     """The machine lacks what the request needs: memory, context, a readable file."""
 

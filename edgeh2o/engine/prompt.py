@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import ContextLengthError, UsageError
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -133,10 +133,7 @@ class PromptReader:
     def _refuse_hopeless_length(self, n_tokens: int) -> None:
         """Before a prompt of at least ``n_tokens`` is tokenised or copied."""
         if n_tokens > max(self._limit, CHEAP_PROMPT_TOKENS):
-            raise UsageError(
-                f"the prompt has at least {n_tokens} tokens and the context holds {self._limit}; "
-                "shorten it"
-            )
+            raise ContextLengthError(n_tokens, self._limit)
 
 
 def _check_token_ids(token_ids: TokenIds, vocab_size: int) -> NDArray[Any]:

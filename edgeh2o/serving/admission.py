@@ -127,9 +127,11 @@ class Admission:
         self.is_closing = True
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while self._tickets and loop.time() < end:
-            await asyncio.sleep(0.05)
-        self.cancel_all("the server is shutting down")
+        try:
+            while self._tickets and loop.time() < end:
+                await asyncio.sleep(0.05)
+        finally:
+            self.cancel_all("the server is shutting down")
         while self._tickets and loop.time() < end + 10:
             await asyncio.sleep(0.05)
         self._threads.shutdown(wait=False)

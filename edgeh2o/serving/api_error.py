@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import EdgeH2OError, FormatError, ResourceError, UsageError
+from ..errors import (
+    ContextLengthError,
+    EdgeH2OError,
+    FormatError,
+    ResourceError,
+    UsageError,
+)
 from .scheduler import CancelledError
 
 INVALID_REQUEST = "invalid_request_error"
@@ -32,11 +38,15 @@ class ApiError(EdgeH2OError):
         return {"error": error}
 
 
-def context_length_exceeded(n_tokens: int, limit: int) -> ApiError:
-    """The refusal by which clients know that they have to shorten a conversation."""
+def context_length_exceeded(n_tokens: int, limit: int, *, is_least: bool = False) -> ApiError:
+    """The refusal by which clients know that they have to shorten a conversation.
+
+    ``is_least``: of a prompt that was not tokenised, because it has more than so many at any rate.
+    """
+    counted = f"at least {n_tokens}" if is_least else str(n_tokens)
     return ApiError(
         f"This model's maximum context length is {limit} tokens. However, your messages resulted "
-        f"in {n_tokens} tokens. Please reduce the length of the messages.",
+        f"in {counted} tokens. Please reduce the length of the messages.",
         param="messages",
         code="context_length_exceeded",
     )
@@ -50,6 +60,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(str(error), status=503, kind="server_error", code="cancelled")
     if isinstance(error, ResourceError):
         return ApiError(str(error), status=503, kind="server_error", code="out_of_memory")
+    if isinstance(error, ContextLengthError):
+        return context_length_exceeded(error.n_tokens, error.limit, is_least=True)
     if isinstance(error, (UsageError, FormatError)):
         return ApiError(str(error))
     if isinstance(error, EdgeH2OError):

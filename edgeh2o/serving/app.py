@@ -26,7 +26,7 @@ from .answers import Event, Finished
 from .api_error import ApiError
 from .event_flow import collect, end_work, finish_or_leave, format_stream
 from .event_stream import HEARTBEAT_S, EventStream
-from .http_body import error_response, read_body, refuse_path, require_one_length
+from .http_body import HeldBodies, error_response, read_body, refuse_path, require_one_length
 from .metrics import CONTENT_TYPE, Metrics
 from .openai_format import AnswerFormat, ChatFormat, TextFormat
 from .page import page_response
@@ -95,7 +95,7 @@ class _Server:
         routes.append(Route("/v1/models/{name:path}", self._guard(self._model), methods=get))
         for path in _NOT_SERVED:
             routes.append(Route(path, self._guard(self._refuse), methods=post))
-        middleware = []
+        middleware = [Middleware(HeldBodies)]
         if settings.cors_origins:
             middleware.append(
                 Middleware(
@@ -114,6 +114,7 @@ class _Server:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: refuse_path},  # type: ignore[dict-item]
         )
+        self.app.state.drain = lambda: self._admission.drain(DRAIN_S)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -145,7 +146,8 @@ class _Server:
         if key is None or request.url.path in _OPEN_PATHS:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.encode(), key.encode()):
+        sent = given.encode("latin-1")  # the bytes of the header
+        if kind.lower() == "bearer" and hmac.compare_digest(sent, key.encode()):
             return
         raise ApiError(
             "Incorrect API key provided; send it as 'Authorization: Bearer KEY'",
@@ -225,14 +227,13 @@ class _Server:
         )
 
     async def _chat(self, request: Request) -> Response:
-        fields = await read_body(request)
-        wanted = read_chat_request(fields, self._settings.sampling)
+        # Nothing else of the body is kept while the request waits.
+        wanted = read_chat_request(await read_body(request), self._settings.sampling)
         form = ChatFormat(self._settings.model_name, include_usage=wanted.include_usage)
         return await self._respond(request, wanted, form)
 
     async def _complete(self, request: Request) -> Response:
-        fields = await read_body(request)
-        wanted = read_text_request(fields, self._settings.sampling)
+        wanted = read_text_request(await read_body(request), self._settings.sampling)
         form = TextFormat(self._settings.model_name, include_usage=wanted.include_usage)
         return await self._respond(request, wanted, form)
 

@@ -246,8 +246,12 @@ def answer_item(
         if told.status >= 500:  # not the request's fault: the next run may have more luck
             raise
         body = told.to_dict()
-        return {"response": {"status_code": told.status, "body": body}, "error": body["error"]}
+        return {"response": _response(told.status, body), "error": body["error"]}
     pieces = [event for event in events if isinstance(event, Piece)]
     last = events[-1]
     assert isinstance(last, Finished)
-    return {"response": {"status_code": 200, "body": form.whole(pieces, last)}, "error": None}
+    return {"response": _response(200, form.whole(pieces, last)), "error": None}
+
+
+def _response(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": f"req_{secrets.token_hex(12)}", "body": body}

@@ -8,6 +8,7 @@ import logging
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import EdgeH2OError
 from .admission import RETRY_AFTER_S
@@ -17,7 +18,46 @@ from .fields import Fields, parse_body
 _logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
+# Of all requests that are read, wait and are answered; small ones do not count.
+MAX_HELD_BYTES = 4 * MAX_BODY_BYTES
+SMALL_BODY_BYTES = 256 * 2**10
 BODY_TIMEOUT_S = 60.0
+_TOO_MUCH_AT_ONCE = "too_much_at_once"
+_HELD = "edgeh2o.held"
+
+
+class HeldBodies:
+    """An ASGI application around another: what bodies hold in memory is bounded for all together.
+
+    A body counts from its arrival to the end of the answer, what of it is small left out, so that
+    a few large ones keep no small one out.
+    """
+
+    def __init__(self, app: ASGIApp, most: int = MAX_HELD_BYTES) -> None:
+        self._app, self._most = app, most
+        self._n_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held = 0
+
+        def hold(n_bytes: int) -> None:
+            nonlocal held
+            more = max(0, n_bytes - SMALL_BODY_BYTES) - held
+            if self._n_bytes + more > self._most:
+                raise ApiError(
+                    "too many large requests at once; try again later",
+                    status=429,
+                    kind="rate_limit_error",
+                    code=_TOO_MUCH_AT_ONCE,
+                )
+            held += more
+            self._n_bytes += more
+
+        scope[_HELD] = hold
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._n_bytes -= held
 
 
 async def read_body(request: Request) -> Fields:
@@ -47,6 +87,7 @@ async def _read_stream(request: Request) -> bytes:
     data = bytearray()
     async for block in request.stream():
         data += block
+        request.scope[_HELD](len(data))
         if len(data) > MAX_BODY_BYTES:
             raise ApiError(f"the body has more than {MAX_BODY_BYTES // 2**20} MiB", status=413)
     return bytes(data)
@@ -58,7 +99,7 @@ def error_response(error: BaseException) -> Response:
     if not isinstance(error, (EdgeH2OError, MemoryError)):
         _logger.error("a request failed", exc_info=error)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
-    if told.code == "two_lengths" or told.status in (408, 413):
+    if told.code in ("two_lengths", _TOO_MUCH_AT_ONCE) or told.status in (408, 413):
         headers["Connection"] = "close"  # what follows may be a part of the body
     return JSONResponse(told.to_dict(), told.status, headers)
 

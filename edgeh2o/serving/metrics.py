@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from ..host import memory
 
@@ -23,6 +30,7 @@ class Metrics:
 
     def __init__(self, engine: AnswerEngine) -> None:
         self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # resident memory, processor time, descriptors
         name = "edgeh2o_"
 
         def gauge(key: str, text: str) -> Gauge:

@@ -126,7 +126,11 @@ def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> Sampl
         "top_p": fields.number("top_p", 0, 1),
         "top_k": fields.integer("top_k", -1, 2**20),
         "min_p": fields.number("min_p", 0, 1),
-        "repeat_penalty": fields.number("repeat_penalty", 0.01, 10),
+        "repeat_penalty": fields.number(
+            "repeat_penalty" if fields.raw("repetition_penalty") is None else "repetition_penalty",
+            0.01,
+            10,
+        ),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
         "seed": None if seed is None else seed % 2**64,
     }
@@ -166,12 +170,10 @@ def _read_bias(fields: Fields) -> dict[int, float]:
 
 def _read_grammar(fields: Fields) -> Grammar | None:
     form = fields.object("response_format")
-    if form is None:
-        return None
-    kind = form.text("type")
+    kind = None if form is None else form.text("type")
     try:
-        if kind in (None, "text"):
-            return None
+        if form is None or kind in (None, "text"):
+            return _read_bare_grammar(fields)
         if kind == "json_object":
             schema = form.raw("schema")  # an extension of several servers
             return Grammar.any_json_object() if schema is None else Grammar.of_schema(schema)
@@ -191,6 +193,14 @@ def _read_grammar(fields: Fields) -> Grammar | None:
             raise
         raise ApiError(str(error), param="response_format") from None
     form.refuse("type", "text, json_object, json_schema, regex, lark or gbnf")
+
+
+def _read_bare_grammar(fields: Fields) -> Grammar | None:
+    """As clients of llama-server send it. Raises UsageError."""
+    if text := fields.text("grammar"):
+        return Grammar("gbnf", text)
+    schema = fields.raw("json_schema")
+    return None if schema is None else Grammar.of_schema(schema)
 
 
 def _read_message(message: Fields) -> dict[str, Any]:

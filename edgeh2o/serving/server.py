@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from ..errors import ResourceError
 from .app import DRAIN_S
+from .timed_protocol import TimedProtocol
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 MAX_CONNECTIONS = 256
 KEEP_ALIVE_S = 20
+# Of a client that neither takes what it is sent nor answers the kernel's probes.
+SILENCE_S = 60
+_TOLD_S = 2.0  # in which requests that are given up end
 MAX_HEADER_BYTES = 32 * 2**10
 
 
@@ -30,6 +35,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         opened = socket.socket(family, kind, protocol)
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _end_dead_connections(opened)
             opened.bind(address)
             opened.listen(128)
         except BaseException:
@@ -41,6 +47,18 @@ def open_socket(host: str, port: int) -> socket.socket:
             "one by --host and --port"
         ) from None
     return opened
+
+
+def _end_dead_connections(listening: socket.socket) -> None:
+    """Connections that it accepts end if the client is gone without a word, or reads nothing."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", SILENCE_S),
+        ("TCP_KEEPINTVL", SILENCE_S // 4),
+        ("TCP_USER_TIMEOUT", SILENCE_S * 1000),
+    ):
+        if hasattr(socket, name):  # Linux has them all
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def run_server(
@@ -56,19 +74,24 @@ def run_server(
         timeout_graceful_shutdown=int(DRAIN_S) + 15,
         limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        http="h11",  # the strict one: httptools takes malformed headers
+        http=TimedProtocol,  # h11 is the strict one: httptools takes malformed headers
         ws="none",
         server_header=False,
         date_header=False,
     )
-    server = _Server(config, on_ready)
+    server = _Server(config, on_ready, app.state.drain)
     server.run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], None] | None,
+        drain: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
+        self._on_ready, self._drain = on_ready, drain
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,6 +106,23 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As the base, which waits for requests; they are told from the beginning on.
+
+        A second Ctrl-C gives them up. What they leave behind is saved all the same.
+        """
+        draining = asyncio.ensure_future(self._drain())
+        await super().shutdown(sockets=sockets)
+        if not self.force_exit:
+            await draining
+            return
+        draining.cancel()
+        with suppress(asyncio.CancelledError):
+            await draining
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_TOLD_S)
+        await self.lifespan.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

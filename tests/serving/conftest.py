@@ -50,11 +50,17 @@ def _tests_keep_no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 class RunningServer:
     """A process of ``edgeh2o serve``; ``url`` is where it listens."""
 
-    def __init__(self, model: Path, log: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        arguments: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "edgeh2o"),
+    ) -> None:
         self._log = log
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edgeh2o", "serve", str(model), "--port", "0", *arguments],
+                [sys.executable, *program, "serve", str(model), "--port", "0", *arguments],
                 stderr=stderr,
                 stdout=stderr,
                 cwd=ROOT,

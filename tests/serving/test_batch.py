@@ -120,6 +120,7 @@ def test_refused_requests_get_their_error(serving_model: Path, tmp_path: Path) -
     assert main(command(serving_model, source, target)) == 1
     results = read(target)
     assert results["r1"]["response"]["status_code"] == 400
+    assert results["r1"]["response"]["request_id"].startswith("req_")
     assert "'temperature'" in results["r1"]["error"]["message"]
     assert results["r2"]["error"] is None
     assert results["t"]["response"]["body"]["object"] == "text_completion"

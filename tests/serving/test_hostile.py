@@ -8,13 +8,17 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+import tracemalloc
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from edgeh2o.serving.api_error import ApiError
+from edgeh2o.serving.fields import MAX_VALUES, parse_body
 from tests.serving.conftest import RunningServer, StartServer
 from tests.serving.fetching import Reply, fetch
 
@@ -81,6 +85,9 @@ def test_bodies_that_are_none(server: RunningServer, body: bytes, part: str) -> 
         ({"temperature": "hot"}, "'temperature' must be a number"),
         ({"temperature": 1e308}, "'temperature'"),
         ({"top_p": -1}, "'top_p'"),
+        ({"repetition_penalty": 0}, "'repetition_penalty'"),
+        ({"grammar": "root ::= ("}, "gbnf cannot be used"),
+        ({"json_schema": {"type": "foo"}}, "json_schema"),
         ({"max_tokens": -5}, "'max_tokens'"),
         ({"max_tokens": True}, "'max_tokens'"),
         ({"seed": 1.5}, "'seed'"),
@@ -153,6 +160,49 @@ def test_templates_do_not_run_what_messages_say(server: RunningServer) -> None:
 def test_bodies_over_the_limit(server: RunningServer) -> None:
     expect_refusal(post(server, b" " * (33 * 2**20)), 413, "32 MiB")
     expect_refusal(post(server, "{}", content_type="text/plain"), 415, "application/json")
+
+
+@pytest.mark.parametrize("part", [b"[],", b"1,", b'"",', b'{"a":1},'])
+def test_many_small_values_are_refused_before_they_take_memory(part: bytes) -> None:
+    data = b'{"messages": [' + part * (MAX_VALUES + 2) + b"1]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match="more than 262144 values") as caught:
+            parse_body(data)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert caught.value.status == 413
+
+
+def test_text_that_looks_like_values_is_text() -> None:
+    text = '[{"a": "\\\\",}], ' * 2**16 + "\\"
+    data = json.dumps({"prompt": text, "ids": [1] * (MAX_VALUES // 2)}).encode()
+    assert parse_body(data).text("prompt") == text
+
+
+def test_large_bodies_are_bounded_for_all_together(server: RunningServer) -> None:
+    size = 30 * 2**20
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {size}\r\n\r\n"
+    ).encode()
+    large = b'{"prompt": "' + b" " * (size - 14)
+    with ExitStack() as stack:
+        for _ in range(5):  # one byte of each is missing
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            )
+            with suppress(OSError):
+                connection.sendall(head + large)
+            last = connection
+        answer = last.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 429") and b"too many large requests" in answer
+        assert chat(server).status_code == 200  # small ones are answered all the same
+    end = time.monotonic() + 20
+    while post(server, b" " * size).status_code == 429:
+        assert time.monotonic() < end  # they are gone
+    assert psutil.Process(server.process.pid).memory_info().rss < 2**30
 
 
 def test_paths_and_methods_that_are_not_there(server: RunningServer) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.serving.conftest import RunningServer, StartServer
+from tests.serving.fetching import fetch
 
 MESSAGES: Any = [{"role": "user", "content": "the hen is in the pen and the art is there"}]
 SCHEMA = {
@@ -123,6 +125,9 @@ def test_structured_output_has_its_form(client: openai.OpenAI) -> None:
     regex: Any = {"type": "regex", "regex": "(yes|no)"}
     made = client.chat.completions.create(model="m", messages=MESSAGES, response_format=regex)
     assert made.choices[0].message.content in ("yes", "no")
+    for bare in ({"grammar": 'root ::= "yes" | "no"'}, {"json_schema": {"enum": ["yes", "no"]}}):
+        made = client.chat.completions.create(model="m", messages=MESSAGES, extra_body=bare)
+        assert str(made.choices[0].message.content).strip('"') in ("yes", "no")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
@@ -200,6 +205,25 @@ def test_a_prompt_that_is_too_long_says_so_by_its_code(client: openai.OpenAI) ->
     for stream in (True, False):
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(model="m", messages=messages, stream=stream)
+    # So long that they are not tokenised.
+    messages[0]["content"] *= 100
+    for call in (
+        lambda: client.chat.completions.create(model="m", messages=messages),
+        lambda: client.completions.create(model="m", prompt=[5] * 140_000),
+    ):
+        with pytest.raises(openai.BadRequestError, match="at least") as caught:
+            call()
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_key_may_have_any_letters(start_server: StartServer, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("schlüssel\n", "utf-8")
+    server = start_server("--api-key-file", str(file))
+    for key, status in (("schlüssel", 200), ("schlussel", 401)):
+        bearer = {"Authorization": f"Bearer {key}".encode().decode("latin-1")}
+        assert fetch(server, "/v1/models", headers=bearer).status_code == status
+    assert server.stop() == 0
 
 
 def test_a_key_is_asked_for(start_server: StartServer) -> None:

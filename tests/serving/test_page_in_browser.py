@@ -76,7 +76,22 @@ def test_an_answer_is_stopped_by_a_key_and_an_error_is_shown(page: Browser) -> N
     page.press("Enter", 13)
     page.wait_for("document.querySelector('article.error')")
     assert "temperature" in page.run("document.querySelector('article.error').innerText")
+    assert not page.run("document.getElementById('again').disabled")  # it may be tried again
     assert [text for text in page.problems if "status of 400" not in text] == []
+
+
+def test_a_new_chat_has_nothing_of_the_one_before(page: Browser) -> None:
+    for _ in range(2):
+        page.run("document.getElementById('new').click()")
+        page.write("the hen")
+        page.press("Enter", 13)
+        page.wait_for("status_text() === 'answering'")
+    page.press("Escape", 27)
+    page.wait_for("status_text() === 'stopped'")
+    assert page.run("messages.map((each) => each.role).join()") == "user,assistant"
+    assert page.run("document.querySelectorAll('article').length") == 2
+    assert page.run("document.getElementById('log').getAttribute('aria-busy')") == "false"
+    assert page.problems == []
 
 
 def test_what_a_model_writes_is_shown_as_nodes(page: Browser) -> None:

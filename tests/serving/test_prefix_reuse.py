@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -94,6 +95,21 @@ def test_a_conversation_goes_on_from_its_answer(serving_model: Path) -> None:
         # The last token was drawn and not read.
         assert again.stats.cached_tokens == first.stats.prompt_tokens + 9
         assert len(engine.pool) == 1
+
+
+def test_the_log_names_the_token_at_which_a_prompt_departs(
+    serving_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="edgeh2o.serving")
+    first, other = tokens_of(400, seed=8), tokens_of(400, seed=8)
+    other[300] = first[300] % 300 + 1
+    with open_engine(serving_model) as engine:
+        answer(engine, request_of(first))
+        n_cached = answer(engine, request_of(other)).stats.cached_tokens
+        text = engine.tokenizer.decode([other[300]])
+    assert 0 < n_cached <= 300
+    wanted = f"departs from a kept one at token 300, {text!r}; {n_cached} tokens are cached"
+    assert wanted in caplog.text
 
 
 def test_a_copy_leaves_the_other_conversation_to_go_on(serving_model: Path) -> None:
