@@ -313,7 +313,8 @@ class ChunkedAttention(_SequenceMethods):
     q and k are taken to have the rotary embedding applied, unless ``rotary`` gives the cos and sin
     of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then
     rotated, where they lie if they are writable. Pairs are (i, i + pairs), or (2i, 2i + 1) if
-    ``is_interleaved``. ``out`` is a writable array of the shape of q that takes the output.
+    ``is_interleaved``. ``sinks`` are logits [n_heads] that take a part of every softmax and have
+    no value. ``out`` is a writable array of the shape of q that takes the output.
 
     v and the output have heads of ``value_dim``, ``head_dim`` if not said otherwise. Calls are
     shared by ``threads`` of the CPU, by default the number set when it is made. ``checked_rows``
@@ -358,6 +359,7 @@ class ChunkedAttention(_SequenceMethods):
         stays_open: bool = False,
         rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         is_interleaved: bool = False,
+        sinks: NDArray[np.float32] | None = None,
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends the next tokens of the prompt; returns their output, in the shape of q.
@@ -377,6 +379,7 @@ class ChunkedAttention(_SequenceMethods):
         window: int = 0,
         rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         is_interleaved: bool = False,
+        sinks: NDArray[np.float32] | None = None,
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends one token, which reads everything before it; returns [1, n_heads, head_dim]."""

@@ -158,6 +158,7 @@ def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
         return _describe_memory(plan, *sizes, file.estimate_session_bytes)
 
     with OnnxModelFile(path) as file:
+        file.check()
         return {
             **file.describe(),
             "tokenizer": _describe_tokenizer(file.tokenizer),

@@ -176,6 +176,23 @@ def read_rotary(
     return cos, sin
 
 
+def read_sinks(
+    graph: OnnxGraph, site: AttentionSite, config: ModelConfig
+) -> NDArray[np.float32] | None:
+    """The sinks [heads] of a node that has some, else None. Raises FormatError for wrong ones."""
+    if not site.sinks:
+        return None
+    tensor = graph.constant(site.sinks)
+    if tensor is None:
+        raise FormatError(f"the attention sinks {quote(site.sinks)} are no constant of the model")
+    sinks = tensor.array().astype(np.float32).reshape(-1)
+    if len(sinks) != config.n_heads or not np.isfinite(sinks).all():
+        raise FormatError(
+            f"the attention sinks {quote(site.sinks)} are not {config.n_heads} finite numbers"
+        )
+    return sinks
+
+
 def hash_model(graph: OnnxGraph) -> str:
     """Hexadecimal digest of the nodes, and of every constant's shape and ends."""
     digest = blake2b(digest_size=16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,16 @@ from ..model_config import ModelConfig
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks, check_caches
+from .composed import find_composed
 from .config import (
+    DEFAULT_CONTEXT,
     attention_args,
     check_finite,
     check_shapes,
     hash_model,
     read_config,
     read_rotary,
+    read_sinks,
 )
 from .cut import cut_decoder
 from .folder import OnnxFolder, find_onnx_model
@@ -30,6 +33,8 @@ from .plan import LoadedDecoder, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
 from .sessions import SegmentFactory
+from .sites import AttentionSite, find_attention
+from .trial import prove_composed
 from .windows import add_windows
 
 if TYPE_CHECKING:
@@ -52,9 +57,8 @@ class OnnxModelFile:
         self._folder = find_onnx_model(path)
         self._graph = OnnxGraph(self._folder.model_path)
         try:
-            self._cut = cut_decoder(self._graph)
+            self._cut = cut_decoder(self._graph, _find_sites(self._folder, self._graph))
             check_blocks(self._graph)
-            check_caches(self._graph, self._cut.sites)
             self.config = read_config(self._folder, self._graph, self._cut)
             self.tokenizer = _read_tokenizer(self._folder, self.config.vocab_size)
         except FormatError as error:
@@ -103,6 +107,14 @@ class OnnxModelFile:
         """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
         return _estimate_session_bytes(self.config, attention, shape)
 
+    def check(self) -> None:
+        """Tries the model on a few tokens. Raises FormatError for what ``load`` would refuse."""
+        try:
+            parts = (self._folder, self._graph, self._cut.sites, self.config, self.tokenizer)
+            OnnxModel(*parts, None, is_check=True)
+        except FormatError as error:
+            raise _in_file(self._folder.model_path, error) from None
+
     def load(
         self,
         *,
@@ -119,13 +131,18 @@ class OnnxModelFile:
         if check_tensors:
             check_finite(self._graph)
         try:
-            return OnnxModel(self._folder, self._graph, self.config, self.tokenizer, on_bytes)
+            return OnnxModel(
+                self._folder, self._graph, self._cut.sites, self.config, self.tokenizer, on_bytes
+            )
         except FormatError as error:
             raise _in_file(self._folder.model_path, error) from None
 
 
 class OnnxModel:
-    """The sessions of one model, and the tokenizer of the same folder."""
+    """The sessions of one model, and the tokenizer of the same folder.
+
+    With ``is_check`` weights stay as they lie in the files, which is slow and takes no memory.
+    """
 
     shows_attention = False
 
@@ -133,9 +150,12 @@ class OnnxModel:
         self,
         folder: OnnxFolder,
         graph: OnnxGraph,
+        sites: Sequence[AttentionSite],
         config: ModelConfig,
         tokenizer: Tokenizer,
         on_bytes: OnBytes | None,
+        *,
+        is_check: bool = False,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -144,22 +164,27 @@ class OnnxModel:
         self.weight_bytes = graph.n_weight_bytes
         self.n_threads = _core.num_threads()
         progress = _Progress(on_bytes, graph.n_weight_bytes)
-        cut = cut_decoder(graph, pack_products(graph, progress.add))
-        factory = SegmentFactory(cut, self.n_threads, config)
+        products = [] if is_check else pack_products(graph, progress.add)
+        cut = cut_decoder(graph, sites, products)
+        factory = SegmentFactory(cut, self.n_threads, config, packs=not is_check)
         sites = check_masks(cut, factory.make_masks(), config)
         sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
         stages = []
         for stage in cut.stages:
             stages.append(factory.make(stage))
-            progress.add(sum(len(graph.tensors[n].data) for n in stage.segment.constants))
+            tensors = [graph.tensors[name] for name in stage.segment.constants]
+            for tensor in tensors:  # which onnxruntime has packed
+                tensor.release()
+            progress.add(sum(len(tensor.data) for tensor in tensors))
         progress.end()
         operators = {node.op_type for node in graph.nodes}
         shapes = probe_stages(stages, config, operators)
         layers = [stage.attention for stage in stages if stage.attention is not None]
         check_shapes(shapes, layers, config)
         rotary = [read_rotary(graph, site, config) for site in sites]
+        sinks = [read_sinks(graph, site, config) for site in sites]
         self.decoder = LoadedDecoder(
-            config=config, stages=stages, shapes=shapes, sites=sites, rotary=rotary
+            config=config, stages=stages, shapes=shapes, sites=sites, rotary=rotary, sinks=sinks
         )
 
     def estimate_session_bytes(
@@ -184,6 +209,13 @@ class OnnxModel:
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
+
+
+def _find_sites(folder: OnnxFolder, graph: OnnxGraph) -> list[AttentionSite]:
+    """The attention of all layers, that of several nodes proved. Raises FormatError."""
+    sites = find_attention(graph, find_composed(graph))
+    check_caches(graph, sites)
+    return prove_composed(graph, sites, folder.sizes, DEFAULT_CONTEXT)
 
 
 def _in_file(path: Path, error: FormatError) -> FormatError:

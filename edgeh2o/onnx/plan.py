@@ -67,7 +67,7 @@ class LoadedDecoder:
     """A decoder that can run: its stages, the shapes of what crosses, and the layers' attention.
 
     ``rotary`` has for each of ``sites`` the tables of cos and sin [positions, pairs] of a node that
-    rotates, else None.
+    rotates, else None; ``sinks`` its logits [heads] without values, or None.
     """
 
     config: ModelConfig
@@ -75,6 +75,7 @@ class LoadedDecoder:
     shapes: Mapping[str, ValueShape]
     sites: Sequence[AttentionSite]
     rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
+    sinks: Sequence[NDArray[np.float32] | None]
 
 
 def probe_stages(
@@ -85,10 +86,8 @@ def probe_stages(
     ``operators`` are those of the graph.
     """
     tolerance = ROW_TOLERANCE if JOINT_OPERATORS.isdisjoint(operators) else JOINT_ROW_TOLERANCE
-    two, three, later = (
-        _run_all(stages, n, n_past, config) for n, n_past in ((2, 0), (3, 0), (2, 3))
-    )
-    shapes = {name: _find_shape(name, two[name], three[name], later[name]) for name in two}
+    three, two = (_run_all(stages, n, n_past, config) for n, n_past in ((3, 0), (2, 3)))
+    shapes = {name: _find_shape(name, two[name], three[name]) for name in two}
     for stage in stages:
         if stage.segment is not None:
             _check_rows(stage.segment, three, shapes, config, tolerance)
@@ -126,10 +125,9 @@ def _multiply(group: ProductGroup, x: NDArray[Any]) -> list[NDArray[np.float32]]
     return [out.reshape(*x.shape[:-1], -1) for out in outs]
 
 
-def _find_shape(
-    name: str, two: NDArray[Any], three: NDArray[Any], later: NDArray[Any]
-) -> ValueShape:
-    if two.shape != later.shape or two.ndim != three.ndim:
+def _find_shape(name: str, two: NDArray[Any], three: NDArray[Any]) -> ValueShape:
+    """From a value for two tokens after three, and for three tokens."""
+    if two.ndim != three.ndim:
         raise FormatError(
             f"the value {quote(name)} changes its shape with the past outside of the attention"
         )
@@ -139,8 +137,8 @@ def _find_shape(
     axis = changed[0]
     if len(changed) > 1 or two.shape[axis] != 2 or any(dim != 1 for dim in two.shape[:axis]):
         raise FormatError(
-            f"the value {quote(name)} has shape {list(two.shape)} for 2 tokens and "
-            f"{list(three.shape)} for 3: not one row per token; export the model with attention "
+            f"the value {quote(name)} has shape {list(two.shape)} for 2 tokens after 3 "
+            f"and {list(three.shape)} for 3: not one row per token; export the model with attention "
             "inputs [batch, tokens, width]"
         )
     dims = (*two.shape[:axis], -1, *two.shape[axis + 1 :])

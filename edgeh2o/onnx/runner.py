@@ -102,6 +102,7 @@ class OnnxRunner(CountedRunner):
                 window=site.window,
                 is_last=is_last,
                 stays_open=stays_open,
+                sinks=self._decoder.sinks[layer],
                 **self._rotary(layer, first, n_tokens),
             )
             # Else they go on spinning for a while, in the way of onnxruntime's.
@@ -144,7 +145,8 @@ class OnnxRunner(CountedRunner):
         for layer, (site, view) in enumerate(layers):
             self._run_span(layer, 0, 1, first)
             rotary = self._rotary(layer, first, 1)
-            self._attention.decode(layer, **view, window=site.window, **rotary)
+            sinks = self._decoder.sinks[layer]
+            self._attention.decode(layer, **view, window=site.window, sinks=sinks, **rotary)
         logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._attention.end_call()
