@@ -106,6 +106,18 @@ class WeightReader:
     def take_all_threads(self) -> None: ...
     def cancel(self) -> None: ...
 
+def join_nbits_blocks(
+    quants: NDArray[np.uint8],
+    scales: NDArray[np.uint16],
+    offsets: NDArray[np.uint16] | None,
+    bits: int,
+) -> NDArray[np.uint8]:
+    """Blocks of 32 values of a MatMulNBits as GGUF has them, Q4_0, Q4_1 (with offsets) or Q8_0.
+
+    ``quants`` has 4 * bits bytes per block, ``scales`` and ``offsets`` the bits of a half each.
+    ValueError for sizes that do not fit.
+    """
+
 class Linear:
     """A weight in the layout of the kernels, for ``Matmul``.
 

@@ -324,7 +324,8 @@ void bind_chunked_attention(py::module_& module) {
   bind_sequence_methods<AttentionSequence>(c);
   c.def("run", &AttentionSequence::run, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::kw_only(), py::arg("window") = 0, py::arg("is_last"), py::arg("stays_open") = false,
-        py::arg("rotary") = py::none(), py::arg("is_interleaved") = false, py::arg("sinks") = py::none(), py::arg("out") = py::none())
+        py::arg("rotary") = py::none(), py::arg("is_interleaved") = false, py::arg("sinks") = py::none(),
+        py::arg("out") = py::none())
       .def("decode", &AttentionSequence::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::kw_only(), py::arg("window") = 0, py::arg("rotary") = py::none(),
            py::arg("is_interleaved") = false, py::arg("sinks") = py::none(), py::arg("out") = py::none())

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -80,47 +82,46 @@ def unpack_blocks(
     n_outputs, n_blocks = scales.shape
     repeats, kept = block_size // BLOCK_SIZE, n_inputs // BLOCK_SIZE
 
-    def spread(per_block: NDArray[Any]) -> NDArray[Any]:
-        """From blocks of MatMulNBits to those of GGUF, as the bytes of halves."""
-        spreads = np.repeat(per_block.astype("<f2"), repeats, axis=1)[:, :kept, None]
-        return np.ascontiguousarray(spreads).view(np.uint8)
+    def spread(per_block: NDArray[Any]) -> NDArray[np.uint16]:
+        """From blocks of MatMulNBits to those of GGUF, as the bits of halves."""
+        spreads = np.repeat(per_block.astype("<f2"), repeats, axis=1)[:, :kept]
+        return np.ascontiguousarray(spreads).view(np.uint16)
 
-    values = quants[:, : n_inputs * bits // 8].reshape(n_outputs, kept, -1)
-    name, packed_at = ("Q8_0", 2) if bits == 8 else ("Q4_0" if zero_points is None else "Q4_1", 2)
-    if bits == 8 and zero_points is not None and not (zero_points == 0x80).all():
-        return None
-    if name == "Q4_1":
-        packed_at = 4
-    blocks = np.empty((n_outputs, kept, packed_at + values.shape[2]), np.uint8)
-    blocks[..., :2] = spread(scales)
-    if name == "Q8_0":
-        np.bitwise_xor(values, np.uint8(0x80), out=blocks[..., 2:])
-    else:
-        _pair_halves(values, blocks[..., packed_at:])
-    if name == "Q4_1":
-        zeros = _nibbles(np.asarray(zero_points))[:, :n_blocks]
-        blocks[..., 2:4] = spread(-scales * zeros)
+    values = np.ascontiguousarray(quants[:, : n_inputs * bits // 8])
+    name, offsets = "Q4_0", None
+    if bits == 8:
+        name = "Q8_0"
+        if zero_points is not None and not (zero_points == 0x80).all():
+            return None
+    elif zero_points is not None:
+        name, offsets = "Q4_1", spread(-scales * _nibbles(zero_points)[:, :n_blocks])
+    blocks = _core.join_nbits_blocks(values, spread(scales), offsets, bits)
     return name, blocks.reshape(n_outputs, -1)
 
 
-def _pair_halves(values: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Blocks of 32 4-bit values whose bytes hold values 2i and 2i + 1, with i and i + 16 in them.
-
-    Eight bytes at a time.
-    """
-    words = np.ascontiguousarray(values).view(np.uint64)
-    first, second = words[..., 0], words[..., 1]
-    low, high = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
-    four = np.uint64(4)
-    even = (first & low) | ((second & low) << four)
-    odd = ((first & high) >> four) | (second & high)
-    shape = (*values.shape[:-1], 8)
-    out[..., 0::2] = even[..., None].view(np.uint8).reshape(shape)
-    out[..., 1::2] = odd[..., None].view(np.uint8).reshape(shape)
+def dequantize_blocks(
+    quants: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zero_points: NDArray[Any] | None,
+    *,
+    bits: int,
+    n_inputs: int,
+    block_size: int,
+) -> NDArray[np.float32]:
+    """The weights [n_outputs, n_inputs] of a MatMulNBits, whose operands are as for
+    ``unpack_blocks``."""
+    n_outputs, n_blocks = scales.shape
+    values = _nibbles(quants) if bits == 4 else quants
+    zeros: NDArray[Any] = np.full((n_outputs, n_blocks), 1 << (bits - 1), np.uint8)
+    if zero_points is not None:
+        packed = zero_points.reshape(n_outputs, -1)
+        zeros = (_nibbles(packed) if bits == 4 else packed)[:, :n_blocks]
+    blocks = values.reshape(n_outputs, n_blocks, block_size).astype(np.float32)
+    blocks = (blocks - zeros[..., None]) * scales[..., None]
+    return np.ascontiguousarray(blocks.reshape(n_outputs, -1)[:, :n_inputs])
 
 
 def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The 4-bit values of bytes, the low half first."""
     both = np.stack([packed & 15, packed >> 4], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
-

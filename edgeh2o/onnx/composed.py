@@ -1,8 +1,8 @@
 """Attention that a graph makes of several nodes: where it begins and ends.
 
-Exporters of PyTorch join the cache with the new keys and values by a Concat of their own, repeat the
-KV heads for their query heads, and multiply in MatMul and Softmax or in an operator without a
-cache. Found are the values between which all that lies; that it is attention is shown by ``trial``.
+Exporters of PyTorch join the cache with the new keys and values by a Concat of their own, repeat
+the KV heads for their query heads, and multiply in MatMul and Softmax or in an operator without a
+cache. Found are the values between which all that lies; that it is attention is for ``trial``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,25 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 # What moves the rows of a cache about, repeats heads, or scales them.
-_MOVES = frozenset("Cast Div Expand Identity Mul Reshape Squeeze Tile Transpose Unsqueeze".split())
+_MOVES = frozenset(
+    [
+        "Cast",
+        "Div",
+        "Expand",
+        "Identity",
+        "Mul",
+        "Reshape",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    ]
+)
 _MAX_MOVES = 16
 # Between the logits and the weights of a softmax; what a mask is made of leads to no product.
-_PRODUCTS = frozenset("FusedMatMul Gemm MatMul MatMulInteger MatMulNBits QLinearMatMul".split())
+_PRODUCTS = frozenset(
+    ["FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulNBits", "QLinearMatMul"]
+)
 _MAX_WALK = 4096
 # Operators that attend to what they are given, and which of their inputs are keys and values.
 _FUSED = {("", "Attention"): (1, 2), ("com.microsoft", "MultiHeadAttention"): (1, 2)}
@@ -79,7 +94,7 @@ def _make_site(keys: _Cache, values: _Cache, head_major: str) -> AttentionSite:
 
 
 def _find_cache(graph: OnnxGraph, past: str) -> list[_Cache]:
-    """The cache of a past that one Concat reads, and else nothing but Shape; empty if it is none."""
+    """The cache of a past that one Concat reads, and else only Shape; empty if there is none."""
     readers = [node for node in graph.consumers(past) if node.op_type != "Shape"]
     if len(readers) != 1 or readers[0].op_type != "Concat" or len(readers[0].input) != 2:
         return []

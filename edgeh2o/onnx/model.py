@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from .checks import check_blocks, check_caches
 from .composed import find_composed
 from .config import (
     DEFAULT_CONTEXT,
+    OnnxConfig,
+    OnnxLayer,
     attention_args,
     check_finite,
     check_shapes,
@@ -33,11 +36,15 @@ from .plan import LoadedDecoder, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
 from .sessions import SegmentFactory
+from .shown import find_outputs
 from .sites import AttentionSite, find_attention
 from .trial import prove_composed
 from .windows import add_windows
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..attention.base import SparseAttentionConfig
     from ..tokenizer import Tokenizer
 
@@ -144,14 +151,12 @@ class OnnxModel:
     With ``is_check`` weights stay as they lie in the files, which is slow and takes no memory.
     """
 
-    shows_attention = False
-
     def __init__(
         self,
         folder: OnnxFolder,
         graph: OnnxGraph,
         sites: Sequence[AttentionSite],
-        config: ModelConfig,
+        config: OnnxConfig,
         tokenizer: Tokenizer,
         on_bytes: OnBytes | None,
         *,
@@ -183,9 +188,32 @@ class OnnxModel:
         check_shapes(shapes, layers, config)
         rotary = [read_rotary(graph, site, config) for site in sites]
         sinks = [read_sinks(graph, site, config) for site in sites]
-        self.decoder = LoadedDecoder(
-            config=config, stages=stages, shapes=shapes, sites=sites, rotary=rotary, sinks=sinks
+        self._graph = graph
+        self._outputs = find_outputs(graph, sites, config.n_heads * config.head_dim, shapes)
+        self.config = replace(
+            config,
+            model_dim=self._outputs[0].n_outputs if self._outputs else 0,
+            layers=tuple(OnnxLayer(n_heads=config.n_heads, window=site.window) for site in sites),
         )
+        self.decoder = LoadedDecoder(
+            config=config,
+            stages=stages,
+            shapes=shapes,
+            sites=sites,
+            rotary=rotary,
+            sinks=sinks,
+            residuals=[output.residual for output in self._outputs],
+        )
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether its heads' errors can be measured: for layers whose output goes where it does in
+        other decoders."""
+        return bool(self._outputs)
+
+    def output_weights(self, layer: int) -> NDArray[np.float32]:
+        """What projects the heads of a layer, [model_dim, n_heads * head_dim]."""
+        return self._outputs[layer].weights(self._graph)
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape

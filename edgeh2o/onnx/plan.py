@@ -67,7 +67,8 @@ class LoadedDecoder:
     """A decoder that can run: its stages, the shapes of what crosses, and the layers' attention.
 
     ``rotary`` has for each of ``sites`` the tables of cos and sin [positions, pairs] of a node that
-    rotates, else None; ``sinks`` its logits [heads] without values, or None.
+    rotates, else None; ``sinks`` its logits [heads] without values, or None. ``residuals`` name the
+    stream that each layer's output is added to; there are none where that is not known.
     """
 
     config: ModelConfig
@@ -76,6 +77,7 @@ class LoadedDecoder:
     sites: Sequence[AttentionSite]
     rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
     sinks: Sequence[NDArray[np.float32] | None]
+    residuals: Sequence[str]
 
 
 def probe_stages(
@@ -138,8 +140,8 @@ def _find_shape(name: str, two: NDArray[Any], three: NDArray[Any]) -> ValueShape
     if len(changed) > 1 or two.shape[axis] != 2 or any(dim != 1 for dim in two.shape[:axis]):
         raise FormatError(
             f"the value {quote(name)} has shape {list(two.shape)} for 2 tokens after 3 "
-            f"and {list(three.shape)} for 3: not one row per token; export the model with attention "
-            "inputs [batch, tokens, width]"
+            f"and {list(three.shape)} for 3: not one row per token; export the model with "
+            "attention inputs [batch, tokens, width]"
         )
     dims = (*two.shape[:axis], -1, *two.shape[axis + 1 :])
     return ValueShape(dims, two.dtype)
@@ -228,6 +230,13 @@ class ValueStore:
         offset = self._offset(name, first_token)
         flat = self._buffers[name][offset : offset + 4 * math.prod(dims)]
         return flat.view(np.float32).reshape(-1, dims[-1])
+
+    def copy_rows(self, name: str, n_tokens: int) -> NDArray[np.float32]:
+        """The rows of the first tokens of a value that is kept for all, in float32."""
+        shape = self._shapes[name]
+        dims = shape.of(n_tokens)
+        flat = self._buffers[name][: shape.dtype.itemsize * math.prod(dims)].view(shape.dtype)
+        return flat.reshape(-1, dims[-1]).astype(np.float32)
 
     def _offset(self, name: str, first_token: int) -> int:
         shape = self._shapes[name]

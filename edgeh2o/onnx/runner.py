@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,7 @@ class OnnxRunner(CountedRunner):
         is_last: bool,
         stays_open: bool = False,
         on_layer: OnLayer | None = None,
+        on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
         self._begin(tokens, self._shape.batch_size)
         self.prompt_logits = None
@@ -107,6 +108,10 @@ class OnnxRunner(CountedRunner):
             )
             # Else they go on spinning for a while, in the way of onnxruntime's.
             _core.release_threads()
+            if on_attention is not None:
+                rows = [view[name].reshape(n_tokens, -1) for name in ("q", "k", "v", "out")]
+                stream = self._store.copy_rows(self._decoder.residuals[layer], n_tokens)
+                on_attention(layer, stream, *rows)
             if on_layer is not None:
                 on_layer(layer + 1, n_layers)
         self._attention.end_call()

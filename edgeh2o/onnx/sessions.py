@@ -322,7 +322,7 @@ def share_arena() -> None:
     )
     # The embedding program may have registered one.
     with suppress(RuntimeError):
-        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(0, -1, -1, -1))
+        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(0, 1, -1, -1))
 
 
 def _declared_type(graph: OnnxGraph, name: str) -> int:

@@ -58,7 +58,8 @@ class AttentionSite:
     ``q``, ``k``, ``v`` and ``output`` name values [1, n, heads * head_dim], or [1, heads, n,
     head_dim] of those that ``head_major`` lists as letters of "qkvo". An empty ``k`` and ``v`` mean
     that ``q`` holds all three, one after the other in every row. ``sinks`` name logits [heads] that
-    take a part of every softmax. Sizes are None where the node does not give them. Of one that ``is_composed`` of several nodes ``node`` is the last.
+    take a part of every softmax. Sizes are None where the node does not give them. Of one that
+    ``is_composed`` of several nodes ``node`` is the last.
     """
 
     node: NodeProto

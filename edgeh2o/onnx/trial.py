@@ -1,38 +1,31 @@
 """Tries out what a graph computes between a cache and the values after it: is it attention?
 
-The nodes between queries, new keys and values, the past and the output run in onnxruntime on made-up
-values. Their scale, soft cap and window are found so, and with these they must give what causal
-attention gives, computed in float64. Nothing is taken from the pattern of the nodes.
+The nodes between queries, new keys and values, the past and the output run in onnxruntime on
+made-up values. Their scale, soft cap and window are found so, and with these they must give what
+causal attention gives, computed in float64. Nothing is taken from the pattern of the nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import FormatError
-from ..formats.metadata import quote
 from .cut import MASK, POSITIONS, TOKENS
 from .graph import OnnxGraph, attributes, describe_node
 from .packages import onnx, onnxruntime
+from .regions import Region, collect_region, refusal, region_signature
 from .sessions import FLOAT, FLOAT16, INT64, numpy_type, reason_of, session_options
-from .sites import MAX_MASK_CONTEXT, AttentionSite, is_past
+from .sites import MAX_MASK_CONTEXT, AttentionSite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import NodeProto
 
     Floats = NDArray[np.float64]
 
-CURE = (
-    "export the model with onnxruntime-genai's model builder, or by torch.onnx with dynamo=True and "
-    "opset 23"
-)
-MAX_NODES = 1024
-MAX_CONSTANT_BYTES = 2**28
 # Of the output, whose values have a standard deviation of about 1, and of scales that are fitted.
 _TOLERANCE = {FLOAT: 2e-4, FLOAT16: 3e-2}
 _FIT_TOLERANCE = {FLOAT: 1e-3, FLOAT16: 3e-2}
@@ -45,19 +38,6 @@ class _Found:
     scale: float
     soft_cap: float
     window: int
-
-
-@dataclass(slots=True)
-class _Region:
-    """The nodes of an attention, and what they read besides queries, new keys and values.
-
-    ``embedded`` has values whose shape alone is read, [1, n, width], and their widths.
-    """
-
-    nodes: list[NodeProto] = field(default_factory=list)
-    inputs: dict[str, None] = field(default_factory=dict)
-    constants: dict[str, None] = field(default_factory=dict)
-    embedded: dict[str, int] = field(default_factory=dict)
 
 
 def prove_composed(
@@ -73,15 +53,15 @@ def prove_composed(
     for site in sites:
         if site.is_composed:
             site = _with_heads(graph, site, sizes)
-            region = _collect(graph, site)
-            key = _signature(graph, region, site)
+            region = collect_region(graph, site)
+            key = region_signature(graph, region, site)
             if key not in known:
-                longest = max(16, min(sizes.get("context_length", default_context), MAX_MASK_CONTEXT))
+                longest = max(
+                    16, min(sizes.get("context_length", default_context), MAX_MASK_CONTEXT)
+                )
                 known[key] = _Trial(graph, region, site, sizes, longest).find()
             found = known[key]
-            site = replace(
-                site, scale=found.scale, soft_cap=found.soft_cap, window=found.window
-            )
+            site = replace(site, scale=found.scale, soft_cap=found.soft_cap, window=found.window)
         proved.append(site)
     return proved
 
@@ -93,95 +73,10 @@ def _with_heads(graph: OnnxGraph, site: AttentionSite, sizes: Mapping[str, int])
     n_heads = values.get("q_num_heads") or values.get("num_heads") or sizes.get("n_heads", 0)
     if not 1 <= n_kv_heads <= n_heads <= 2**16 or n_heads % n_kv_heads:
         raise FormatError(
-            f"{describe_node(site.node)}: neither the graph nor a configuration says how many query "
-            f"heads its {n_kv_heads} KV heads have; put config.json of the model beside it"
+            f"{describe_node(site.node)}: neither the graph nor a configuration says how many "
+            f"query heads its {n_kv_heads} KV heads have; put config.json of the model beside it"
         )
     return replace(site, n_heads=int(n_heads), n_kv_heads=n_kv_heads)
-
-
-def _collect(graph: OnnxGraph, site: AttentionSite) -> _Region:
-    """What computes a site's output. Raises FormatError if it needs anything but its inputs."""
-    region, needed = _Region(), set[int]()
-    waiting = [site.output]
-    own = {site.past_key, site.past_value}
-    readers: dict[str, NodeProto] = {site.output: site.node}
-    while waiting:
-        name = waiting.pop()
-        if name in (site.q, site.k, site.v):
-            continue
-        if name in graph.tensors:
-            region.constants[name] = None
-            continue
-        if name in graph.inputs:
-            reader = readers[name]
-            reads_shape = reader.op_type == "Shape"
-            if not (
-                name in own
-                or name in (POSITIONS, MASK)
-                or (reads_shape and (name == TOKENS or is_past(name)))
-            ):
-                raise _refusal(site, f"its mask depends on {describe_node(reader)}")
-            region.inputs[name] = None
-            continue
-        node = graph.producers[name]
-        if id(node) in needed:
-            continue
-        if readers[name].op_type == "Shape":
-            width = _embedding_width(graph, name)
-            if width:
-                region.embedded[name] = width
-                continue
-        needed.add(id(node))
-        for source in filter(None, node.input):
-            readers[source] = node
-            waiting.append(source)
-        if len(needed) > MAX_NODES:
-            raise _refusal(site, f"it has more than {MAX_NODES} nodes")
-    n_bytes = sum(len(graph.tensors[name].data) for name in region.constants)
-    if n_bytes > MAX_CONSTANT_BYTES:
-        raise _refusal(site, f"it reads constants of {n_bytes} bytes")
-    region.nodes = [node for node in graph.nodes if id(node) in needed]
-    return region
-
-
-def _embedding_width(graph: OnnxGraph, name: str) -> int:
-    """The width of a value [1, n, width] that is the embedding of the tokens; 0 of any other."""
-    for _ in range(4):
-        node = graph.producers.get(name)
-        if node is None:
-            return 0
-        if node.op_type == "Gather" and node.input[1] == TOKENS:
-            table = graph.constant(node.input[0])
-            return table.shape[1] if table is not None and len(table.shape) == 2 else 0
-        if node.op_type not in ("Cast", "Identity", "Mul"):
-            return 0
-        name = node.input[0]
-    return 0
-
-
-def _signature(graph: OnnxGraph, region: _Region, site: AttentionSite) -> Hashable:
-    """Equal for regions that differ in the names of values only."""
-    names: dict[str, Hashable] = {site.q: "q", site.k: "k", site.v: "v"}
-    names |= {name: "past" if is_past(name) else name for name in region.inputs}
-    names |= dict.fromkeys(region.embedded, "embedded")
-    names |= {site.past_key: "past keys", site.past_value: "past values"}
-    for name in region.constants:
-        tensor = graph.tensors[name]
-        names[name] = (tensor.elem_type, tensor.shape, bytes(tensor.data))
-    parts: list[Hashable] = [site.n_heads, site.n_kv_heads, site.head_major]
-    for i, node in enumerate(region.nodes):
-        settings = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
-        sources = tuple(names[name] if name else None for name in node.input)
-        parts.append((node.op_type, node.domain, tuple(settings), sources))
-        names |= {name: (i, k) for k, name in enumerate(node.output) if name}
-    return tuple(parts)
-
-
-def _refusal(site: AttentionSite, why: str) -> FormatError:
-    return FormatError(
-        f"the attention that ends at {describe_node(site.node)} is made of several nodes, and {why}: "
-        f"it is not known to be that of a causal decoder; {CURE}"
-    )
 
 
 class _Trial:
@@ -190,7 +85,7 @@ class _Trial:
     def __init__(
         self,
         graph: OnnxGraph,
-        region: _Region,
+        region: Region,
         site: AttentionSite,
         sizes: Mapping[str, int],
         longest: int,
@@ -201,11 +96,11 @@ class _Trial:
         info = graph.inputs[site.past_key].type.tensor_type
         self._kind = info.elem_type
         if self._kind not in (FLOAT, FLOAT16):
-            raise _refusal(site, f"its cache is of element type {self._kind}")
+            raise refusal(site, f"its cache is of element type {self._kind}")
         dims = [dim.dim_value for dim in info.shape.dim]
         self._dim = dims[3] if len(dims) == 4 and dims[3] > 0 else sizes.get("head_dim", 0)
         if not 1 <= self._dim <= 2**12:
-            raise _refusal(site, "the size of its heads is not known")
+            raise refusal(site, "the size of its heads is not known")
         self._rng = np.random.default_rng(0)
         self._region = region
         self._session = self._start(graph)
@@ -226,7 +121,7 @@ class _Trial:
             found = _Found(float(scale), float(cap), window)
             if self._agrees(found):
                 return found
-        raise _refusal(self._site, "it does not give what attention gives")
+        raise refusal(self._site, "it does not give what attention gives")
 
     def _agrees(self, found: _Found) -> bool:
         cases = [(self._longest - 1, 1), (0, 1), (0, 7), (5, 4)]
@@ -265,7 +160,7 @@ class _Trial:
             k = np.zeros((self._n_kv_heads, total, self._dim))
             seen = self._run(q, k, v, total - 1)[:, 0] > 0
             if not (seen == seen[0]).all():
-                raise _refusal(self._site, "its heads see different positions")
+                raise refusal(self._site, "its heads see different positions")
             n_hidden = int(np.argmax(seen[0])) if seen[0].any() else self._dim
             first, end = first + step * n_hidden, min(end, first + step * (n_hidden + 1))
         return 0 if first == 0 else total - first
@@ -279,7 +174,7 @@ class _Trial:
         v[:, np.arange(total), np.arange(total)] = 1.0
         weights = self._run(q, k, v, total - 1)[:, 0, :total]
         if not (weights > 0).all():
-            raise _refusal(self._site, "some weights of its keys are not positive")
+            raise refusal(self._site, "some weights of its keys are not positive")
         logits = np.log(weights)
         keys = np.repeat(k, self._n_heads // self._n_kv_heads, axis=0)
         products = np.einsum("hd,htd->ht", q[:, 0], keys)
@@ -287,7 +182,7 @@ class _Trial:
         products -= products.mean(axis=1, keepdims=True)
         scale = float((logits * products).sum() / (products**2).sum()) if total > 1 else 0.0
         if not scale > 0:
-            raise _refusal(self._site, "its weights do not grow with the products of its keys")
+            raise refusal(self._site, "its weights do not grow with the products of its keys")
         return scale
 
     def _scales(self) -> list[float]:
@@ -321,7 +216,9 @@ class _Trial:
             site.past_value: v[None, :, :n_past],
         }
         for name, rows, what in (
-            (site.q, q, "q"), (site.k, k[:, n_past:], "k"), (site.v, v[:, n_past:], "v")
+            (site.q, q, "q"),
+            (site.k, k[:, n_past:], "k"),
+            (site.v, v[:, n_past:], "v"),
         ):
             values[name] = rows[None] if what in site.head_major else _join_heads(rows)
         values |= {
@@ -335,16 +232,17 @@ class _Trial:
         try:
             (out,) = self._session.run(None, feed)
         except Exception as error:
-            raise _refusal(site, f"does not run on a few rows ({reason_of(error)})") from None
-        shape = (1, self._n_heads, n_new, self._dim)
+            raise refusal(site, f"does not run on a few rows ({reason_of(error)})") from None
+        shape = [1, self._n_heads, n_new, self._dim]
         if "o" not in site.head_major:
-            shape = (1, n_new, self._n_heads * self._dim)
-        if out.shape != shape:
-            raise _refusal(site, f"gives {list(out.shape)} instead of {list(shape)}")
-        rows = out.astype(np.float64)[0]
+            shape = [1, n_new, self._n_heads * self._dim]
+        if list(out.shape) != shape:
+            raise refusal(site, f"gives {list(out.shape)} instead of {shape}")
+        found: Floats = out.astype(np.float64)[0]
         if "o" in site.head_major:
-            return rows
-        return rows.reshape(n_new, self._n_heads, self._dim).transpose(1, 0, 2)
+            return found
+        split: Floats = found.reshape(n_new, self._n_heads, self._dim).transpose(1, 0, 2)
+        return split
 
     def _start(self, graph: OnnxGraph) -> onnxruntime.InferenceSession:
         site, region = self._site, self._region
@@ -376,10 +274,10 @@ class _Trial:
                 model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            raise _refusal(site, f"onnxruntime refuses it ({reason_of(error)})") from None
+            raise refusal(site, f"onnxruntime refuses it ({reason_of(error)})") from None
 
 
-def _numbers(graph: OnnxGraph, region: _Region) -> set[float]:
+def _numbers(graph: OnnxGraph, region: Region) -> set[float]:
     """Positive single numbers that a region reads, among them its scale and its soft cap."""
     found = set()
     names = {name for node in region.nodes for name in node.input if name}
