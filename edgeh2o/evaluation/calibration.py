@@ -115,7 +115,7 @@ def calibrate(
     if not model.shows_attention:
         raise UsageError(
             "calibration needs to know which projections follow the attention, and the graph of "
-            "this ONNX model has other operators there; calibrate the model as a GGUF file and give its "
+            "this ONNX model has other operators there; calibrate its GGUF file and give that "
             "table by --budget-table, or give --budget, for all heads the same"
         )
     if texts:

@@ -85,7 +85,10 @@ class _Cutter:
                 "export it as a language model (text-generation-with-past)"
             )
         if TOKENS not in graph.inputs:
-            raise FormatError(f"the model has no input {TOKENS!r} but {_list(graph.inputs)}")
+            raise FormatError(
+                f"the model has no input {TOKENS!r} but {_list(graph.inputs)}; export it with its "
+                "embedding"
+            )
         self._graph = graph
         head_major = {site.output for site in sites if "o" in site.head_major}
         products = [product for product in products if product.input not in head_major]

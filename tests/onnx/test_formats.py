@@ -20,7 +20,7 @@ from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
 from edgeh2o.onnx import packages
 from edgeh2o.onnx import sessions as onnx_sessions
 from tests.onnx.conftest import OnnxModelFactory
-from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens
+from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens, set_entry
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
 from tests.tiny_models import TinyModelFactory
 
@@ -230,6 +230,19 @@ def test_folder_of_several_models(onnx_model: OnnxModelFactory, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"several models \(model_fp16.onnx, model_q4.onnx\)"):
         LLM(folder)
     LLM(folder / "model_q4.onnx").close()
+
+
+def test_weights_in_several_files(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
+    folder = copy_folder(onnx_model(**SMALL), tmp_path / "model")
+    (folder / "more").mkdir()
+    shutil.copy(folder / DATA_NAME, folder / "more" / "second.data")
+    with edited(folder) as model:
+        external = [t for t in model.graph.initializer if t.data_location == t.EXTERNAL]
+        for tensor in external[1::2]:
+            set_entry(tensor, "location", "more/second.data")
+    tokens = make_tokens(20)
+    with open_llm(folder) as llm, open_llm(onnx_model(**SMALL)) as original:
+        np.testing.assert_array_equal(*(read_all(each, tokens, 15) for each in (llm, original)))
 
 
 def test_empty_folder(tmp_path: Path) -> None:
