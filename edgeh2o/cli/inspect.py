@@ -34,8 +34,8 @@ MAX_TEXT = 200
 HELP = "show a model file: metadata, tensors, tokenizer, memory"
 DESCRIPTION = (
     "Show what is in a model file, and the memory that it needs for a context "
-    "(-c, default: the model's trained length). No weights are loaded, and with --check-tensors "
-    "every one is looked at."
+    "(-c, default: the model's trained length). No weights are loaded, but an ONNX model is tried "
+    "on a few tokens; with --check-tensors every weight is looked at."
 )
 
 

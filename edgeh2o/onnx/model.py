@@ -148,7 +148,7 @@ class OnnxModelFile:
 class OnnxModel:
     """The sessions of one model, and the tokenizer of the same folder.
 
-    With ``is_check`` weights stay as they lie in the files, which is slow and takes no memory.
+    With ``is_check`` weights are not packed: enough to try the model on a few tokens.
     """
 
     def __init__(

@@ -38,6 +38,7 @@ _UNSUPPORTED = (
     "LongformerAttention",
     "GatedRelativePositionBias",
 )
+_OWN_NORMS = "norms of its own, as exports for GPUs have,"
 # Operators with a state beside the cache, as between the attention of LFM2 and Qwen3.5.
 _RECURRENT = ("CausalConvWithState", "LinearAttention", "GatedDeltaNet")
 
@@ -156,7 +157,7 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
     )
     names = _known_inputs(node, 16, {
         10: "an attention bias", 12: "a quantised cache",
-        13: "a quantised cache", 14: "norms of its own", 15: "norms of its own",
+        13: "a quantised cache", 14: _OWN_NORMS, 15: _OWN_NORMS,
     })  # fmt: skip
     q, k, v, past_key = names[:4]
     if bool(k) != bool(v):
