@@ -106,6 +106,18 @@ class WeightReader:
     def take_all_threads(self) -> None: ...
     def cancel(self) -> None: ...
 
+def join_nbits_blocks(
+    quants: NDArray[np.uint8],
+    scales: NDArray[np.uint16],
+    offsets: NDArray[np.uint16] | None,
+    bits: int,
+) -> NDArray[np.uint8]:
+    """Blocks of 32 values of a MatMulNBits as GGUF has them, Q4_0, Q4_1 (with offsets) or Q8_0.
+
+    ``quants`` has 4 * bits bytes per block, ``scales`` and ``offsets`` the bits of a half each.
+    ValueError for sizes that do not fit.
+    """
+
 class Linear:
     """A weight in the layout of the kernels, for ``Matmul``.
 
@@ -313,7 +325,8 @@ class ChunkedAttention(_SequenceMethods):
     q and k are taken to have the rotary embedding applied, unless ``rotary`` gives the cos and sin
     of the tokens, [n_tokens, pairs] each, for the first dimensions of every head: they are then
     rotated, where they lie if they are writable. Pairs are (i, i + pairs), or (2i, 2i + 1) if
-    ``is_interleaved``. ``out`` is a writable array of the shape of q that takes the output.
+    ``is_interleaved``. ``sinks`` are logits [n_heads] that take a part of every softmax and have
+    no value. ``out`` is a writable array of the shape of q that takes the output.
 
     v and the output have heads of ``value_dim``, ``head_dim`` if not said otherwise. Calls are
     shared by ``threads`` of the CPU, by default the number set when it is made. ``checked_rows``
@@ -358,6 +371,7 @@ class ChunkedAttention(_SequenceMethods):
         stays_open: bool = False,
         rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         is_interleaved: bool = False,
+        sinks: NDArray[np.float32] | None = None,
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends the next tokens of the prompt; returns their output, in the shape of q.
@@ -377,6 +391,7 @@ class ChunkedAttention(_SequenceMethods):
         window: int = 0,
         rotary: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
         is_interleaved: bool = False,
+        sinks: NDArray[np.float32] | None = None,
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends one token, which reads everything before it; returns [1, n_heads, head_dim]."""

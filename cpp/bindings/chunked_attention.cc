@@ -97,6 +97,7 @@ class AttentionSequence {
  public:
   using RotaryTables = std::optional<std::pair<FloatArray, FloatArray>>;
   using Output = std::optional<py::array_t<float, py::array::c_style>>;
+  using Sinks = std::optional<FloatArray>;
 
   AttentionSequence(const PolicyPtr& rule, const AttentionHeads& heads, size_t n_layers,
                     const SequenceShape& shape, std::optional<int> n_threads)
@@ -121,9 +122,9 @@ class AttentionSequence {
   // on.
   py::array_t<float> run(size_t layer, const StridedArray& q, const StridedArray& k, const StridedArray& v,
                          size_t window, bool is_last, bool stays_open, const RotaryTables& rotary,
-                         bool is_interleaved, const Output& out) {
+                         bool is_interleaved, const Sinks& sinks, const Output& out) {
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
-    run_locked(layer, call, [&] {
+    run_locked(layer, call, sinks, [&] {
       sequence.attend(layer, call.q.as_const(), window, prompt_end(is_last, stays_open), scratch_.data(),
                       static_cast<size_t>(n_threads_), call.out_rows());
     });
@@ -136,10 +137,10 @@ class AttentionSequence {
 
   py::array_t<float> decode(size_t layer, const StridedArray& q, const StridedArray& k, const StridedArray& v,
                             size_t window, const RotaryTables& rotary, bool is_interleaved,
-                            const Output& out) {
+                            const Sinks& sinks, const Output& out) {
     EH2O_CHECK(q.ndim() == 3 && q.shape(0) == 1, "decode takes one token: q [1][n_heads][head_dim]");
     const Call call(*this, q, k, v, rotary, is_interleaved, out);
-    run_locked(layer, call, [&] {
+    run_locked(layer, call, sinks, [&] {
       sequence.decode_call(layer, true, scratch_.data(), static_cast<size_t>(n_threads_))
           .run(call.q.as_const(), sequence.layer(layer).rows(), position(layer) - 1, window, call.out_rows());
     });
@@ -238,15 +239,19 @@ class AttentionSequence {
 
   // Rotates what is to be rotated, writes the new rows to the cache, and runs f.
   template <typename F>
-  void run_locked(size_t layer, const Call& call, const F& f) {
+  void run_locked(size_t layer, const Call& call, const Sinks& sinks, const F& f) {
     position(layer);  // that there is one
+    EH2O_CHECK(!sinks || (sinks->ndim() == 1 && static_cast<size_t>(sinks->shape(0)) == heads_.n_heads),
+               "sinks must be [n_heads], of ", heads_.n_heads, " heads");
     const py::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(mutex_);
     const ThreadScope threads(n_threads_);
     call.rotary.rotate(table_, call.q.view(), heads_.key_dim);
     call.rotary.rotate(table_, call.k.view(), heads_.key_dim);
     sequence.layer(layer).append(call.k.as_const(), call.v.as_const());
+    sequence.layer(layer).set_sinks(sinks ? sinks->data() : nullptr);
     f();
+    sequence.layer(layer).set_sinks(nullptr);
   }
 
   const KernelTable& table_;
@@ -319,10 +324,11 @@ void bind_chunked_attention(py::module_& module) {
   bind_sequence_methods<AttentionSequence>(c);
   c.def("run", &AttentionSequence::run, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
         py::kw_only(), py::arg("window") = 0, py::arg("is_last"), py::arg("stays_open") = false,
-        py::arg("rotary") = py::none(), py::arg("is_interleaved") = false, py::arg("out") = py::none())
+        py::arg("rotary") = py::none(), py::arg("is_interleaved") = false, py::arg("sinks") = py::none(),
+        py::arg("out") = py::none())
       .def("decode", &AttentionSequence::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::kw_only(), py::arg("window") = 0, py::arg("rotary") = py::none(),
-           py::arg("is_interleaved") = false, py::arg("out") = py::none())
+           py::arg("is_interleaved") = false, py::arg("sinks") = py::none(), py::arg("out") = py::none())
       .def("begin_call", [](AttentionSequence& self) { self.sequence.begin_call(); })
       .def("end_call", [](AttentionSequence& self) { self.sequence.end_call(); })
       .def("state", &AttentionSequence::state)

@@ -18,6 +18,7 @@
 #include "bindings/register.h"
 #include "isa/select.h"
 #include "model/weights.h"
+#include "quant/nbits_blocks.h"
 
 namespace py = pybind11;
 
@@ -47,6 +48,25 @@ struct PackedLinear {
   const KernelTable& table;
   Linear linear;
 };
+
+using Halves = py::array_t<uint16_t, py::array::c_style>;
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+
+// Blocks of GGUF, one after the other; scales and offsets are the bytes of halves, one per block of 32
+// values.
+Bytes join_blocks(const Bytes& quants, const Halves& scales, const std::optional<Halves>& offsets, int bits) {
+  const auto n_blocks = static_cast<size_t>(scales.size());
+  EH2O_CHECK(bits == 4 || (bits == 8 && !offsets), "blocks of ", bits, " bits cannot be joined");
+  EH2O_CHECK(static_cast<size_t>(quants.size()) == n_blocks * 4 * static_cast<size_t>(bits) &&
+                 (!offsets || static_cast<size_t>(offsets->size()) == n_blocks),
+             n_blocks, " scales do not fit ", quants.size(), " bytes of quants, or the offsets");
+  const NBitsBlocks blocks{quants.data(), scales.data(), offsets ? offsets->data() : nullptr, n_blocks, bits};
+  Bytes joined(static_cast<py::ssize_t>(n_blocks * held_block_bytes(blocks)));
+  uint8_t* out = joined.mutable_data();
+  const py::gil_scoped_release release;
+  join_nbits_blocks(blocks, out);
+  return joined;
+}
 
 // The memory that products need, allocated once: 8-bit activations of max_rows rows, and scratch per thread.
 class Matmul {
@@ -105,6 +125,8 @@ class Matmul {
 }  // namespace
 
 void bind_matmul(py::module_& module) {
+  module.def("join_nbits_blocks", &join_blocks, py::arg("quants").noconvert(), py::arg("scales").noconvert(),
+             py::arg("offsets"), py::arg("bits"));
   py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "Linear")
       .def(
           py::init<const py::buffer&, const std::string&, size_t, size_t, const std::optional<FloatArray>&>(),

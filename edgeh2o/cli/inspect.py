@@ -34,8 +34,8 @@ MAX_TEXT = 200
 HELP = "show a model file: metadata, tensors, tokenizer, memory"
 DESCRIPTION = (
     "Show what is in a model file, and the memory that it needs for a context "
-    "(-c, default: the model's trained length). No weights are loaded, and with --check-tensors "
-    "every one is looked at."
+    "(-c, default: the model's trained length). No weights are loaded, but an ONNX model is tried "
+    "on a few tokens; with --check-tensors every weight is looked at."
 )
 
 
@@ -158,6 +158,7 @@ def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
         return _describe_memory(plan, *sizes, file.estimate_session_bytes)
 
     with OnnxModelFile(path) as file:
+        file.check()
         return {
             **file.describe(),
             "tokenizer": _describe_tokenizer(file.tokenizer),

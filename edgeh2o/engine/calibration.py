@@ -191,7 +191,7 @@ class LayerProbe:
 
         |W d|^2 = d' (W'W) d: the group's own columns suffice.
         """
-        weights = self._model.dequantize(f"blk.{layer}.attn_output.weight")
+        weights = self._model.output_weights(layer)
         if len(self._directions):
             weights = self._multiply(self._directions, weights)
         if self._latent is not None:

@@ -114,8 +114,9 @@ def calibrate(
         )
     if not model.shows_attention:
         raise UsageError(
-            "calibration needs the model as a GGUF file; ONNX models that `edgeh2o export-onnx` "
-            "made of it use its table, others take it with --budget-table"
+            "calibration needs to know which projections follow the attention, and the graph of "
+            "this ONNX model has other operators there; calibrate its GGUF file and give that "
+            "table by --budget-table, or give --budget, for all heads the same"
         )
     if texts:
         windows = [

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -80,30 +82,46 @@ def unpack_blocks(
     n_outputs, n_blocks = scales.shape
     repeats, kept = block_size // BLOCK_SIZE, n_inputs // BLOCK_SIZE
 
-    def spread(per_block: NDArray[Any]) -> NDArray[Any]:
-        """From blocks of MatMulNBits to those of GGUF, as the bytes of halves."""
-        spreads = np.repeat(per_block.astype("<f2"), repeats, axis=1)[:, :kept, None]
-        return np.ascontiguousarray(spreads).view(np.uint8)
+    def spread(per_block: NDArray[Any]) -> NDArray[np.uint16]:
+        """From blocks of MatMulNBits to those of GGUF, as the bits of halves."""
+        spreads = np.repeat(per_block.astype("<f2"), repeats, axis=1)[:, :kept]
+        return np.ascontiguousarray(spreads).view(np.uint16)
 
-    values = quants[:, : n_inputs * bits // 8].reshape(n_outputs, kept, -1)
+    values = np.ascontiguousarray(quants[:, : n_inputs * bits // 8])
+    name, offsets = "Q4_0", None
     if bits == 8:
+        name = "Q8_0"
         if zero_points is not None and not (zero_points == 0x80).all():
             return None
-        return "Q8_0", _join(spread(scales), values ^ np.uint8(0x80))
-    nibbles = _nibbles(values)
-    packed = nibbles[..., :16] | (nibbles[..., 16:] << np.uint8(4))
-    if zero_points is None:
-        return "Q4_0", _join(spread(scales), packed)
-    zeros = _nibbles(zero_points)[:, :n_blocks]
-    return "Q4_1", _join(spread(scales), spread(-scales * zeros), packed)
+    elif zero_points is not None:
+        name, offsets = "Q4_1", spread(-scales * _nibbles(zero_points)[:, :n_blocks])
+    blocks = _core.join_nbits_blocks(values, spread(scales), offsets, bits)
+    return name, blocks.reshape(n_outputs, -1)
+
+
+def dequantize_blocks(
+    quants: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zero_points: NDArray[Any] | None,
+    *,
+    bits: int,
+    n_inputs: int,
+    block_size: int,
+) -> NDArray[np.float32]:
+    """The weights [n_outputs, n_inputs] of a MatMulNBits, whose operands are as for
+    ``unpack_blocks``."""
+    n_outputs, n_blocks = scales.shape
+    values = _nibbles(quants) if bits == 4 else quants
+    zeros: NDArray[Any] = np.full((n_outputs, n_blocks), 1 << (bits - 1), np.uint8)
+    if zero_points is not None:
+        packed = zero_points.reshape(n_outputs, -1)
+        zeros = (_nibbles(packed) if bits == 4 else packed)[:, :n_blocks]
+    blocks = values.reshape(n_outputs, n_blocks, block_size).astype(np.float32)
+    blocks = (blocks - zeros[..., None]) * scales[..., None]
+    return np.ascontiguousarray(blocks.reshape(n_outputs, -1)[:, :n_inputs])
 
 
 def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The 4-bit values of bytes, the low half first."""
     both = np.stack([packed & 15, packed >> 4], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
-
-
-def _join(*parts: NDArray[Any]) -> NDArray[np.uint8]:
-    joined: NDArray[np.uint8] = np.concatenate(parts, axis=-1)
-    return joined.reshape(parts[0].shape[0], -1)

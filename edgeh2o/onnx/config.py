@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,24 @@ SAMPLE_BYTES = 4096
 FINGERPRINT_PROPERTY = "edgeh2o.fingerprint"
 
 
-def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> ModelConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxLayer:
+    """Query heads of a layer, and the positions that its window has; 0: all."""
+
+    n_heads: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxConfig(ModelConfig):
+    """With what a model shows of its layers once it was loaded."""
+
+    model_dim: int = 0
+    layers: tuple[OnnxLayer, ...] = ()
+    latent: None = None
+
+
+def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> OnnxConfig:
     """Sizes from the graph, checked against the configuration. Raises FormatError."""
     sites = cut.sites
     found = {"n_layers": len(sites), **_head_sizes(graph, sites), **_vocab_size(graph)}
@@ -67,7 +84,7 @@ def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> ModelConfig:
     own_print = graph.properties.get(FINGERPRINT_PROPERTY, "")
     is_print = re.fullmatch(r"[0-9a-f]{32}", own_print) is not None
     scale = sites[0].scale or sizes["head_dim"] ** -0.5
-    return ModelConfig(
+    return OnnxConfig(
         architecture=folder.architecture,
         has_key_bias=folder.architecture.startswith("qwen2"),
         n_layers=len(sites),
@@ -174,6 +191,23 @@ def read_rotary(
             f"{list(cos.shape)} and {list(sin.shape)}, the heads {config.head_dim} dimensions"
         )
     return cos, sin
+
+
+def read_sinks(
+    graph: OnnxGraph, site: AttentionSite, config: ModelConfig
+) -> NDArray[np.float32] | None:
+    """The sinks [heads] of a node that has some, else None. Raises FormatError for wrong ones."""
+    if not site.sinks:
+        return None
+    tensor = graph.constant(site.sinks)
+    if tensor is None:
+        raise FormatError(f"the attention sinks {quote(site.sinks)} are no constant of the model")
+    sinks = tensor.array().astype(np.float32).reshape(-1)
+    if len(sinks) != config.n_heads or not np.isfinite(sinks).all():
+        raise FormatError(
+            f"the attention sinks {quote(site.sinks)} are not {config.n_heads} finite numbers"
+        )
+    return sinks
 
 
 def hash_model(graph: OnnxGraph) -> str:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from ..formats.metadata import quote
-from .graph import OnnxGraph, describe_node
+from .graph import OnnxGraph, attributes, describe_node
 from .packages import onnx
 from .products import Product
-from .sites import AttentionSite, find_attention
+from .sites import AttentionSite, is_past
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -63,12 +63,14 @@ class Cut:
         return [stage.site for stage in self.stages if stage.site is not None]
 
 
-def cut_decoder(graph: OnnxGraph, products: Sequence[Product] = ()) -> Cut:
-    """Cuts at all attention nodes, and at ``products``.
+def cut_decoder(
+    graph: OnnxGraph, sites: Sequence[AttentionSite], products: Sequence[Product] = ()
+) -> Cut:
+    """Cuts at the attention of all ``sites``, and at ``products``.
 
     Raises FormatError for a graph that is no plain decoder.
     """
-    return _Cutter(graph, find_attention(graph), products).cut()
+    return _Cutter(graph, sites, products).cut()
 
 
 class _Cutter:
@@ -83,9 +85,12 @@ class _Cutter:
                 "export it as a language model (text-generation-with-past)"
             )
         if TOKENS not in graph.inputs:
-            raise FormatError(f"the model has no input {TOKENS!r} but {_list(graph.inputs)}")
+            raise FormatError(
+                f"the model has no input {TOKENS!r} but {_list(graph.inputs)}; export it with its "
+                "embedding"
+            )
         self._graph = graph
-        head_major = {site.output for site in sites if site.is_head_major}
+        head_major = {site.output for site in sites if "o" in site.head_major}
         products = [product for product in products if product.input not in head_major]
         # What edgeh2o computes: names of its inputs by the name of its output.
         self._reads = {site.output: [n for n in (site.q, site.k, site.v) if n] for site in sites}
@@ -138,7 +143,7 @@ class _Cutter:
         graph = self._graph
         found = {}
         for name in graph.inputs:
-            if not _is_past(name):
+            if not is_past(name):
                 continue
             for node in graph.consumers(name):
                 if node.op_type == "Shape":
@@ -156,11 +161,8 @@ class _Cutter:
                 self._levels.setdefault(output, level)
 
     def _node_level(self, node: NodeProto) -> int | None:
-        if node.op_type == "Shape" and (
-            not self._graph.inputs.keys().isdisjoint(node.input)
-            or node.output[0] in self._past_shapes
-        ):
-            return None
+        if node.op_type == "Shape":
+            return None  # of a value that crosses, if need be
         levels = [self._level(name) for name in node.input if name]
         known = [level for level in levels if level is not None]
         return max(known) if known else None
@@ -207,6 +209,7 @@ class _Cutter:
                 continue
             if name in self._past_shapes:
                 inputs[PAST_SHAPE] = None
+                needed.add(id(self._graph.producers[name]))
                 continue
             if name in self._graph.inputs:
                 self._check_input(name, level)
@@ -227,15 +230,16 @@ class _Cutter:
                 waiting += filter(None, node.input)
         computed = [name for name in outputs if name not in inputs]
         segment = Segment(inputs=list(inputs), outputs=computed, constants=list(constants))
-        segment.nodes = [
-            self._with_past_shape(node) for node in self._graph.nodes if id(node) in needed
-        ]
+        for node in self._graph.nodes:
+            if id(node) in needed:
+                is_past_shape = node.output[0] in self._past_shapes
+                segment.nodes += _take_past_shape(node) if is_past_shape else [node]
         return segment
 
     def _check_input(self, name: str, level: int) -> None:
         if name in (TOKENS, POSITIONS, MASK):
             return
-        if _is_past(name):
+        if is_past(name):
             node = self._graph.consumers(name)[0]
             raise FormatError(
                 f"the cache {quote(name)} is read outside of a known attention, by "
@@ -246,26 +250,23 @@ class _Cutter:
             "decoders with input_ids, attention_mask, position_ids and past keys and values run"
         )
 
-    def _with_past_shape(self, node: NodeProto) -> NodeProto:
-        """The node, reading the shape of the past from the runner."""
-        if not any(name in self._past_shapes for name in node.input):
-            return node
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        for i, name in enumerate(copy.input):
-            if name in self._past_shapes:
-                copy.input[i] = PAST_SHAPE
-        return copy
+
+def _take_past_shape(node: NodeProto) -> list[NodeProto]:
+    """Instead of a Shape of the past what takes the same dimensions from the runner's."""
+    values = attributes(node)
+    dims = list(range(4))[values.get("start", 0) : values.get("end", 4)]
+    indices = f"{node.output[0]}/dims"
+    make = onnx.helper.make_node
+    return [
+        make("Constant", [], [indices], value_ints=dims),
+        make("Gather", [PAST_SHAPE, indices], [node.output[0]], axis=0),
+    ]
 
 
 _KNOWN = (
     "known are GroupQueryAttention, MultiHeadAttention and Attention (opset 23): export the model "
     "with one of them (onnxruntime-genai's model builder does)"
 )
-
-
-def _is_past(name: str) -> bool:
-    return name.startswith(("past_key_values", "past_key", "past_value", "past."))
 
 
 def _explain_missing_attention(graph: OnnxGraph) -> str:

@@ -50,12 +50,16 @@ _BITS |= {16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4}
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A constant of the graph: its element type (TensorProto.DataType), shape and bytes."""
+    """A constant of the graph: its element type (TensorProto.DataType), shape and bytes.
+
+    ``offset`` is where they begin in a mapped file, None elsewhere.
+    """
 
     name: str
     elem_type: int
     shape: tuple[int, ...]
     data: memoryview
+    offset: int | None = None
 
     @property
     def has_dtype(self) -> bool:
@@ -72,6 +76,16 @@ class OnnxTensor:
             )
         return np.frombuffer(self.data, dtype).reshape(self.shape)
 
+    def release(self) -> None:
+        """Gives back the memory of a mapped tensor; what is read again comes from the file."""
+        file = self.data.obj
+        if self.offset is None or not isinstance(file, mmap.mmap):
+            return
+        first = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (self.offset + len(self.data)) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end:
+            file.madvise(mmap.MADV_DONTNEED, first, end - first)
+
 
 class ExternalFiles:
     """Maps the weight files of one model, all inside its folder.
@@ -84,8 +98,8 @@ class ExternalFiles:
         self._maps: dict[str, memoryview] = {}
         self._ranges: dict[str, dict[tuple[int, int], str]] = {}
 
-    def read(self, tensor: TensorProto) -> memoryview:
-        """The bytes of a tensor whose data lies in another file."""
+    def read(self, tensor: TensorProto) -> tuple[memoryview, int]:
+        """The bytes of a tensor whose data lies in another file, and their offset there."""
         entries = _read_entries(tensor)
         location = entries.get("location", "")
         expected = tensor_bytes(tensor)
@@ -103,7 +117,7 @@ class ExternalFiles:
                 f"{quote(location)}, which has {len(data)}; the file is incomplete, fetch it again"
             )
         self._ranges.setdefault(location, {}).setdefault((offset, length), tensor.name)
-        return data[offset : offset + length]
+        return data[offset : offset + length], offset
 
     def check_overlaps(self) -> None:
         """Refuses tensors that share a part of their bytes; the same bytes may serve several."""

@@ -139,8 +139,9 @@ class OnnxGraph:
 
     def _read_tensor(self, proto: TensorProto) -> OnnxTensor:
         expected = tensor_bytes(proto)
+        offset = None
         if proto.data_location == proto.EXTERNAL:
-            data = self._files.read(proto)
+            data, offset = self._files.read(proto)
         elif proto.HasField("raw_data"):
             data = memoryview(proto.raw_data)
         else:
@@ -150,7 +151,7 @@ class OnnxGraph:
                 f"constant {quote(proto.name)} of shape {list(proto.dims)} has {len(data)} bytes "
                 f"instead of {expected}; the file is damaged, fetch it again"
             )
-        return OnnxTensor(proto.name, proto.data_type, tuple(proto.dims), data)
+        return OnnxTensor(proto.name, proto.data_type, tuple(proto.dims), data, offset)
 
     def _index(self, nodes: Sequence[NodeProto]) -> None:
         for node in nodes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,18 @@ from ..model_config import ModelConfig
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks, check_caches
+from .composed import find_composed
 from .config import (
+    DEFAULT_CONTEXT,
+    OnnxConfig,
+    OnnxLayer,
     attention_args,
     check_finite,
     check_shapes,
     hash_model,
     read_config,
     read_rotary,
+    read_sinks,
 )
 from .cut import cut_decoder
 from .folder import OnnxFolder, find_onnx_model
@@ -30,9 +36,15 @@ from .plan import LoadedDecoder, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
 from .sessions import SegmentFactory
+from .shown import find_outputs
+from .sites import AttentionSite, find_attention
+from .trial import prove_composed
 from .windows import add_windows
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..attention.base import SparseAttentionConfig
     from ..tokenizer import Tokenizer
 
@@ -52,9 +64,8 @@ class OnnxModelFile:
         self._folder = find_onnx_model(path)
         self._graph = OnnxGraph(self._folder.model_path)
         try:
-            self._cut = cut_decoder(self._graph)
+            self._cut = cut_decoder(self._graph, _find_sites(self._folder, self._graph))
             check_blocks(self._graph)
-            check_caches(self._graph, self._cut.sites)
             self.config = read_config(self._folder, self._graph, self._cut)
             self.tokenizer = _read_tokenizer(self._folder, self.config.vocab_size)
         except FormatError as error:
@@ -103,6 +114,14 @@ class OnnxModelFile:
         """Bytes by purpose that a session of ``shape`` would allocate; nothing is allocated."""
         return _estimate_session_bytes(self.config, attention, shape)
 
+    def check(self) -> None:
+        """Tries the model on a few tokens. Raises FormatError for what ``load`` would refuse."""
+        try:
+            parts = (self._folder, self._graph, self._cut.sites, self.config, self.tokenizer)
+            OnnxModel(*parts, None, is_check=True)
+        except FormatError as error:
+            raise _in_file(self._folder.model_path, error) from None
+
     def load(
         self,
         *,
@@ -119,23 +138,29 @@ class OnnxModelFile:
         if check_tensors:
             check_finite(self._graph)
         try:
-            return OnnxModel(self._folder, self._graph, self.config, self.tokenizer, on_bytes)
+            return OnnxModel(
+                self._folder, self._graph, self._cut.sites, self.config, self.tokenizer, on_bytes
+            )
         except FormatError as error:
             raise _in_file(self._folder.model_path, error) from None
 
 
 class OnnxModel:
-    """The sessions of one model, and the tokenizer of the same folder."""
+    """The sessions of one model, and the tokenizer of the same folder.
 
-    shows_attention = False
+    With ``is_check`` weights are not packed: enough to try the model on a few tokens.
+    """
 
     def __init__(
         self,
         folder: OnnxFolder,
         graph: OnnxGraph,
-        config: ModelConfig,
+        sites: Sequence[AttentionSite],
+        config: OnnxConfig,
         tokenizer: Tokenizer,
         on_bytes: OnBytes | None,
+        *,
+        is_check: bool = False,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -144,23 +169,51 @@ class OnnxModel:
         self.weight_bytes = graph.n_weight_bytes
         self.n_threads = _core.num_threads()
         progress = _Progress(on_bytes, graph.n_weight_bytes)
-        cut = cut_decoder(graph, pack_products(graph, progress.add))
-        factory = SegmentFactory(cut, self.n_threads, config)
+        products = [] if is_check else pack_products(graph, progress.add)
+        cut = cut_decoder(graph, sites, products)
+        factory = SegmentFactory(cut, self.n_threads, config, packs=not is_check)
         sites = check_masks(cut, factory.make_masks(), config)
         sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
         stages = []
         for stage in cut.stages:
             stages.append(factory.make(stage))
-            progress.add(sum(len(graph.tensors[n].data) for n in stage.segment.constants))
+            tensors = [graph.tensors[name] for name in stage.segment.constants]
+            for tensor in tensors:  # which onnxruntime has packed
+                tensor.release()
+            progress.add(sum(len(tensor.data) for tensor in tensors))
         progress.end()
         operators = {node.op_type for node in graph.nodes}
         shapes = probe_stages(stages, config, operators)
         layers = [stage.attention for stage in stages if stage.attention is not None]
         check_shapes(shapes, layers, config)
         rotary = [read_rotary(graph, site, config) for site in sites]
-        self.decoder = LoadedDecoder(
-            config=config, stages=stages, shapes=shapes, sites=sites, rotary=rotary
+        sinks = [read_sinks(graph, site, config) for site in sites]
+        self._graph = graph
+        self._outputs = find_outputs(graph, sites, config.n_heads * config.head_dim, shapes)
+        self.config = replace(
+            config,
+            model_dim=self._outputs[0].n_outputs if self._outputs else 0,
+            layers=tuple(OnnxLayer(n_heads=config.n_heads, window=site.window) for site in sites),
         )
+        self.decoder = LoadedDecoder(
+            config=config,
+            stages=stages,
+            shapes=shapes,
+            sites=sites,
+            rotary=rotary,
+            sinks=sinks,
+            residuals=[output.residual for output in self._outputs],
+        )
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether its heads' errors can be measured: for layers whose output goes where it does in
+        other decoders."""
+        return bool(self._outputs)
+
+    def output_weights(self, layer: int) -> NDArray[np.float32]:
+        """What projects the heads of a layer, [model_dim, n_heads * head_dim]."""
+        return self._outputs[layer].weights(self._graph)
 
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
@@ -184,6 +237,13 @@ class OnnxModel:
                 f"the session for {shape.max_context} positions could not be allocated; "
                 "use a smaller context (--ctx-size)"
             ) from None
+
+
+def _find_sites(folder: OnnxFolder, graph: OnnxGraph) -> list[AttentionSite]:
+    """The attention of all layers, that of several nodes proved. Raises FormatError."""
+    sites = find_attention(graph, find_composed(graph))
+    check_caches(graph, sites)
+    return prove_composed(graph, sites, folder.sizes, DEFAULT_CONTEXT)
 
 
 def _in_file(path: Path, error: FormatError) -> FormatError:

@@ -67,7 +67,8 @@ class LoadedDecoder:
     """A decoder that can run: its stages, the shapes of what crosses, and the layers' attention.
 
     ``rotary`` has for each of ``sites`` the tables of cos and sin [positions, pairs] of a node that
-    rotates, else None.
+    rotates, else None; ``sinks`` its logits [heads] without values, or None. ``residuals`` name the
+    stream that each layer's output is added to; there are none where that is not known.
     """
 
     config: ModelConfig
@@ -75,6 +76,8 @@ class LoadedDecoder:
     shapes: Mapping[str, ValueShape]
     sites: Sequence[AttentionSite]
     rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
+    sinks: Sequence[NDArray[np.float32] | None]
+    residuals: Sequence[str]
 
 
 def probe_stages(
@@ -85,10 +88,8 @@ def probe_stages(
     ``operators`` are those of the graph.
     """
     tolerance = ROW_TOLERANCE if JOINT_OPERATORS.isdisjoint(operators) else JOINT_ROW_TOLERANCE
-    two, three, later = (
-        _run_all(stages, n, n_past, config) for n, n_past in ((2, 0), (3, 0), (2, 3))
-    )
-    shapes = {name: _find_shape(name, two[name], three[name], later[name]) for name in two}
+    three, two = (_run_all(stages, n, n_past, config) for n, n_past in ((3, 0), (2, 3)))
+    shapes = {name: _find_shape(name, two[name], three[name]) for name in two}
     for stage in stages:
         if stage.segment is not None:
             _check_rows(stage.segment, three, shapes, config, tolerance)
@@ -126,10 +127,9 @@ def _multiply(group: ProductGroup, x: NDArray[Any]) -> list[NDArray[np.float32]]
     return [out.reshape(*x.shape[:-1], -1) for out in outs]
 
 
-def _find_shape(
-    name: str, two: NDArray[Any], three: NDArray[Any], later: NDArray[Any]
-) -> ValueShape:
-    if two.shape != later.shape or two.ndim != three.ndim:
+def _find_shape(name: str, two: NDArray[Any], three: NDArray[Any]) -> ValueShape:
+    """From a value for two tokens after three, and for three tokens."""
+    if two.ndim != three.ndim:
         raise FormatError(
             f"the value {quote(name)} changes its shape with the past outside of the attention"
         )
@@ -139,9 +139,9 @@ def _find_shape(
     axis = changed[0]
     if len(changed) > 1 or two.shape[axis] != 2 or any(dim != 1 for dim in two.shape[:axis]):
         raise FormatError(
-            f"the value {quote(name)} has shape {list(two.shape)} for 2 tokens and "
-            f"{list(three.shape)} for 3: not one row per token; export the model with attention "
-            "inputs [batch, tokens, width]"
+            f"the value {quote(name)} has shape {list(two.shape)} for 2 tokens after 3 "
+            f"and {list(three.shape)} for 3: not one row per token; export the model with "
+            "attention inputs [batch, tokens, width]"
         )
     dims = (*two.shape[:axis], -1, *two.shape[axis + 1 :])
     return ValueShape(dims, two.dtype)
@@ -230,6 +230,13 @@ class ValueStore:
         offset = self._offset(name, first_token)
         flat = self._buffers[name][offset : offset + 4 * math.prod(dims)]
         return flat.view(np.float32).reshape(-1, dims[-1])
+
+    def copy_rows(self, name: str, n_tokens: int) -> NDArray[np.float32]:
+        """The rows of the first tokens of a value that is kept for all, in float32."""
+        shape = self._shapes[name]
+        dims = shape.of(n_tokens)
+        flat = self._buffers[name][: shape.dtype.itemsize * math.prod(dims)].view(shape.dtype)
+        return flat.reshape(-1, dims[-1]).astype(np.float32)
 
     def _offset(self, name: str, first_token: int) -> int:
         shape = self._shapes[name]

@@ -55,7 +55,10 @@ def pack_products(graph: OnnxGraph, on_bytes: Callable[[int], None]) -> list[Pro
         linear = _pack(graph, node)
         if linear is not None:
             products.append(Product(node.input[0], node.output[0], linear))
-            on_bytes(sum(len(tensor.data) for n in node.input if (tensor := graph.constant(n))))
+            tensors = [tensor for name in node.input if (tensor := graph.constant(name))]
+            for tensor in tensors:
+                tensor.release()
+            on_bytes(sum(len(tensor.data) for tensor in tensors))
     return products
 
 

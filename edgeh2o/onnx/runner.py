@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,7 @@ class OnnxRunner(CountedRunner):
         is_last: bool,
         stays_open: bool = False,
         on_layer: OnLayer | None = None,
+        on_attention: Callable[..., None] | None = None,
     ) -> NDArray[np.float32] | None:
         self._begin(tokens, self._shape.batch_size)
         self.prompt_logits = None
@@ -102,10 +103,15 @@ class OnnxRunner(CountedRunner):
                 window=site.window,
                 is_last=is_last,
                 stays_open=stays_open,
+                sinks=self._decoder.sinks[layer],
                 **self._rotary(layer, first, n_tokens),
             )
             # Else they go on spinning for a while, in the way of onnxruntime's.
             _core.release_threads()
+            if on_attention is not None:
+                rows = [view[name].reshape(n_tokens, -1) for name in ("q", "k", "v", "out")]
+                stream = self._store.copy_rows(self._decoder.residuals[layer], n_tokens)
+                on_attention(layer, stream, *rows)
             if on_layer is not None:
                 on_layer(layer + 1, n_layers)
         self._attention.end_call()
@@ -144,7 +150,8 @@ class OnnxRunner(CountedRunner):
         for layer, (site, view) in enumerate(layers):
             self._run_span(layer, 0, 1, first)
             rotary = self._rotary(layer, first, 1)
-            self._attention.decode(layer, **view, window=site.window, **rotary)
+            sinks = self._decoder.sinks[layer]
+            self._attention.decode(layer, **view, window=site.window, sinks=sinks, **rotary)
         logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._attention.end_call()

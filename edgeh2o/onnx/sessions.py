@@ -107,10 +107,16 @@ def _own_name(i: int, what: str) -> str:
 
 
 class SegmentFactory:
-    """Makes the sessions of one cut, in order: the types of the later follow from the earlier."""
+    """Makes the sessions of one cut, in order: the types of the later follow from the earlier.
 
-    def __init__(self, cut: Cut, n_threads: int, config: ModelConfig) -> None:
+    Unless it ``packs``, onnxruntime leaves the weights where they are.
+    """
+
+    def __init__(
+        self, cut: Cut, n_threads: int, config: ModelConfig, *, packs: bool = True
+    ) -> None:
         self._cut = cut
+        self._packs = packs
         self._n_threads = n_threads
         self._config = config
         self._tensors: dict[str, Any] = {}  # OrtValues over the mapped weights
@@ -181,11 +187,12 @@ class SegmentFactory:
         for source, what in ((site.q, "q"), (site.k, "k"), (site.v, "v")):
             # The attention rotates its inputs in place.
             is_its_own = source in self._products and len(self._cut.graph.consumers(source)) == 1
-            if not source or (is_its_own and not site.is_head_major):
+            has_heads = what in site.head_major
+            if not source or (is_its_own and not has_heads):
                 names[what] = source
                 continue
             name = names[what] = _own_name(i, what)
-            if site.is_head_major:
+            if has_heads:
                 nodes.append(
                     onnx.helper.make_node(
                         "Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3]
@@ -200,7 +207,7 @@ class SegmentFactory:
         i = self._layers[output]
         site = self._cut.sites[i]
         steps: list[tuple[str, dict[str, Any]]] = []
-        if site.is_head_major:
+        if "o" in site.head_major:
             steps += [("Reshape", {}), ("Transpose", {"perm": [0, 2, 1, 3]})]
         if self._is_half(site):
             steps.append(("Cast", {"to": FLOAT16}))
@@ -245,6 +252,8 @@ class SegmentFactory:
             nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
         )
         options = session_options(self._n_threads)
+        if not self._packs:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         self._add_constants(graph, constants, options)
         source = self._cut.graph
         opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
@@ -259,10 +268,10 @@ class SegmentFactory:
                 "it in another precision (float32, or int4 with symmetric blocks) or with an older "
                 "operator set"
             ) from None
-        found = {item.name: _dtype_of(item) for item in session.get_outputs()}
+        found = {item.name: numpy_type(item) for item in session.get_outputs()}
         self._types |= found
         return LoadedSegment(
-            session, {item.name: _dtype_of(item) for item in session.get_inputs()}, found
+            session, {item.name: numpy_type(item) for item in session.get_inputs()}, found
         )
 
     def _add_constants(
@@ -313,7 +322,7 @@ def share_arena() -> None:
     )
     # The embedding program may have registered one.
     with suppress(RuntimeError):
-        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(0, -1, -1, -1))
+        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(0, 1, -1, -1))
 
 
 def _declared_type(graph: OnnxGraph, name: str) -> int:
@@ -324,7 +333,8 @@ def _declared_type(graph: OnnxGraph, name: str) -> int:
     return int(elem_type)
 
 
-def _dtype_of(item: Any) -> np.dtype[Any]:
+def numpy_type(item: Any) -> np.dtype[Any]:
+    """The type of an input or output of a session. Raises FormatError for one NumPy lacks."""
     dtype: np.dtype[Any] | None = _NUMPY_TYPES.get(item.type)
     if dtype is None:
         raise FormatError(

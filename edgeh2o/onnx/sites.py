@@ -27,7 +27,6 @@ MAX_MASK_CONTEXT = 16384
 _UNSUPPORTED = (
     "PagedAttention",
     "SparseAttention",
-    "LinearAttention",
     "DecoderMaskedMultiHeadAttention",
     "DecoderMaskedSelfAttention",
     "DecoderAttention",
@@ -38,8 +37,10 @@ _UNSUPPORTED = (
     "QOrderedAttention",
     "LongformerAttention",
     "GatedRelativePositionBias",
-    "CausalConvWithState",
 )
+_OWN_NORMS = "norms of its own, as exports for GPUs have,"
+# Operators with a state beside the cache, as between the attention of LFM2 and Qwen3.5.
+_RECURRENT = ("CausalConvWithState", "LinearAttention", "GatedDeltaNet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,11 @@ class Rotary:
 class AttentionSite:
     """One attention node, or what stands for one.
 
-    ``q``, ``k`` and ``v`` name values [1, n, heads * head_dim], or [1, heads, n, head_dim] if
-    ``is_head_major``. An empty ``k`` and ``v`` mean that ``q`` holds all three, one after the other
-    in every row. ``output`` is in the layout of ``q`` (of n_heads). Sizes are None where the node
-    does not give them.
+    ``q``, ``k``, ``v`` and ``output`` name values [1, n, heads * head_dim], or [1, heads, n,
+    head_dim] of those that ``head_major`` lists as letters of "qkvo". An empty ``k`` and ``v`` mean
+    that ``q`` holds all three, one after the other in every row. ``sinks`` name logits [heads] that
+    take a part of every softmax. Sizes are None where the node does not give them. Of one that
+    ``is_composed`` of several nodes ``node`` is the last.
     """
 
     node: NodeProto
@@ -68,11 +70,14 @@ class AttentionSite:
     n_heads: int | None
     n_kv_heads: int | None
     scale: float | None
-    is_head_major: bool = False
+    head_major: str = ""
     soft_cap: float = 0.0
     window: int = 0
     rotary: Rotary | None = None
+    sinks: str = ""
     past_key: str = ""
+    past_value: str = ""
+    is_composed: bool = False
     # Values that must be what a causal decoder makes them, and what that is.
     masks: tuple[tuple[str, str], ...] = ()
 
@@ -84,17 +89,32 @@ class AttentionSite:
     @property
     def max_context(self) -> int | None:
         """Positions up to which a mask of [tokens, total] is tried out; None without one."""
-        return MAX_MASK_CONTEXT if any(kind.endswith("bias") for _, kind in self.masks) else None
+        has_mask = self.is_composed or any(kind.endswith("bias") for _, kind in self.masks)
+        return MAX_MASK_CONTEXT if has_mask else None
 
 
-def find_attention(graph: OnnxGraph) -> list[AttentionSite]:
-    """The attention of a decoder, in graph order.
+def is_past(name: str) -> bool:
+    """Whether an input of that name is a cache."""
+    return name.startswith(("past_key_values", "past_key", "past_value", "past."))
 
-    Raises FormatError that names the node and the operator for one that cannot be replaced, and
-    if there is none.
+
+def find_attention(
+    graph: OnnxGraph, composed: Mapping[int, AttentionSite] = MappingProxyType({})
+) -> list[AttentionSite]:
+    """The attention of a decoder, in graph order; ``composed`` by the id of its last node.
+
+    Raises FormatError that names the node and the operator for one that cannot be replaced.
     """
     sites = []
     for node in graph.nodes:
+        if id(node) in composed:
+            sites.append(composed[id(node)])
+            continue
+        if node.op_type in _RECURRENT:
+            raise FormatError(
+                f"{describe_node(node)}: this operator keeps a state of its own beside the cache, "
+                "which is not supported in ONNX models; run a GGUF file of the model"
+            )
         if node.op_type in _UNSUPPORTED:
             raise FormatError(
                 f"{describe_node(node)}: this operator is not supported; export the model with "
@@ -131,13 +151,13 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
             "k_quant_type": ("NONE",),
             "v_quant_type": ("NONE",),
             "kv_cache_bit_width": (0, 8, 16, 32),
-            "sliding_window_cache": (0,),
+            # Of its windows: a cache that holds no more than they read.
+            "sliding_window_cache": (0, 1),
         },
-        {"sliding_window_cache": "windowed_kv_cache=false"},
     )
     names = _known_inputs(node, 16, {
-        10: "an attention bias", 11: "attention sinks", 12: "a quantised cache",
-        13: "a quantised cache", 14: "norms of its own", 15: "norms of its own",
+        10: "an attention bias", 12: "a quantised cache",
+        13: "a quantised cache", 14: _OWN_NORMS, 15: _OWN_NORMS,
     })  # fmt: skip
     q, k, v, past_key = names[:4]
     if bool(k) != bool(v):
@@ -150,6 +170,8 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
         if not (rotary.cos and rotary.sin):
             raise FormatError(f"{describe_node(node)} rotates without tables of cos and sin")
     window = int(values.get("local_window_size", -1))
+    if values.get("sliding_window_cache", 0) and window <= 0:
+        raise FormatError(f"{describe_node(node)} has a cache of a window, but no window")
     masks = [(names[5], "last position"), (names[6], "total length")]
     if names[9]:
         masks.append((names[9], "positions"))
@@ -164,6 +186,7 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
         soft_cap=_soft_cap(node, values),
         window=max(0, window),
         rotary=rotary,
+        sinks=names[11],
         past_key=past_key,
         masks=tuple(mask for mask in masks if mask[0]),
     )
@@ -216,15 +239,15 @@ def _read_attention(node: NodeProto) -> AttentionSite:
             f"{describe_node(node)} is not causal (no mask, is_causal is not set): this is no "
             "decoder of text"
         )
-    is_head_major = "q_num_heads" not in values
+    has_heads = "q_num_heads" not in values
     return AttentionSite(
         node=node,
         q=names[0],
         k=names[1],
         v=names[2],
-        is_head_major=is_head_major,
-        n_heads=None if is_head_major else _count(node, values, "q_num_heads"),
-        n_kv_heads=None if is_head_major else _count(node, values, "kv_num_heads"),
+        head_major="qkvo" if has_heads else "",
+        n_heads=None if has_heads else _count(node, values, "q_num_heads"),
+        n_kv_heads=None if has_heads else _count(node, values, "kv_num_heads"),
         scale=_scale(node, values),
         soft_cap=_soft_cap(node, values),
         past_key=names[4],
@@ -243,25 +266,17 @@ def _known_attributes(
     node: NodeProto,
     allowed: str,
     neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
-    options: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The attributes: ``allowed`` ones, and others with a value that is ``neutral``.
-
-    ``options`` of onnxruntime-genai's model builder leave some out.
-    """
+    """The attributes: ``allowed`` ones, and others with a value that is ``neutral``."""
     values = attributes(node)
     for name, value in values.items():
         if name in allowed.split() or value in neutral.get(name, ()):
             continue
         raise FormatError(
             f"{describe_node(node)} has the attribute {quote(name)} = {value!r:.40}, which is not "
-            f"supported; export the model without it{_builder_option(options.get(name))}"
+            "supported; export the model without it"
         )
     return values
-
-
-def _builder_option(option: str | None) -> str:
-    return f" (--extra_options {option} of onnxruntime-genai's model builder)" if option else ""
 
 
 def _known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> list[str]:

@@ -204,6 +204,10 @@ class NativeModel(GgufModel):
         """A weight tensor by its name in the file, [rows, cols]."""
         return self._core_model.dequantize(name)
 
+    def output_weights(self, layer: int) -> NDArray[np.float32]:
+        """What projects the heads of a layer, [model_dim, n_heads * head_dim]."""
+        return self.dequantize(f"blk.{layer}.attn_output.weight")
+
     def estimate_session_bytes(
         self, attention: SparseAttentionConfig, shape: SessionShape
     ) -> Mapping[str, int]:

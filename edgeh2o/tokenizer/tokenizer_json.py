@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,9 +52,9 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, text: str, settings: TokenizerSettings) -> None:
         """Raises FormatError for a file that is malformed, or does not fit the model."""
         document = parse_document(text)
-        self._pipeline = _build_pipeline(document)
+        self._pipeline = _build_pipeline(text)
         later = _without_prefix(document)
-        self._later = self._pipeline if later is None else _build_pipeline(later)
+        self._later = self._pipeline if later is None else _build_pipeline(json.dumps(later))
         self.is_byte_level = _is_byte_level(document)
         vocabulary, metadata = _read_vocabulary(document, self._pipeline, settings)
         self.metadata: Mapping[str, object] = metadata  # as a GGUF file would have it
@@ -161,18 +162,20 @@ def parse_document(text: str) -> dict[str, Any]:
         raise FormatError(f"tokenizer.json is not JSON ({error}); {_CURE}") from None
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise FormatError(f"tokenizer.json describes no tokenizer; {_CURE}")
-    # Both would change the ids of a prompt.
-    return {**document, "truncation": None, "padding": None}
+    return document
 
 
-def _build_pipeline(document: Mapping[str, Any]) -> Pipeline:
+def _build_pipeline(text: str) -> Pipeline:
     try:
-        pipeline = Pipeline.from_str(json.dumps(document))
+        pipeline = Pipeline.from_str(text)
     except BaseException as error:
         # The library panics, which is no Exception, over some malformed files.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise FormatError(f"tokenizer.json cannot be used: {error}; {_CURE}") from None
+    # Both would change the ids of a prompt.
+    pipeline.no_truncation()
+    pipeline.no_padding()
     pipeline.encode_special_tokens = True
     return pipeline
 
@@ -216,7 +219,7 @@ def _adds_space(document: Mapping[str, Any]) -> bool:
 
 def _without_prefix(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """The document for text that is not the first, if a blank goes before the first alone."""
-    copy: dict[str, Any] = json.loads(json.dumps(document))
+    copy = {**document, "pre_tokenizer": deepcopy(document.get("pre_tokenizer"))}
     found = False
     for step in _steps(copy, "pre_tokenizer"):
         if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":

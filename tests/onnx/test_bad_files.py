@@ -173,6 +173,11 @@ def without_attention(model: onnx.ModelProto) -> None:
             node.op_type = "SparseAttention"
 
 
+def keep_a_state(model: onnx.ModelProto) -> None:
+    node = find_node(model, "Mul")
+    node.op_type, node.domain = "CausalConvWithState", "com.microsoft"
+
+
 def garble_name(folder: Path) -> None:
     path = folder / MODEL_NAME
     path.write_bytes(path.read_bytes().replace(DATA_NAME.encode(), b"\xff" * len(DATA_NAME), 1))
@@ -227,6 +232,10 @@ CASES: dict[str, tuple[Any, str]] = {
     ),
     "unknown operator": (change_model(rename_operator), "onnxruntime refuses.*Sigmund"),
     "unknown attention": (change_model(without_attention), r"com.microsoft.SparseAttention\)"),
+    "state beside the cache": (
+        change_model(keep_a_state),
+        r"com.microsoft.CausalConvWithState\): this operator keeps a state of its own",
+    ),
     "attention of single operators": (change_model(take_apart), r"\(Softmax\) is made of single"),
     "cyclic graph": (change_model(close_cycle), "has a cycle through node"),
     "value computed twice": (change_model(read_twice), "is computed twice"),

@@ -98,8 +98,18 @@ def test_sections_that_cannot_be(bare: Path, section: object) -> None:
     assert str(error.value).count(str(bare)) <= 1
 
 
-def test_a_cache_that_slides_is_refused_with_the_option(bare: Path) -> None:
+def test_a_cache_that_slides_is_read_as_its_window(
+    onnx_model: OnnxModelFactory, bare: Path
+) -> None:
+    """What onnxruntime-genai's builder writes for layers with a window."""
     with edited(bare) as model:
-        set_attribute(find_node(model, "GroupQueryAttention"), "sliding_window_cache", 1)
-    with pytest.raises(FormatError, match="windowed_kv_cache=false"):
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                set_attribute(node, "local_window_size", WINDOW)
+                set_attribute(node, "sliding_window_cache", 1)
+    expected = logits(onnx_model(**SMALL, sliding_window=WINDOW))
+    np.testing.assert_array_equal(logits(bare), expected)
+    with edited(bare) as model:
+        set_attribute(find_node(model, "GroupQueryAttention"), "local_window_size", -1)
+    with pytest.raises(FormatError, match="a cache of a window, but no window"):
         LLM(bare)

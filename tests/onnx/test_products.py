@@ -23,6 +23,7 @@ from edgeh2o.onnx.blocks import unpack_blocks
 from edgeh2o.onnx.cut import cut_decoder
 from edgeh2o.onnx.graph import OnnxGraph
 from edgeh2o.onnx.products import pack_products
+from edgeh2o.onnx.sites import find_attention
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited, set_attribute
 from tests.onnx.reading import Uncut, make_tokens, open_llm, read_all
@@ -204,7 +205,7 @@ def test_activations_are_rounded_only_where_the_file_allows_it(
 def test_products_of_one_input_share_its_rounding(onnx_model: OnnxModelFactory) -> None:
     folder = onnx_model(tensor_type="Q4_0", **SMALL)
     graph = OnnxGraph(folder / MODEL_NAME)
-    cut = cut_decoder(graph, pack_products(graph, lambda _: None))
+    cut = cut_decoder(graph, find_attention(graph), pack_products(graph, lambda _: None))
     per_stage = [len(stage.products) for stage in cut.stages]
     # q, k, v | attention | output | gate, up | down, twice; then the logits.
     assert [n for n in per_stage if n] == [3, 1, 2, 1, 3, 1, 2, 1, 1]

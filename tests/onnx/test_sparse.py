@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, H2OConfig, HeadwiseConfig, PrefillConfig, SamplingParams
-from edgeh2o.attention.headwise import UNKNOWN
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.reading import make_tokens, open_llm, read_all
 from tests.onnx.variants import GroupQuery, HeadMajorAttention, Packed
@@ -122,18 +121,17 @@ def test_runner_rewinds_and_refuses(onnx_model: OnnxModelFactory) -> None:
             runner.row_logits(0, 1)
 
 
-def test_what_prompts_taught_serves_the_exported_model(
+def test_what_prompts_taught_serves_the_file_of_the_weights(
     onnx_model: OnnxModelFactory, tiny_model: TinyModelFactory
 ) -> None:
-    """ONNX models are not profiled: read dense, until the GGUF file of the weights was."""
+    """And the other way round: the profile is that of the weights."""
     options = {"context_length": 4096, "tensor_type": "F32"}
     prompt, one_token = make_tokens(2100), SamplingParams(temperature=0, max_tokens=1)
     found = []
-    for path in (onnx_model(**options), tiny_model(**options), onnx_model(**options)):
+    for path in (onnx_model(**options), tiny_model(**options)):
         # What random weights attend to no memory set keeps.
         with LLM(path, prefill=PrefillConfig(max_error=100)) as llm:
             stats = llm.generate(prompt, one_token).stats
             found.append((stats.attention["table"], stats.pairs_computed < stats.pairs_dense))
-            assert ("cannot be profiled" in stats.note) == (len(found) == 1)
-    profile = ("profile (1 prompt)", True)
-    assert found == [(UNKNOWN, False), profile, profile]
+            assert ("dense and profiled" in stats.note) == (len(found) == 1)
+    assert found == [("profile (1 prompt)", True)] * 2

@@ -1,0 +1,99 @@
+"""What the exporters of other projects write: it runs as in onnxruntime, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeh2o import LLM
+from edgeh2o.cli.main import main
+from edgeh2o.errors import FormatError
+from tests.onnx.editing import set_attribute
+from tests.onnx.exported import N_TOKENS, WINDOW, read_tokens, unpack
+from tests.onnx.reading import RUNTIME, open_llm, read_all
+
+# Windows, and the most that a logit may differ by, in standard deviations.
+RUNS = {
+    "builder_gemma2_int4": ([WINDOW, 0], 0.2),
+    "builder_gpt_oss_fp32": ([WINDOW, 0], 1e-4),
+    "builder_llama_fp16": ([0, 0], 0.03),
+    "builder_llama_int8": ([0, 0], 0.2),
+    "dynamo_llama_23": ([0, 0], 1e-4),
+    "dynamo_gemma2_18": ([WINDOW, 0], 1e-4),
+    "optimum_qwen2_14": ([0, 0], 1e-4),
+    "optimum_mistral_18": ([WINDOW, WINDOW], 1e-4),
+}
+# Its tied embedding does not fit its operator: onnxruntime-genai refuses it too.
+REFUSED = {"builder_llama_int4_tied": "onnxruntime refuses.*symmetric blocks"}
+pytestmark = pytest.mark.skipif(RUNTIME < (1, 24), reason="the files are for newer runtimes")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    """The prompt in pieces, then token by token, gives the logits of the prompt as a whole."""
+    windows, bound = RUNS[name]
+    folder, expected = unpack(name, tmp_path / name)
+    assert main(["inspect", str(folder), "--json"]) == 0
+    with open_llm(folder) as llm:
+        assert [site.window for site in llm.model.decoder.sites] == windows  # type: ignore[attr-defined]
+        found = read_all(llm, read_tokens(), N_TOKENS - 12)
+    assert np.abs(found - expected).max() < bound * expected.std()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By ``inspect`` as by ``run``, in one line with the path once."""
+    folder, _ = unpack(name, tmp_path / name)
+    for verb, *flags in (["inspect"], ["run", "-p", "x"]):
+        assert main([verb, str(folder), *flags]) == 1
+        message = capsys.readouterr().err
+        assert re.search(REFUSED[name], message) and "newer" not in message
+        assert len(message.splitlines()) == 1 and message.count(str(folder)) == 1
+
+
+def _edit(folder: Path, op_type: str, place: int) -> tuple[onnx.ModelProto, onnx.NodeProto]:
+    model = onnx.load(folder / "model.onnx")
+    return model, [node for node in model.graph.node if node.op_type == op_type][place]
+
+
+def _refusal(folder: Path, model: onnx.ModelProto) -> str:
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError) as error:
+        LLM(folder)
+    return str(error.value)
+
+
+def test_softmax_over_other_positions_is_refused(tmp_path: Path) -> None:
+    """What looks like attention is refused for what it computes."""
+    folder, _ = unpack("optimum_qwen2_14", tmp_path / "model")
+    model, softmax = _edit(folder, "Softmax", -1)
+    set_attribute(softmax, "axis", 1)
+    assert "made of several nodes" in _refusal(folder, model)
+
+
+def test_a_mask_that_hides_nothing_is_refused(tmp_path: Path) -> None:
+    folder, _ = unpack("dynamo_llama_23", tmp_path / "model")
+    model, attention = _edit(folder, "Attention", 1)
+    attention.input[3] = ""
+    message = _refusal(folder, model)
+    assert "does not give what attention gives" in message and "model builder" in message
+
+
+def test_values_that_are_scaled_are_refused(tmp_path: Path) -> None:
+    folder, _ = unpack("builder_llama_fp16", tmp_path / "model")
+    model, attention = _edit(folder, "MultiHeadAttention", 0)
+    doubled = onnx.helper.make_node("Add", [attention.input[2]] * 2, ["doubled"])
+    model.graph.node.insert(list(model.graph.node).index(attention), doubled)
+    attention.input[2] = "doubled"
+    assert "made of" in _refusal(folder, model) or "outside of a known" in _refusal(folder, model)
+
+
+def test_its_own_masks_bound_the_context(tmp_path: Path) -> None:
+    folder, _ = unpack("dynamo_llama_23", tmp_path / "model")
+    with open_llm(folder) as llm:
+        assert llm.config.context_length == 256
+        assert all(site.is_composed for site in llm.model.decoder.sites)  # type: ignore[attr-defined]
