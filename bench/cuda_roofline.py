@@ -26,6 +26,7 @@ import numpy as np
 from tools.build_cuda_images import CompileError, find_nvrtc
 from tools.cuda_driver import (
     FORMATS,
+    SSD_SHARED_BYTES,
     Add,
     Attend,
     Cache,
@@ -42,6 +43,7 @@ from tools.cuda_driver import (
     Norm,
     Quantised,
     Rope,
+    Ssd,
     Structure,
 )
 
@@ -308,7 +310,7 @@ def row_kernels(device: Device, sizes: Sizes) -> Iterator[Case]:
 
 
 def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
-    """A convolution between gates, bound by memory, and a delta net over the rows of a prompt."""
+    """A convolution between gates, bound by memory; a delta net and Mamba-2 over a prompt."""
     n, dim, n_taps = sizes.n_single, sizes.dim, 4
     rows = device.put(np.full((n, 3 * dim), 0.5, np.float32))
     convolved = Convolve(
@@ -329,6 +331,21 @@ def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
     )  # fmt: skip
     shared = (head_dim * 36 + 3 * 128) * 4
 
+    columns = 16  # of a slice of the state; neighbouring heads share what writes to it and reads it
+    inner, n_groups = n_heads * head_dim, max(1, n_heads // 16)
+    width = inner + 2 * n_groups * head_dim
+    small = device.put(np.full(n_heads, -0.1, np.float32))
+    scanned = Ssd(
+        rows=device.put(np.full((n, width), 0.1, np.float32)),
+        rates=device.put(np.full((n, n_heads), 0.1, np.float32)),
+        a=small, biases=small, skips=small, state=device.put(state),
+        out=device.empty(n * inner * 4), stride=width, rate_stride=n_heads, n_rows=n,
+        n_heads=n_heads, n_groups=n_groups, head_dim=head_dim, state_dim=head_dim,
+    )  # fmt: skip
+
+    def scan() -> None:
+        device.launch("ssd", scanned, (head_dim // columns, n_heads), shared=SSD_SHARED_BYTES)
+
     def convolve() -> None:
         device.launch("convolve_rows", convolved, (-(-dim // 128), n))
 
@@ -338,6 +355,8 @@ def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
     yield Case("convolve_rows", "bytes", 4 * n * dim * 4, convolve)
     # Of every number of a state: two products, its decay and what is added.
     yield Case("delta_rule", "f32", 7.0 * n * n_heads * head_dim**2, rule)
+    # One product less: nothing is taken from a state before it is written to.
+    yield Case("ssd", "f32", 5.0 * n * n_heads * head_dim**2, scan)
     device.free_all()
 
 

@@ -37,7 +37,7 @@ Multiply = _structure(
 )  # fmt: skip
 Norm = _structure(
     "Norm", x=_P, weight=_P, out=_P, xq=Quantised, dim=_U, n_groups=_U, x_stride=_U,
-    out_stride=_U, eps=_F, indices=_P,
+    out_stride=_U, eps=_F, indices=_P, weight_stride=_U,
 )  # fmt: skip
 Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
@@ -65,14 +65,20 @@ Columns = _structure(
 )  # fmt: skip
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
 Convolve = _structure(
-    "Convolve", x=_P, factor=_P, gate=_P, weights=_P, state=_P, out=_P, stride=_U, channels=_U,
-    n_taps=_U, n_rows=_U,
+    "Convolve", x=_P, factor=_P, gate=_P, weights=_P, biases=_P, state=_P, out=_P, stride=_U,
+    channels=_U, n_taps=_U, n_rows=_U,
 )  # fmt: skip
 DeltaGate = _structure("DeltaGate", gates=_P, a=_P, biases=_P, n_rows=_U, n_heads=_U)
 Delta = _structure(
     "Delta", qkv=_P, gates=_P, state=_P, out=_P, stride=_U, n_rows=_U, n_key_heads=_U,
     n_value_heads=_U, head_dim=_U, are_grouped=_U,
 )  # fmt: skip
+Ssd = _structure(
+    "Ssd", rows=_P, rates=_P, a=_P, biases=_P, skips=_P, state=_P, out=_P, stride=_U,
+    rate_stride=_U, n_rows=_U, n_heads=_U, n_groups=_U, head_dim=_U, state_dim=_U,
+)  # fmt: skip
+# Shared memory of a block of ssd, ``SsdShared``.
+SSD_SHARED_BYTES = (2 * 16 * 128 + 16 * 16 + 2 * 16 + 16 * 8 * 16) * 4
 Combine = _structure(
     "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P
 )
@@ -81,7 +87,7 @@ ARGUMENTS = {
     "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
     "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
-    "delta_gates": DeltaGate, "delta_rule": Delta,
+    "delta_gates": DeltaGate, "delta_rule": Delta, "ssd": Ssd,
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
 }  # fmt: skip

@@ -97,6 +97,7 @@ struct NormArguments {
   uint32_t dim, n_groups, x_stride, out_stride;
   float eps;
   const int32_t* indices = nullptr;
+  uint32_t weight_stride = 0;  // between the weights of groups: dim where each has its own
 };
 
 // x[row] += scale * norm(y[row]), no norm where weight is null. Grid: (rows).
@@ -117,7 +118,7 @@ struct MixArguments {
   uint32_t dim, n_used;
 };
 
-enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped, kSigmoid };
+enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped, kSigmoid, kRelu };
 
 // act(gate) * up, gate [rows][gate_stride], up [rows][dim]. Grid: (rows).
 struct GateArguments {
@@ -244,13 +245,15 @@ struct SignArguments {
 
 // A causal convolution of every channel by itself, out [rows][channels]: of inputs x [rows][stride], times
 // factor [rows][stride] if there is one, over the tokens up to a row's own; times gate [rows][stride], or,
-// without one, its silu. state [n_taps - 1][channels]: inputs of the tokens before, the latest last.
-// Grid: (channels / 128, rows); of keep_inputs, which lets the state go on behind the rows, (channels / 128).
+// without one, the silu of its sum with a bias. state [n_taps - 1][channels]: inputs of the tokens before,
+// the latest last. Grid: (channels / 128, rows); of keep_inputs, which lets the state go on behind the rows,
+// (channels / 128).
 struct ConvolveArguments {
   const float* x;
   const float* factor;
   const float* gate;
   const float* weights;  // [n_taps][channels]
+  const float* biases;   // [channels], or null
   float* state;
   float* out;
   uint32_t stride, channels, n_taps, n_rows;
@@ -275,6 +278,32 @@ struct DeltaArguments {
   float* out;
   uint32_t stride, n_rows, n_key_heads, n_value_heads, head_dim;
   uint32_t are_grouped;  // value heads of a key head are neighbours
+};
+
+// The state-space recurrence of Mamba-2, token by token: x of the heads, what writes to the state and what
+// reads it, of all groups, one after the other in rows [n_rows][stride]; out [n_rows][n_heads * head_dim].
+// rates [n_rows][rate_stride] are those of the projection. rows are aligned to 16 bytes, each of them. The
+// state lies as the CPU has it (ops/ssd.h). Grid: (head_dim / 16, n_heads).
+struct SsdArguments {
+  const float* rows;
+  const float* rates;
+  const float* a;       // [n_heads]
+  const float* biases;  // [n_heads] of the rates
+  const float* skips;   // [n_heads]
+  float* state;         // [n_heads][head_dim / 16][state_dim][16]
+  float* out;
+  uint32_t stride, rate_stride, n_rows, n_heads, n_groups, head_dim, state_dim;
+};
+
+// A thread has a column of kSsdRows rows of the state in registers while tokens go by, a block so many of a
+// tile's. What tokens bring lies in shared memory for kSsdTokens at a time.
+inline constexpr int kSsdColumns = 16, kSsdRows = 16, kSsdGroups = 8, kSsdTokens = 16;
+inline constexpr int kSsdTile = kSsdRows * kSsdGroups, kSsdTileWords = kSsdTile / 4;
+struct SsdShared {
+  Words4 writes[kSsdTokens][kSsdTileWords], reads[kSsdTokens][kSsdTileWords];
+  float x[kSsdTokens][kSsdColumns];
+  float rates[kSsdTokens], decays[kSsdTokens];
+  float sums[kSsdTokens][kSsdGroups][kSsdColumns];  // over the rows of a thread
 };
 
 }  // namespace edgeh2o::cuda

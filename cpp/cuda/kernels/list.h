@@ -19,6 +19,7 @@
   X(keep_inputs, ConvolveArguments)           \
   X(delta_gates, DeltaGateArguments)          \
   X(delta_rule, DeltaArguments)               \
+  X(ssd, SsdArguments)                        \
   X(multiply_f32, MultiplyArguments)          \
   X(multiply_f16, MultiplyArguments)          \
   X(multiply_bf16, MultiplyArguments)         \

@@ -62,7 +62,8 @@ EH2O_KERNEL(norm_rows, NormArguments, kRowThreads) {
   const uint32_t from = a.indices ? static_cast<uint32_t>(a.indices[row]) : row / a.n_groups;
   const float* x = a.x + static_cast<size_t>(from) * a.x_stride + group * a.dim;
   const float factor = a.weight ? norm_factor(x, a.dim, a.eps) : 1.0f;
-  const auto value = [&](uint32_t i) { return a.weight ? x[i] * factor * a.weight[i] : x[i]; };
+  const float* weight = a.weight ? a.weight + group * a.weight_stride : nullptr;
+  const auto value = [&](uint32_t i) { return weight ? x[i] * factor * weight[i] : x[i]; };
   // Before out is written, which may be x.
   if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
   if (!a.out) return;
@@ -112,6 +113,7 @@ EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
   const float* up = a.up + static_cast<size_t>(row) * a.dim;
   const auto value = [&](uint32_t i) {
     if (a.kind == GateKind::kSiluClamped) return clamped_swiglu(gate[i], up[i]);
+    if (a.kind == GateKind::kRelu) return larger(gate[i], 0.0f) * up[i];
     if (a.kind == GateKind::kSigmoid) return divide(up[i], 1.0f + exponential(-gate[i]));
     return (a.kind == GateKind::kGelu ? gelu(gate[i]) : silu(gate[i])) * up[i];
   };
