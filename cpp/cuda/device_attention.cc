@@ -37,6 +37,8 @@ void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, 
   const bool is_row = !is_decode && skips_attention(config_, rows.sequence, layer);
   for_groups(is_row && !spec.heads.has_own_kv() ? outputs : rows,
              [&](const Rows& group) { project_qkv(group, layer); });
+  // Beside the attention, from the same rows; what comes out is added before that of the attention.
+  if (spec.has_ssd()) mix_recurrent(rows, outputs, layer);
   const bool asks_rule =
       is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
   if (is_row) {

@@ -52,7 +52,7 @@ class DeviceState {
   void end_call() { moved_states_ = true; }
   // Recurrent states from the device to the sequence, as they are to be saved.
   void download_states(Sequence& sequence);
-  // [n_recurrent] of a layer without attention.
+  // [n_recurrent] of a recurrent layer.
   float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
   void download_rows(Sequence& sequence);
@@ -77,7 +77,7 @@ class DeviceState {
   std::vector<size_t> n_replaced_;
   bool moved_states_ = false;
   // Of all rows of a call: x_, qkv_, attended_; of kRowsAtOnce: norm_ to d8_; the widest layer counts.
-  // Of layers without attention, of kRowsAtOnce: what they make of their input, and what was convolved.
+  // Of recurrent layers, of kRowsAtOnce: what they make of their input, and what was convolved.
   DeviceBuffer mixed_, convolved_;
   DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_;
   // Of a sparse rule, of one layer: positions [n_kv_heads][max_context], then counts; states of both parts of
@@ -151,11 +151,13 @@ class DeviceDecoder {
   }
   void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
   void project_qkv(const Rows& rows, size_t layer);
-  // A layer without attention, for rows that go through it together; the first n_skipped only move its state
-  // on.
-  void mix_recurrent(const Rows& rows, size_t layer, size_t n_skipped);
+  // What a layer has instead of attention, or beside it; rows before the outputs only move its state on. For
+  // some that go through it together, these are the first n_skipped.
+  void mix_recurrent(const Rows& rows, const Rows& outputs, size_t layer);
   void mix_short_conv(const Rows& rows, size_t layer, size_t n_skipped);
   void mix_delta_net(const Rows& rows, size_t layer, size_t n_skipped);
+  void mix_mamba2(const Rows& rows, size_t layer, size_t n_skipped);
+  void gate_and_norm(const Rows& rows, size_t layer, const float* gate, float* x);
   struct DeltaParts {
     float *qkv, *z, *gates;
   };

@@ -29,7 +29,9 @@ struct Sizes {
     attended = all_rows * mixer_out_dim;
     const auto is_recurrent = [](const LayerSpec& layer) { return layer.mixer != MixerKind::kAttention; };
     mixed = row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.mixed_dim(dim) : 0; });
-    convolved = row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.delta.conv_dim() : 0; });
+    convolved = row * widest([&](const LayerSpec& l) {
+                  return is_recurrent(l) ? std::max(l.delta.conv_dim(), l.ssd.conv_dim()) : 0;
+                });
     gate = row * ffn_dim;
     q8 = kRowsAtOnce * deepest;
     d8 = q8 / 32 * sizeof(float);
@@ -219,7 +221,7 @@ void DeviceState::begin_call(Sequence& sequence) {
   for (size_t& n : n_on_host_) n = std::min(n, sequence.position());
   bool uploads = false;
   for (size_t i = 0; i < config_.n_layers(); ++i) {
-    if (sequence.attends(i) || n_replaced_[i] == sequence.recurrent(i).n_replaced()) continue;
+    if (!sequence.has_recurrent(i) || n_replaced_[i] == sequence.recurrent(i).n_replaced()) continue;
     RecurrentState& state = sequence.recurrent(i);
     device_.upload(recurrent(i), state.values(), state.n_values() * sizeof(float));
     n_replaced_[i] = state.n_replaced();
@@ -232,7 +234,7 @@ void DeviceState::download_states(Sequence& sequence) {
   if (!moved_states_) return;
   for (size_t i = 0; i < config_.n_layers(); ++i) {
     // One that was replaced since is on the host alone.
-    if (sequence.attends(i) || n_replaced_[i] != sequence.recurrent(i).n_replaced()) continue;
+    if (!sequence.has_recurrent(i) || n_replaced_[i] != sequence.recurrent(i).n_replaced()) continue;
     RecurrentState& state = sequence.recurrent(i);
     device_.download(state.values(), recurrent(i), state.n_values() * sizeof(float));
   }

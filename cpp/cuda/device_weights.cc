@@ -106,9 +106,10 @@ void DeviceWeights::finish() {
   host_.check_complete(
       [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
   const auto keep_vector = [this](const std::vector<float>& values) {
-    if (values.empty()) return;
+    if (values.empty() || vectors_.count(&values) > 0) return;
     vectors_[&values] = static_cast<const float*>(keep(values.data(), values.size() * sizeof(float)));
   };
+  for (size_t i = 0; i < n_layers_; ++i) keep_norms(host_.layer(i).ssm_norm);
   for (const auto& [name, slot] : host_.slots()) {
     if (slot.vector) keep_vector(*slot.vector);
   }
@@ -123,6 +124,18 @@ void DeviceWeights::finish() {
   }
   if (!inputs.empty()) token_inputs_ = make_table(inputs);
   staging_ = DeviceBuffer();
+}
+
+// Of groups: one after the other.
+void DeviceWeights::keep_norms(const std::vector<std::vector<float>>& norms) {
+  std::vector<float> all;
+  for (const std::vector<float>& norm : norms) all.insert(all.end(), norm.begin(), norm.end());
+  if (all.empty()) return;
+  const auto* next = static_cast<const float*>(keep(all.data(), all.size() * sizeof(float)));
+  for (const std::vector<float>& norm : norms) {
+    vectors_[&norm] = next;
+    next += norm.size();
+  }
 }
 
 DeviceTable DeviceWeights::make_table(const std::vector<DeviceMatrix>& parts) {

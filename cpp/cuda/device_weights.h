@@ -53,6 +53,7 @@ class DeviceWeights {
   size_t rows_of_part(const PackedMatrix* matrix, WeightFormat format, size_t rows, size_t cols) const;
   void upload(void* to, const void* from, size_t n_bytes);
   void* keep(const void* data, size_t n_bytes);
+  void keep_norms(const std::vector<std::vector<float>>& norms);
   DeviceTable make_table(const std::vector<DeviceMatrix>& parts);
 
   Device& device_;

@@ -120,7 +120,8 @@ class Sequence {
   bool attends(size_t i) const { return layers_[i].attention != nullptr; }  // else there is no layer(i)
   // Whether layer(i) is the layer's own, not another's.
   bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }
-  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }  // of a layer that has one
+  bool has_recurrent(size_t i) const { return layers_[i].recurrent != nullptr; }  // else no recurrent(i)
+  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }
   // Whether there are such layers: tokens then cannot be taken back one by one, nor looked at ahead.
   bool is_recurrent() const { return is_recurrent_; }
 
