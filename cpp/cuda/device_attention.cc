@@ -41,16 +41,17 @@ void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, 
   if (spec.has_ssd()) mix_recurrent(rows, outputs, layer);
   const bool asks_rule =
       is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
+  const size_t out_dim = spec.heads.out_dim();
   if (is_row) {
-    attend_to_all(outputs, layer);
+    attend_to_all(outputs, layer, outputs.attended(out_dim));
   } else if (spec.window > 0 || !asks_rule) {
-    attend_to_all(rows, layer);
+    attend_to_all(rows, layer, rows.attended(out_dim));
     const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
     if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
   } else if (is_decode) {
     attend_token(rows, layer);
   } else {
-    attend_by_policy(rows, layer, end);
+    attend_under_guard(rows, layer, end);
   }
 }
 
@@ -133,7 +134,7 @@ AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) 
   return a;
 }
 
-void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
+void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
   const LayerSpec& spec = config_.layers[layer];
   const AttentionHeads& heads = spec.heads;
   const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
@@ -147,7 +148,7 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
     a.n_splits = u32(n_ranges);
     device_->launch("attend_split", a, n_ranges, heads.n_kv_heads, some.n, kThreads, shared);
     device_->launch("combine_splits",
-                    CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
+                    CombineArguments{a.parts, a.states, out + begin * heads.out_dim(), u32(heads.n_heads),
                                      u32(heads.value_dim), u32(n_ranges), sinks},
                     heads.n_heads, some.n, 1, kThreads, 0);
   }
@@ -180,7 +181,7 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
   }
   if (n_tail > 0) {
     const Rows tail = rows.part(head.n, n_tail);
-    attend_to_all(tail, layer);
+    attend_to_all(tail, layer, tail.attended(heads.out_dim()));
     n_pairs += heads.n_kv_heads * causal_pairs(tail.position, n_tail, 0);
   }
   sequence.policy_of_call().end_layer();

@@ -84,6 +84,8 @@ class DeviceState {
   // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory; synthetic
   // rows; bounds of the pages of a KV head, and the queries that meet them.
   DeviceBuffer memory_, joined_, sums_, synthetic_, bounds_, signs_;
+  // Of the guard: what sampled queries get that read everything; on the host what all got before, then this.
+  DeviceBuffer sampled_, staged_sampled_;
   DeviceBuffer staged_memory_, staged_sums_, staged_synthetic_, staged_queries_;  // pinned
   std::vector<size_t> n_on_host_;                                                 // rows of every cache
   // Of experts, of kRowsAtOnce: normed rows, logits of the router, outputs of all experts of a row; which
@@ -177,9 +179,11 @@ class DeviceDecoder {
                   float* out);
   void gate_up(const Rows& rows, const FeedForward& ffn, Activation activation, const float* input);
   void attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode, PromptEnd end);
-  // Queries read every position up to their own, or their window.
-  void attend_to_all(const Rows& rows, size_t layer);
+  // Queries read every position up to their own, or their window; out [n][out_dim].
+  void attend_to_all(const Rows& rows, size_t layer, float* out);
+  void attend_under_guard(const Rows& rows, size_t layer, PromptEnd end);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
+  AttentionError measure_error(const Rows& rows, size_t layer, PromptEnd end);
   void attend_token(const Rows& token, size_t layer);
   void choose_memory(const Rows& chunk, size_t layer, Phase phase, std::vector<MemorySet>& sets);
   Memory stage_memory(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);

@@ -51,6 +51,7 @@ struct Sizes {
       parts += kAttendRows * sizeof(float) * n_more * out_dim;
       states += kAttendRows * sizeof(float) * n_more * n_heads * 2;
       const size_t chunk = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
+      sampled = shape.guard.n_rows * out_dim * sizeof(float);
       if (needs.looks_at_queries) queries = qkv / shape.batch_size * chunk;
       take_scores(config, shape, needs, chunk, n_kv_heads, n_heads);
     }
@@ -72,7 +73,7 @@ struct Sizes {
 
   size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
   size_t mixed, convolved;
-  size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0;
+  size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0, sampled = 0;
   size_t router, expert_input, expert_outputs, routes;
   size_t query_factors = 0, staged = 0;
   std::vector<size_t> ropes;
@@ -80,12 +81,12 @@ struct Sizes {
   size_t device_total() const {
     size_t total = mixed + convolved + x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states +
                    tokens + logits + memory + synthetic + joined + sums + bounds + signs + router +
-                   expert_input + expert_outputs + routes + query_factors;
+                   expert_input + expert_outputs + routes + query_factors + sampled;
     for (const size_t size : ropes) total += size;
     return total;
   }
   size_t pinned_total() const {
-    return staged + logits + memory + sums + synthetic + queries + router + routes;
+    return staged + logits + memory + sums + synthetic + queries + router + routes + 2 * sampled;
   }
 
  private:
@@ -155,6 +156,8 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   staged_memory_ = DeviceBuffer(device, sizes.memory, true);
   staged_sums_ = DeviceBuffer(device, sizes.sums, true);
   staged_synthetic_ = DeviceBuffer(device, sizes.synthetic, true);
+  sampled_ = DeviceBuffer(device, sizes.sampled);
+  staged_sampled_ = DeviceBuffer(device, 2 * sizes.sampled, true);
   expert_input_ = DeviceBuffer(device, sizes.expert_input);
   router_ = DeviceBuffer(device, sizes.router);
   expert_outputs_ = DeviceBuffer(device, sizes.expert_outputs);

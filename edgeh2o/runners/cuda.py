@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 # What only the CPU's decoder uses.
-_CPU_SIZES = ("precision", "threads", "checked_rows", "error_limit")
+_CPU_SIZES = ("precision", "threads")
 # Parts of a session that lie in the memory of the host.
 _HOST_PARTS = ("staging", "scores", "rows_for_the_rule", "recurrent_copy")
 
