@@ -25,6 +25,7 @@ MODELS = (
     "test_architectures.py::test_architectures[qwen35]",
     "test_architectures.py::test_architectures[nemotron_h_moe]",
     "test_architectures.py::test_tensor_types[Q4_1]",
+    "test_guard.py::test_statistics_tell_of_it",
     "test_sessions.py::test_a_prompt_moves_to_another_session",
 )
 PLANTED = ROOT / "tests/cuda/planted.cc"
