@@ -220,7 +220,7 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
     dim, n_heads, n_kv = sizes.head_dim, sizes.n_heads, sizes.n_kv_heads
     n_rows, n_summed, context = 8, 32, sizes.context
     stride, n_splits = (n_heads + 2 * n_kv) * dim, -(-context // 128)
-    heads = Heads(n_heads=n_heads, n_kv_heads=n_kv, key_dim=dim, value_dim=dim)
+    heads = Heads(n_heads=n_heads, n_kv_heads=n_kv, key_dim=dim, value_dim=dim, value_stride=dim)
     qkv = device.put(np.full((n_summed, stride), 0.1, np.float32))
     k, v = (device.put(np.full((n_kv, context, dim), 0.1, np.float16)) for _ in range(2))
     n_parts = n_rows * n_heads * n_splits
@@ -235,7 +235,7 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
     def attend(n: int) -> Callable[[], None]:
         arguments = Attend(
             **shared, parts=parts, states=states, first=context - n, n_splits=n_splits,
-            keys=KeyList(),
+            keys=KeyList(), block_heads=n_heads // n_kv,
         )  # fmt: skip
         combine = Combine(
             parts=parts, states=states, out=out, n_heads=n_heads, value_dim=dim, n_splits=n_splits

@@ -65,8 +65,12 @@ void DeviceDecoder::add_experts(const Rows& rows, size_t layer) {
   ExpertRoutes(rows.n, spec.n_experts, n_used, arena);
   arena.allocate();
   ExpertRoutes routes(rows.n, spec.n_experts, n_used, arena);
-  const RoutingRule rule{spec.normalises_experts, spec.expert_gate == ExpertGate::kSigmoid,
-                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data()};
+  const RoutingRule rule{spec.normalises_experts,
+                         spec.expert_gate == ExpertGate::kSigmoid,
+                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data(),
+                         spec.expert_scale,
+                         spec.n_expert_groups,
+                         spec.n_expert_groups_used};
   route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, rule, routes);
 
   // The row of every entry; of every row its entries by expert, the shared one last; their weights.
