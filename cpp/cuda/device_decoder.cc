@@ -13,9 +13,6 @@
 namespace edgeh2o::cuda {
 namespace {
 
-// Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
-constexpr size_t kGemmFromRows = 8;
-
 GateKind gate_kind(Activation activation) {
   switch (activation) {
     case Activation::kGeluTanh:
@@ -36,7 +33,6 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(layer.latent.is_none(), "multi-head latent attention does not run on a GPU yet", cure);
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);
@@ -45,8 +41,8 @@ void check_supported(const DecoderConfig& config) {
                "layers whose queries are scaled differently do not run on a GPU yet", cure);
     EH2O_CHECK(layer.heads.key_dim % 4 == 0, "heads of ", layer.heads.key_dim,
                " dimensions do not run on a GPU: the kernels want a multiple of 4", cure);
-    EH2O_CHECK(layer.heads.group_size() <= kMaxGroup, layer.heads.group_size(),
-               " query heads per KV head do not run on a GPU: at most ", kMaxGroup, cure);
+    EH2O_CHECK(layer.latent.is_none() || layer.temperature_period == 0,
+               "latent attention whose queries are scaled by their position does not run on a GPU yet", cure);
   }
 }
 
@@ -269,13 +265,18 @@ void DeviceDecoder::multiply_part(const Rows& rows, const DeviceMatrix& w, const
       w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
       bias,        out,         w.depth,
       u32(stride), accumulates, u32(rows.n)};
-  if (is_tiled(w.format) && rows.n >= kGemmFromRows) {
-    device_->launch(gemm_kernel(w.format), arguments, ceil_div(w.n_out, size_t{kGemmTile}),
-                    ceil_div(rows.n, size_t{kGemmTile}), 1, kThreads, gemm_shared_bytes(w.format));
+  launch_multiply(arguments, 1);
+}
+
+void DeviceDecoder::launch_multiply(const MultiplyArguments& a, size_t n_heads) {
+  const DeviceMatrix& w = a.w;
+  if (takes_gemm(w, a.n_rows)) {
+    device_->launch(gemm_kernel(w.format), a, ceil_div(w.n_out, size_t{kGemmTile}),
+                    ceil_div(a.n_rows, size_t{kGemmTile}), 1, kThreads, gemm_shared_bytes(w.format));
     return;
   }
   const size_t n_blocks = ceil_div(w.n_out, is_tiled(w.format) ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(multiply_kernel(w.format), arguments, n_blocks, rows.n, 1, kThreads, kSmallShared);
+  device_->launch(multiply_kernel(w.format), a, n_blocks, a.n_rows, n_heads, kThreads, kSmallShared);
 }
 
 void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {

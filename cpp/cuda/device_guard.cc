@@ -20,13 +20,13 @@ void DeviceDecoder::attend_under_guard(const Rows& rows, size_t layer, PromptEnd
     attend_by_policy(rows, layer, end);
     if (!is_guarded || !sequence.take_error(layer, measure_error(rows, layer, end))) return;
   }
-  attend_to_all(rows, layer, rows.attended(heads.out_dim()));
+  attend_to_all(rows, layer, rows.attended(attended_dim(config_.layers[layer])));
   sequence.count_pairs(n_dense * heads.n_kv_heads, 0);
 }
 
 AttentionError DeviceDecoder::measure_error(const Rows& rows, size_t layer, PromptEnd end) {
   const SampledRows sample = rows.sequence.sampled_rows(layer, rows.position, rows.n, end);
-  const size_t dim = config_.layers[layer].heads.out_dim(), n = sample.size();
+  const size_t dim = attended_dim(config_.layers[layer]), n = sample.size();
   float* const dense = rows.state.sampled_.as<float>();
   float *const sparse_on_host = rows.state.staged_sampled_.as<float>(), *const dense_on_host =
                                                                             sparse_on_host + n * dim;

@@ -76,7 +76,8 @@ struct QuantisedRows {
 };
 
 // out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats; of matrix
-// products: (n_out / 64, rows / 64).
+// products: (n_out / 64, rows / 64). All but these take a matrix per head in the place of w, too: then heads
+// are the third dimension of the grid, and each takes a part of the row and gives one.
 struct MultiplyArguments {
   DeviceMatrix w;
   const float* x;     // [rows][x_stride], for float matrices
@@ -85,10 +86,13 @@ struct MultiplyArguments {
   float* out;         // [rows][out_stride]
   uint32_t x_stride, out_stride;
   uint32_t accumulates;
-  uint32_t n_rows;  // for matrix products
+  uint32_t n_rows;                      // for matrix products
+  const DeviceMatrix* heads = nullptr;  // of one shape and format
+  uint32_t x_step = 0, out_step = 0;    // between the parts of two heads
 };
 
-// Row r of x is group r % n_groups of row r / n_groups; or, without groups, row indices[r]. Grid: (rows).
+// Row r of x is group r % n_groups of row r / n_groups; or, without groups, row indices[r]. Groups of out lie
+// one behind the other. Grid: (rows).
 struct NormArguments {
   const float* x;
   const float* weight;  // [dim], or null for no norm
@@ -98,6 +102,7 @@ struct NormArguments {
   float eps;
   const int32_t* indices = nullptr;
   uint32_t weight_stride = 0;  // between the weights of groups: dim where each has its own
+  uint32_t group_stride = 0;   // of x; 0: dim
 };
 
 // x[row] += scale * norm(y[row]), no norm where weight is null. Grid: (rows).
@@ -154,6 +159,7 @@ struct DeviceCache {
 
 struct DeviceHeads {
   uint32_t n_heads, n_kv_heads, key_dim, value_dim;
+  uint32_t value_stride;  // of a row of the cache, which may begin with the value
 };
 
 // Rotates q and k of qkv [rows][stride] in place, and writes k and v of row r to position first + r.
@@ -172,6 +178,21 @@ struct RopeArguments {
   float eps;
 };
 
+// Latent attention (see LatentHeads): rows of qkv [rows][stride] are queries [n_heads][row_dim], of which the
+// first `rank` are there, and the row that is cached. Queries get their rotated part from `heads` [rows]
+// [n_heads][head_dim], behind nope_dim; the row is normed, rotated and written to position first + r.
+// Grid: (n_heads + 1, rows).
+struct LatentArguments {
+  float* qkv;
+  const float* heads;
+  const float* cos;  // [rows][rope_dim / 2]
+  const float* sin;
+  const float* norm;  // [rank]
+  DeviceCache cache;  // values are keys
+  uint32_t n_heads, rank, nope_dim, rope_dim, stride, first;
+  float eps;
+};
+
 // The rows of the cache that queries read: all positions from `lowest` on up to their own (and within the
 // window); where `counts` is set, which all queries see: the first counts[kv_head] of
 // positions[kv_head][stride], or of the cache's rows as they lie if that is null.
@@ -182,8 +203,9 @@ struct KeyList {
 };
 
 // Attention of every row's query at position first + r, in ranges of kSplitKeys keys: ranges first_split and
-// on of n_splits. Grid: (ranges, n_kv_heads, rows).
-inline constexpr int kSplitKeys = 128, kMaxGroup = 16;
+// on of n_splits. The query heads of a KV head are cut into blocks of block_heads.
+// Grid: (ranges, blocks of all KV heads, rows).
+inline constexpr int kSplitKeys = 128;
 struct AttendArguments {
   const float* qkv;  // [rows][stride], rotated
   DeviceCache cache;
@@ -192,7 +214,7 @@ struct AttendArguments {
   float* states;        // [rows][n_heads][n_splits][2] maximum of the logits times log2(e), sum
   const float* biases;  // [kv_head][max_context of the cache] added to the logits of its rows, or null
   KeyList keys;
-  uint32_t stride, first, first_split, n_splits;
+  uint32_t stride, first, first_split, n_splits, block_heads;
   float scale, soft_cap;
 };
 

@@ -9,6 +9,7 @@
   X(mix_rows, MixArguments)                   \
   X(gate_rows, GateArguments)                 \
   X(rope_rows, RopeArguments)                 \
+  X(latent_rows, LatentArguments)             \
   X(embed_rows, EmbedArguments)               \
   X(attend_split, AttendArguments)            \
   X(combine_splits, CombineArguments)         \

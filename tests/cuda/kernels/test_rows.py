@@ -61,6 +61,19 @@ def test_norm_of_groups_in_place(device: Device, own_weights: bool) -> None:
     np.testing.assert_array_equal(got[:, 48:], x[:, 48:])
 
 
+def test_parts_of_heads_are_rounded_by_themselves(device: Device) -> None:
+    """Of 3 heads of 56 numbers the first 40, each padded to whole tiles."""
+    random = np.random.default_rng(8)
+    x = random.normal(size=(2, 3 * 56 + 9)).astype(np.float32)
+    rounded = empty_quantised(device, 6, 40)
+    arguments = Norm(
+        x=device.put(x), xq=rounded, dim=40, n_groups=3, x_stride=x.shape[1], group_stride=56
+    )
+    device.launch("norm_rows", arguments, (6,), shared=16)
+    parts = x[:, : 3 * 56].reshape(6, 56)[:, :40]
+    check_quantised(device, rounded, parts.astype(np.float64))
+
+
 def test_rows_of_experts(device: Device) -> None:
     """Rows are rounded where an index says; a row adds up what its entries name."""
     random = np.random.default_rng(6)

@@ -43,7 +43,13 @@ def check_rule(
     """A prompt in calls of these lengths, then three tokens: positions, pairs and logits."""
     with open_model(tiny_model(**model_options), open_device(0)) as file:
         on_device = file.load()._core_model
-        attending = [i for i, each in enumerate(file.config.layers) if "attention" in each.mixer]
+        layers = enumerate(file.config.layers)
+        slots = [
+            (i, head)
+            for i, layer in layers
+            if "attention" in layer.mixer
+            for head in range(layer.n_kv_heads)
+        ]
     on_cpu = load_pair(tiny_model, **model_options).core
     sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
     results = []
@@ -52,7 +58,7 @@ def check_rule(
         session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
         rows = prefill(session, *split(tokens, lengths))
         decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
-        chosen = [policy.memory_set(layer, head) for layer in attending for head in range(2)]
+        chosen = [policy.memory_set(*slot) for slot in slots]
         results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
     for ours, theirs in zip(results[1][1], results[0][1], strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -116,7 +122,7 @@ class Loudest:
     """Positions with large keys, seen from the chunk's first query; a mean row for the others."""
 
     def _choose(self, chunk: tuple[int, int], queries: Any, keys: Any) -> NDArray[np.intp]:
-        assert queries.shape == (chunk[1] - chunk[0], 2, 16)
+        assert queries.shape[::2] == (chunk[1] - chunk[0], keys.shape[1])
         seen = np.abs(keys.astype(np.float32) @ queries[0, 0])
         return np.sort(np.argsort(-seen, kind="stable")[:20])
 

@@ -11,6 +11,7 @@ import pytest
 from edgeh2o import LLM, SamplingParams, UsageError
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
+from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState
@@ -113,8 +114,11 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
 
 
 def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
-    other = tiny_model(**{**SMALL, "n_heads": 34, "head_dim": 8})
-    with pytest.raises(UsageError, match=r"17 query heads per KV head.*--device cpu"):
+    rule = HeadwiseConfig(budget=64, decode_attention="headwise")
+    with pytest.raises(UsageError, match=r"--decode-attention, or use --device cpu"):
+        LLM(tiny_model(**SMALL), device="cuda", attention=rule, context_size=256)
+    other = tiny_model(**{**SMALL, "head_dim": 10})
+    with pytest.raises(UsageError, match=r"heads of 10 dimensions do not run.*--device cpu"):
         LLM(other, device="cuda", attention="dense")
 
 
