@@ -44,8 +44,9 @@ SequenceShape device_shape(size_t max_context, size_t batch_size, size_t chunk_s
 }
 
 void check_supported(const PolicyNeeds& needs) {
-  EH2O_CHECK(!needs.ends_prompts, "tokens that read a part of the prompt do not run on a GPU yet; leave out ",
-             "--decode-attention, or use --device cpu");
+  EH2O_CHECK(!needs.ends_prompts,
+             "rules by which generated tokens read a part of the prompt (--attention quest ",
+             "and rocketkv, --decode-attention) do not run on a GPU yet; use --device cpu");
 }
 
 struct DeviceSequence {

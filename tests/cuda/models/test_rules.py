@@ -118,6 +118,16 @@ def test_column_sums_of_one_softmax_count_its_sinks(tiny_model: TinyModelFactory
     check_rule(tiny_model, make_policy, random_tokens(CHUNK_SIZE + 40), [90, 14], options)
 
 
+def test_ruvllm_chooses_and_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
+    """Landmarks of prompts and of generated tokens."""
+    check_rule(
+        tiny_model,
+        lambda: _core.ruvllm_policy(window=20, block_size=8, globals=3),
+        random_tokens(CHUNK_SIZE + 40),
+        [90, 14],
+    )
+
+
 class Loudest:
     """Positions with large keys, seen from the chunk's first query; a mean row for the others."""
 

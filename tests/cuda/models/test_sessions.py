@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, SamplingParams, UsageError
+from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
+from edgeh2o.attention.quest import QuestConfig
+from edgeh2o.attention.rocketkv import RocketKvConfig
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState
@@ -114,12 +117,22 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
 
 
 def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
-    rule = HeadwiseConfig(budget=64, decode_attention="headwise")
-    with pytest.raises(UsageError, match=r"--decode-attention, or use --device cpu"):
-        LLM(tiny_model(**SMALL), device="cuda", attention=rule, context_size=256)
     other = tiny_model(**{**SMALL, "head_dim": 10})
     with pytest.raises(UsageError, match=r"heads of 10 dimensions do not run.*--device cpu"):
         LLM(other, device="cuda", attention="dense")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [QuestConfig(), RocketKvConfig(), HeadwiseConfig(budget=256, decode_attention="headwise")],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:a context of")
+def test_generated_tokens_that_read_a_part_are_refused(
+    tiny_model: TinyModelFactory, rule: SparseAttentionConfig
+) -> None:
+    with pytest.raises(UsageError, match=r"generated tokens read a part.*use --device cpu"):
+        LLM(tiny_model(**SMALL), device="cuda", attention=rule, context_size=4096)
 
 
 def test_h2o_goes_on_from_a_saved_session(tiny_model: TinyModelFactory) -> None:
