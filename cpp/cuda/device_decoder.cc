@@ -39,8 +39,6 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(layer.temperature_period == 0 || (layer.temperature_period == temperature.period &&
                                                  layer.temperature_scale == temperature.scale),
                "layers whose queries are scaled differently do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.heads.key_dim % 4 == 0, "heads of ", layer.heads.key_dim,
-               " dimensions do not run on a GPU: the kernels want a multiple of 4", cure);
     EH2O_CHECK(layer.latent.is_none() || layer.temperature_period == 0,
                "latent attention whose queries are scaled by their position does not run on a GPU yet", cure);
   }

@@ -116,12 +116,6 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
     assert answers[0] == answers[1]
 
 
-def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
-    other = tiny_model(**{**SMALL, "head_dim": 10})
-    with pytest.raises(UsageError, match=r"heads of 10 dimensions do not run.*--device cpu"):
-        LLM(other, device="cuda", attention="dense")
-
-
 @pytest.mark.parametrize(
     "rule",
     [QuestConfig(), RocketKvConfig(), HeadwiseConfig(budget=256, decode_attention="headwise")],
