@@ -47,11 +47,17 @@ started=$SECONDS
 export PYTHONPATH=${PYTHONPATH:-$PWD} PYTHONUNBUFFERED=1
 failed=0
 
-# step NAME SECONDS COMMAND...: runs it within its time; its output goes to the terminal and to FOLDER/NAME.txt.
+# step NAME SECONDS COMMAND...: runs it within its time; its output goes to the terminal and to FOLDER/NAME.txt. With a GPU
+# all steps have ten minutes together; on the host device, which is slower, and on few cores, each has more.
 step() {
-  local name=$1 seconds=$2
+  local name=$1 seconds=$2 left=$((595 - SECONDS + started))
   shift 2
-  printf '\n== %s (%ss)\n' "$name" "$((SECONDS - started))"
+  if [ "$mode" = dry-run ]; then
+    seconds=$((3 * seconds))
+  elif [ "$left" -lt "$seconds" ]; then
+    seconds=$((left > 1 ? left : 1))
+  fi
+  printf '\n== %s (%ss, at most %ss)\n' "$name" "$((SECONDS - started))" "$seconds"
   timeout "$seconds" "$@" 2>&1 | tee "$out/$name.txt"
   local status=${PIPESTATUS[0]}
   if [ "$status" != 0 ]; then echo "$name: failed ($status)"; failed=1; fi

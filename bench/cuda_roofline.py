@@ -16,16 +16,18 @@ import argparse
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tools.build_cuda_images import CompileError, find_nvrtc
 from tools.cuda_driver import (
     FORMATS,
+    SSD_SHARED_BYTES,
     Add,
     Attend,
     Cache,
@@ -37,11 +39,13 @@ from tools.cuda_driver import (
     Gate,
     Heads,
     KeyList,
+    Latent,
     Matrix,
     Multiply,
     Norm,
     Quantised,
     Rope,
+    Ssd,
     Structure,
 )
 
@@ -215,38 +219,50 @@ def products(device: Device, sizes: Sizes) -> Iterator[Case]:
         device.free_all()
 
 
-def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
-    """A token and some rows of a prompt over a cache in f16, and column sums of those rows."""
-    dim, n_heads, n_kv = sizes.head_dim, sizes.n_heads, sizes.n_kv_heads
-    n_rows, n_summed, context = 8, 32, sizes.context
-    stride, n_splits = (n_heads + 2 * n_kv) * dim, -(-context // 128)
-    heads = Heads(n_heads=n_heads, n_kv_heads=n_kv, key_dim=dim, value_dim=dim)
-    qkv = device.put(np.full((n_summed, stride), 0.1, np.float32))
-    k, v = (device.put(np.full((n_kv, context, dim), 0.1, np.float16)) for _ in range(2))
+def attending(
+    device: Device, shared: Mapping[str, Any], n_rows: int, context: int, block_heads: int
+) -> Callable[[int], Callable[[], None]]:
+    """Makes launches that attend to the whole context, of the first of so many rows."""
+    heads = shared["heads"]
+    n_heads, n_kv, value_dim = heads.n_heads, heads.n_kv_heads, heads.value_dim
+    n_splits = -(-context // 128)
     n_parts = n_rows * n_heads * n_splits
-    parts, states = device.empty(n_parts * dim * 4), device.empty(n_parts * 8)
-    out = device.empty(n_rows * n_heads * dim * 4)
-    shared = {
-        "qkv": qkv, "cache": Cache(k=k, v=v, max_context=context), "heads": heads,
-        "stride": stride, "scale": 0.1,
-    }  # fmt: skip
-    n_bytes = n_heads // n_kv * (dim + 128) * 4
+    parts, states = device.empty(n_parts * value_dim * 4), device.empty(n_parts * 8)
+    combine = Combine(
+        parts=parts, states=states, out=device.empty(n_rows * n_heads * value_dim * 4),
+        n_heads=n_heads, value_dim=value_dim, n_splits=n_splits,
+    )  # fmt: skip
+    n_blocks = n_kv * -(-n_heads // n_kv // block_heads)
+    n_bytes = block_heads * (heads.key_dim + 128) * 4
 
     def attend(n: int) -> Callable[[], None]:
         arguments = Attend(
             **shared, parts=parts, states=states, first=context - n, n_splits=n_splits,
-            keys=KeyList(),
+            keys=KeyList(), block_heads=block_heads,
         )  # fmt: skip
-        combine = Combine(
-            parts=parts, states=states, out=out, n_heads=n_heads, value_dim=dim, n_splits=n_splits
-        )
 
         def launch() -> None:
-            device.launch("attend_split", arguments, (n_splits, n_kv, n), shared=n_bytes)
+            device.launch("attend_split", arguments, (n_splits, n_blocks, n), shared=n_bytes)
             device.launch("combine_splits", combine, (n_heads, n))
 
         return launch
 
+    return attend
+
+
+def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
+    """A token and some rows of a prompt over a cache in f16, and column sums of those rows."""
+    dim, n_heads, n_kv = sizes.head_dim, sizes.n_heads, sizes.n_kv_heads
+    n_rows, n_summed, context = 8, 32, sizes.context
+    stride = (n_heads + 2 * n_kv) * dim
+    heads = Heads(n_heads=n_heads, n_kv_heads=n_kv, key_dim=dim, value_dim=dim, value_stride=dim)
+    qkv = device.put(np.full((n_summed, stride), 0.1, np.float32))
+    k, v = (device.put(np.full((n_kv, context, dim), 0.1, np.float16)) for _ in range(2))
+    shared = {
+        "qkv": qkv, "cache": Cache(k=k, v=v, max_context=context), "heads": heads,
+        "stride": stride, "scale": 0.1,
+    }  # fmt: skip
+    attend = attending(device, shared, n_rows, context, n_heads // n_kv)
     yield Case("attention of a token", "bytes", 2.0 * n_kv * context * dim * 2, attend(1))
     yield Case(
         "attention of 8 rows of a prompt", "f32", 4.0 * n_rows * n_heads * context * dim,
@@ -263,6 +279,37 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
         device.launch("column_sums", sums, (-(-context // 4), n_kv))
 
     yield Case("column_sums", "f32", 2.0 * n_summed * n_heads * context * dim, add_columns)
+    device.free_all()
+
+
+def latent_attention(device: Device, sizes: Sizes) -> Iterator[Case]:
+    """Half as many query heads, of one row per token; of DeepSeek-V2-Lite with the large sizes."""
+    n_heads, rank, rope_dim = sizes.n_heads // 2, 4 * sizes.head_dim, sizes.head_dim // 2
+    nope_dim, row_dim, context, n = sizes.head_dim, rank + rope_dim, sizes.context, sizes.n_single
+    n_rows, stride = 8, (n_heads + 1) * row_dim
+    kept = device.put(np.full((max(n, context), row_dim), 0.1, np.float16))
+    cache = Cache(k=kept, v=kept, max_context=max(n, context))
+    qkv = device.put(np.full((n, stride), 0.1, np.float32))
+    heads = Heads(
+        n_heads=n_heads, n_kv_heads=1, key_dim=row_dim, value_dim=rank, value_stride=row_dim
+    )
+    shared = {"qkv": qkv, "cache": cache, "heads": heads, "stride": stride, "scale": 0.1}
+    attend = attending(device, shared, n_rows, context, min(16, n_heads))
+    products = 2.0 * n_heads * context * (row_dim + rank)
+    yield Case("latent attention of a token", "bytes", context * row_dim * 2, attend(1))
+    yield Case("latent attention of 8 rows of a prompt", "f32", n_rows * products, attend(n_rows))
+    table = device.put(np.full((n, rope_dim // 2), 0.5, np.float32))
+    latent = Latent(
+        qkv=qkv, heads=device.put(np.full((n, n_heads, nope_dim + rope_dim), 0.5, np.float32)),
+        cos=table, sin=table, norm=device.put(np.ones(rank, np.float32)), cache=cache,
+        n_heads=n_heads, rank=rank, nope_dim=nope_dim, rope_dim=rope_dim, stride=stride, eps=1e-5,
+    )  # fmt: skip
+    n_bytes = n * (2 * n_heads * rope_dim * 4 + row_dim * (2 * 4 + 2))
+
+    def make_rows() -> None:
+        device.launch("latent_rows", latent, (n_heads + 1, n), 32)
+
+    yield Case("latent_rows", "bytes", n_bytes, make_rows)
     device.free_all()
 
 
@@ -308,7 +355,7 @@ def row_kernels(device: Device, sizes: Sizes) -> Iterator[Case]:
 
 
 def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
-    """A convolution between gates, bound by memory, and a delta net over the rows of a prompt."""
+    """A convolution between gates, bound by memory; a delta net and Mamba-2 over a prompt."""
     n, dim, n_taps = sizes.n_single, sizes.dim, 4
     rows = device.put(np.full((n, 3 * dim), 0.5, np.float32))
     convolved = Convolve(
@@ -329,6 +376,21 @@ def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
     )  # fmt: skip
     shared = (head_dim * 36 + 3 * 128) * 4
 
+    columns = 16  # of a slice of the state; neighbouring heads share what writes to it and reads it
+    inner, n_groups = n_heads * head_dim, max(1, n_heads // 16)
+    width = inner + 2 * n_groups * head_dim
+    small = device.put(np.full(n_heads, -0.1, np.float32))
+    scanned = Ssd(
+        rows=device.put(np.full((n, width), 0.1, np.float32)),
+        rates=device.put(np.full((n, n_heads), 0.1, np.float32)),
+        a=small, biases=small, skips=small, state=device.put(state),
+        out=device.empty(n * inner * 4), stride=width, rate_stride=n_heads, n_rows=n,
+        n_heads=n_heads, n_groups=n_groups, head_dim=head_dim, state_dim=head_dim,
+    )  # fmt: skip
+
+    def scan() -> None:
+        device.launch("ssd", scanned, (head_dim // columns, n_heads), shared=SSD_SHARED_BYTES)
+
     def convolve() -> None:
         device.launch("convolve_rows", convolved, (-(-dim // 128), n))
 
@@ -338,6 +400,8 @@ def recurrent(device: Device, sizes: Sizes) -> Iterator[Case]:
     yield Case("convolve_rows", "bytes", 4 * n * dim * 4, convolve)
     # Of every number of a state: two products, its decay and what is added.
     yield Case("delta_rule", "f32", 7.0 * n * n_heads * head_dim**2, rule)
+    # One product less: nothing is taken from a state before it is written to.
+    yield Case("ssd", "f32", 5.0 * n * n_heads * head_dim**2, scan)
     device.free_all()
 
 
@@ -367,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         "\n| kernel | bound by | amount | time | rate | of the limit |\n|---|---|---|---|---|---|"
     )
-    for cases in (products, attention, row_kernels, recurrent):
+    for cases in (products, attention, latent_attention, row_kernels, recurrent):
         for case in cases(device, sizes):
             seconds = seconds_of(device, case.launch)
             rate = case.amount / seconds

@@ -30,14 +30,14 @@ Matrix = _structure(
 )
 Quantised = _structure("Quantised", q=_P, d=_P, padded=_U)
 Cache = _structure("Cache", k=_P, v=_P, max_context=_U, k_type=_U, v_type=_U)
-Heads = _structure("Heads", n_heads=_U, n_kv_heads=_U, key_dim=_U, value_dim=_U)
+Heads = _structure("Heads", n_heads=_U, n_kv_heads=_U, key_dim=_U, value_dim=_U, value_stride=_U)
 Multiply = _structure(
     "Multiply", w=Matrix, x=_P, xq=Quantised, bias=_P, out=_P, x_stride=_U, out_stride=_U,
-    accumulates=_U, n_rows=_U,
+    accumulates=_U, n_rows=_U, heads=_P, x_step=_U, out_step=_U,
 )  # fmt: skip
 Norm = _structure(
     "Norm", x=_P, weight=_P, out=_P, xq=Quantised, dim=_U, n_groups=_U, x_stride=_U,
-    out_stride=_U, eps=_F, indices=_P,
+    out_stride=_U, eps=_F, indices=_P, weight_stride=_U, group_stride=_U,
 )  # fmt: skip
 Mix = _structure("Mix", x=_P, entries=_P, weights=_P, out=_P, dim=_U, n_used=_U)
 Add = _structure("Add", x=_P, y=_P, weight=_P, dim=_U, eps=_F, scale=_F)
@@ -49,10 +49,14 @@ Rope = _structure(
     "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U,
     norms_values=_U, q_norm=_P, k_norm=_P, q_factors=_P, eps=_F,
 )  # fmt: skip
+Latent = _structure(
+    "Latent", qkv=_P, heads=_P, cos=_P, sin=_P, norm=_P, cache=Cache, n_heads=_U, rank=_U,
+    nope_dim=_U, rope_dim=_U, stride=_U, first=_U, eps=_F,
+)  # fmt: skip
 KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, window=_U)
 Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
-    stride=_U, first=_U, first_split=_U, n_splits=_U, scale=_F, soft_cap=_F,
+    stride=_U, first=_U, first_split=_U, n_splits=_U, block_heads=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
 Join = _structure(
     "Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U, sinks=_P,
@@ -65,23 +69,29 @@ Columns = _structure(
 )  # fmt: skip
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
 Convolve = _structure(
-    "Convolve", x=_P, factor=_P, gate=_P, weights=_P, state=_P, out=_P, stride=_U, channels=_U,
-    n_taps=_U, n_rows=_U,
+    "Convolve", x=_P, factor=_P, gate=_P, weights=_P, biases=_P, state=_P, out=_P, stride=_U,
+    channels=_U, n_taps=_U, n_rows=_U,
 )  # fmt: skip
 DeltaGate = _structure("DeltaGate", gates=_P, a=_P, biases=_P, n_rows=_U, n_heads=_U)
 Delta = _structure(
     "Delta", qkv=_P, gates=_P, state=_P, out=_P, stride=_U, n_rows=_U, n_key_heads=_U,
     n_value_heads=_U, head_dim=_U, are_grouped=_U,
 )  # fmt: skip
+Ssd = _structure(
+    "Ssd", rows=_P, rates=_P, a=_P, biases=_P, skips=_P, state=_P, out=_P, stride=_U,
+    rate_stride=_U, n_rows=_U, n_heads=_U, n_groups=_U, head_dim=_U, state_dim=_U,
+)  # fmt: skip
+# Shared memory of a block of ssd, ``SsdShared``.
+SSD_SHARED_BYTES = (2 * 16 * 128 + 16 * 16 + 2 * 16 + 16 * 8 * 16) * 4
 Combine = _structure(
     "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P
 )
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
-    "embed_rows": Embed, "attend_split": Attend,
+    "latent_rows": Latent, "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
     "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
-    "delta_gates": DeltaGate, "delta_rule": Delta,
+    "delta_gates": DeltaGate, "delta_rule": Delta, "ssd": Ssd,
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
 }  # fmt: skip

@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
+
 #include "base/check.h"
 #include "bindings/buffers.h"
 #include "bindings/register.h"
@@ -37,13 +39,14 @@ py::dict to_dict(const cuda::DeviceProperties& p) {
 }
 
 SequenceShape device_shape(size_t max_context, size_t batch_size, size_t chunk_size,
-                           const std::string& cache_type, bool all_rows) {
-  return make_shape(max_context, batch_size, chunk_size, cache_type, "f32", all_rows);
+                           const std::string& cache_type, bool all_rows, const ErrorGuard& guard) {
+  return make_shape(max_context, batch_size, chunk_size, cache_type, "f32", all_rows, guard);
 }
 
 void check_supported(const PolicyNeeds& needs) {
-  EH2O_CHECK(!needs.ends_prompts, "tokens that read a part of the prompt do not run on a GPU yet; leave out ",
-             "--decode-attention, or use --device cpu");
+  EH2O_CHECK(!needs.ends_prompts,
+             "rules by which generated tokens read a part of the prompt (--attention quest ",
+             "and rocketkv, --decode-attention) do not run on a GPU yet; use --device cpu");
 }
 
 struct DeviceSequence {
@@ -182,12 +185,14 @@ void bind_device(py::module_& module) {
   py::class_<DeviceSequence, std::shared_ptr<DeviceSequence>> c(module, "DeviceSequence");
   c.def(py::init([](std::shared_ptr<DeviceDecoder> model, std::shared_ptr<SparsePolicy> policy,
                     size_t max_context, size_t batch_size, size_t chunk_size, const std::string& cache_type,
-                    bool all_rows) {
-          const SequenceShape shape = device_shape(max_context, batch_size, chunk_size, cache_type, all_rows);
+                    bool all_rows, size_t checked_rows, double error_limit) {
+          const SequenceShape shape = device_shape(max_context, batch_size, chunk_size, cache_type, all_rows,
+                                                   {checked_rows, error_limit});
           return std::make_shared<DeviceSequence>(std::move(model), std::move(policy), shape);
         }),
         py::arg("model"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
-        py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false)
+        py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false,
+        py::arg("checked_rows") = 0, py::arg("error_limit") = std::numeric_limits<double>::infinity())
       .def("prefill", &prefill, py::arg("tokens"), py::kw_only(), py::arg("is_last"),
            py::arg("stays_open") = false, py::arg("on_layer") = py::none(),
            py::arg("on_attention") = py::none())
@@ -203,12 +208,15 @@ void bind_device(py::module_& module) {
       .def_static(
           "estimate_bytes",
           [](const DecoderConfig& config, const std::shared_ptr<SparsePolicy>& policy, size_t max_context,
-             size_t batch_size, size_t chunk_size, const std::string& cache_type, bool all_rows) {
-            return DeviceSequence::estimate(
-                config, *policy, device_shape(max_context, batch_size, chunk_size, cache_type, all_rows));
+             size_t batch_size, size_t chunk_size, const std::string& cache_type, bool all_rows,
+             size_t checked_rows, double error_limit) {
+            return DeviceSequence::estimate(config, *policy,
+                                            device_shape(max_context, batch_size, chunk_size, cache_type,
+                                                         all_rows, {checked_rows, error_limit}));
           },
           py::arg("config"), py::arg("policy"), py::kw_only(), py::arg("max_context"), py::arg("batch_size"),
-          py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false);
+          py::arg("chunk_size"), py::arg("cache_type") = "f16", py::arg("all_rows") = false,
+          py::arg("checked_rows") = 0, py::arg("error_limit") = std::numeric_limits<double>::infinity());
   bind_prompt_methods<DeviceSequence>(c);
 }
 

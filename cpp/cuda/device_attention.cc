@@ -12,8 +12,10 @@ namespace {
 
 size_t ranges_of(size_t n_keys) { return ceil_div(n_keys, size_t{kSplitKeys}); }
 
-DeviceHeads heads_of(const AttentionHeads& heads) {
-  return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim), u32(heads.value_dim)};
+DeviceHeads heads_of(const LayerSpec& spec) {
+  const AttentionHeads& heads = spec.heads;
+  return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim),
+          u32(attended_dim(spec) / heads.n_heads), u32(heads.value_dim)};
 }
 
 RowWeight row_weight(QueryWeights weights) {
@@ -37,24 +39,28 @@ void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, 
   const bool is_row = !is_decode && skips_attention(config_, rows.sequence, layer);
   for_groups(is_row && !spec.heads.has_own_kv() ? outputs : rows,
              [&](const Rows& group) { project_qkv(group, layer); });
+  // Beside the attention, from the same rows; what comes out is added before that of the attention.
+  if (spec.has_ssd()) mix_recurrent(rows, outputs, layer);
   const bool asks_rule =
       is_decode ? rows.sequence.policy().chooses_in_decode() : !rows.sequence.plan(layer).needs.reads_all;
+  const size_t out_dim = attended_dim(spec);
   if (is_row) {
-    attend_to_all(outputs, layer);
+    attend_to_all(outputs, layer, outputs.attended(out_dim));
   } else if (spec.window > 0 || !asks_rule) {
-    attend_to_all(rows, layer);
+    attend_to_all(rows, layer, rows.attended(out_dim));
     const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
     if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
   } else if (is_decode) {
     attend_token(rows, layer);
   } else {
-    attend_by_policy(rows, layer, end);
+    attend_under_guard(rows, layer, end);
   }
 }
 
 // Queries, keys and values: normed, rotated, and written to the cache.
 void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
+  if (!spec.latent.is_none()) return project_latent(rows, layer);
   const LayerWeights& w = weights_.host().layer(layer);
   const AttentionHeads& heads = spec.heads;
   const size_t stride = spec.qkv_dim();
@@ -87,7 +93,7 @@ void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
   a.cos = state.ropes_[spec.rope].as<float>() + rows.first * n_pairs;
   a.sin = a.cos + rows.sequence.shape().batch_size * n_pairs;
   a.cache = state.cache(layer);
-  a.heads = heads_of(heads);
+  a.heads = heads_of(spec);
   a.stride = u32(spec.qkv_dim());
   a.n_pairs = u32(n_pairs);
   a.first = u32(rows.position);
@@ -105,8 +111,9 @@ void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
 void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
   const LayerSpec& spec = config_.layers[layer];
   const LayerWeights& w = weights_.host().layer(layer);
-  const size_t out_dim = spec.heads.out_dim();
-  float* const attended = rows.attended(out_dim);
+  const bool is_latent = !spec.latent.is_none();
+  const size_t out_dim = is_latent ? spec.heads.n_heads * spec.latent.value_dim : spec.heads.out_dim();
+  float* const attended = is_latent ? latent_values(rows, layer) : rows.attended(out_dim);
   if (spec.has_output_gate) {
     gate_by(rows, rows.qkv(spec), spec.qkv_dim(), attended, out_dim, GateKind::kSigmoid, w.attn_output);
   } else {
@@ -121,7 +128,7 @@ AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) 
   AttendArguments a{};
   a.qkv = rows.queries(spec);
   a.cache = rows.state.cache(layer);
-  a.heads = heads_of(heads);
+  a.heads = heads_of(spec);
   a.parts = rows.state.parts_.as<float>();
   a.states = rows.state.states_.as<float>();
   a.stride = u32(spec.qkv_dim());
@@ -131,10 +138,16 @@ AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) 
   return a;
 }
 
-void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
+void DeviceDecoder::launch_attend(AttendArguments a, size_t n_ranges, size_t n_rows) {
+  const size_t group = a.heads.n_heads / a.heads.n_kv_heads, n_heads = attend_heads(group, a.heads.key_dim);
+  a.block_heads = u32(n_heads);
+  device_->launch("attend_split", a, n_ranges, a.heads.n_kv_heads * ceil_div(group, n_heads), n_rows,
+                  kThreads, n_heads * attend_head_bytes(a.heads.key_dim));
+}
+
+void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
   const LayerSpec& spec = config_.layers[layer];
-  const AttentionHeads& heads = spec.heads;
-  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
+  const size_t n_heads = spec.heads.n_heads, dim = attended_dim(spec);
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
     const Rows some = rows.part(begin, std::min(kAttendRows, rows.n - begin));
@@ -143,11 +156,11 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer) {
     AttendArguments a = attend_arguments(some, layer);
     a.keys.window = u32(spec.window);
     a.n_splits = u32(n_ranges);
-    device_->launch("attend_split", a, n_ranges, heads.n_kv_heads, some.n, kThreads, shared);
+    launch_attend(a, n_ranges, some.n);
     device_->launch("combine_splits",
-                    CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
-                                     u32(heads.value_dim), u32(n_ranges), sinks},
-                    heads.n_heads, some.n, 1, kThreads, 0);
+                    CombineArguments{a.parts, a.states, out + begin * dim, u32(n_heads), u32(dim / n_heads),
+                                     u32(n_ranges), sinks},
+                    n_heads, some.n, 1, kThreads, 0);
   }
 }
 
@@ -178,7 +191,7 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
   }
   if (n_tail > 0) {
     const Rows tail = rows.part(head.n, n_tail);
-    attend_to_all(tail, layer);
+    attend_to_all(tail, layer, tail.attended(attended_dim(config_.layers[layer])));
     n_pairs += heads.n_kv_heads * causal_pairs(tail.position, n_tail, 0);
   }
   sequence.policy_of_call().end_layer();
@@ -197,10 +210,10 @@ void DeviceDecoder::attend_token(const Rows& token, size_t layer) {
 // ranges of its own.
 void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums) {
   const AttentionHeads& heads = config_.layers[layer].heads;
+  const size_t dim = attended_dim(config_.layers[layer]);
   const PolicyNeeds& needs = chunk.sequence.plan(layer).needs;
   const bool is_joint = needs.column_sums == ColumnSums::kJoint;
   DeviceState& state = chunk.state;
-  const size_t shared = heads.group_size() * (heads.key_dim + kSplitKeys) * sizeof(float);
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   KeyList own{};
   own.lowest = u32(chunk.position);
@@ -214,8 +227,7 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
     a.n_splits = u32(n_own + n_memory + n_synthetic);
     const auto attend = [&](size_t first, size_t n_ranges) {
       a.first_split = u32(first);
-      if (n_ranges == 0) return;
-      device_->launch("attend_split", a, n_ranges, heads.n_kv_heads, some.n, kThreads, shared);
+      if (n_ranges > 0) launch_attend(a, n_ranges, some.n);
     };
     a.keys = own;
     attend(0, n_own);
@@ -226,8 +238,8 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
     a.biases = memory.biases;
     attend(n_own + n_memory, n_synthetic);
     device_->launch("combine_splits",
-                    CombineArguments{a.parts, a.states, some.attended(heads.out_dim()), u32(heads.n_heads),
-                                     u32(heads.value_dim), a.n_splits, sinks},
+                    CombineArguments{a.parts, a.states, some.attended(dim), u32(heads.n_heads),
+                                     u32(dim / heads.n_heads), a.n_splits, sinks},
                     heads.n_heads, some.n, 1, kThreads, 0);
     // Sums of one part are shares of its own softmax, which has no sinks.
     const auto join = [&](float* out, size_t first, size_t n_ranges) {

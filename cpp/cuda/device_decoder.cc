@@ -13,17 +13,15 @@
 namespace edgeh2o::cuda {
 namespace {
 
-// Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
-constexpr size_t kGemmFromRows = 8;
-
 GateKind gate_kind(Activation activation) {
   switch (activation) {
     case Activation::kGeluTanh:
       return GateKind::kGelu;
     case Activation::kSiluClamped:
       return GateKind::kSiluClamped;
+    case Activation::kReluSquared:  // of x gated by itself
+      return GateKind::kRelu;
     case Activation::kSilu:
-    case Activation::kReluSquared:  // refused below
       break;
   }
   return GateKind::kSilu;
@@ -35,22 +33,14 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
   for (const LayerSpec& layer : config.layers) {
-    EH2O_CHECK(!layer.has_ssd(), "layers of Mamba-2 do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.has_gate(), "feed-forward networks without a gate do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.latent.is_none(), "multi-head latent attention does not run on a GPU yet", cure);
-    EH2O_CHECK(layer.n_expert_groups == 1 && layer.expert_scale == 1.0f,
-               "experts in groups, or whose shares are scaled, do not run on a GPU yet", cure);
-    if (layer.mixer == MixerKind::kShortConv || layer.mixer == MixerKind::kDeltaNet) continue;
-    EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers of this kind do not run on a GPU yet", cure);
+    if (!layer.attends()) continue;
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);
     EH2O_CHECK(layer.temperature_period == 0 || (layer.temperature_period == temperature.period &&
                                                  layer.temperature_scale == temperature.scale),
                "layers whose queries are scaled differently do not run on a GPU yet", cure);
-    EH2O_CHECK(layer.heads.key_dim % 4 == 0, "heads of ", layer.heads.key_dim,
-               " dimensions do not run on a GPU: the kernels want a multiple of 4", cure);
-    EH2O_CHECK(layer.heads.group_size() <= kMaxGroup, layer.heads.group_size(),
-               " query heads per KV head do not run on a GPU: at most ", kMaxGroup, cure);
+    EH2O_CHECK(layer.latent.is_none() || layer.temperature_period == 0,
+               "latent attention whose queries are scaled by their position does not run on a GPU yet", cure);
   }
 }
 
@@ -90,7 +80,7 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   for (size_t layer = 0; layer < n_layers; ++layer) {
     run_layer(rows, layer, is_decode, end);
     if (sequence.has_own_rows(layer)) sequence.layer(layer).advance(tokens.size);
-    if (!sequence.attends(layer)) sequence.recurrent(layer).advance(tokens.size);
+    if (sequence.has_recurrent(layer)) sequence.recurrent(layer).advance(tokens.size);
     if (!on_layer) continue;
     device_->wait();
     on_layer(layer + 1, n_layers);
@@ -153,16 +143,14 @@ void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, Pr
   const bool skips_rows = !is_decode && LayerCall::skips_rows(config_, rows.sequence, layer);
   const size_t n_left = !skips_rows ? 0 : end == PromptEnd::kLater ? rows.n : rows.n - 1;
   const Rows outputs = rows.part(n_left, rows.n - n_left);
-  if (spec.mixer == MixerKind::kAttention) {
+  if (spec.attends()) {
     attend(rows, outputs, layer, is_decode, end);
     for_groups(outputs, [&](const Rows& group) { add_attended(group, layer); });
-  } else {
-    for_groups(rows, [&](const Rows& group) {
-      mix_recurrent(group, layer, std::min(group.n, n_left - std::min(n_left, group.first)));
-    });
+  } else if (spec.has_mixer()) {
+    mix_recurrent(rows, outputs, layer);
   }
   for_groups(outputs, [&](const Rows& group) {
-    feed_forward(group, layer);
+    if (spec.has_ffn()) feed_forward(group, layer);
     if (spec.token_input_dim > 0) add_token_input(group, layer);
     scale_output(group, layer);
   });
@@ -174,26 +162,28 @@ void DeviceDecoder::feed_forward(const Rows& rows, size_t layer) {
   const LayerWeights& w = weights_.host().layer(layer);
   const FeedForward& ffn = w.ffn[0];
   DeviceState& state = rows.state;
-  const Linear* const matrices[] = {&ffn.gate, &ffn.up};
-  const float* const input = begin_branch(rows, w.ffn_norm, {matrices, 2});
+  const Linear* const matrices[] = {&ffn.up, &ffn.gate};
+  const float* const input = begin_branch(rows, w.ffn_norm, {matrices, size_t{1} + spec.has_gate()});
   gate_up(rows, ffn, spec.activation, input);
   end_branch(rows, state.gate_.as<float>(), ffn.down, w.ffn_post_norm, spec.residual_scale);
 }
 
-// act(gate) * up, for what multiplies it next: in 8 bits, or as floats in gate_.
+// act(gate) * up, or act(up) * up without a gate, for what multiplies it next: in 8 bits, or as floats in
+// gate_.
 void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation activation,
                             const float* input) {
   DeviceState& state = rows.state;
-  const size_t ffn_dim = weights_.n_out(ffn.gate.weight);
+  const size_t ffn_dim = weights_.n_out(ffn.up.weight);
+  const bool has_gate = weights_.has(ffn.gate.weight);
   float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
-  multiply(rows, ffn.gate, input, gate, ffn_dim);
+  if (has_gate) multiply(rows, ffn.gate, input, gate, ffn_dim);
   multiply(rows, ffn.up, input, up, ffn_dim);
   const bool has_floats = !is_quantised(ffn.down);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, ffn_dim);
   if (has_floats) q8.q = nullptr;
   device_->launch("gate_rows",
-                  GateArguments{gate, up, has_floats ? gate : nullptr, q8, u32(ffn_dim), u32(ffn_dim),
-                                gate_kind(activation)},
+                  GateArguments{has_gate ? gate : up, up, has_floats ? gate : nullptr, q8, u32(ffn_dim),
+                                u32(ffn_dim), gate_kind(activation)},
                   rows.n, 1, 1, kThreads, 0);
 }
 
@@ -273,13 +263,18 @@ void DeviceDecoder::multiply_part(const Rows& rows, const DeviceMatrix& w, const
       w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
       bias,        out,         w.depth,
       u32(stride), accumulates, u32(rows.n)};
-  if (is_tiled(w.format) && rows.n >= kGemmFromRows) {
-    device_->launch(gemm_kernel(w.format), arguments, ceil_div(w.n_out, size_t{kGemmTile}),
-                    ceil_div(rows.n, size_t{kGemmTile}), 1, kThreads, gemm_shared_bytes(w.format));
+  launch_multiply(arguments, 1);
+}
+
+void DeviceDecoder::launch_multiply(const MultiplyArguments& a, size_t n_heads) {
+  const DeviceMatrix& w = a.w;
+  if (takes_gemm(w, a.n_rows)) {
+    device_->launch(gemm_kernel(w.format), a, ceil_div(w.n_out, size_t{kGemmTile}),
+                    ceil_div(a.n_rows, size_t{kGemmTile}), 1, kThreads, gemm_shared_bytes(w.format));
     return;
   }
   const size_t n_blocks = ceil_div(w.n_out, is_tiled(w.format) ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(multiply_kernel(w.format), arguments, n_blocks, rows.n, 1, kThreads, kSmallShared);
+  device_->launch(multiply_kernel(w.format), a, n_blocks, a.n_rows, n_heads, kThreads, kSmallShared);
 }
 
 void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {

@@ -52,7 +52,7 @@ class DeviceState {
   void end_call() { moved_states_ = true; }
   // Recurrent states from the device to the sequence, as they are to be saved.
   void download_states(Sequence& sequence);
-  // [n_recurrent] of a layer without attention.
+  // [n_recurrent] of a recurrent layer.
   float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
   void download_rows(Sequence& sequence);
@@ -77,13 +77,16 @@ class DeviceState {
   std::vector<size_t> n_replaced_;
   bool moved_states_ = false;
   // Of all rows of a call: x_, qkv_, attended_; of kRowsAtOnce: norm_ to d8_; the widest layer counts.
-  // Of layers without attention, of kRowsAtOnce: what they make of their input, and what was convolved.
+  // Of kRowsAtOnce: what recurrent layers make of their input, or latent attention has between its products;
+  // what was convolved.
   DeviceBuffer mixed_, convolved_;
   DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_;
   // Of a sparse rule, of one layer: positions [n_kv_heads][max_context], then counts; states of both parts of
   // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory; synthetic
   // rows; bounds of the pages of a KV head, and the queries that meet them.
   DeviceBuffer memory_, joined_, sums_, synthetic_, bounds_, signs_;
+  // Of the guard: what sampled queries get that read everything; on the host what all got before, then this.
+  DeviceBuffer sampled_, staged_sampled_;
   DeviceBuffer staged_memory_, staged_sums_, staged_synthetic_, staged_queries_;  // pinned
   std::vector<size_t> n_on_host_;                                                 // rows of every cache
   // Of experts, of kRowsAtOnce: normed rows, logits of the router, outputs of all experts of a row; which
@@ -130,7 +133,7 @@ class DeviceDecoder {
     // Rows of a layer with attention: gates of what comes out, if it has them, queries, keys and values.
     float* qkv(const LayerSpec& spec) const { return state.qkv_.as<float>() + first * spec.qkv_dim(); }
     float* queries(const LayerSpec& spec) const { return qkv(spec) + spec.gate_dim(); }
-    float* attended(size_t out_dim) const { return state.attended_.as<float>() + first * out_dim; }
+    float* attended(size_t dim) const { return state.attended_.as<float>() + first * dim; }
   };
   struct Memory {  // of a chunk: what its KV heads read besides itself
     KeyList keys{}, synthetic_keys{};
@@ -151,11 +154,17 @@ class DeviceDecoder {
   }
   void run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end);
   void project_qkv(const Rows& rows, size_t layer);
-  // A layer without attention, for rows that go through it together; the first n_skipped only move its state
-  // on.
-  void mix_recurrent(const Rows& rows, size_t layer, size_t n_skipped);
+  // Of latent attention: queries in the space of the rows that are cached, and these; values [n][n_heads *
+  // value_dim] of what attention gives, which the next rows overwrite.
+  void project_latent(const Rows& rows, size_t layer);
+  float* latent_values(const Rows& rows, size_t layer);
+  // What a layer has instead of attention, or beside it; rows before the outputs only move its state on. For
+  // some that go through it together, these are the first n_skipped.
+  void mix_recurrent(const Rows& rows, const Rows& outputs, size_t layer);
   void mix_short_conv(const Rows& rows, size_t layer, size_t n_skipped);
   void mix_delta_net(const Rows& rows, size_t layer, size_t n_skipped);
+  void mix_mamba2(const Rows& rows, size_t layer, size_t n_skipped);
+  void gate_and_norm(const Rows& rows, size_t layer, const float* gate, float* x);
   struct DeltaParts {
     float *qkv, *z, *gates;
   };
@@ -175,9 +184,11 @@ class DeviceDecoder {
                   float* out);
   void gate_up(const Rows& rows, const FeedForward& ffn, Activation activation, const float* input);
   void attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode, PromptEnd end);
-  // Queries read every position up to their own, or their window.
-  void attend_to_all(const Rows& rows, size_t layer);
+  // Queries read every position up to their own, or their window; out [n][out_dim].
+  void attend_to_all(const Rows& rows, size_t layer, float* out);
+  void attend_under_guard(const Rows& rows, size_t layer, PromptEnd end);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
+  AttentionError measure_error(const Rows& rows, size_t layer, PromptEnd end);
   void attend_token(const Rows& token, size_t layer);
   void choose_memory(const Rows& chunk, size_t layer, Phase phase, std::vector<MemorySet>& sets);
   Memory stage_memory(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
@@ -186,6 +197,7 @@ class DeviceDecoder {
   void attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
   void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
+  void launch_attend(AttendArguments a, size_t n_ranges, size_t n_rows);
   // Normed rows, in 8 bits and as floats in norm_, as the matrices want them; no norm if weight is empty.
   // Gives the floats.
   const float* begin_branch(const Rows& rows, const std::vector<float>& weight,
@@ -202,8 +214,16 @@ class DeviceDecoder {
   // out [n][stride] (+)= linear(input), which is in 8 bits where the weights are quantised.
   void multiply(const Rows& rows, const Linear& linear, const float* input, float* out, size_t stride,
                 bool accumulates = false);
+  struct HeadRows {  // [n][stride], of every head from its step on
+    float* x;
+    size_t stride, step;
+  };
+  // out = the product of every head's matrix with its part of the input.
+  void multiply_heads(const Rows& rows, const std::vector<PackedMatrix>& heads, const HeadRows& input,
+                      const HeadRows& out);
   void multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
                      float* out, size_t stride, bool accumulates);
+  void launch_multiply(const MultiplyArguments& a, size_t n_heads);  // heads: of a list
   bool is_quantised(const Linear& linear) const { return is_tiled(weights_.format(linear.weight)); }
   void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);
 

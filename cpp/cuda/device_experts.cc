@@ -13,7 +13,8 @@ void DeviceDecoder::run_expert(const Rows& n_rows, const LayerSpec& spec, const 
                                const int32_t* indices, float* out) {
   const size_t dim = config_.model_dim;
   DeviceState& state = n_rows.state;
-  const bool gate_is_tiled = is_quantised(ffn.gate), up_is_tiled = is_quantised(ffn.up);
+  const bool up_is_tiled = is_quantised(ffn.up);
+  const bool gate_is_tiled = spec.has_gate() ? is_quantised(ffn.gate) : up_is_tiled;
   float* const floats = state.norm_.as<float>();
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, dim);
   if (!gate_is_tiled && !up_is_tiled) q8.q = nullptr;
@@ -65,8 +66,12 @@ void DeviceDecoder::add_experts(const Rows& rows, size_t layer) {
   ExpertRoutes(rows.n, spec.n_experts, n_used, arena);
   arena.allocate();
   ExpertRoutes routes(rows.n, spec.n_experts, n_used, arena);
-  const RoutingRule rule{spec.normalises_experts, spec.expert_gate == ExpertGate::kSigmoid,
-                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data()};
+  const RoutingRule rule{spec.normalises_experts,
+                         spec.expert_gate == ExpertGate::kSigmoid,
+                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data(),
+                         spec.expert_scale,
+                         spec.n_expert_groups,
+                         spec.n_expert_groups_used};
   route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, rule, routes);
 
   // The row of every entry; of every row its entries by expert, the shared one last; their weights.

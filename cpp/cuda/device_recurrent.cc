@@ -1,16 +1,25 @@
-// Layers without attention on a device (model/mixers/short_conv.cc and delta_net.cc are those of the CPU).
+// Recurrent layers on a device (model/mixers/short_conv.cc and delta_net.cc are those of the CPU).
+#include <algorithm>
+
 #include "cuda/device_decoder.h"
 #include "cuda/launches.h"
 
 namespace edgeh2o::cuda {
 
-void DeviceDecoder::mix_recurrent(const Rows& rows, size_t layer, size_t n_skipped) {
-  if (config_.layers[layer].mixer == MixerKind::kShortConv) return mix_short_conv(rows, layer, n_skipped);
-  mix_delta_net(rows, layer, n_skipped);
+void DeviceDecoder::mix_recurrent(const Rows& rows, const Rows& outputs, size_t layer) {
+  const LayerSpec& spec = config_.layers[layer];
+  for_groups(rows, [&](const Rows& group) {
+    const size_t n_skipped = std::min(group.n, outputs.first - std::min(outputs.first, group.first));
+    if (spec.mixer == MixerKind::kShortConv) return mix_short_conv(group, layer, n_skipped);
+    if (spec.mixer == MixerKind::kDeltaNet) return mix_delta_net(group, layer, n_skipped);
+    mix_mamba2(group, layer, n_skipped);
+  });
 }
 
 void DeviceDecoder::convolve(const Rows& rows, size_t layer, ConvolveArguments a) {
-  a.weights = weights_.vector(weights_.host().layer(layer).conv);
+  const LayerWeights& w = weights_.host().layer(layer);
+  a.weights = weights_.vector(w.conv);
+  a.biases = weights_.vector(w.conv_bias);
   a.n_taps = u32(config_.layers[layer].n_conv_taps);
   a.n_rows = u32(rows.n);
   const size_t n_blocks = ceil_div(size_t{a.channels}, kThreads);

@@ -60,16 +60,15 @@ void DeviceDecoder::score_pages(const Rows& chunk, size_t layer, size_t kv_head,
       SignArguments{a.qkv + kv_head * group * heads.key_dim, signs, u32(group), u32(heads.key_dim), a.stride},
       group, chunk.n, 1, kThreads, 0);
   a.cache = {on_device, on_device, n, DeviceCacheType::kF32, DeviceCacheType::kF32};
-  a.heads = {u32(group), 1, u32(width), 0};
+  a.heads = {u32(group), 1, u32(width), 0, 0};
   a.stride = u32(group * width);
   a.keys.counts = count;
   a.n_splits = u32(n_ranges);
-  const size_t shared = group * (width + kSplitKeys) * sizeof(float);
   float* const joined = state.joined_.as<float>();
   for (size_t begin = 0; begin < chunk.n; begin += kAttendRows) {
     const size_t n_rows = std::min(kAttendRows, chunk.n - begin), n_states = n_rows * group;
     a.qkv = signs + begin * group * width;
-    device_->launch("attend_split", a, n_ranges, 1, n_rows, kThreads, shared);
+    launch_attend(a, n_ranges, n_rows);
     device_->launch(
         "join_states",
         JoinArguments{a.states, joined + begin * group * 2, u32(n_states), 0, a.n_splits, a.n_splits},

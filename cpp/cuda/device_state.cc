@@ -3,24 +3,34 @@
 
 #include "base/check.h"
 #include "cuda/device_decoder.h"
+#include "cuda/launches.h"
 
 namespace edgeh2o::cuda {
 namespace {
 
 size_t splits_of(size_t max_context) { return ceil_div(max_context, static_cast<size_t>(kSplitKeys)); }
 
+// The widest row of 8 bits that products of latent attention take: parts of all heads are padded one by one.
+size_t latent_input_dim(const LayerSpec& layer) {
+  const LatentHeads& latent = layer.latent;
+  if (latent.is_none()) return 0;
+  const size_t n_heads = layer.heads.n_heads, of_head = std::max(latent.nope_dim, latent.rank);
+  return std::max({latent.q_rank, n_heads * round_up(of_head, kTileDepth), n_heads * latent.value_dim});
+}
+
 // Bytes of the buffers, in the order of the constructor.
 struct Sizes {
   Sizes(const DecoderConfig& config, const SequenceShape& shape, const PolicyNeeds& needs) {
     const auto widest = [&](const auto& f) { return config.widest(f); };
     const size_t dim = config.model_dim;
-    const size_t out_dim = widest([](const LayerSpec& layer) { return layer.heads.out_dim(); });
+    const size_t out_dim = widest([](const LayerSpec& layer) { return attended_dim(layer); });
     const size_t mixer_out_dim = widest([dim](const LayerSpec& layer) { return layer.mixer_out_dim(dim); });
+    const size_t latent_dim = widest([](const LayerSpec& layer) { return latent_input_dim(layer); });
     const size_t n_heads = widest([](const LayerSpec& layer) { return layer.heads.n_heads; });
     const size_t ffn_dim = widest([](const LayerSpec& layer) {
       return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
     });
-    const size_t deepest = round_up(std::max({dim, mixer_out_dim, ffn_dim}), kTileDepth);
+    const size_t deepest = round_up(std::max({dim, mixer_out_dim, ffn_dim, latent_dim}), kTileDepth);
     const size_t row = kRowsAtOnce * sizeof(float), n_splits = splits_of(shape.max_context);
     const size_t all_rows = shape.batch_size * sizeof(float);
     x = all_rows * config.model_dim;
@@ -28,8 +38,11 @@ struct Sizes {
     qkv = all_rows * widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
     attended = all_rows * mixer_out_dim;
     const auto is_recurrent = [](const LayerSpec& layer) { return layer.mixer != MixerKind::kAttention; };
-    mixed = row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.mixed_dim(dim) : 0; });
-    convolved = row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.delta.conv_dim() : 0; });
+    mixed =
+        row * widest([&](const LayerSpec& l) { return is_recurrent(l) ? l.mixed_dim(dim) : l.inner_dim(); });
+    convolved = row * widest([&](const LayerSpec& l) {
+                  return is_recurrent(l) ? std::max(l.delta.conv_dim(), l.ssd.conv_dim()) : 0;
+                });
     gate = row * ffn_dim;
     q8 = kRowsAtOnce * deepest;
     d8 = q8 / 32 * sizeof(float);
@@ -49,6 +62,7 @@ struct Sizes {
       parts += kAttendRows * sizeof(float) * n_more * out_dim;
       states += kAttendRows * sizeof(float) * n_more * n_heads * 2;
       const size_t chunk = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
+      sampled = shape.guard.n_rows * out_dim * sizeof(float);
       if (needs.looks_at_queries) queries = qkv / shape.batch_size * chunk;
       take_scores(config, shape, needs, chunk, n_kv_heads, n_heads);
     }
@@ -70,7 +84,7 @@ struct Sizes {
 
   size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
   size_t mixed, convolved;
-  size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0;
+  size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0, sampled = 0;
   size_t router, expert_input, expert_outputs, routes;
   size_t query_factors = 0, staged = 0;
   std::vector<size_t> ropes;
@@ -78,12 +92,12 @@ struct Sizes {
   size_t device_total() const {
     size_t total = mixed + convolved + x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states +
                    tokens + logits + memory + synthetic + joined + sums + bounds + signs + router +
-                   expert_input + expert_outputs + routes + query_factors;
+                   expert_input + expert_outputs + routes + query_factors + sampled;
     for (const size_t size : ropes) total += size;
     return total;
   }
   size_t pinned_total() const {
-    return staged + logits + memory + sums + synthetic + queries + router + routes;
+    return staged + logits + memory + sums + synthetic + queries + router + routes + 2 * sampled;
   }
 
  private:
@@ -115,7 +129,7 @@ CacheBytes layer_bytes(const LayerSpec& layer, const SequenceShape& shape) {
   if (heads.is_none() || !heads.has_own_kv()) return {};
   const size_t n_rows = shape.max_context * heads.n_kv_heads;
   return {n_rows * kv_row_bytes(shape.cache_types.k, heads.key_dim),
-          n_rows * kv_row_bytes(shape.cache_types.v, heads.value_dim)};
+          heads.values_are_keys ? 0 : n_rows * kv_row_bytes(shape.cache_types.v, heads.value_dim)};
 }
 
 }  // namespace
@@ -153,6 +167,8 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   staged_memory_ = DeviceBuffer(device, sizes.memory, true);
   staged_sums_ = DeviceBuffer(device, sizes.sums, true);
   staged_synthetic_ = DeviceBuffer(device, sizes.synthetic, true);
+  sampled_ = DeviceBuffer(device, sizes.sampled);
+  staged_sampled_ = DeviceBuffer(device, 2 * sizes.sampled, true);
   expert_input_ = DeviceBuffer(device, sizes.expert_input);
   router_ = DeviceBuffer(device, sizes.router);
   expert_outputs_ = DeviceBuffer(device, sizes.expert_outputs);
@@ -194,8 +210,9 @@ DeviceCache DeviceState::cache(size_t layer) const {
     if (type == CacheType::kQ8_0) return DeviceCacheType::kQ8;
     return type == CacheType::kF32 ? DeviceCacheType::kF32 : DeviceCacheType::kF16;
   };
-  return {cache.k.as<void>(), cache.v.as<void>(), static_cast<uint32_t>(shape_.max_context),
-          of(shape_.cache_types.k), of(shape_.cache_types.v)};
+  const bool values_are_keys = config_.layers[layer].heads.values_are_keys;
+  return {cache.k.as<void>(), values_are_keys ? cache.k.as<void>() : cache.v.as<void>(),
+          u32(shape_.max_context), of(shape_.cache_types.k), of(shape_.cache_types.v)};
 }
 
 // f(rows [begin, end) of a KV head of the host, where they lie on the device), keys and values, of one layer.
@@ -206,6 +223,7 @@ void DeviceState::for_each_row_range(Sequence& sequence, size_t layer, PositionR
   if (range.size() == 0) return;
   for (size_t head = 0; head < state.n_kv_heads(); ++head) {
     for (const bool is_key : {true, false}) {
+      if (!is_key && state.values_are_keys()) continue;
       const KvRows rows = is_key ? state.rows().k(head) : state.rows().v(head);
       const size_t row_bytes = kv_row_bytes(rows.type, rows.head_dim);
       auto* const base = static_cast<uint8_t*>(is_key ? on_device.k : on_device.v);
@@ -219,7 +237,7 @@ void DeviceState::begin_call(Sequence& sequence) {
   for (size_t& n : n_on_host_) n = std::min(n, sequence.position());
   bool uploads = false;
   for (size_t i = 0; i < config_.n_layers(); ++i) {
-    if (sequence.attends(i) || n_replaced_[i] == sequence.recurrent(i).n_replaced()) continue;
+    if (!sequence.has_recurrent(i) || n_replaced_[i] == sequence.recurrent(i).n_replaced()) continue;
     RecurrentState& state = sequence.recurrent(i);
     device_.upload(recurrent(i), state.values(), state.n_values() * sizeof(float));
     n_replaced_[i] = state.n_replaced();
@@ -232,7 +250,7 @@ void DeviceState::download_states(Sequence& sequence) {
   if (!moved_states_) return;
   for (size_t i = 0; i < config_.n_layers(); ++i) {
     // One that was replaced since is on the host alone.
-    if (sequence.attends(i) || n_replaced_[i] != sequence.recurrent(i).n_replaced()) continue;
+    if (!sequence.has_recurrent(i) || n_replaced_[i] != sequence.recurrent(i).n_replaced()) continue;
     RecurrentState& state = sequence.recurrent(i);
     device_.download(state.values(), recurrent(i), state.n_values() * sizeof(float));
   }

@@ -61,8 +61,17 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
   const Weights::Slot& slot = host_.find_slot(name, rows, cols);
   if (slot.vector) return host_.set_tensor(name, type_name, data, n_bytes, rows, cols, row_order);
   const HeldTensor held(type_name, data, n_bytes);
-  const FormatInfo& info = held.info();
-  check_tensor_data(info, held.n_bytes(), rows, cols, row_order);
+  if (slot.is_transposed) {
+    EH2O_CHECK(!row_order, "the rows of tensor '", name, "' have no order of their own");
+    const TransposedTensor transposed(held, rows, cols);
+    return set_matrix(slot.matrix, transposed.info(), transposed.data(), cols, rows, nullptr);
+  }
+  check_tensor_data(held.info(), held.n_bytes(), rows, cols, row_order);
+  set_matrix(slot.matrix, held.info(), held.data(), rows, cols, row_order);
+}
+
+void DeviceWeights::set_matrix(const PackedMatrix* matrix, const FormatInfo& info, const uint8_t* data,
+                               size_t rows, size_t cols, const int32_t* row_order) {
   const WeightFormat format = device_format(info.format);
   const TileSizes sizes(format, rows, cols);
   const size_t panel_bytes = sizes.value_bytes + sizes.scale_bytes + (sizes.scale_bytes ? kPanelRows * 4 : 0);
@@ -70,9 +79,9 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
     staging_ = DeviceBuffer();
     staging_ = DeviceBuffer(device_, std::max(panel_bytes, kStagingBytes), true);
   }
-  std::vector<DeviceMatrix>& parts = matrices_[slot.matrix];
+  std::vector<DeviceMatrix>& parts = matrices_[matrix];
   parts.clear();
-  const size_t part_rows = rows_of_part(slot.matrix, format, rows, cols);
+  const size_t part_rows = rows_of_part(matrix, format, rows, cols);
   for (size_t row = 0; row < rows; row += part_rows) {
     const size_t n_rows = std::min(part_rows, rows - row);
     const size_t first_panel = is_tiled(format) ? row / kPanelRows : row;
@@ -89,7 +98,7 @@ void DeviceWeights::set_tensor(const std::string& name, const std::string& type_
       uint8_t* const staged = staging_.as<uint8_t>();
       uint8_t* const staged_scales = staged + count * part.value_bytes;
       uint8_t* const staged_factors = staged_scales + count * part.scale_bytes;
-      pack_panels(info, held.data(), rows, cols, row_order, first_panel + first, count, staged,
+      pack_panels(info, data, rows, cols, row_order, first_panel + first, count, staged,
                   reinterpret_cast<uint16_t*>(staged_scales), reinterpret_cast<float*>(staged_factors));
       upload(values + first * part.value_bytes, staged, count * part.value_bytes);
       if (!is_tiled(format)) continue;
@@ -106,15 +115,18 @@ void DeviceWeights::finish() {
   host_.check_complete(
       [this](const Weights::Slot& slot) { return slot.matrix ? has(*slot.matrix) : !slot.vector->empty(); });
   const auto keep_vector = [this](const std::vector<float>& values) {
-    if (values.empty()) return;
+    if (values.empty() || vectors_.count(&values) > 0) return;
     vectors_[&values] = static_cast<const float*>(keep(values.data(), values.size() * sizeof(float)));
   };
+  for (size_t i = 0; i < n_layers_; ++i) keep_norms(host_.layer(i).ssm_norm);
   for (const auto& [name, slot] : host_.slots()) {
     if (slot.vector) keep_vector(*slot.vector);
   }
   for (size_t i = 0; i < n_layers_; ++i) {  // not of the file
     keep_vector(host_.layer(i).delta_q_scale);
     keep_vector(host_.layer(i).delta_k_scale);
+    list_heads(host_.layer(i).attn_k_b);
+    list_heads(host_.layer(i).attn_v_b);
   }
   token_embd_ = make_table(matrices_.at(&host_.token_embd()));
   std::vector<DeviceMatrix> inputs;
@@ -125,9 +137,35 @@ void DeviceWeights::finish() {
   staging_ = DeviceBuffer();
 }
 
+// Of groups: one after the other.
+void DeviceWeights::keep_norms(const std::vector<std::vector<float>>& norms) {
+  std::vector<float> all;
+  for (const std::vector<float>& norm : norms) all.insert(all.end(), norm.begin(), norm.end());
+  if (all.empty()) return;
+  const auto* next = static_cast<const float*>(keep(all.data(), all.size() * sizeof(float)));
+  for (const std::vector<float>& norm : norms) {
+    vectors_[&norm] = next;
+    next += norm.size();
+  }
+}
+
 DeviceTable DeviceWeights::make_table(const std::vector<DeviceMatrix>& parts) {
   const void* const there = keep(parts.data(), parts.size() * sizeof(DeviceMatrix));
   return {static_cast<const DeviceMatrix*>(there), parts[0].n_out};
+}
+
+void DeviceWeights::list_heads(const std::vector<PackedMatrix>& names) {
+  if (names.empty()) return;
+  const std::vector<DeviceMatrix>& first = parts(names[0]);
+  for (const PackedMatrix& name : names) {
+    EH2O_CHECK(format(name) == first[0].format, "matrices of the heads of a layer differ in their types");
+  }
+  for (size_t part = 0; part < first.size(); ++part) {
+    std::vector<DeviceMatrix> list;
+    for (const PackedMatrix& name : names) list.push_back(parts(name)[part]);
+    const void* const there = keep(list.data(), list.size() * sizeof(DeviceMatrix));
+    heads_[&names].push_back({static_cast<const DeviceMatrix*>(there), first[part]});
+  }
 }
 
 // A copy on the device.

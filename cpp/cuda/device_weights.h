@@ -39,6 +39,14 @@ class DeviceWeights {
   WeightFormat format(const PackedMatrix& name) const { return parts(name)[0].format; }
   size_t n_out(const PackedMatrix& name) const;
   bool has(const PackedMatrix& name) const { return matrices_.count(&name) > 0; }
+  // The matrices of all heads, parts by rows as above: lists on the device, and the first of each here.
+  struct HeadParts {
+    const DeviceMatrix* list;
+    DeviceMatrix first;
+  };
+  const std::vector<HeadParts>& heads(const std::vector<PackedMatrix>& names) const {
+    return heads_.at(&names);
+  }
   // On the device, null for an empty one.
   const float* vector(const std::vector<float>& values) const;
   const std::vector<DeviceMatrix>& output() const {
@@ -51,9 +59,14 @@ class DeviceWeights {
 
  private:
   size_t rows_of_part(const PackedMatrix* matrix, WeightFormat format, size_t rows, size_t cols) const;
+  // data: checked.
+  void set_matrix(const PackedMatrix* matrix, const FormatInfo& info, const uint8_t* data, size_t rows,
+                  size_t cols, const int32_t* row_order);
   void upload(void* to, const void* from, size_t n_bytes);
   void* keep(const void* data, size_t n_bytes);
+  void keep_norms(const std::vector<std::vector<float>>& norms);
   DeviceTable make_table(const std::vector<DeviceMatrix>& parts);
+  void list_heads(const std::vector<PackedMatrix>& names);
 
   Device& device_;
   size_t n_layers_, token_input_rows_;
@@ -62,6 +75,7 @@ class DeviceWeights {
   DeviceBuffer staging_;  // pinned
   std::unordered_map<const PackedMatrix*, std::vector<DeviceMatrix>> matrices_;
   std::unordered_map<const std::vector<float>*, const float*> vectors_;
+  std::unordered_map<const std::vector<PackedMatrix>*, std::vector<HeadParts>> heads_;
   DeviceTable token_embd_, token_inputs_;
 };
 

@@ -1,8 +1,12 @@
 // What the files of the layer loop fill arguments of kernels with.
 #pragma once
 
+#include <algorithm>
+
 #include "base/arena.h"
 #include "cuda/device.h"
+#include "cuda/tiles.h"
+#include "model/layer_spec.h"
 
 namespace edgeh2o::cuda {
 
@@ -11,11 +15,33 @@ inline constexpr size_t kSmallShared = 256;  // what they add up in
 
 inline uint32_t u32(size_t n) { return static_cast<uint32_t>(n); }
 
+// Rows from which on a matrix product beats reading the weights once per row: a guess, not timed.
+inline constexpr size_t kGemmFromRows = 8;
+inline bool takes_gemm(const DeviceMatrix& w, size_t n_rows) {
+  return is_tiled(w.format) && n_rows >= kGemmFromRows;
+}
+
 inline QuantisedRows rows_of(const DeviceBuffer& q, const DeviceBuffer& d, size_t depth) {
   return {q.as<int8_t>(), d.as<float>(), u32(round_up(depth, kTileDepth))};
 }
 
 // Of blocks of delta_rule: 32 columns of the state, keys and queries of two tokens, sums.
 inline size_t delta_shared_bytes(size_t head_dim) { return (head_dim * 36 + 3 * kThreads) * sizeof(float); }
+
+// Of blocks of attend_split: a query and its logits.
+inline size_t attend_head_bytes(size_t key_dim) { return (key_dim + kSplitKeys) * sizeof(float); }
+
+// Query heads of one KV head, of `group`, that a block of attend_split takes: at most 16, in fours, and as
+// few as fit into the shared memory that every block may have.
+inline size_t attend_heads(size_t group, size_t key_dim) {
+  const size_t fitting = std::max<size_t>(1, 48 * 1024 / attend_head_bytes(key_dim));
+  const size_t most = std::min<size_t>(16, fitting);
+  return group <= most ? group : most < 4 ? most : most / 4 * 4;
+}
+
+// What attention leaves behind for a row: of latent attention the latent part of the weighted rows.
+inline size_t attended_dim(const LayerSpec& spec) {
+  return spec.latent.is_none() ? spec.heads.out_dim() : spec.heads.n_heads * spec.latent.rank;
+}
 
 }  // namespace edgeh2o::cuda

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/check.h"
-#include "base/half.h"
 
 namespace edgeh2o {
 
@@ -179,15 +177,12 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   const FormatInfo& info = held.info();
   if (slot.is_transposed) {
     EH2O_CHECK(!row_order, "the rows of tensor '", name, "' have no order of their own");
-    set_transposed(slot, held);
+    const TransposedTensor transposed(held, rows, cols);
+    set_matrix(*slot.matrix, transposed.info(), transposed.data(), transposed.n_bytes(), cols, rows, nullptr);
     return;
   }
   if (slot.matrix) {
-    n_bytes_ -= slot.matrix->n_bytes();
-    *slot.matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format),
-                                held.data(), held.n_bytes(), rows, cols, row_order, &pool_);
-    n_bytes_ += slot.matrix->n_bytes();
-    return;
+    return set_matrix(*slot.matrix, info, held.data(), held.n_bytes(), rows, cols, row_order);
   }
   EH2O_CHECK(!info.is_quantised, "vector '", name, "' has the quantised type ", type_name);
   const PackedMatrix source(info, 1, false, held.data(), held.n_bytes(), rows, cols, nullptr);
@@ -207,26 +202,12 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   }
 }
 
-// As f16, which holds quantised weights to their rounding, or as f32 what is of its range.
-void Weights::set_transposed(const Slot& slot, const HeldTensor& held) {
-  const FormatInfo& info = held.info();
-  const PackedMatrix source(info, 1, false, held.data(), held.n_bytes(), slot.rows, slot.cols, nullptr);
-  const bool is_wide = !info.is_quantised && info.format != PackedFormat::kF16;
-  const size_t n_values = slot.rows * slot.cols, value_bytes = is_wide ? sizeof(float) : sizeof(uint16_t);
-  std::vector<float> row(slot.cols);
-  std::vector<uint8_t> values(n_values * value_bytes);
-  for (size_t i = 0; i < slot.rows; ++i) {
-    source.dequantize_row(row.data(), i);
-    for (size_t j = 0; j < slot.cols; ++j) {
-      const uint16_t half = f16_from_f32(row[j]);
-      std::memcpy(values.data() + (j * slot.rows + i) * value_bytes,
-                  is_wide ? static_cast<void*>(&row[j]) : &half, value_bytes);
-    }
-  }
-  n_bytes_ -= slot.matrix->n_bytes();
-  *slot.matrix = PackedMatrix(find_format(is_wide ? "F32" : "F16"), table_->layout.panel_cols, false,
-                              values.data(), values.size(), slot.cols, slot.rows, nullptr, &pool_);
-  n_bytes_ += slot.matrix->n_bytes();
+void Weights::set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uint8_t* data, size_t n_bytes,
+                         size_t rows, size_t cols, const int32_t* row_order) {
+  n_bytes_ -= matrix.n_bytes();
+  matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), data, n_bytes,
+                        rows, cols, row_order, &pool_);
+  n_bytes_ += matrix.n_bytes();
 }
 
 std::vector<float> Weights::dequantize(const std::string& name, size_t* rows, size_t* cols) const {

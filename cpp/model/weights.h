@@ -109,7 +109,8 @@ class Weights {
   size_t n_bytes() const { return n_bytes_; }
 
  private:
-  void set_transposed(const Slot& slot, const HeldTensor& held);
+  void set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uint8_t* data, size_t n_bytes,
+                  size_t rows, size_t cols, const int32_t* row_order);
 
   DecoderConfig config_;
   const KernelTable* table_;

@@ -23,6 +23,27 @@ size_t row_bytes(const AttentionPlan& plan) {
 
 }  // namespace
 
+void AttentionError::add_row(const float* sparse, const float* exact, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const double value = exact[i], missing = sparse[i] - value;
+    difference += missing * missing;
+    dense += value * value;
+  }
+}
+
+SampledRows::SampledRows(const AttentionPlan& plan, size_t n_tokens, size_t first_position, size_t n_dense,
+                         size_t n_rows, size_t turn)
+    : begin_(plan.shape.longest_chunk() - std::min(plan.shape.longest_chunk(), first_position)),
+      end_(n_tokens - std::min(n_dense, n_tokens)),
+      n_(begin_ < end_ ? std::min(n_rows, end_ - begin_) : 0),
+      offset_(offset_of(turn)) {}
+
+size_t SampledRows::operator[](size_t i) const {
+  const double step = static_cast<double>(end_ - begin_) / static_cast<double>(n_);
+  const double place = step * (static_cast<double>(i) + offset_);
+  return std::min(begin_ + static_cast<size_t>(place), end_ - 1);
+}
+
 ErrorSample::ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads)
     : plan_(plan),
       q_(reinterpret_cast<float*>(scratch)),
@@ -34,25 +55,15 @@ size_t ErrorSample::scratch_bytes(const AttentionPlan& plan, size_t n_threads) {
 }
 
 AttentionError ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                                    MatView<const float> out, size_t n_dense, size_t n_rows, size_t turn) {
+                                    MatView<const float> out, const SampledRows& rows) {
   const AttentionHeads& heads = plan_.shape.heads;
-  const size_t first_chunk = plan_.shape.longest_chunk();
-  const size_t begin = first_chunk - std::min(first_chunk, first_position);
-  const size_t end = q.rows - std::min(n_dense, q.rows);
   AttentionError error;
-  if (begin >= end) return error;
-  const size_t n_sampled = std::min(n_rows, end - begin);
-  const double step = static_cast<double>(end - begin) / static_cast<double>(n_sampled);
-  const auto row_of = [&](size_t i) {
-    const double place = step * (static_cast<double>(i) + offset_of(turn));
-    return std::min(begin + static_cast<size_t>(place), end - 1);
-  };
-  for (size_t first = 0; first < n_sampled; first += kMaxDecodeTokens) {
-    const size_t n = std::min(kMaxDecodeTokens, n_sampled - first);
+  for (size_t first = 0; first < rows.size(); first += kMaxDecodeTokens) {
+    const size_t n = std::min(kMaxDecodeTokens, rows.size() - first);
     const MatView<float> queries{q_, n, heads.q_dim(), heads.q_dim()};
     const MatView<float> dense{out_, n, heads.out_dim(), heads.out_dim()};
     for (size_t i = 0; i < n; ++i) {
-      const size_t row = row_of(first + i), position = first_position + row;
+      const size_t row = rows[first + i], position = first_position + row;
       std::copy_n(q.row(row), heads.q_dim(), queries.row(i));
       for (size_t head = 0; head < heads.n_kv_heads; ++head) {
         attention_.set_memory(i, head, MemorySet::all_of({0, position}), position, kv);
@@ -60,12 +71,7 @@ AttentionError ErrorSample::measure(MatView<const float> q, const LayerKv& kv, s
     }
     attention_.run({q_, n, heads.q_dim(), heads.q_dim()}, kv, dense);
     for (size_t i = 0; i < n; ++i) {
-      const float *sparse = out.row(row_of(first + i)), *exact = dense.row(i);
-      for (size_t column = 0; column < heads.out_dim(); ++column) {
-        const double value = exact[column], difference = sparse[column] - value;
-        error.difference += difference * difference;
-        error.dense += value * value;
-      }
+      error.add_row(out.row(rows[first + i]), dense.row(i), heads.out_dim());
     }
   }
   return error;

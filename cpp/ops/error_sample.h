@@ -15,11 +15,28 @@ struct AttentionError {
   double difference = 0.0, dense = 0.0;
 
   double relative() const { return dense > 0.0 ? difference / dense : 0.0; }
+  // A row of n numbers.
+  void add_row(const float* sparse, const float* exact, size_t n);
   AttentionError& operator+=(const AttentionError& other) {
     difference += other.difference;
     dense += other.dense;
     return *this;
   }
+};
+
+// Rows of a call: at most n_rows, at even distances among those that may have missed something, which begin
+// after the first chunk of a prompt and end before the n_dense last of n_tokens. Each `turn` takes others.
+class SampledRows {
+ public:
+  SampledRows(const AttentionPlan& plan, size_t n_tokens, size_t first_position, size_t n_dense,
+              size_t n_rows, size_t turn);
+
+  size_t size() const { return n_; }
+  size_t operator[](size_t i) const;  // ascending
+
+ private:
+  size_t begin_, end_, n_;
+  double offset_;
 };
 
 class ErrorSample {
@@ -28,11 +45,10 @@ class ErrorSample {
   ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads);
   static size_t scratch_bytes(const AttentionPlan& plan, size_t n_threads);
 
-  // Of at most n_rows rows of a call that gave `out` [n_tokens][out_dim]: those at even distances among the
-  // ones that may have missed something, which begin after the first chunk of a prompt and end before the
-  // n_dense last rows. Each `turn` takes others. q, first_position, kv: as for ChunkedAttention::run.
+  // Of some rows of a call that gave `out` [n_tokens][out_dim]. q, first_position, kv: as for
+  // ChunkedAttention::run.
   AttentionError measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                         MatView<const float> out, size_t n_dense, size_t n_rows, size_t turn);
+                         MatView<const float> out, const SampledRows& rows);
 
  private:
   const AttentionPlan& plan_;

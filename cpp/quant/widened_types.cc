@@ -148,4 +148,22 @@ HeldTensor::HeldTensor(const std::string& type_name, const uint8_t* data, size_t
   n_bytes_ = widened_.size();
 }
 
+TransposedTensor::TransposedTensor(const HeldTensor& held, size_t rows, size_t cols) {
+  const FormatInfo& info = held.info();
+  const PackedMatrix source(info, 1, false, held.data(), held.n_bytes(), rows, cols, nullptr);
+  const bool is_wide = !info.is_quantised && info.format != PackedFormat::kF16;
+  const size_t value_bytes = is_wide ? sizeof(float) : sizeof(uint16_t);
+  info_ = &find_format(is_wide ? "F32" : "F16");
+  data_.resize(rows * cols * value_bytes);
+  std::vector<float> row(cols);
+  for (size_t i = 0; i < rows; ++i) {
+    source.dequantize_row(row.data(), i);
+    for (size_t j = 0; j < cols; ++j) {
+      const uint16_t half = f16_from_f32(row[j]);
+      std::memcpy(data_.data() + (j * rows + i) * value_bytes, is_wide ? static_cast<void*>(&row[j]) : &half,
+                  value_bytes);
+    }
+  }
+}
+
 }  // namespace edgeh2o

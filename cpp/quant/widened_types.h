@@ -38,6 +38,21 @@ class HeldTensor {
   size_t n_bytes_, n_file_blocks_;
 };
 
+// A matrix [cols][rows] of a tensor [rows][cols], in floats: as f16, which holds quantised weights to their
+// rounding, or as f32 what is of its range. Throws std::invalid_argument for data of another size.
+class TransposedTensor {
+ public:
+  TransposedTensor(const HeldTensor& held, size_t rows, size_t cols);
+
+  const FormatInfo& info() const { return *info_; }
+  const uint8_t* data() const { return data_.data(); }
+  size_t n_bytes() const { return data_.size(); }
+
+ private:
+  const FormatInfo* info_;
+  std::vector<uint8_t> data_;
+};
+
 // The packed format's type that holds tensors of a type: itself, where it has one.
 const FormatInfo& find_held_format(const std::string& type_name);
 

@@ -207,36 +207,49 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   const AttentionPlan& plan = this->plan(layer);
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
-  const ErrorGuard& guard = shape_.guard;
-  const bool is_guarded = guard.n_rows > 0 && window == 0 && !plan.needs.reads_all;
   const auto run = [&](size_t seen) {
     return attention(layer, scratch, n_threads).run(q, kv, first, seen, end, out);
   };
   // A window over everything: the policy is neither asked nor told.
   const size_t everything = first + q.rows;
-  const bool is_hopeless = is_guarded && n_repeats_ >= std::max<size_t>(1, n_attending_ / kMaxRepeats);
-  uint64_t n_pairs = run(is_hopeless ? everything : window);
-  if (is_hopeless) {
-    ++n_dense_reads_;
-    layers_[layer].prompt.read_all(true);
-  }
-  if (is_guarded && !is_hopeless) {
-    const size_t n_dense = end == PromptEnd::kLater ? 0 : plan.needs.n_dense_tail;
+  const bool is_guarded = this->is_guarded(layer, window);
+  const bool is_dense = is_guarded && reads_densely_at_once();
+  uint64_t n_pairs = run(is_dense ? everything : window);
+  if (is_dense) count_dense_read(layer);
+  if (is_guarded && !is_dense) {
     const MatView<const float> given{out.data, out.rows, out.cols, out.stride};
-    const size_t n_rows = ceil_div(guard.n_rows * q.rows, shape_.batch_size);
-    AttentionError error =
-        ErrorSample(plan, scratch, n_threads).measure(q, kv, first, given, n_dense, n_rows, layer);
-    if (error.relative() > 0.5 * error_left_) {
-      n_pairs += run(everything);
-      error.difference = 0.0;
-      ++n_dense_reads_;
-      ++n_repeats_;
-      layers_[layer].prompt.read_all(true);  // generated tokens would err as much
-    }
-    error_left_ -= error.relative();
-    layers_[layer].error += error;
+    const SampledRows rows = sampled_rows(layer, first, q.rows, end);
+    const AttentionError error = ErrorSample(plan, scratch, n_threads).measure(q, kv, first, given, rows);
+    if (take_error(layer, error)) n_pairs += run(everything);
   }
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
+}
+
+bool Sequence::reads_densely_at_once() const {
+  return n_repeats_ >= std::max<size_t>(1, n_attending_ / kMaxRepeats);
+}
+
+SampledRows Sequence::sampled_rows(size_t layer, size_t first, size_t n, PromptEnd end) const {
+  const AttentionPlan& plan = this->plan(layer);
+  const size_t n_dense = end == PromptEnd::kLater ? 0 : plan.needs.n_dense_tail;
+  return {plan, n, first, n_dense, ceil_div(shape_.guard.n_rows * n, shape_.batch_size), layer};
+}
+
+bool Sequence::take_error(size_t layer, AttentionError error) {
+  const bool is_too_large = error.relative() > 0.5 * error_left_;
+  if (is_too_large) {
+    error.difference = 0.0;
+    ++n_repeats_;
+    count_dense_read(layer);
+  }
+  error_left_ -= error.relative();
+  layers_[layer].error += error;
+  return is_too_large;
+}
+
+void Sequence::count_dense_read(size_t layer) {
+  ++n_dense_reads_;
+  layers_[layer].prompt.read_all(true);  // generated tokens would err as much
 }
 
 }  // namespace edgeh2o

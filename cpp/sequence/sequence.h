@@ -115,12 +115,25 @@ class Sequence {
   void attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
               size_t n_threads, MatView<float> out);
 
+  // The parts of the guard, for attention that runs elsewhere. Whether it looks at a layer, whose queries may
+  // see `window` positions; whether so many layers of the call were read again that the others are read
+  // densely at once; of which rows the error is measured, where n tokens follow the first of a call; what it
+  // is: true if the layer must be read again, densely.
+  bool is_guarded(size_t layer, size_t window) const {
+    return shape_.guard.n_rows > 0 && window == 0 && !plan(layer).needs.reads_all;
+  }
+  bool reads_densely_at_once() const;
+  SampledRows sampled_rows(size_t layer, size_t first, size_t n, PromptEnd end) const;
+  bool take_error(size_t layer, AttentionError error);
+  void count_dense_read(size_t layer);
+
   AttentionState& layer(size_t i) { return *layers_[i].attention; }
   const AttentionState& layer(size_t i) const { return *layers_[i].attention; }
   bool attends(size_t i) const { return layers_[i].attention != nullptr; }  // else there is no layer(i)
   // Whether layer(i) is the layer's own, not another's.
   bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }
-  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }  // of a layer that has one
+  bool has_recurrent(size_t i) const { return layers_[i].recurrent != nullptr; }  // else no recurrent(i)
+  RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }
   // Whether there are such layers: tokens then cannot be taken back one by one, nor looked at ahead.
   bool is_recurrent() const { return is_recurrent_; }
 

@@ -94,11 +94,6 @@ class RunPlan:
         for a budget table that cannot be used.
         """
         settings, chunk_size = fit_chunks(attention, prefill)
-        if device != "cpu" and prefill.max_error is not None:
-            raise UsageError(
-                "errors of the attention are not measured on a GPU yet; leave out "
-                "--max-attention-error, or use --device cpu"
-            )
         return cls(
             config=config,
             settings=settings,

@@ -131,12 +131,16 @@ class TensorBinding:
     @property
     def held_bytes(self) -> int:
         """Bytes of the rows in memory, where some types are held as others."""
-        held = _core.widened_types().get(self.info.type_name)
-        if self.is_transposed:
-            held = "F32" if self.info.type_name in ("F32", "BF16") else "F16"
-        if held is None:
+        if self.held_type == self.info.type_name:
             return self.n_bytes
-        return stored_bytes(held, self.n_rows * self.info.cols)
+        return stored_bytes(self.held_type, self.n_rows * self.info.cols)
+
+    @property
+    def held_type(self) -> str:
+        """The type that holds them in memory."""
+        if self.is_transposed:
+            return "F32" if self.info.type_name in ("F32", "BF16") else "F16"
+        return _core.widened_types().get(self.info.type_name, self.info.type_name)
 
     @property
     def n_bytes(self) -> int:

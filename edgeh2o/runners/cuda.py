@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 # What only the CPU's decoder uses.
-_CPU_SIZES = ("precision", "threads", "checked_rows", "error_limit")
+_CPU_SIZES = ("precision", "threads")
 # Parts of a session that lie in the memory of the host.
 _HOST_PARTS = ("staging", "scores", "rows_for_the_rule", "recurrent_copy")
 
@@ -115,7 +115,7 @@ def require_supported(config: DecoderConfig) -> None:
 def estimate_weight_bytes(bindings: Iterable[TensorBinding]) -> int:
     """What the weights take in the formats of the GPU."""
     return sum(
-        _core.DeviceModel.estimate_bytes(item.info.type_name, item.n_rows, item.info.cols)
+        _core.DeviceModel.estimate_bytes(item.held_type, item.n_rows, item.info.cols)
         for item in bindings
     )
 

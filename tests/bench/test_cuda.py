@@ -25,9 +25,9 @@ def test_every_kernel_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     expected = {f"multiply_{name}" for name in FORMATS}
     expected |= {f"gemm_{name}" for name in FORMATS if name.startswith("q")}
     expected |= {"column_sums", "norm_rows", "add_rows", "gate_rows", "rope_rows"}
-    expected |= {"convolve_rows", "delta_rule"}
+    expected |= {"convolve_rows", "delta_rule", "ssd", "latent_rows"}
     assert expected < set(names)
-    assert len(names) == len(set(names)) == len(expected) + 2
+    assert len(names) == len(set(names)) == len(expected) + 4
     # 8 bits and a scale of 16 bits for 32 of 64 x 128 weights, a factor for 64 rows, the vector.
     n_bytes = 64 * 128 + 64 * 128 // 32 * 2 + 64 * 4 + 128 + 128 // 32 * 4 + 64 * 4
     assert rows[names.index("multiply_q8")][2] == f"{n_bytes / 1e6:,.2f} M"

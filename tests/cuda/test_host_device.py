@@ -23,8 +23,11 @@ BLOCK = [path for path in SOURCES if path.name != "driver.cc"]
 MODELS = (
     "test_architectures.py::test_architectures[unequal]",
     "test_architectures.py::test_architectures[qwen35]",
+    "test_architectures.py::test_architectures[nemotron_h_moe]",
     "test_architectures.py::test_tensor_types[Q4_1]",
+    "test_guard.py::test_statistics_tell_of_it",
     "test_sessions.py::test_a_prompt_moves_to_another_session",
+    "test_latent.py::test_quantised_weights[Q8_0-True]",
 )
 PLANTED = ROOT / "tests/cuda/planted.cc"
 # What the program says, without and with sanitizers.

@@ -38,6 +38,8 @@ INSTRUCTIONS = {
         if name.startswith("gemm_")
     },
     "attend_split": ("MUFU.EX2", "LDG.E"),
+    # A state that stays in registers, tokens in shared memory, four numbers at a time.
+    "ssd": ("LDS.128", "STS", "FFMA", "BAR.SYNC"),
     "delta_rule": ("LDS", "STS", "FFMA", "BAR.SYNC"),  # a state that stays in shared memory
 }
 

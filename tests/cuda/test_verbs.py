@@ -88,15 +88,15 @@ def test_bench(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["isa"].startswith("cuda:0") for row in rows)
 
 
-@pytest.mark.parametrize("options", [{}, {"architecture": "lfm2"}], ids=["attention", "recurrent"])
+@pytest.mark.parametrize("architecture", ["llama", "lfm2", "minicpm3"])
 def test_a_prompt_goes_on_from_what_it_shares_with_the_last(
-    tiny_model: TinyModelFactory, options: dict[str, object]
+    tiny_model: TinyModelFactory, architecture: str
 ) -> None:
     """Tokens of a kept prompt are not read again: all of them, or those before they differ.
 
     With recurrent layers those before a mark.
     """
-    model = tiny_model(**SMALL, **options)
+    model = tiny_model(**SMALL, architecture=architecture)
     text = "the cat was on the mat and the dog is in the house"
     greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     chunks = PrefillConfig(batch_size=32, chunk_size=16)

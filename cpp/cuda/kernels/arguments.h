@@ -76,7 +76,8 @@ struct QuantisedRows {
 };
 
 // out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats; of matrix
-// products: (n_out / 64, rows / 64).
+// products: (n_out / 64, rows / 64). All but these take a matrix per head in the place of w, too: then heads
+// are the third dimension of the grid, and each takes a part of the row and gives one.
 struct MultiplyArguments {
   DeviceMatrix w;
   const float* x;     // [rows][x_stride], for float matrices
@@ -85,10 +86,13 @@ struct MultiplyArguments {
   float* out;         // [rows][out_stride]
   uint32_t x_stride, out_stride;
   uint32_t accumulates;
-  uint32_t n_rows;  // for matrix products
+  uint32_t n_rows;                      // for matrix products
+  const DeviceMatrix* heads = nullptr;  // of one shape and format
+  uint32_t x_step = 0, out_step = 0;    // between the parts of two heads
 };
 
-// Row r of x is group r % n_groups of row r / n_groups; or, without groups, row indices[r]. Grid: (rows).
+// Row r of x is group r % n_groups of row r / n_groups; or, without groups, row indices[r]. Groups of out lie
+// one behind the other. Grid: (rows).
 struct NormArguments {
   const float* x;
   const float* weight;  // [dim], or null for no norm
@@ -97,6 +101,8 @@ struct NormArguments {
   uint32_t dim, n_groups, x_stride, out_stride;
   float eps;
   const int32_t* indices = nullptr;
+  uint32_t weight_stride = 0;  // between the weights of groups: dim where each has its own
+  uint32_t group_stride = 0;   // of x; 0: dim
 };
 
 // x[row] += scale * norm(y[row]), no norm where weight is null. Grid: (rows).
@@ -117,7 +123,7 @@ struct MixArguments {
   uint32_t dim, n_used;
 };
 
-enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped, kSigmoid };
+enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped, kSigmoid, kRelu };
 
 // act(gate) * up, gate [rows][gate_stride], up [rows][dim]. Grid: (rows).
 struct GateArguments {
@@ -153,6 +159,7 @@ struct DeviceCache {
 
 struct DeviceHeads {
   uint32_t n_heads, n_kv_heads, key_dim, value_dim;
+  uint32_t value_stride;  // of a row of the cache, which may begin with the value
 };
 
 // Rotates q and k of qkv [rows][stride] in place, and writes k and v of row r to position first + r.
@@ -171,6 +178,21 @@ struct RopeArguments {
   float eps;
 };
 
+// Latent attention (see LatentHeads): rows of qkv [rows][stride] are queries [n_heads][row_dim], of which the
+// first `rank` are there, and the row that is cached. Queries get their rotated part from `heads` [rows]
+// [n_heads][head_dim], behind nope_dim; the row is normed, rotated and written to position first + r.
+// Grid: (n_heads + 1, rows).
+struct LatentArguments {
+  float* qkv;
+  const float* heads;
+  const float* cos;  // [rows][rope_dim / 2]
+  const float* sin;
+  const float* norm;  // [rank]
+  DeviceCache cache;  // values are keys
+  uint32_t n_heads, rank, nope_dim, rope_dim, stride, first;
+  float eps;
+};
+
 // The rows of the cache that queries read: all positions from `lowest` on up to their own (and within the
 // window); where `counts` is set, which all queries see: the first counts[kv_head] of
 // positions[kv_head][stride], or of the cache's rows as they lie if that is null.
@@ -181,8 +203,9 @@ struct KeyList {
 };
 
 // Attention of every row's query at position first + r, in ranges of kSplitKeys keys: ranges first_split and
-// on of n_splits. Grid: (ranges, n_kv_heads, rows).
-inline constexpr int kSplitKeys = 128, kMaxGroup = 16;
+// on of n_splits. The query heads of a KV head are cut into blocks of block_heads.
+// Grid: (ranges, blocks of all KV heads, rows).
+inline constexpr int kSplitKeys = 128;
 struct AttendArguments {
   const float* qkv;  // [rows][stride], rotated
   DeviceCache cache;
@@ -191,7 +214,7 @@ struct AttendArguments {
   float* states;        // [rows][n_heads][n_splits][2] maximum of the logits times log2(e), sum
   const float* biases;  // [kv_head][max_context of the cache] added to the logits of its rows, or null
   KeyList keys;
-  uint32_t stride, first, first_split, n_splits;
+  uint32_t stride, first, first_split, n_splits, block_heads;
   float scale, soft_cap;
 };
 
@@ -244,13 +267,15 @@ struct SignArguments {
 
 // A causal convolution of every channel by itself, out [rows][channels]: of inputs x [rows][stride], times
 // factor [rows][stride] if there is one, over the tokens up to a row's own; times gate [rows][stride], or,
-// without one, its silu. state [n_taps - 1][channels]: inputs of the tokens before, the latest last.
-// Grid: (channels / 128, rows); of keep_inputs, which lets the state go on behind the rows, (channels / 128).
+// without one, the silu of its sum with a bias. state [n_taps - 1][channels]: inputs of the tokens before,
+// the latest last. Grid: (channels / 128, rows); of keep_inputs, which lets the state go on behind the rows,
+// (channels / 128).
 struct ConvolveArguments {
   const float* x;
   const float* factor;
   const float* gate;
   const float* weights;  // [n_taps][channels]
+  const float* biases;   // [channels], or null
   float* state;
   float* out;
   uint32_t stride, channels, n_taps, n_rows;
@@ -275,6 +300,32 @@ struct DeltaArguments {
   float* out;
   uint32_t stride, n_rows, n_key_heads, n_value_heads, head_dim;
   uint32_t are_grouped;  // value heads of a key head are neighbours
+};
+
+// The state-space recurrence of Mamba-2, token by token: x of the heads, what writes to the state and what
+// reads it, of all groups, one after the other in rows [n_rows][stride]; out [n_rows][n_heads * head_dim].
+// rates [n_rows][rate_stride] are those of the projection. rows are aligned to 16 bytes, each of them. The
+// state lies as the CPU has it (ops/ssd.h). Grid: (head_dim / 16, n_heads).
+struct SsdArguments {
+  const float* rows;
+  const float* rates;
+  const float* a;       // [n_heads]
+  const float* biases;  // [n_heads] of the rates
+  const float* skips;   // [n_heads]
+  float* state;         // [n_heads][head_dim / 16][state_dim][16]
+  float* out;
+  uint32_t stride, rate_stride, n_rows, n_heads, n_groups, head_dim, state_dim;
+};
+
+// A thread has a column of kSsdRows rows of the state in registers while tokens go by, a block so many of a
+// tile's. What tokens bring lies in shared memory for kSsdTokens at a time.
+inline constexpr int kSsdColumns = 16, kSsdRows = 16, kSsdGroups = 8, kSsdTokens = 16;
+inline constexpr int kSsdTile = kSsdRows * kSsdGroups, kSsdTileWords = kSsdTile / 4;
+struct SsdShared {
+  Words4 writes[kSsdTokens][kSsdTileWords], reads[kSsdTokens][kSsdTileWords];
+  float x[kSsdTokens][kSsdColumns];
+  float rates[kSsdTokens], decays[kSsdTokens];
+  float sums[kSsdTokens][kSsdGroups][kSsdColumns];  // over the rows of a thread
 };
 
 }  // namespace edgeh2o::cuda

@@ -66,13 +66,19 @@ struct ListedKeys {
   uint32_t begin, count;
 };
 
-// Shared memory: queries [group][key_dim], logits [group][kSplitKeys].
+// A block of query heads of a KV head. Shared memory: queries [block_heads][key_dim], logits [block_heads]
+// [kSplitKeys].
 EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   EH2O_SHARED_MEMORY;
-  const uint32_t range = static_cast<uint32_t>(block_x()), kv_head = static_cast<uint32_t>(block_y());
+  const uint32_t range = static_cast<uint32_t>(block_x());
   const uint32_t row = static_cast<uint32_t>(block_z()), t = static_cast<uint32_t>(thread_index());
   const uint32_t key_dim = a.heads.key_dim, value_dim = a.heads.value_dim;
-  const uint32_t group = a.heads.n_heads / a.heads.n_kv_heads;
+  const uint32_t kv_group = a.heads.n_heads / a.heads.n_kv_heads;
+  const uint32_t n_blocks = (kv_group + a.block_heads - 1) / a.block_heads;
+  const uint32_t kv_head = static_cast<uint32_t>(block_y()) / n_blocks;
+  const uint32_t of_group = static_cast<uint32_t>(block_y()) % n_blocks * a.block_heads;
+  const uint32_t group = kv_group - of_group < a.block_heads ? kv_group - of_group : a.block_heads;
+  const uint32_t first_head = kv_head * kv_group + of_group;
   float* const queries = reinterpret_cast<float*>(shared_memory);
   float* const logits = queries + group * key_dim;
   const ListedKeys keys(a.keys, kv_head, a.first + row);
@@ -81,8 +87,7 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
                           : keys.count - first_key < kSplitKeys ? keys.count - first_key
                                                                 : kSplitKeys;
   const uint32_t split = a.first_split + range;
-  const size_t first_part =
-      (static_cast<size_t>(row) * a.heads.n_heads + kv_head * group) * a.n_splits + split;
+  const size_t first_part = (static_cast<size_t>(row) * a.heads.n_heads + first_head) * a.n_splits + split;
   if (n_keys == 0) {
     for (uint32_t g = t; g < group; g += kAttendThreads) {
       a.states[2 * (first_part + g * a.n_splits)] = -3.0e38f;
@@ -90,7 +95,7 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
     }
     return;
   }
-  const float* q = a.qkv + static_cast<size_t>(row) * a.stride + kv_head * group * key_dim;
+  const float* q = a.qkv + static_cast<size_t>(row) * a.stride + first_head * key_dim;
   for (uint32_t i = t; i < group * key_dim; i += kAttendThreads) queries[i] = q[i] * a.scale;
   sync_block();
 
@@ -148,16 +153,24 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   }
   sync_block();
 
-  for (uint32_t i = t; i < group * value_dim; i += kAttendThreads) {
-    const uint32_t g = i / value_dim, d = i % value_dim;
-    float sum = 0.0f;
-    for (uint32_t key = 0; key < n_keys; ++key) {
-      sum = multiply_add(
-          logits[g * kSplitKeys + key],
-          cached(a.cache.v, a.cache.v_type, (head_row + keys.position(first_key + key)) * value_dim + d),
-          sum);
+  // Four queries at a time, which read a value once.
+  for (uint32_t g0 = 0; g0 < group; g0 += 4) {
+    const float* const weights = logits + g0 * kSplitKeys;
+    for (uint32_t d = t; d < value_dim; d += kAttendThreads) {
+      float sums[4] = {};
+      for (uint32_t key = 0; key < n_keys; ++key) {
+        const size_t at = (head_row + keys.position(first_key + key)) * a.heads.value_stride + d;
+        const float value = cached(a.cache.v, a.cache.v_type, at);
+        EH2O_UNROLL
+        for (uint32_t g = 0; g < 4; ++g) {
+          if (g0 + g < group) sums[g] = multiply_add(weights[g * kSplitKeys + key], value, sums[g]);
+        }
+      }
+      EH2O_UNROLL
+      for (uint32_t g = 0; g < 4; ++g) {
+        if (g0 + g < group) a.parts[(first_part + (g0 + g) * a.n_splits) * value_dim + d] = sums[g];
+      }
     }
-    a.parts[(first_part + g * a.n_splits) * value_dim + d] = sum;
   }
 }
 

@@ -4,3 +4,4 @@
 #include "cuda/kernels/multiply.cuh"
 #include "cuda/kernels/recurrent.cuh"
 #include "cuda/kernels/rows.cuh"
+#include "cuda/kernels/ssd.cuh"

@@ -9,6 +9,7 @@
   X(mix_rows, MixArguments)                   \
   X(gate_rows, GateArguments)                 \
   X(rope_rows, RopeArguments)                 \
+  X(latent_rows, LatentArguments)             \
   X(embed_rows, EmbedArguments)               \
   X(attend_split, AttendArguments)            \
   X(combine_splits, CombineArguments)         \
@@ -19,6 +20,7 @@
   X(keep_inputs, ConvolveArguments)           \
   X(delta_gates, DeltaGateArguments)          \
   X(delta_rule, DeltaArguments)               \
+  X(ssd, SsdArguments)                        \
   X(multiply_f32, MultiplyArguments)          \
   X(multiply_f16, MultiplyArguments)          \
   X(multiply_bf16, MultiplyArguments)         \

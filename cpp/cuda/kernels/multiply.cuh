@@ -8,6 +8,22 @@ namespace edgeh2o::cuda {
 
 inline constexpr int kMultiplyThreads = 128, kMultiplyWarps = kMultiplyThreads / kWarpSize;
 
+// The arguments of the block's head.
+template <WeightFormat kFormat>
+EH2O_DEVICE MultiplyArguments of_head(MultiplyArguments a) {
+  if (!a.heads) return a;
+  const uint32_t head = static_cast<uint32_t>(block_z());
+  a.w = a.heads[head];
+  a.out += static_cast<size_t>(head) * a.out_step;
+  if constexpr (WeightTraits<kFormat>::kBits == 0) {
+    a.x += static_cast<size_t>(head) * a.x_step;
+  } else {
+    a.xq.q += static_cast<size_t>(head) * a.x_step;
+    a.xq.d += static_cast<size_t>(head) * (a.x_step / 32);
+  }
+  return a;
+}
+
 EH2O_DEVICE float half_at(const uint16_t* p, int i) { return f32_from_f16(p[i]); }
 
 // What one lane adds for one output and 32 of depth: low and high words of weights and activations.
@@ -125,8 +141,10 @@ EH2O_DEVICE void multiply_floats(const MultiplyArguments& a) {
   *out = a.accumulates ? *out + sum : sum;
 }
 
-#define EH2O_MULTIPLY(name, format, how) \
-  EH2O_KERNEL(name, MultiplyArguments, kMultiplyThreads) { how<WeightFormat::format>(a); }
+#define EH2O_MULTIPLY(name, format, how)                         \
+  EH2O_KERNEL(name, MultiplyArguments, kMultiplyThreads) {       \
+    how<WeightFormat::format>(of_head<WeightFormat::format>(a)); \
+  }
 EH2O_MULTIPLY(multiply_f32, kF32, multiply_floats)
 EH2O_MULTIPLY(multiply_f16, kF16, multiply_floats)
 EH2O_MULTIPLY(multiply_bf16, kBF16, multiply_floats)

@@ -1,5 +1,5 @@
-// Layers without attention: convolutions of a few tokens, and the gated delta rule. Formulas:
-// ops/convolution.h, ops/delta_net.h, kernels/delta_net-inl.h.
+// Recurrent layers: convolutions of a few tokens, and the gated delta rule (that of Mamba-2 is in ssd.cuh).
+// Formulas: ops/convolution.h, ops/delta_net.h, kernels/delta_net-inl.h.
 #pragma once
 
 #include "cuda/kernels/arguments.h"
@@ -18,7 +18,7 @@ EH2O_KERNEL(convolve_rows, ConvolveArguments, kRowThreads) {
   const uint32_t channel = static_cast<uint32_t>(block_x() * kRowThreads + thread_index());
   const uint32_t row = static_cast<uint32_t>(block_y());
   if (channel >= a.channels) return;
-  float sum = 0.0f;
+  float sum = a.biases ? a.biases[channel] : 0.0f;
   for (uint32_t j = 0; j < a.n_taps; ++j) {
     const float weight = a.weights[static_cast<size_t>(j) * a.channels + channel];
     sum = multiply_add(convolution_input(a, row + j, channel), weight, sum);

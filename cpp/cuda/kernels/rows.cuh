@@ -60,9 +60,11 @@ EH2O_KERNEL(norm_rows, NormArguments, kRowThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x()), t = static_cast<uint32_t>(thread_index());
   const uint32_t group = row % a.n_groups;
   const uint32_t from = a.indices ? static_cast<uint32_t>(a.indices[row]) : row / a.n_groups;
-  const float* x = a.x + static_cast<size_t>(from) * a.x_stride + group * a.dim;
+  const float* x = a.x + static_cast<size_t>(from) * a.x_stride +
+                   static_cast<size_t>(group) * (a.group_stride ? a.group_stride : a.dim);
   const float factor = a.weight ? norm_factor(x, a.dim, a.eps) : 1.0f;
-  const auto value = [&](uint32_t i) { return a.weight ? x[i] * factor * a.weight[i] : x[i]; };
+  const float* weight = a.weight ? a.weight + group * a.weight_stride : nullptr;
+  const auto value = [&](uint32_t i) { return weight ? x[i] * factor * weight[i] : x[i]; };
   // Before out is written, which may be x.
   if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
   if (!a.out) return;
@@ -112,6 +114,7 @@ EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
   const float* up = a.up + static_cast<size_t>(row) * a.dim;
   const auto value = [&](uint32_t i) {
     if (a.kind == GateKind::kSiluClamped) return clamped_swiglu(gate[i], up[i]);
+    if (a.kind == GateKind::kRelu) return larger(gate[i], 0.0f) * up[i];
     if (a.kind == GateKind::kSigmoid) return divide(up[i], 1.0f + exponential(-gate[i]));
     return (a.kind == GateKind::kGelu ? gelu(gate[i]) : silu(gate[i])) * up[i];
   };
@@ -147,6 +150,32 @@ EH2O_DEVICE void store_q8_row(uint8_t* out, const float* x, uint32_t dim) {
   }
 }
 
+// A row of the cache, by a warp.
+EH2O_DEVICE void store_row(void* rows, DeviceCacheType type, size_t row, const float* x, uint32_t dim) {
+  const size_t start = row * dim;
+  if (type == DeviceCacheType::kQ8) {
+    return store_q8_row(static_cast<uint8_t*>(rows) + start / kCacheBlock * kCacheBlockBytes, x, dim);
+  }
+  const uint32_t lane = static_cast<uint32_t>(thread_index());
+  for (uint32_t i = lane; i < dim; i += kWarpSize) {
+    if (type == DeviceCacheType::kF16) {
+      static_cast<uint16_t*>(rows)[start + i] = f16_from_f32(x[i]);
+    } else {
+      static_cast<float*>(rows)[start + i] = x[i];
+    }
+  }
+}
+
+// Pairs (x[i], x[n_pairs + i]) by a warp; out may be x.
+EH2O_DEVICE void rotate_pairs(const float* x, float* out, const float* cos, const float* sin,
+                              uint32_t n_pairs) {
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < n_pairs; i += kWarpSize) {
+    const float first = x[i], second = x[n_pairs + i], c = cos[i], s = sin[i];
+    out[i] = first * c - second * s;
+    out[n_pairs + i] = multiply_add(first, s, second * c);
+  }
+}
+
 // A warp per head: those of q, of k, of v.
 EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
@@ -157,13 +186,8 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   float* x = a.qkv + static_cast<size_t>(row) * a.stride +
              (is_value ? (n_heads + n_kv) * key_dim + kv_head * a.heads.value_dim : head * key_dim);
   if (!is_value) {
-    const float* cos = a.cos + static_cast<size_t>(row) * a.n_pairs;
-    const float* sin = a.sin + static_cast<size_t>(row) * a.n_pairs;
-    for (uint32_t i = lane; i < a.n_pairs; i += kWarpSize) {
-      const float first = x[i], second = x[a.n_pairs + i], c = cos[i], s = sin[i];
-      x[i] = first * c - second * s;
-      x[a.n_pairs + i] = multiply_add(first, s, second * c);
-    }
+    const size_t angles = static_cast<size_t>(row) * a.n_pairs;
+    rotate_pairs(x, x, a.cos + angles, a.sin + angles, a.n_pairs);
   }
   sync_warp();
   const uint32_t dim = is_value ? a.heads.value_dim : key_dim;
@@ -175,19 +199,25 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
     for (uint32_t i = lane; i < dim; i += kWarpSize) x[i] *= factor;
     return;
   }
-  void* rows = is_value ? a.cache.v : a.cache.k;
-  const DeviceCacheType type = is_value ? a.cache.v_type : a.cache.k_type;
-  const size_t start = (static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row) * dim;
-  if (type == DeviceCacheType::kQ8) {
-    return store_q8_row(static_cast<uint8_t*>(rows) + start / kCacheBlock * kCacheBlockBytes, x, dim);
+  store_row(is_value ? a.cache.v : a.cache.k, is_value ? a.cache.v_type : a.cache.k_type,
+            static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row, x, dim);
+}
+
+// A warp per query head, and one for the row that is cached.
+EH2O_KERNEL(latent_rows, LatentArguments, kWarpSize) {
+  const uint32_t head = static_cast<uint32_t>(block_x()), row_dim = a.rank + a.rope_dim;
+  const size_t row = static_cast<size_t>(block_y()), angles = row * (a.rope_dim / 2);
+  const float *const cos = a.cos + angles, *const sin = a.sin + angles;
+  float* const out = a.qkv + row * a.stride + head * row_dim;
+  if (head < a.n_heads) {
+    const uint32_t head_dim = a.nope_dim + a.rope_dim;
+    const float* const x = a.heads + (row * a.n_heads + head) * head_dim + a.nope_dim;
+    return rotate_pairs(x, out + a.rank, cos, sin, a.rope_dim / 2);
   }
-  for (uint32_t i = lane; i < dim; i += kWarpSize) {
-    if (type == DeviceCacheType::kF16) {
-      static_cast<uint16_t*>(rows)[start + i] = f16_from_f32(x[i]);
-    } else {
-      static_cast<float*>(rows)[start + i] = x[i];
-    }
-  }
+  norm_head(out, a.rank, a.norm, a.eps);
+  rotate_pairs(out + a.rank, out + a.rank, cos, sin, a.rope_dim / 2);
+  sync_warp();
+  store_row(a.cache.k, a.cache.k_type, a.first + row, out, row_dim);
 }
 
 }  // namespace edgeh2o::cuda

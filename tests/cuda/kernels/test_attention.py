@@ -26,7 +26,9 @@ from tools.cuda_driver import (
 
 SPLIT_KEYS = 128
 N_HEADS, N_KV, KEY_DIM, VALUE_DIM, CONTEXT = 6, 2, 24, 40, 320
-HEADS = Heads(n_heads=N_HEADS, n_kv_heads=N_KV, key_dim=KEY_DIM, value_dim=VALUE_DIM)
+HEADS = Heads(
+    n_heads=N_HEADS, n_kv_heads=N_KV, key_dim=KEY_DIM, value_dim=VALUE_DIM, value_stride=VALUE_DIM
+)
 STRIDE = (N_HEADS + N_KV) * KEY_DIM + N_KV * VALUE_DIM
 
 
@@ -80,7 +82,7 @@ def test_a_cache_in_8_bits(device: Device) -> None:
     """Written as the CPU writes it, a block of 32 at a time; read as what that stands for."""
     random = np.random.default_rng(13)
     dim, n_rows, n_splits, scale = 64, 130, 2, 0.3
-    heads = Heads(n_heads=2, n_kv_heads=2, key_dim=dim, value_dim=dim)
+    heads = Heads(n_heads=2, n_kv_heads=2, key_dim=dim, value_dim=dim, value_stride=dim)
     qkv = random.normal(size=(n_rows, 6, dim)).astype(np.float32)
     qkv[5, 2, :32] = 0  # a block of zeros
     qkv[6, 4, 32:] *= 1e-9  # too small for an f16 scale
@@ -107,7 +109,7 @@ def test_a_cache_in_8_bits(device: Device) -> None:
     attend = Attend(
         qkv=address + (n_rows - 1) * 6 * dim * 4, cache=cache, heads=heads, parts=parts,
         states=states, keys=KeyList(), stride=6 * dim, first=n_rows - 1, n_splits=n_splits,
-        scale=scale,
+        block_heads=1, scale=scale,
     )  # fmt: skip
     device.launch("attend_split", attend, (n_splits, 2, 1), shared=(dim + SPLIT_KEYS) * 4)
     out = device.empty(2 * dim * 4)
@@ -167,7 +169,7 @@ def test_attention(
         arguments = Attend(
             qkv=device.put(qkv), cache=cache, heads=HEADS, parts=parts, states=states,
             keys=KeyList(window=window), stride=STRIDE, first=first, n_splits=n_splits,
-            scale=scale, soft_cap=soft_cap,
+            block_heads=3, scale=scale, soft_cap=soft_cap,
         )  # fmt: skip
         shared = 3 * (KEY_DIM + SPLIT_KEYS) * 4
         device.launch("attend_split", arguments, (n_splits, N_KV, n_rows), shared=shared)
@@ -222,11 +224,12 @@ def test_sparse_attention_of_a_chunk(
     memory = KeyList(positions=device.put(positions), counts=device.put(counts), stride=150)
     n_parts = n_rows * N_HEADS * 3
     parts_at, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
-    split = {"parts": parts_at, "states": states, "n_splits": 3}
-    n_bytes = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+    # The three query heads of a KV head in two blocks.
+    split = {"parts": parts_at, "states": states, "n_splits": 3, "block_heads": 2}
+    n_bytes = 2 * (KEY_DIM + SPLIT_KEYS) * 4
     for key_list, begin, n_ranges in ((own_keys, 0, 1), (memory, 1, 2)):
         arguments = Attend(**shared, **split, keys=key_list, first_split=begin)
-        device.launch("attend_split", arguments, (n_ranges, N_KV, n_rows), shared=n_bytes)
+        device.launch("attend_split", arguments, (n_ranges, 2 * N_KV, n_rows), shared=n_bytes)
     out = device.empty(expected.size * 4)
     joined = Combine(
         parts=parts_at, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=3
@@ -296,7 +299,7 @@ def test_rows_that_stand_for_several(device: Device, soft_cap: float, has_sinks:
     listed = KeyList(positions=device.put(positions), counts=device.put(counts), stride=7)
     n_parts = n_rows * N_HEADS * 4
     parts, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
-    split = {"parts": parts, "states": states, "n_splits": 4}
+    split = {"parts": parts, "states": states, "n_splits": 4, "block_heads": 3}
     n_bytes = 3 * (KEY_DIM + SPLIT_KEYS) * 4
     for begin, n_ranges, rows in (
         (0, 1, {"keys": KeyList(lowest=first), "cache": cache}),
@@ -363,7 +366,7 @@ def test_scores_of_pages(device: Device) -> None:
     states, state = device.empty(n_rows * 3 * 2 * 8), device.empty(n_rows * 3 * 8)
     device.launch(
         "attend_split",
-        Attend(**shared, parts=device.empty(4), states=states, n_splits=2),
+        Attend(**shared, parts=device.empty(4), states=states, n_splits=2, block_heads=3),
         (2, 1, n_rows),
         shared=3 * (width + SPLIT_KEYS) * 4,
     )

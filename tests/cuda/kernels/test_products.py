@@ -68,6 +68,44 @@ def test_multiply(device: Device, name: str, rows: int, depth: int) -> None:
             np.testing.assert_array_equal(other, results[0])
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_matrix_per_head(device: Device, name: str) -> None:
+    """Heads take parts of rows, that lie apart, and give parts that lie apart."""
+    random = np.random.default_rng(9)
+    n_heads, n_rows, n_out, depth, step, out_step = 3, 2, 21, 96, 112, 30
+    x = random.normal(size=(n_rows, n_heads, step)).astype(np.float32)
+    before = random.normal(size=(n_rows, n_heads, out_step)).astype(np.float32)
+    matrices, expected, bounds = [], before.astype(np.float64), np.zeros(before.shape)
+    is_quantised = name.startswith("q")
+    rounded, values = Quantised(), x[..., :depth].astype(np.float64)
+    if is_quantised:
+        rounded, rows = put_quantised(device, x[..., :depth].reshape(-1, depth))
+        values = rows.reshape(values.shape)
+        rounded.padded = n_heads * 128  # of a row, whose heads lie one behind the other
+    for head in range(n_heads):
+        if is_quantised:
+            tiles = random_tiles(name, n_out, depth, seed=head)
+            matrix, weights, span = put_tiles(device, tiles), tiles.weights(), tiles.span()
+        else:
+            matrix, weights = put_floats(device, name, random.normal(size=(n_out, depth)))
+            span = np.abs(weights)
+        matrices.append(matrix)
+        expected[:, head, :n_out] = values[:, head] @ weights.T
+        bounds[:, head, :n_out] = np.abs(values[:, head]) @ span.T
+    out = device.put(before)
+    arguments = Multiply(
+        w=matrices[0], x=device.put(x), xq=rounded, out=out, x_stride=n_heads * step,
+        out_stride=n_heads * out_step, n_rows=n_rows, out_step=out_step,
+        heads=device.put(np.frombuffer(b"".join(map(bytes, matrices)), np.uint8)),
+        x_step=128 if is_quantised else step,
+    )  # fmt: skip
+    grid = (-(-n_out // (16 if is_quantised else 4)), n_rows, n_heads)
+    device.launch(f"multiply_{name}", arguments, grid, shared=256)
+    got = device.get(out, before.shape, np.float32)
+    assert (np.abs(got - expected) <= 1e-6 * (bounds + np.abs(expected))).all()
+    np.testing.assert_array_equal(got[..., n_out:], before[..., n_out:])
+
+
 @pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
 @pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (70, 72, 192)])
 def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) -> None:

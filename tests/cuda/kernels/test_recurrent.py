@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from tests.cuda.packing import ORDERS, Floats
 from tests.reference.decoder.delta_net import delta_net
-from tools.cuda_driver import Convolve, Delta, DeltaGate, Device
+from tests.reference.decoder.mamba2 import ssd
+from tools.cuda_driver import SSD_SHARED_BYTES, Convolve, Delta, DeltaGate, Device, Ssd
 
 THREADS = 128
 
@@ -23,14 +24,16 @@ def test_convolution(device: Device, n_taps: int, is_gated: bool) -> None:
     """Of rows in two calls, with a state between them that holds the last inputs."""
     n_channels, n_rows, stride = 130, 21, 3 * 130
     rows, weights = normal(1, n_rows, stride), normal(2, n_taps, n_channels)
+    biases = np.zeros(n_channels, np.float32) if is_gated else normal(4, n_channels)
     state = normal(3, n_taps - 1, n_channels)
     x, gate, factor = (
         rows[:, i * n_channels : (i + 1) * n_channels].astype(np.float64) for i in range(3)
     )
     inputs = np.concatenate((state, x * factor if is_gated else x))
-    sums = sum(inputs[j : j + n_rows] * weights[j] for j in range(n_taps))
+    sums = biases + sum(inputs[j : j + n_rows] * weights[j] for j in range(n_taps))
     expected = sums * gate if is_gated else sums / (1 + np.exp(-sums))
     size = sum(np.abs(inputs[j : j + n_rows] * weights[j]) for j in range(n_taps))
+    size = size + np.abs(biases)
     for _ in range(ORDERS):
         at_state, results = device.put(state), []
         for part in np.split(rows, [2]):
@@ -41,6 +44,8 @@ def test_convolution(device: Device, n_taps: int, is_gated: bool) -> None:
             )  # fmt: skip
             if is_gated:
                 arguments.gate, arguments.factor = at + n_channels * 4, at + 2 * n_channels * 4
+            else:
+                arguments.biases = device.put(biases)
             n_blocks = -(-n_channels // THREADS)
             device.launch("convolve_rows", arguments, (n_blocks, len(part)))
             device.launch("keep_inputs", arguments, (n_blocks,))
@@ -121,3 +126,59 @@ def test_delta_rule(device: Device, dim: int, are_grouped: bool) -> None:
     for other in results[1:]:
         for ours, theirs in zip(other, results[0], strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("state_dim", [16, 48, 128, 272])
+def test_ssd(device: Device, state_dim: int) -> None:
+    """Of rows in two calls, in states of one tile, a part of one and several.
+
+    The same bits in every order of warps, and in one call; rates as large and small as they get.
+    """
+    n_rows, n_heads, n_groups, dim = 18, 4, 2, 32
+    inner = n_heads * dim
+    stride, rate_stride = inner + 2 * n_groups * state_dim + 16, n_heads + 3
+    rows, rates = normal(state_dim, n_rows, stride), normal(1, n_rows, rate_stride) * 2
+    rates[0, :n_heads] = [-100, -20, 80, 0]
+    a, biases, skips = -np.exp(normal(2, n_heads) - 2), normal(3, n_heads) - 2, normal(4, n_heads)
+    state = normal(6, n_heads, state_dim, dim).astype(np.float64)
+    exact = np.logaddexp(0, rates[:, :n_heads].astype(np.float64) + biases)
+    x, writes, reads = (
+        part.reshape(n_rows, -1, width).astype(np.float64)
+        for part, width in zip(
+            np.split(rows[:, :-16], [inner, inner + n_groups * state_dim], axis=1),
+            (dim, state_dim, state_dim),
+            strict=True,
+        )
+    )
+    of_heads = [np.repeat(part, n_heads // n_groups, axis=1) for part in (writes, reads)]
+    expected, after = ssd(x, *of_heads, np.exp(a * exact), exact, skips, state)
+    results = []
+    for lengths in [(n_rows,)] * (ORDERS - 1) + [(1, n_rows - 1)]:
+        at_state, outputs, first = device.put(as_columns(state)), [], 0
+        for n in lengths:
+            out = device.empty(n * inner * 4)
+            part = slice(first, first + n)
+            arguments = Ssd(
+                rows=device.put(rows[part]), rates=device.put(rates[part]),
+                a=device.put(a), biases=device.put(biases), skips=device.put(skips), state=at_state,
+                out=out, stride=stride, rate_stride=rate_stride, n_rows=n, n_heads=n_heads,
+                n_groups=n_groups, head_dim=dim, state_dim=state_dim,
+            )  # fmt: skip
+            device.launch("ssd", arguments, (dim // 16, n_heads), shared=SSD_SHARED_BYTES)
+            outputs.append(device.get(out, (n, n_heads, dim), np.float32))
+            first += n
+        stored = device.get(at_state, (n_heads, dim // 16, state_dim, 16), np.float32)
+        results.append((np.concatenate(outputs), stored))
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(results[0][0], expected, rtol=1e-5, atol=2e-6 * scale)
+    np.testing.assert_allclose(results[0][1], as_columns(after), rtol=1e-5, atol=1e-5)
+    for other in results[1:]:
+        for ours, theirs in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def as_columns(state: NDArray[np.float64]) -> Floats:
+    """A state [heads, rows, values] in slices of 16 values."""
+    n_heads, n_rows, dim = state.shape
+    slices = state.reshape(n_heads, n_rows, dim // 16, 16).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(slices, np.float32)

@@ -20,6 +20,8 @@ from tools.cuda_driver import (
     Norm,
 )
 
+GATES = ("silu", "gelu", "clamped silu", "sigmoid", "relu")  # as the kernels number them
+
 
 @pytest.mark.parametrize("dim", [16, 100, 576])
 @pytest.mark.parametrize("has_norm", [True, False])
@@ -42,20 +44,34 @@ def test_norm_rows(device: Device, dim: int, has_norm: bool) -> None:
         check_quantised(device, rounded, expected)
 
 
-def test_norm_of_groups_in_place(device: Device) -> None:
+@pytest.mark.parametrize("own_weights", [False, True])
+def test_norm_of_groups_in_place(device: Device, own_weights: bool) -> None:
     random = np.random.default_rng(5)
     x = random.normal(size=(2, 5 * 16)).astype(np.float32)  # 3 heads of 16, and what follows them
-    weight = random.normal(size=16).astype(np.float32)
+    weight = random.normal(size=(3 if own_weights else 1, 16)).astype(np.float32)
     address = device.put(x)
     arguments = Norm(
         x=address, weight=device.put(weight), out=address, dim=16, n_groups=3, x_stride=80,
-        out_stride=80, eps=EPS,
+        out_stride=80, eps=EPS, weight_stride=16 * own_weights,
     )  # fmt: skip
     device.launch("norm_rows", arguments, (6,), shared=16)
     got = device.get(address, x.shape, np.float32)
     expected = normed(x.reshape(2, 5, 16)[:, :3], weight).reshape(2, 48)
     np.testing.assert_allclose(got[:, :48], expected, rtol=3e-6)
     np.testing.assert_array_equal(got[:, 48:], x[:, 48:])
+
+
+def test_parts_of_heads_are_rounded_by_themselves(device: Device) -> None:
+    """Of 3 heads of 56 numbers the first 40, each padded to whole tiles."""
+    random = np.random.default_rng(8)
+    x = random.normal(size=(2, 3 * 56 + 9)).astype(np.float32)
+    rounded = empty_quantised(device, 6, 40)
+    arguments = Norm(
+        x=device.put(x), xq=rounded, dim=40, n_groups=3, x_stride=x.shape[1], group_stride=56
+    )
+    device.launch("norm_rows", arguments, (6,), shared=16)
+    parts = x[:, : 3 * 56].reshape(6, 56)[:, :40]
+    check_quantised(device, rounded, parts.astype(np.float64))
 
 
 def test_rows_of_experts(device: Device) -> None:
@@ -100,7 +116,7 @@ def test_add_rows(device: Device, has_norm: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped silu", "sigmoid"])
+@pytest.mark.parametrize("kind", GATES)
 def test_gate_rows(device: Device, kind: str) -> None:
     random = np.random.default_rng(3)
     gate = random.normal(scale=4, size=(2, 160)).astype(np.float32)
@@ -115,11 +131,13 @@ def test_gate_rows(device: Device, kind: str) -> None:
             expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
         if kind == "sigmoid":
             expected = up / (1 + np.exp(-g))
+        if kind == "relu":
+            expected = np.maximum(g, 0) * up
     out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 160)
     beside = np.concatenate((gate, np.full((2, 8), np.nan, np.float32)), axis=1)  # of wider rows
     arguments = Gate(
         gate=device.put(beside), up=device.put(up), out=out, xq=rounded, dim=160, gate_stride=168,
-        kind=("silu", "gelu", "clamped silu", "sigmoid").index(kind),
+        kind=GATES.index(kind),
     )  # fmt: skip
     device.launch("gate_rows", arguments, (2,))
     got = device.get(out, gate.shape, np.float32)

@@ -27,10 +27,10 @@ SIZES = replace(SHAPE, max_context=32, batch_size=BATCH, chunk_size=8, all_rows=
 TOKENS = random_tokens(2 * BATCH)
 
 
-@pytest.fixture
-def path(tiny_model: TinyModelFactory) -> Path:
-    """Of a layer with a convolution and a delta net, and one that attends."""
-    return tiny_model(**SMALL, architecture="qwen35")
+@pytest.fixture(params=["qwen35", "falcon-h1"])
+def path(tiny_model: TinyModelFactory, request: pytest.FixtureRequest) -> Path:
+    """Of a layer with a delta net and one that attends, or of Mamba-2 beside attention."""
+    return tiny_model(**SMALL, architecture=request.param)
 
 
 def start(path: Path, n: int, *, on_device: bool = True) -> list[Any]:
@@ -87,6 +87,21 @@ def test_a_saved_prompt_goes_on_on_either_device(path: Path) -> None:
             copy[:] = rows
         answers = [np.array(each.decode(9)) for each in (saved, restored)]
         assert relative_error(answers[1], answers[0]) < 2e-4
+
+
+@pytest.mark.parametrize("name", ["granitehybrid", "qwen35"])
+def test_a_call_of_several_groups_of_rows(tiny_model: TinyModelFactory, name: str) -> None:
+    """The last layer is recurrent: of most rows it needs the state alone."""
+    sizes = replace(SHAPE, max_context=192, batch_size=192, chunk_size=64, all_rows=False)
+    options = {**SMALL, "n_layers": 3, "architecture": name, "n_experts": 0}
+    path, prompt = tiny_model(**options), random_tokens(133)
+    logits = []
+    for device in (None, open_device(0)):
+        with open_model(path, device) as file:
+            runner = file.load().start_session(DenseConfig(), sizes)
+        first = np.array(runner.prefill(prompt, is_last=True))
+        logits.append(np.stack([first, *(np.array(runner.decode(token)) for token in (5, 6))]))
+    assert relative_error(logits[1], logits[0]) < 2e-4
 
 
 def test_memory_is_told(path: Path) -> None:

@@ -43,7 +43,13 @@ def check_rule(
     """A prompt in calls of these lengths, then three tokens: positions, pairs and logits."""
     with open_model(tiny_model(**model_options), open_device(0)) as file:
         on_device = file.load()._core_model
-        attending = [i for i, layer in enumerate(file.config.layers) if layer.mixer == "attention"]
+        layers = enumerate(file.config.layers)
+        slots = [
+            (i, head)
+            for i, layer in layers
+            if "attention" in layer.mixer
+            for head in range(layer.n_kv_heads)
+        ]
     on_cpu = load_pair(tiny_model, **model_options).core
     sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
     results = []
@@ -52,7 +58,7 @@ def check_rule(
         session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
         rows = prefill(session, *split(tokens, lengths))
         decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
-        chosen = [policy.memory_set(layer, head) for layer in attending for head in range(2)]
+        chosen = [policy.memory_set(*slot) for slot in slots]
         results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
     for ours, theirs in zip(results[1][1], results[0][1], strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -83,10 +89,17 @@ def test_h2o_chooses_and_answers_as_the_cpu_does(
     check_rule(tiny_model, lambda: _core.h2o_policy(LOCAL, HEAVY, **options), tokens, lengths)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "hunyuan-dense", "mistral3"])
+@pytest.mark.parametrize(
+    "name", ["falcon-h1", "gemma4", "granitehybrid", "hunyuan-dense", "mistral3"]
+)
 def test_h2o_in_layers_of_every_kind(tiny_model: TinyModelFactory, name: str) -> None:
-    """Keys and values of another layer, norms behind the rotation, queries scaled by position."""
+    """Keys and values of another layer, norms behind the rotation, queries scaled by position.
+
+    Attention beside Mamba-2, and between layers of it.
+    """
     options = {**SMALL, **MODELS[name]}
+    if name == "granitehybrid":
+        options |= {"n_layers": 2, "n_experts": 0, "shared_ffn_dim": 0}
     if name == "gemma4":  # two kinds of layers, and of each one that shares
         options |= {"n_layers": 4, "sliding_window_pattern": 2, "n_shared_kv": 2, "ffn_dim": 96}
     tokens = decisive_prompt(load_pair(tiny_model, **options), CHUNK_SIZE + 40)
@@ -105,11 +118,21 @@ def test_column_sums_of_one_softmax_count_its_sinks(tiny_model: TinyModelFactory
     check_rule(tiny_model, make_policy, random_tokens(CHUNK_SIZE + 40), [90, 14], options)
 
 
+def test_ruvllm_chooses_and_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
+    """Landmarks of prompts and of generated tokens."""
+    check_rule(
+        tiny_model,
+        lambda: _core.ruvllm_policy(window=20, block_size=8, globals=3),
+        random_tokens(CHUNK_SIZE + 40),
+        [90, 14],
+    )
+
+
 class Loudest:
     """Positions with large keys, seen from the chunk's first query; a mean row for the others."""
 
     def _choose(self, chunk: tuple[int, int], queries: Any, keys: Any) -> NDArray[np.intp]:
-        assert queries.shape == (chunk[1] - chunk[0], 2, 16)
+        assert queries.shape[::2] == (chunk[1] - chunk[0], keys.shape[1])
         seen = np.abs(keys.astype(np.float32) @ queries[0, 0])
         return np.sort(np.argsort(-seen, kind="stable")[:20])
 

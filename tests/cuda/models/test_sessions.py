@@ -8,9 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeh2o import LLM, PrefillConfig, SamplingParams, UsageError
+from edgeh2o import LLM, SamplingParams, UsageError
+from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
+from edgeh2o.attention.headwise import HeadwiseConfig
+from edgeh2o.attention.quest import QuestConfig
+from edgeh2o.attention.rocketkv import RocketKvConfig
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState
@@ -112,12 +116,17 @@ def test_llm_answers_as_the_cpu_does(tiny_model: TinyModelFactory) -> None:
     assert answers[0] == answers[1]
 
 
-def test_what_the_device_lacks_is_refused_by_name(tiny_model: TinyModelFactory) -> None:
-    with pytest.raises(UsageError, match=r"errors of the attention are not measured on a GPU"):
-        LLM(tiny_model(**SMALL), device="cuda", prefill=PrefillConfig(max_error=4.5))
-    other = tiny_model(**{**SMALL, "n_heads": 34, "head_dim": 8})
-    with pytest.raises(UsageError, match=r"17 query heads per KV head.*--device cpu"):
-        LLM(other, device="cuda", attention="dense")
+@pytest.mark.parametrize(
+    "rule",
+    [QuestConfig(), RocketKvConfig(), HeadwiseConfig(budget=256, decode_attention="headwise")],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:a context of")
+def test_generated_tokens_that_read_a_part_are_refused(
+    tiny_model: TinyModelFactory, rule: SparseAttentionConfig
+) -> None:
+    with pytest.raises(UsageError, match=r"generated tokens read a part.*use --device cpu"):
+        LLM(tiny_model(**SMALL), device="cuda", attention=rule, context_size=4096)
 
 
 def test_h2o_goes_on_from_a_saved_session(tiny_model: TinyModelFactory) -> None:
