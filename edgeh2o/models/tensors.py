@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..errors import FormatError
 from ..formats.gguf_header import TensorInfo
-from ..formats.gguf_types import stored_bytes
 from ..formats.metadata import quote
 from .rope import half_split_row_order
 
@@ -131,12 +130,14 @@ class TensorBinding:
     @property
     def held_bytes(self) -> int:
         """Bytes of the rows in memory, where some types are held as others."""
-        held = _core.widened_types().get(self.info.type_name)
+        n_weights = self.n_rows * self.info.cols
         if self.is_transposed:
-            held = "F32" if self.info.type_name in ("F32", "BF16") else "F16"
+            return n_weights * (4 if self.info.type_name in ("F32", "BF16") else 2)
+        held = _core.widened_types().get(self.info.type_name)
         if held is None:
             return self.n_bytes
-        return stored_bytes(held, self.n_rows * self.info.cols)
+        block_values, block_bytes = held
+        return n_weights // block_values * block_bytes
 
     @property
     def n_bytes(self) -> int:

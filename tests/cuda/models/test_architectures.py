@@ -20,6 +20,7 @@ from tests.model.model_pair import (
     random_tokens,
     relative_error,
 )
+from tests.random_blocks import MIXED, rewrite
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
@@ -178,4 +179,14 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
     assert same == tokens
     # Sums in another order show where an activation rounds to the next of 255 steps; a wrong
     # weight does more. The kernels themselves are held to 1e-6.
+    assert relative_error(logits, expected) < 0.03
+
+
+def test_types_that_are_held_as_others(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    sizes = {**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64}
+    path = rewrite(tiny_model(**sizes), tmp_path / "mixed.gguf", MIXED)
+    prompt = random_tokens(9)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
     assert relative_error(logits, expected) < 0.03
