@@ -31,7 +31,7 @@ from tests.reference.k_quants import K_TYPES, quantize_k
 from tests.tiny_architectures import FAMILIES, Family
 from tests.tokenizer.vocabularies import byte_characters
 from tools.tiny_models import gemma4, recurrent
-from tools.tiny_models.latent import add_latent_metadata, add_latent_tensors
+from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata, add_latent_tensors
 
 PerLayer = int | tuple[int, ...]
 LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
@@ -273,6 +273,11 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_head_count(model.n_heads)
     if model.family.is_latent:
         add_latent_metadata(writer, model)
+    elif model.family.has_expert_scales:
+        add_expert_metadata(writer, model)
+    elif model.family.has_softmax_gate:
+        writer.add_leading_dense_block_count(model.n_dense_layers)
+        writer.add_interleave_moe_layer_step(1)
     elif model.family.has_expert_bias and model.family.mamba2 is None:
         writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
@@ -410,7 +415,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 ("ffn_gate", ffn_dim, width, width**-0.5),
                 ("ffn_up", ffn_dim, width, width**-0.5),
                 ("ffn_down", width, ffn_dim, ffn_dim**-0.5),
-            ][family.mamba2 == "single" :]  # whose networks have no gate
+            ][family.mamba2 == "single" or family.is_ungated :]
         for name, rows, cols, std in matrices:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             has_bias = model.biases and not name.startswith("ssm")
@@ -451,7 +456,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             # Without a key, one with a gate is as wide as feed_forward_length says.
             has_gate = family.mamba2 != "single"
             n_shared = int(family.shared_gate or not has_gate)
-            n_shared = model.n_shared_experts if family.is_latent else n_shared
+            if family.is_latent or family.has_expert_scales:
+                n_shared = model.n_shared_experts
             shared = model.shared_ffn_dim or n_shared * ffn_dim
             if shared:
                 if has_gate:

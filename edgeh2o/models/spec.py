@@ -290,7 +290,7 @@ def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
         return spec.experts is not None and spec.experts.has_bias is True
     has_bias = any(name.endswith(BIAS_TENSOR) for name in gguf.tensors)
     key = f"{spec.name}.{GATE_KEY}"
-    if has_bias and key not in gguf.metadata:
+    if has_bias and spec.experts.gate == "file" and key not in gguf.metadata:
         raise FormatError(
             f"metadata key {quote(key)} is missing, but experts have biases: whether their gate is "
             "a softmax or a sigmoid is not said; convert the model anew with a newer llama.cpp"

@@ -42,6 +42,11 @@ MODELS = {
         **{"architecture": "deepseek2", "q_rank": 0, "n_shared_experts": 2},
         **{"has_matrices_per_head": False, "has_softmax_gate": True},
     },
+    "bailingmoe2": {
+        **{"architecture": "bailingmoe2", "n_experts": 8, "n_experts_used": 3, "rotary_dim": 8},
+        **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
+    },
+    "ernie4_5-moe-shared": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "deepseek2-dense": {"architecture": "deepseek2", "n_experts": 0, "tied": False},
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},

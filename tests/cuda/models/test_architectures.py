@@ -69,8 +69,15 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.items()} | VARIANTS
 # Architectures that the kernels for GPUs lack something of, and what the refusal says.
-REFUSED = dict.fromkeys(("deepseek2", "minicpm3"), "multi-head latent attention") | dict.fromkeys(
-    ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe"), "layers of Mamba-2"
+REFUSED = (
+    dict.fromkeys(("deepseek2", "minicpm3"), "multi-head latent attention")
+    | dict.fromkeys(
+        ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe"), "layers of Mamba-2"
+    )
+    | {
+        "arcee": "networks without a gate",
+        "bailingmoe2": "experts in groups",
+    }
 )
 pytestmark = pytest.mark.usefixtures("host_device")
 

@@ -98,7 +98,9 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
         _split_fused(weights, f"blk.{layer}.")
         if config.latent is not None:
             _split_latent(weights, f"blk.{layer}.", config.latent)
-    if config.family.mamba2_is_single:  # networks without a gate: it is the other matrix
+    if (
+        config.family.mamba2_is_single or config.family.is_ungated
+    ):  # networks without a gate: it is the other matrix
         for name in [name for name in weights if ".ffn_up" in name]:
             weights[name.replace("ffn_up", "ffn_gate")] = weights[name]
     return config, weights, quantised
