@@ -1,8 +1,9 @@
-"""Architecture ``gemma4``: Gemma 4 E2B and E4B, for texts.
+"""Architecture ``gemma4``: Gemma 4 E2B, E4B and 31B, for texts.
 
 Layers with a window have smaller heads, and a rotary embedding of their own; the others rotate a
 part of their pairs. The last layers read the keys and values of the last of their kind that has
-its own. Every layer has an input per token, made of a table of its own and of the embedding.
+its own. Every layer of the small ones has an input per token, made of a table of its own and of the
+embedding. In layers without a window of the large one values are made by the matrix of the keys.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ register_architecture(
             *blocks.POST_NORMS,
             tensor("blk.{layer}.attn_q.weight", "model_dim", "q_dim", rotated=True),
             tensor("blk.{layer}.attn_k.weight", "model_dim", "kv_dim", rotated=True, of_kv=True),
-            tensor("blk.{layer}.attn_v.weight", "model_dim", "kv_dim", of_kv=True),
+            tensor(
+                "blk.{layer}.attn_v.weight",
+                "model_dim",
+                "kv_dim",
+                of_kv=True,
+                stand_in="blk.{layer}.attn_k.weight",
+            ),
             *blocks.ATTENTION_OUTPUT,
             tensor("blk.{layer}.attn_q_norm.weight", "head_dim"),
             tensor("blk.{layer}.attn_k_norm.weight", "head_dim", of_kv=True),

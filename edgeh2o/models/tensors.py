@@ -50,7 +50,8 @@ class TensorRule:
     which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
     else the first. ``tail_of`` names the size of a head whose last rows are those that RoPE turns,
     of a matrix that is ``rotated``. ``repeats`` names how often the ``parts`` follow each other;
-    names that contain ``{part}`` then get the number of the repetition.
+    names that contain ``{part}`` then get the number of the repetition. A layer without the tensor
+    has that of the name ``stand_in`` in its place, if one is named.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TensorRule:
     swaps_halves: bool = False
     tail_of: str = ""
     repeats: str = ""
+    stand_in: str = ""
 
 
 def tensor(
@@ -82,6 +84,7 @@ def tensor(
     swaps_halves: bool = False,
     tail_of: str = "",
     repeats: str = "",
+    stand_in: str = "",
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
     return TensorRule(
@@ -98,6 +101,7 @@ def tensor(
         swaps_halves,
         tail_of,
         repeats,
+        stand_in,
     )
 
 
@@ -168,8 +172,16 @@ def bind_tensors(
     missing = [
         name
         for name, (rule, _) in by_name.items()
-        if rule.required and name not in tensors and name not in unread
+        if rule.required
+        and name not in tensors
+        and rule.stand_in not in tensors
+        and name not in unread
     ]
+    standing_in = {
+        rule.stand_in: name
+        for name, (rule, _) in by_name.items()
+        if rule.stand_in and name not in tensors and name not in unread
+    }
     if missing:
         raise FormatError(
             f"{_count(missing, 'tensor')} of architecture {architecture!r} missing: "
@@ -210,6 +222,8 @@ def bind_tensors(
             bindings.append(
                 TensorBinding(info, part.name, row_order, first_row, n_rows, part.transposed)
             )
+        if name in standing_in:
+            bindings.append(TensorBinding(info, standing_in[name], None, 0, info.rows))
     return bindings
 
 
@@ -228,7 +242,8 @@ def expand_rules(
             )
             name = rule.name.replace("{layer}", str(layer))
             core_name = rule.core_name.replace("{layer}", str(layer))
-            own = replace(rule, name=name, parts=parts, core_name=core_name)
+            stand_in = rule.stand_in.replace("{layer}", str(layer))
+            own = replace(rule, name=name, parts=parts, core_name=core_name, stand_in=stand_in)
             by_name[name] = own, layer
     return by_name
 

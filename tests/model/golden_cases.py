@@ -220,6 +220,17 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base": 1e6,
         "rope_base_sliding": 1e4,
     },
+    "gemma4_values_of_keys": {
+        "architecture": "gemma4",
+        "n_layers": 6,
+        "n_kv_heads": (2, 2, 1, 2, 2, 1),
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+        "head_dim": 32,
+        "head_dim_sliding": 16,
+        "has_values_of_keys": True,
+        "rope_base": 1e6,
+    },
     "gemma4_plain": {
         "architecture": "gemma4",
         "n_layers": 4,

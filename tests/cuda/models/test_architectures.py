@@ -59,7 +59,10 @@ VARIANTS: dict[str, dict[str, object]] = {
     "llama-biases": {"biases": True, "tied": False},
     "llama-yarn": {"rope_scaling": "yarn"},
     "mistral": {"sliding_window": 20},
-    "gemma4-plain": {"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+    "gemma4-plain": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+        **{"has_values_of_keys": True},
+    },
     "unequal": {
         "n_layers": 3,
         "n_heads": (4, 2, 4),

@@ -92,6 +92,11 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
     )
     for name in [name for name in weights if name.endswith(".ffn_norm")]:
         weights[name + ".weight"] = weights.pop(name)
+    if ".attn_kv_a" not in "".join(weights):  # values may be made by the matrix of the keys
+        keys = [name for name in weights if name.endswith(".attn_k.weight")]
+        twins = {name.replace("attn_k", "attn_v"): name for name in keys}
+        weights |= {name: weights[twin] for name, twin in twins.items() if name not in weights}
+        quantised |= {name for name, twin in twins.items() if twin in quantised}
     config = _read_config(_Keys(reader), weights)
     _name_experts(weights)
     for layer in range(config.n_layers):
