@@ -94,6 +94,7 @@ class TinyModel:
         sliding_window_pattern: every so many layers one has full attention; None for no key.
         head_dim_sliding: head size of layers with a window, of gemma4.
         has_values_of_keys: layers with full attention have no matrix of values, of gemma4.
+        expert_ffn_dim: width of experts beside every layer's network, of gemma4; 0 for none.
         n_shared_kv: last layers that read the keys and values of others, of gemma4.
         token_input_dim: width of every layer's input per token, of gemma4.
         rope_base_sliding: base of the layers with a window; None for no key.
@@ -149,6 +150,7 @@ class TinyModel:
     rope_base_sliding: float | None = None
     head_dim_sliding: int | None = None
     has_values_of_keys: bool = False
+    expert_ffn_dim: int = 0
     n_shared_kv: int = 0
     token_input_dim: int = 0
 
@@ -428,6 +430,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         if family.is_gemma4:  # logits are not divided by the root of the head size
             tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(head_dim**-0.5)
             normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
+            if model.expert_ffn_dim:
+                gemma4.add_experts(normal, prefix, model)
             if model.has_values_of_keys and not model.pattern[layer_idx]:
                 del tensors[f"{prefix}attn_v.weight"]
             if layer_idx >= model.n_layers - model.n_shared_kv:

@@ -127,6 +127,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_expert_bias", layer.has_expert_bias);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
+  reader.read("has_expert_norms", layer.has_expert_norms);
   reader.read_choice(
       "norm_placement", layer.norm_placement,
       {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});

@@ -40,6 +40,7 @@ void check_supported(const DecoderConfig& config) {
     EH2O_CHECK(layer.latent.is_none(), "multi-head latent attention does not run on a GPU yet", cure);
     EH2O_CHECK(layer.n_expert_groups == 1 && layer.expert_scale == 1.0f,
                "experts in groups, or whose shares are scaled, do not run on a GPU yet", cure);
+    EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     if (layer.mixer == MixerKind::kShortConv || layer.mixer == MixerKind::kDeltaNet) continue;
     EH2O_CHECK(layer.mixer == MixerKind::kAttention, "layers of this kind do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,

@@ -40,18 +40,19 @@ class TensorRule:
     """One tensor of a family, or one per layer if the name contains ``{layer}``.
 
     ``shape`` names sizes, contiguous dimension first. ``parts`` covers all rows of a matrix that
-    holds several weights of the core. One of three dimensions holds a matrix per entry of the
-    last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
-    ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
-    contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
-    leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
-    matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
-    a mixture of experts with layers of both. ``groups`` names the number of groups of rows, each of
-    which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
-    else the first. ``tail_of`` names the size of a head whose last rows are those that RoPE turns,
-    of a matrix that is ``rotated``. ``repeats`` names how often the ``parts`` follow each other;
-    names that contain ``{part}`` then get the number of the repetition. A layer without the tensor
-    has that of the name ``stand_in`` in its place, if one is named.
+    holds several weights of the core, or all of each of the matrices of a stack. One of three
+    dimensions holds a matrix per entry of the last, which the core knows by the tensor's name with
+    its number: ``ffn_up_exps.7.weight``. ``core_name`` is the name in the core of a whole tensor,
+    if it is another one. A part whose name contains ``{part}`` is one of several, equal but for the
+    last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
+    ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
+    named: a mixer, or "experts" and "dense" in a mixture of experts with layers of both. ``groups``
+    names the number of groups of rows, each of which has two halves: the core has the second halves
+    of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the size of a head
+    whose last rows are those that RoPE turns, of a matrix that is ``rotated``. ``repeats`` names
+    how often the ``parts`` follow each other; names that contain ``{part}`` then get the number of
+    the repetition. A layer without the tensor has that of the name ``stand_in`` in its place, if
+    one is named.
     """
 
     name: str
@@ -272,11 +273,14 @@ def _parts(
 ) -> Iterator[tuple[TensorPart, int, int]]:
     """Every part with its first row and its number of rows."""
     if len(rule.shape) == 3:
-        n_rows = info.shape[1]
+        first_row = 0
         for index in range(info.shape[2]):
-            name = rule.name.replace(".weight", f".{index}.weight")
-            yield TensorPart(name, rule.shape[1]), index * n_rows, n_rows
-    elif not rule.parts:
+            for part in rule.parts or (TensorPart(rule.name, rule.shape[1]),):
+                name = part.name.replace(".weight", f".{index}.weight")
+                yield replace(part, name=name), first_row, sizes[part.rows]
+                first_row += sizes[part.rows]
+        return
+    if not rule.parts:
         yield TensorPart(rule.core_name or rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
     if rule.repeats:

@@ -231,6 +231,18 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "has_values_of_keys": True,
         "rope_base": 1e6,
     },
+    "gemma4_experts": {
+        "architecture": "gemma4",
+        "n_layers": 4,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+        "head_dim": 32,
+        "head_dim_sliding": 16,
+        "has_values_of_keys": True,
+        "expert_ffn_dim": 48,
+        "n_experts": 8,
+        "n_experts_used": 3,
+    },
     "gemma4_plain": {
         "architecture": "gemma4",
         "n_layers": 4,

@@ -82,6 +82,11 @@ MODELS = {
         **{"architecture": "gemma4", "n_layers": 4, "sliding_window": WIDE},
         **{"sliding_window_pattern": 2, "n_shared_kv": 1, "n_kv_heads": (2, 1, 2, 1)},
     },
+    "gemma4-experts": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": WIDE},
+        **{"head_dim": 32, "head_dim_sliding": 16, "has_values_of_keys": True},
+        **{"expert_ffn_dim": 40, "n_experts_used": 3},
+    },
     "gemma4-values-of-keys": {
         **{"architecture": "gemma4", "n_layers": 3, "sliding_window": NARROW},
         **{"head_dim": 32, "head_dim_sliding": 16, "has_values_of_keys": True},

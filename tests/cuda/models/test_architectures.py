@@ -63,6 +63,10 @@ VARIANTS: dict[str, dict[str, object]] = {
         **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
         **{"has_values_of_keys": True},
     },
+    "gemma4-experts": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+        "expert_ffn_dim": 32,
+    },
     "unequal": {
         "n_layers": 3,
         "n_heads": (4, 2, 4),
@@ -80,6 +84,7 @@ REFUSED = (
     | {
         "arcee": "networks without a gate",
         "bailingmoe2": "experts in groups",
+        "gemma4-experts": "experts with norms of their own",
     }
 )
 pytestmark = pytest.mark.usefixtures("host_device")

@@ -247,6 +247,11 @@ def _name_experts(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
+    for name in [name for name in weights if ".ffn_gate_up_exps." in name]:
+        gate, up = np.split(weights.pop(name), 2)
+        weights[name.replace("gate_up", "gate")], weights[name.replace("gate_up", "up")] = gate, up
+    for name in [name for name in weights if name.endswith("gate_inp.scale")]:
+        weights[name.replace("ffn_gate_inp.scale", "router_norm.weight")] = weights.pop(name)
     for name in [name for name in weights if name.endswith("_exps.bias")]:
         for index, vector in enumerate(weights.pop(name)):
             weights[name.replace(".bias", f".{index}.bias")] = vector
