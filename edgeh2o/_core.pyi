@@ -22,8 +22,8 @@ def release_threads() -> None:
 
 def supported_types() -> list[str]: ...
 def find_bad_block(data: Buffer, type: str) -> int | None: ...
-def widened_types() -> dict[str, str]:
-    """Tensor types that are held as another one, of ``supported_types``, exactly."""
+def widened_types() -> dict[str, tuple[int, int]]:
+    """Tensor types that are held otherwise, exactly: a block's weights, and its bytes in memory."""
 
 def written_types() -> list[str]:
     """Tensor types that ``convert_rows`` can write."""

@@ -53,18 +53,18 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         uint64_t (*peak_q8)(float*, size_t) noexcept
     const KernelTable& find_kernel_table(const string&) except +
 
-cdef extern from "quant/packed_matrix.h" namespace "edgeh2o" nogil:
+cdef extern from "quant/widened_types.h" namespace "edgeh2o" nogil:
     cdef enum class PackedFormat(uint8_t):
         pass
     cdef cppclass FormatInfo:
         PackedFormat format
         cbool is_quantised
-    const FormatInfo& find_format(const string&) except +
+    const FormatInfo& find_held_format(const string&) except +
     cdef cppclass PackedMatrix:
         PackedMatrix() except +
         size_t n_bytes()
-        PackedMatrix(const FormatInfo&, size_t, cbool, const uint8_t*, size_t, size_t, size_t, const int32_t*) except +
         void dequantize_row(float*, size_t)
+    PackedMatrix pack_tensor(const string&, const uint8_t*, size_t, size_t, size_t, size_t, cbool) except +
 
 cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
     cdef cppclass Activations8:
@@ -329,11 +329,11 @@ cdef class Weights:
     cdef readonly size_t rows, cols
 
     def __init__(self, str isa, str type_name, const uint8_t[::1] data, size_t rows, size_t cols):
-        cdef const FormatInfo* info = &find_format(type_name.encode())
+        cdef const FormatInfo* info = &find_held_format(type_name.encode())
         self.table = table_of(isa)
         self.is_quantised = info.is_quantised
-        self.matrix = PackedMatrix(info[0], self.table.layout.panel_cols, self.table.layout.is_signed(info.format),
-                                   &data[0], <size_t>data.shape[0], rows, cols, NULL)
+        self.matrix = pack_tensor(type_name.encode(), &data[0], <size_t>data.shape[0], rows, cols,
+                                  self.table.layout.panel_cols, self.table.layout.is_signed(info.format))
         self.rows = rows
         self.cols = cols
 

@@ -112,8 +112,9 @@ class DecoderConfig(ModelConfig):
     "projection", or "none"; before the rotary embedding or after it. With experts, every token
     goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may add up
     to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a shared one
-    of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. The experts of a
-    token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
+    of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. With
+    ``has_expert_norms`` the router, the experts and the shared one have norms of their own. The
+    experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
     ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
     ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
     multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0
@@ -135,6 +136,7 @@ class DecoderConfig(ModelConfig):
     normalises_experts: bool = True
     shared_ffn_dim: int = 0
     has_shared_gate: bool = False
+    has_expert_norms: bool = False
     expert_gate: str = "softmax"
     expert_scale: float = 1.0
     n_expert_groups: int = 1

@@ -30,6 +30,9 @@ class Family:
         mamba2: layers have Mamba-2: "other" than those with KV heads, by default every other one;
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
+        is_ungated: the feed-forward network has no gate, but the square of ReLU.
+        has_expert_scales: files say how experts are chosen and weighted, as those of deepseek2.
+        has_softmax_gate: shares of experts with biases are a softmax.
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
         output_norm: name of the norm behind the last layer.
@@ -56,6 +59,9 @@ class Family:
     has_grouped_heads: bool = False
     mamba2: Literal["other", "beside", "single"] | None = None
     has_expert_bias: bool = False
+    is_ungated: bool = False
+    has_expert_scales: bool = False
+    has_softmax_gate: bool = False
     output_norm: str = "output_norm"
     is_latent: bool = False
     has_sections: bool = False
@@ -82,7 +88,16 @@ FAMILIES: Mapping[str, Family] = {
         keys={"rope.scaling.yarn_log_multiplier": 0.08},
     ),
     "minicpm3": Family(is_latent=True),
+    "arcee": Family(is_ungated=True),
+    "bailingmoe2": Family(
+        qk_norm="head",
+        fused_qkv=True,
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+    ),
     "ernie4_5": Family(),
+    "ernie4_5-moe": Family(has_experts=True, has_expert_bias=True, has_softmax_gate=True),
     "exaone": Family(),
     "internlm2": Family(),
     "mistral3": Family(

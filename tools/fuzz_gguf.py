@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.random_blocks import MIXED, rewrite
 from tests.tiny_architectures import FAMILIES
 from tools.fuzz_loop import instrumented_imports, run_fuzzer
 from tools.make_tiny_model import write_tiny_model
@@ -52,6 +53,9 @@ def make_seeds() -> Iterator[bytes]:
             yield write_tiny_model(
                 Path(folder) / "seed.gguf", **{**SMALLEST, **options}
             ).read_bytes()
+        wide = {"model_dim": 256, "ffn_dim": 256, "head_dim": 128}
+        model = write_tiny_model(Path(folder) / "wide.gguf", **{**SMALLEST, **wide})
+        yield rewrite(model, Path(folder) / "seed.gguf", MIXED).read_bytes()
 
 
 def make_target(folder: Path) -> Callable[[bytes], None]:

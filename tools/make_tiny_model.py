@@ -31,7 +31,7 @@ from tests.reference.k_quants import K_TYPES, quantize_k
 from tests.tiny_architectures import FAMILIES, Family
 from tests.tokenizer.vocabularies import byte_characters
 from tools.tiny_models import gemma4, recurrent
-from tools.tiny_models.latent import add_latent_metadata, add_latent_tensors
+from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata, add_latent_tensors
 
 PerLayer = int | tuple[int, ...]
 LAYER_OPTIONS = ("n_heads", "n_kv_heads", "ffn_dim")
@@ -93,6 +93,8 @@ class TinyModel:
         sliding_window: positions that a query sees in layers with a window; None for no key.
         sliding_window_pattern: every so many layers one has full attention; None for no key.
         head_dim_sliding: head size of layers with a window, of gemma4.
+        has_values_of_keys: layers with full attention have no matrix of values, of gemma4.
+        expert_ffn_dim: width of experts beside every layer's network, of gemma4; 0 for none.
         n_shared_kv: last layers that read the keys and values of others, of gemma4.
         token_input_dim: width of every layer's input per token, of gemma4.
         rope_base_sliding: base of the layers with a window; None for no key.
@@ -147,6 +149,8 @@ class TinyModel:
     sliding_window_pattern: int | None = None
     rope_base_sliding: float | None = None
     head_dim_sliding: int | None = None
+    has_values_of_keys: bool = False
+    expert_ffn_dim: int = 0
     n_shared_kv: int = 0
     token_input_dim: int = 0
 
@@ -273,6 +277,11 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_head_count(model.n_heads)
     if model.family.is_latent:
         add_latent_metadata(writer, model)
+    elif model.family.has_expert_scales:
+        add_expert_metadata(writer, model)
+    elif model.family.has_softmax_gate:
+        writer.add_leading_dense_block_count(model.n_dense_layers)
+        writer.add_interleave_moe_layer_step(1)
     elif model.family.has_expert_bias and model.family.mamba2 is None:
         writer.add_leading_dense_block_count(model.n_dense_layers)
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
@@ -410,7 +419,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 ("ffn_gate", ffn_dim, width, width**-0.5),
                 ("ffn_up", ffn_dim, width, width**-0.5),
                 ("ffn_down", width, ffn_dim, ffn_dim**-0.5),
-            ][family.mamba2 == "single" :]  # whose networks have no gate
+            ][family.mamba2 == "single" or family.is_ungated :]
         for name, rows, cols, std in matrices:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             has_bias = model.biases and not name.startswith("ssm")
@@ -421,6 +430,10 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         if family.is_gemma4:  # logits are not divided by the root of the head size
             tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(head_dim**-0.5)
             normal(f"{prefix}layer_output_scale.weight", 1, std=0.1, mean=0.9)
+            if model.expert_ffn_dim:
+                gemma4.add_experts(normal, prefix, model)
+            if model.has_values_of_keys and not model.pattern[layer_idx]:
+                del tensors[f"{prefix}attn_v.weight"]
             if layer_idx >= model.n_layers - model.n_shared_kv:
                 for name in ("attn_k", "attn_v", "attn_k_norm"):
                     del tensors[f"{prefix}{name}.weight"]
@@ -451,7 +464,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             # Without a key, one with a gate is as wide as feed_forward_length says.
             has_gate = family.mamba2 != "single"
             n_shared = int(family.shared_gate or not has_gate)
-            n_shared = model.n_shared_experts if family.is_latent else n_shared
+            if family.is_latent or family.has_expert_scales:
+                n_shared = model.n_shared_experts
             shared = model.shared_ffn_dim or n_shared * ffn_dim
             if shared:
                 if has_gate:

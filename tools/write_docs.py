@@ -100,9 +100,9 @@ def write_architectures() -> str:
 def write_tensor_types() -> str:
     """Tensor types with their bits per weight."""
     sizes = {kind.name: 8 * kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
-    held = _core.widened_types()
+    held = {name: 8 * size / n for name, (n, size) in _core.widened_types().items()}
     rows = [
-        f"| `{name}` | {sizes[name]:g} | {sizes[held.get(name, name)]:g} |"
+        f"| `{name}` | {sizes[name]:g} | {held.get(name, sizes[name]):g} |"
         for name in readable_types()
     ]
     return "\n".join(["| type | bits per weight | in memory |", "|---|---|---|", *rows, ""])

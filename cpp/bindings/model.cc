@@ -127,6 +127,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_expert_bias", layer.has_expert_bias);
   reader.read("shared_ffn_dim", layer.shared_ffn_dim);
   reader.read("has_shared_gate", layer.has_shared_gate);
+  reader.read("has_expert_norms", layer.has_expert_norms);
   reader.read_choice(
       "norm_placement", layer.norm_placement,
       {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
@@ -289,8 +290,11 @@ std::pair<py::bytes, std::optional<size_t>> converted_rows(const py::buffer& dat
 void bind_model(py::module_& module) {
   module.def("written_types", &written_types);
   module.def("widened_types", [] {
-    std::map<std::string, std::string> types;
-    for (const WidenedType& type : widened_types()) types.emplace(type.type_name, type.held_name);
+    std::map<std::string, std::tuple<size_t, size_t>> types;
+    for (const WidenedType& type : widened_types()) {
+      const FormatInfo& held = find_format(type.held_name);
+      types.emplace(type.type_name, std::make_tuple(held.block_values, held.block_bytes));
+    }
     return types;
   });
   module.def("convert_rows", &converted_rows, py::arg("data"), py::arg("source"), py::arg("target"),

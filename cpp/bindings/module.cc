@@ -28,7 +28,9 @@ PYBIND11_MODULE(_core, module) {
   module.def("release_threads", &release_threads, py::call_guard<py::gil_scoped_release>());
   module.def("supported_types", [] {
     std::vector<std::string> names;
-    for (const FormatInfo& info : supported_formats()) names.emplace_back(info.type_name);
+    for (const FormatInfo& info : supported_formats()) {
+      if (info.is_of_files) names.emplace_back(info.type_name);
+    }
     return names;
   });
   bind_attention(module);

@@ -33,6 +33,7 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
   for (const LayerSpec& layer : config.layers) {
+    EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);

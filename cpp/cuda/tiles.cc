@@ -32,7 +32,8 @@ int device_code(int q) {
 template <PackedFormat kFormat>
 void read_scales(const Record& r, float* scale, float* min) {
   using Traits = PackedTraits<kFormat>;
-  const float d = Traits::kBf16Scale ? f32_from_bf16(r.d) : f32_from_f16(r.d), m = f32_from_f16(r.m);
+  const float d = (Traits::kBf16Scale ? f32_from_bf16(r.d) : f32_from_f16(r.d)) * Traits::kUnit,
+              m = f32_from_f16(r.m);
   for (size_t sub = 0; sub < kBlock / Traits::kSubBlock; ++sub) {
     if constexpr (!Traits::kTwoLevel) {
       scale[sub] = d;

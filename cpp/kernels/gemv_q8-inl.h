@@ -22,6 +22,7 @@ class RecordReader {
         const uint16_t* header = reinterpret_cast<const uint16_t*>(record_);
         simd::unroll<kVectors>([&](auto v) {
           d_[v] = simd::load_f16(header + v * simd::kLanes);
+          if constexpr (Traits::kUnit != 1.0f) d_[v] = simd::mul(d_[v], simd::set1(Traits::kUnit));
           if constexpr (Traits::kHasMin) {
             const simd::F32 dmin = simd::load_f16(header + kCols + v * simd::kLanes);
             negated_dmin_[v] = simd::sub(simd::zero(), dmin);

@@ -67,6 +67,7 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
              "layers differ in the width of their inputs per token");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
+  EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");
 }
 
 }  // namespace

@@ -79,6 +79,9 @@ struct LayerSpec {
   // token, the sigmoid of a product with its input.
   size_t shared_ffn_dim = 0;
   bool has_shared_gate = false;
+  // Gemma 4: the experts, the shared one and the router have norms of their own at their inputs, the former
+  // two also at their outputs, and experts a factor each.
+  bool has_expert_norms = false;
 
   NormPlacement norm_placement = NormPlacement::kPre;
   float residual_scale = 1.0f;  // factor of what a branch adds to the residual stream

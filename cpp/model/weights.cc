@@ -156,6 +156,13 @@ void Weights::for_each_tensor(const F& f) {
       vector(prefix + "post_norm.weight", layer.token_input_post_norm, model_dim, true);
     }
     if (spec.has_output_scale) vector(prefix + "layer_output_scale.weight", layer.output_scale, 1, false);
+    if (spec.has_expert_norms) {
+      vector(prefix + "ffn_router_norm.weight", layer.ffn_router_norm, model_dim, true);
+      vector(prefix + "ffn_expert_norm.weight", layer.ffn_expert_norm, model_dim, true);
+      vector(prefix + "ffn_expert_post_norm.weight", layer.ffn_expert_post_norm, model_dim, true);
+      vector(prefix + "ffn_shared_post_norm.weight", layer.ffn_shared_post_norm, model_dim, true);
+      vector(prefix + "ffn_expert_scale", layer.ffn_expert_scale, spec.n_experts, false);
+    }
     if (spec.has_shared_gate)
       vector(prefix + "ffn_gate_inp_shexp.weight", layer.ffn_shared_gate, model_dim, true);
   }

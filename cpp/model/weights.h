@@ -48,6 +48,9 @@ struct LayerWeights {
   std::vector<float> ffn_router_bias;                  // [n_experts], or empty
   FeedForward ffn_shared;                              // where the layer has a shared expert
   std::vector<float> ffn_shared_gate;                  // [model_dim], or empty
+  // Where experts have norms of their own: [model_dim] each, and factors of experts, [n_experts] or empty.
+  std::vector<float> ffn_router_norm, ffn_expert_norm, ffn_expert_post_norm, ffn_shared_post_norm;
+  std::vector<float> ffn_expert_scale;
   // The input of the layer per token: what it is of the embedding, how much of it, and where it goes.
   Linear token_input_proj;                   // [token_input_dim] outputs
   Linear token_input_gate, token_input_out;  // [token_input_dim], [model_dim] outputs

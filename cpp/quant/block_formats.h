@@ -78,6 +78,21 @@ struct BlockMXFP4 {  // w = 2^(e - 128) * kE2m1Values[q], nibbles as in Q4_0
   uint8_t qs[16];
 };
 
+// Of weights from grids, as they are held: what takes a table to find has been looked up.
+struct BlockHeldIQ2 {  // 16 sub-blocks of 16: w = d * scale[s] * kIq2Values[q] / 8; 3-bit quants as in Q3_K
+  f16_bits d;
+  uint8_t scales[16];
+  uint8_t hmask[32];
+  uint8_t qs[64];
+};
+struct BlockHeldIQ3 {  // 8 sub-blocks of 32: w = d * scale[s] * value[q] * unit, nibbles as in IQ4_XS
+  f16_bits d;
+  uint8_t scales[8];
+  uint8_t qs[128];
+};
+using BlockHeldIQ3_S = BlockHeldIQ3;
+using BlockHeldIQ3_XXS = BlockHeldIQ3;
+
 static_assert(sizeof(BlockQ4_0) == 18);
 static_assert(sizeof(BlockQ4_1) == 20);
 static_assert(sizeof(BlockQ5_0) == 22);
@@ -91,5 +106,7 @@ static_assert(sizeof(BlockQ3_K) == 110);
 static_assert(sizeof(BlockIQ4_NL) == 18);
 static_assert(sizeof(BlockIQ4_XS) == 136);
 static_assert(sizeof(BlockMXFP4) == 17);
+static_assert(sizeof(BlockHeldIQ2) == 114);
+static_assert(sizeof(BlockHeldIQ3) == 138);
 
 }  // namespace edgeh2o

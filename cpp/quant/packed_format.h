@@ -9,9 +9,10 @@
 //           in one byte, the scale low and the min high (kNibbleScales)
 //   quants: a plane of their low 8, 4 or 2 bits, then one of the 1 or 2 bits above these. A plane of B bits
 //           is u8[B][nr][4]: bits B (s / B) and on of [s % B][nr][i] belong to depth 4 s + i, s < 8.
-// A weight is scale * (q - 2^kOffsetLog2) + min, or scale * codebook[q] where the format has a codebook: its
-// values plus 2^kOffsetLog2 take the place of q when a kernel has looked them up. 8-bit quants are stored
-// with the offset removed (signed) where the ISA multiplies signed weights (PackLayout::signed_formats).
+// A weight is scale * (q - 2^kOffsetLog2) + min, or scale * codebook[q] * codebook_unit where the format has
+// a codebook: its values plus 2^kOffsetLog2 take the place of q when a kernel has looked them up. 8-bit
+// quants are stored with the offset removed (signed) where the ISA multiplies signed weights
+// (PackLayout::signed_formats).
 //
 // Activations are packed in tiles of mr rows, one record per 32 values of depth:
 //   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 starts[4][mr], s8[8][mr][4]
@@ -40,20 +41,42 @@ enum class PackedFormat : uint8_t {
   kQ3_K,
   kIQ4_NL,
   kIQ4_XS,
-  kMXFP4
+  kMXFP4,
+  kHeldIQ2,  // types of files with grids, as widened_types.cc holds them
+  kHeldIQ3_S,
+  kHeldIQ3_XXS
 };
 
 inline constexpr size_t kBlock = 32;        // depth of one record
 inline constexpr size_t kSuperRecords = 8;  // records that share a two-level header
 
 // What 4 stored bits stand for where the levels are not evenly spaced.
-enum class Codebook : uint8_t { kNone, kIq4, kE2m1 };
+enum class Codebook : uint8_t { kNone, kIq4, kE2m1, kIq2, kIq3S, kIq3Xxs };
 inline constexpr size_t kCodebookSize = 16;
 
 constexpr int codebook_value(Codebook codebook, size_t index) {
   constexpr int8_t kIq4Values[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
   constexpr int8_t kE2m1Values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
-  return codebook == Codebook::kIq4 ? kIq4Values[index] : kE2m1Values[index];
+  constexpr int8_t kIq2Values[] = {8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0};     // sign above
+  constexpr int8_t kIq3SValues[] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+  constexpr int8_t kIq3XxsValues[] = {2, 6, 10, 14, 18, 22, 26, 31, -2, -6, -10, -14, -18, -22, -26, -31};
+  switch (codebook) {
+    case Codebook::kIq4:
+      return kIq4Values[index];
+    case Codebook::kIq2:
+      return kIq2Values[index];
+    case Codebook::kIq3S:
+      return kIq3SValues[index];
+    case Codebook::kIq3Xxs:
+      return kIq3XxsValues[index];
+    default:
+      return kE2m1Values[index];
+  }
+}
+
+// What the values are counted in: a power of two that half precision could not take into a small scale.
+constexpr float codebook_unit(Codebook codebook) {
+  return codebook == Codebook::kIq2 ? 0.125f : codebook == Codebook::kIq3Xxs ? 0.5f : 1.0f;
 }
 
 template <PackedFormat>
@@ -72,6 +95,7 @@ struct PackedTraits;
     static constexpr bool kTwoLevel = two_level;                                                       \
     static constexpr bool kNibbleScales = two_level && stored == 2;                                    \
     static constexpr Codebook kCodebook = Codebook::codebook;                                          \
+    static constexpr float kUnit = codebook_unit(kCodebook);                                           \
     static constexpr bool kBf16Scale = kCodebook == Codebook::kE2m1;                                   \
   };
 EH2O_PACKED_TRAITS(kQ4_0, 4, 4, 3, false, 32, false, kNone)
@@ -87,12 +111,17 @@ EH2O_PACKED_TRAITS(kQ3_K, 4, 3, 2, false, 16, true, kNone)
 EH2O_PACKED_TRAITS(kIQ4_NL, 8, 4, 7, false, 32, false, kIq4)
 EH2O_PACKED_TRAITS(kIQ4_XS, 8, 4, 7, false, 32, true, kIq4)
 EH2O_PACKED_TRAITS(kMXFP4, 5, 4, 4, false, 32, false, kE2m1)
+EH2O_PACKED_TRAITS(kHeldIQ2, 8, 3, 7, false, 16, true, kIq2)
+EH2O_PACKED_TRAITS(kHeldIQ3_S, 5, 4, 4, false, 32, true, kIq3S)
+EH2O_PACKED_TRAITS(kHeldIQ3_XXS, 6, 4, 5, false, 32, true, kIq3Xxs)
 #undef EH2O_PACKED_TRAITS
 
-#define EH2O_QUANTISED_FORMATS(X) \
-  X(kQ4_0)                        \
-  X(kQ4_1)                        \
-  X(kQ4_K) X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4)
+#define EH2O_QUANTISED_FORMATS(X)                                                                            \
+  X(kQ4_0)                                                                                                   \
+  X(kQ4_1)                                                                                                   \
+  X(kQ4_K)                                                                                                   \
+  X(kQ5_0) X(kQ5_1) X(kQ5_K) X(kQ6_K) X(kQ8_0) X(kQ2_K) X(kQ3_K) X(kIQ4_NL) X(kIQ4_XS) X(kMXFP4) X(kHeldIQ2) \
+      X(kHeldIQ3_S) X(kHeldIQ3_XXS)
 
 // Bytes of the parts of a packed panel of nr columns.
 template <PackedFormat kFormat>

@@ -26,6 +26,9 @@ const std::vector<FormatInfo>& supported_formats() {
       {"IQ4_NL", PackedFormat::kIQ4_NL, true, 32, sizeof(BlockIQ4_NL)},
       {"IQ4_XS", PackedFormat::kIQ4_XS, true, 256, sizeof(BlockIQ4_XS)},
       {"MXFP4", PackedFormat::kMXFP4, true, 32, sizeof(BlockMXFP4)},
+      {"HELD_IQ2", PackedFormat::kHeldIQ2, true, 256, sizeof(BlockHeldIQ2), false},
+      {"HELD_IQ3_S", PackedFormat::kHeldIQ3_S, true, 256, sizeof(BlockHeldIQ3_S), false},
+      {"HELD_IQ3_XXS", PackedFormat::kHeldIQ3_XXS, true, 256, sizeof(BlockHeldIQ3_XXS), false},
   };
   return formats;
 }
@@ -34,7 +37,7 @@ const FormatInfo& find_format(const std::string& type_name) {
   std::string names;
   for (const FormatInfo& info : supported_formats()) {
     if (type_name == info.type_name) return info;
-    names += (names.empty() ? "" : ", ") + std::string(info.type_name);
+    if (info.is_of_files) names += (names.empty() ? "" : ", ") + std::string(info.type_name);
   }
   throw_invalid("tensor type ", type_name, " is not supported; supported: ", names);
 }
@@ -179,7 +182,7 @@ void unpack_column(float* weights, const uint8_t* panel, size_t column, size_t n
     if constexpr (Traits::kTwoLevel) {
       if (record % kSuperRecords == 0) {
         const uint8_t* header = in - Sizes::kHeaderPerColumn * nr;
-        d = f32_from_f16(get<uint16_t>(header, column));
+        d = f32_from_f16(get<uint16_t>(header, column)) * Traits::kUnit;
         if (Traits::kHasMin) m = -f32_from_f16(get<uint16_t>(header, nr + column));
       }
       for (size_t sub = 0; sub < kSubBlocks; ++sub) {

@@ -12,13 +12,15 @@
 
 namespace edgeh2o {
 
-// GGUF tensor types map one to one to packed formats; the names are those of the GGUF specification.
+// GGUF tensor types map one to one to packed formats; the names are those of the GGUF specification. Those
+// that are not of files hold others (quant/widened_types.h).
 struct FormatInfo {
   const char* type_name;
   PackedFormat format;
   bool is_quantised;
   size_t block_values;  // weights per GGUF block; a row holds whole blocks
   size_t block_bytes;
+  bool is_of_files = true;
 };
 const std::vector<FormatInfo>& supported_formats();
 const FormatInfo& find_format(const std::string& type_name);  // throws std::invalid_argument

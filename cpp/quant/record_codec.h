@@ -159,6 +159,17 @@ Record read_record(const uint8_t* row, size_t record) {
       split_nibbles(r.quants, block.qs + 16 * s);
       const int low = block.scales_l[s / 2] >> (4 * (s % 2)) & 0xf, high = block.scales_h >> (2 * s) & 3;
       r.fine[0] = static_cast<uint8_t>((low | high << 4) - 32);
+    } else if constexpr (kFormat == PackedFormat::kHeldIQ2) {
+      const auto& block = block_at<BlockHeldIQ2>(row, record / kSuperRecords);
+      r.d = block.d;
+      read_crumbs(r.quants, block.qs, s);
+      add_bits<1>(r.quants, block.hmask, s, 2);
+      for (size_t sub = 0; sub < 2; ++sub) r.fine[sub] = block.scales[2 * s + sub];
+    } else if constexpr (kFormat == PackedFormat::kHeldIQ3_S || kFormat == PackedFormat::kHeldIQ3_XXS) {
+      const auto& block = block_at<BlockHeldIQ3>(row, record / kSuperRecords);
+      r.d = block.d;
+      r.fine[0] = block.scales[s];
+      split_nibbles(r.quants, block.qs + 16 * s);
     } else {
       static_assert(kFormat == PackedFormat::kQ6_K);
       // Each half of 128 weights: 64 bytes of low nibbles and 32 bytes with two high bits for each of 4
@@ -189,6 +200,9 @@ const uint8_t* packed_nibbles(const uint8_t* row, size_t record) {
     return row + record * sizeof(BlockMXFP4) + offsetof(BlockMXFP4, qs);
   } else if constexpr (kFormat == PackedFormat::kIQ4_XS) {
     return row + record / kSuperRecords * sizeof(BlockIQ4_XS) + offsetof(BlockIQ4_XS, qs) +
+           record % kSuperRecords * 16;
+  } else if constexpr (kFormat == PackedFormat::kHeldIQ3_S || kFormat == PackedFormat::kHeldIQ3_XXS) {
+    return row + record / kSuperRecords * sizeof(BlockHeldIQ3) + offsetof(BlockHeldIQ3, qs) +
            record % kSuperRecords * 16;
   } else {
     return nullptr;

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <new>
 
 #include "base/check.h"
 #include "base/half.h"
 #include "base/parallel.h"
 #include "quant/block_formats.h"
-#include "quant/block_writers.h"
-#include "quant/iq3_s_grid.h"
+#include "quant/iq_grids.h"
 
 namespace edgeh2o {
 namespace {
@@ -26,12 +25,43 @@ struct BlockNVFP4 {  // 4 sub-blocks of 16: scale[s] * kE2m1Values[q] / 2; nibbl
   uint8_t scales[4];
   uint8_t qs[32];
 };
-struct BlockIQ3_S {  // 8 sub-blocks of 32: w = +-d * (1 + 2 scale[s]) * one of four magnitudes of a group
+// Weights from grids: w = +-d * (1 + 2 scale[s]) * unit * one of the magnitudes of a group, 8 sub-blocks of
+// 32 or 16 of 16 with a scale of 4 bits each.
+struct BlockIQ3_S {  // groups of 4 with 9 bits, sub-blocks of 32
   f16_bits d;
   uint8_t qs[64], qh[8], signs[32], scales[4];
 };
+// Four times 7 bits for the signs of 8 weights, the eighth of which makes their number even; 4 bits of scale.
+struct SignsAndScale {
+  uint8_t bytes[4];
+  uint32_t bits() const {
+    return uint32_t{bytes[0]} | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24;
+  }
+};
+struct BlockIQ3_XXS {  // groups of 4 with 8 bits
+  f16_bits d;
+  uint8_t qs[64];
+  SignsAndScale rest[8];
+};
+struct BlockIQ2_XXS {  // groups of 8 with 8 bits, sub-blocks of 32
+  f16_bits d;
+  struct {
+    uint8_t qs[4];
+    SignsAndScale rest;
+  } subs[8];
+};
+struct BlockIQ2_XS {  // groups of 8 with 9 bits, 7 bits of signs above them; sub-blocks of 16
+  f16_bits d;
+  u16_le qs[32];
+  uint8_t scales[8];
+};
+struct BlockIQ2_S {  // groups of 8 with 10 bits, two of them in qh; sub-blocks of 16
+  f16_bits d;
+  uint8_t qs[32], signs[32], qh[8], scales[8];
+};
 static_assert(sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
-static_assert(sizeof(BlockNVFP4) == 36 && sizeof(BlockIQ3_S) == 110);
+static_assert(sizeof(BlockNVFP4) == 36 && sizeof(BlockIQ3_S) == 110 && sizeof(BlockIQ3_XXS) == 98);
+static_assert(sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82);
 
 // Quants of `bits` bits that are `offset` less; as Q4_0, which has them plus 8.
 template <typename Block, int kBits, typename Level>
@@ -80,23 +110,97 @@ void widen_nvfp4(const uint8_t* in, uint8_t* out) {
   }
 }
 
-// As Q6_K: magnitudes up to 15 with their signs, scales up to 31.
+// Scale number `s` of those that are 4 bits of bytes.
+uint8_t odd_scale(const uint8_t* scales, size_t s) {
+  return static_cast<uint8_t>(1 + 2 * (scales[s / 2] >> (s % 2 * 4) & 15));
+}
+
+// 8 signs of which 7 bits are there: the number of ones is even.
+int signs_of_seven(uint32_t bits) {
+  const uint32_t seven = bits & 127;
+  return static_cast<int>(seven | static_cast<uint32_t>(__builtin_parity(seven)) << 7);
+}
+
+// Group number `group` of 4 weights, of 3 bits and a sign each, into a block of zeros.
+void put_group_of_4(BlockHeldIQ3& held, size_t group, int magnitudes, int signs) {
+  for (size_t j = 0; j < 4; ++j) {
+    const size_t k = 4 * (group % 8) + j;
+    const int code = (magnitudes >> (3 * j) & 7) | (signs >> j & 1) << 3;
+    uint8_t& byte = held.qs[group / 8 * 16 + k % 16];
+    byte = static_cast<uint8_t>(byte | code << k / 16 * 4);
+  }
+}
+
 void widen_iq3_s(const uint8_t* in, uint8_t* out) {
   const auto& block = *reinterpret_cast<const BlockIQ3_S*>(in);
-  auto& held = *reinterpret_cast<BlockQ6_K*>(out);
-  std::memset(&held, 0, sizeof(held));
+  auto& held = *new (out) BlockHeldIQ3{};
   held.d = block.d;
-  for (size_t s = 0; s < 16; ++s) {
-    held.scales[s] = static_cast<int8_t>(1 + 2 * (block.scales[s / 4] >> (s / 2 % 2 * 4) & 15));
-  }
+  for (size_t s = 0; s < 8; ++s) held.scales[s] = odd_scale(block.scales, s);
   for (size_t group = 0; group < 64; ++group) {
     const int high = block.qh[group / 8] >> group % 8 & 1;
-    const int magnitudes = kIq3sGrid[block.qs[group] | high << 8];
-    for (size_t j = 0; j < 4; ++j) {
-      const size_t i = 4 * group + j;
-      const int magnitude = 2 * (magnitudes >> 3 * j & 7) + 1;
-      put_q6(held, i, block.signs[i / 8] >> i % 8 & 1 ? 32 - magnitude : 32 + magnitude);
+    put_group_of_4(held, group, kIq3sGrid[block.qs[group] | high << 8],
+                   block.signs[group / 2] >> group % 2 * 4);
+  }
+}
+
+void widen_iq3_xxs(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ3_XXS*>(in);
+  auto& held = *new (out) BlockHeldIQ3{};
+  held.d = block.d;
+  for (size_t s = 0; s < 8; ++s) {
+    const uint32_t rest = block.rest[s].bits();
+    held.scales[s] = static_cast<uint8_t>(1 + 2 * (rest >> 28));
+    for (size_t i = 0; i < 8; ++i) {
+      put_group_of_4(held, 8 * s + i, kIq3XxsGrid[block.qs[8 * s + i]],
+                     signs_of_seven(rest >> i / 2 * 7) >> i % 2 * 4);
     }
+  }
+}
+
+// Group number `group` of 8 weights, of 2 bits and a sign each, into a block of zeros: what is 8 bytes of
+// each plane.
+void put_group_of_8(BlockHeldIQ2& held, size_t group, int magnitudes, int signs) {
+  const size_t s = group / 4, first = group % 4 * 8;
+  for (size_t j = 0; j < 8; ++j) {
+    uint8_t& low = held.qs[s / 4 * 32 + first + j];
+    low = static_cast<uint8_t>(low | (magnitudes >> (2 * j) & 3) << s % 4 * 2);
+    uint8_t& high = held.hmask[first + j];
+    high = static_cast<uint8_t>(high | (signs >> j & 1) << s);
+  }
+}
+
+void widen_iq2_xxs(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ2_XXS*>(in);
+  auto& held = *new (out) BlockHeldIQ2{};
+  held.d = block.d;
+  for (size_t s = 0; s < 8; ++s) {
+    const uint32_t rest = block.subs[s].rest.bits();
+    held.scales[2 * s] = held.scales[2 * s + 1] = static_cast<uint8_t>(1 + 2 * (rest >> 28));
+    for (size_t i = 0; i < 4; ++i) {
+      put_group_of_8(held, 4 * s + i, kIq2XxsGrid[block.subs[s].qs[i]], signs_of_seven(rest >> 7 * i));
+    }
+  }
+}
+
+void widen_iq2_xs(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ2_XS*>(in);
+  auto& held = *new (out) BlockHeldIQ2{};
+  held.d = block.d;
+  for (size_t s = 0; s < 16; ++s) held.scales[s] = odd_scale(block.scales, s);
+  for (size_t group = 0; group < 32; ++group) {
+    const uint32_t q = block.qs[group];
+    put_group_of_8(held, group, kIq2XsGrid[q & 511], signs_of_seven(q >> 9));
+  }
+}
+
+void widen_iq2_s(const uint8_t* in, uint8_t* out) {
+  const auto& block = *reinterpret_cast<const BlockIQ2_S*>(in);
+  auto& held = *new (out) BlockHeldIQ2{};
+  held.d = block.d;
+  for (size_t s = 0; s < 16; ++s) held.scales[s] = odd_scale(block.scales, s);
+  for (size_t group = 0; group < 32; ++group) {
+    const int high = block.qh[group / 4] >> group % 4 * 2 & 3;
+    put_group_of_8(held, group, kIq2SGrid[block.qs[group] | high << 8], block.signs[group]);
   }
 }
 
@@ -106,7 +210,11 @@ const std::vector<WidenedType>& widened_types() {
   static const std::vector<WidenedType> types = {
       {"Q1_0", "Q4_0", 128, sizeof(BlockQ1_0), 4 * sizeof(BlockQ4_0), widen_q1_0},
       {"Q2_0", "Q4_0", 64, sizeof(BlockQ2_0), 2 * sizeof(BlockQ4_0), widen_q2_0},
-      {"IQ3_S", "Q6_K", 256, sizeof(BlockIQ3_S), sizeof(BlockQ6_K), widen_iq3_s},
+      {"IQ3_S", "HELD_IQ3_S", 256, sizeof(BlockIQ3_S), sizeof(BlockHeldIQ3_S), widen_iq3_s},
+      {"IQ3_XXS", "HELD_IQ3_XXS", 256, sizeof(BlockIQ3_XXS), sizeof(BlockHeldIQ3_XXS), widen_iq3_xxs},
+      {"IQ2_S", "HELD_IQ2", 256, sizeof(BlockIQ2_S), sizeof(BlockHeldIQ2), widen_iq2_s},
+      {"IQ2_XS", "HELD_IQ2", 256, sizeof(BlockIQ2_XS), sizeof(BlockHeldIQ2), widen_iq2_xs},
+      {"IQ2_XXS", "HELD_IQ2", 256, sizeof(BlockIQ2_XXS), sizeof(BlockHeldIQ2), widen_iq2_xxs},
       {"NVFP4", "F16", 64, sizeof(BlockNVFP4), 64 * sizeof(u16_le), widen_nvfp4},
   };
   return types;
@@ -164,6 +272,12 @@ TransposedTensor::TransposedTensor(const HeldTensor& held, size_t rows, size_t c
                   value_bytes);
     }
   }
+}
+
+PackedMatrix pack_tensor(const std::string& type_name, const uint8_t* data, size_t n_bytes, size_t rows,
+                         size_t cols, size_t panel_cols, bool is_signed) {
+  const HeldTensor held(type_name, data, n_bytes);
+  return PackedMatrix(held.info(), panel_cols, is_signed, held.data(), held.n_bytes(), rows, cols, nullptr);
 }
 
 }  // namespace edgeh2o

@@ -1,5 +1,5 @@
-// Types of GGUF files without a packed format of their own: their blocks become those of a larger type that
-// holds the same weights exactly.
+// Types of GGUF files without a packed format of their own: their blocks become those of a larger type, of
+// files or of memory alone, that holds the same weights exactly.
 #pragma once
 
 #include <cstddef>
@@ -55,5 +55,10 @@ class TransposedTensor {
 
 // The packed format's type that holds tensors of a type: itself, where it has one.
 const FormatInfo& find_held_format(const std::string& type_name);
+
+// PackedMatrix of a tensor of any type, in a block of its own. Throws std::invalid_argument as HeldTensor and
+// PackedMatrix do.
+PackedMatrix pack_tensor(const std::string& type_name, const uint8_t* data, size_t n_bytes, size_t rows,
+                         size_t cols, size_t panel_cols, bool is_signed);
 
 }  // namespace edgeh2o

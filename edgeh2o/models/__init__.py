@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Each of these registers its architecture.
 from . import (  # noqa: F401
+    arcee,
+    bailingmoe2,
     deepseek2,
     ernie4_5,
     exaone,

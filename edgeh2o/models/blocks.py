@@ -56,6 +56,10 @@ FEED_FORWARD = (
     tensor("blk.{layer}.ffn_up.weight", "model_dim", "ffn_dim"),
     tensor("blk.{layer}.ffn_down.weight", "ffn_dim", "model_dim"),
 )
+UNGATED_FEED_FORWARD = (
+    tensor("blk.{layer}.ffn_up.weight", "model_dim", "ffn_dim"),
+    tensor("blk.{layer}.ffn_down.weight", "ffn_dim", "model_dim"),
+)
 FEED_FORWARD_BIASES = (
     tensor("blk.{layer}.ffn_gate.bias", "ffn_dim", required=False),
     tensor("blk.{layer}.ffn_up.bias", "ffn_dim", required=False),
@@ -101,6 +105,8 @@ EXPERTS = (
     tensor("blk.{layer}.ffn_up_exps.weight", "model_dim", "ffn_dim", "n_experts"),
     tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
 )
+# They count in the choice of experts alone.
+CHOICE_BIASES = (tensor("blk.{layer}.exp_probs_b.bias", "n_experts", required=False),)
 # Of a Mamba-2 layer; the norm has a row of weights for every group of heads.
 MAMBA2 = (
     tensor("blk.{layer}.ssm_in.weight", "model_dim", "ssd_in_dim"),

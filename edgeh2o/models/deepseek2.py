@@ -13,7 +13,7 @@ from .experts import ExpertRule
 from .latent import LatentRule
 from .rope import RopeRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import tensor, tensors_of
+from .tensors import tensors_of
 
 register_architecture(
     ArchitectureSpec(
@@ -35,8 +35,7 @@ register_architecture(
             *blocks.EMBEDDINGS,
             *blocks.PRE_NORMS,
             *tensors_of("dense", blocks.FEED_FORWARD),
-            *tensors_of("experts", (*blocks.EXPERTS, *blocks.SHARED_EXPERT)),
-            tensor("blk.{layer}.exp_probs_b.bias", "n_experts", of="experts", required=False),
+            *tensors_of("experts", (*blocks.EXPERTS, *blocks.SHARED_EXPERT, *blocks.CHOICE_BIASES)),
         ),
     )
 )

@@ -33,8 +33,10 @@ class ExpertRule:
         has_own_width: the width of an expert has a key of its own; else it is that of all.
         is_normalised: the weights of a token's experts are divided by their sum.
         shared: an expert that every token goes through beside its own: never, where the file gives
-            its width, always, with a gate or without ("required"), or as wide as a "count" of
-            experts.
+            its width, always, with a gate or without ("required"), as wide as a "count" of
+            experts, as so many ("counted") of its own width, or as wide as the networks of "dense"
+            models of the architecture are.
+        has_norms: router, experts and the shared one have norms of their own.
         gate: what makes shares of the router's logits, which a file may have to confirm, or "file"
             where it says which.
         says_gate: files confirm a sigmoid.
@@ -48,7 +50,8 @@ class ExpertRule:
 
     has_own_width: bool = True
     is_normalised: bool = True
-    shared: Literal["none", "optional", "required", "gated", "count"] = "none"
+    shared: Literal["none", "optional", "required", "gated", "count", "counted", "dense"] = "none"
+    has_norms: bool = False
     gate: Literal["softmax", "sigmoid", "file"] = "softmax"
     says_gate: bool = True
     has_bias: bool | Literal["optional"] = False
@@ -182,7 +185,10 @@ def _read_shared(keys: ArchitectureKeys, rule: ExpertRule, width: int) -> int:
         return 0
     if rule.shared == "count":
         return width * keys.integer(SHARED_COUNT_KEY, minimum=0, maximum=MAX_EXPERTS, default=0)
-    if rule.shared == "gated" and not keys.has(SHARED_KEY):
+    if rule.shared == "counted":
+        own = keys.integer(SHARED_KEY, minimum=0, maximum=MAX_WIDTH, default=0) or width
+        return own * keys.integer(SHARED_COUNT_KEY, minimum=1, maximum=MAX_EXPERTS)
+    if rule.shared == "dense" or (rule.shared == "gated" and not keys.has(SHARED_KEY)):
         return keys.integer("feed_forward_length", maximum=MAX_WIDTH)
     if rule.shared == "optional":
         return keys.integer(SHARED_KEY, minimum=0, maximum=MAX_WIDTH, default=0)

@@ -255,6 +255,9 @@ def _make_config(
         normalises_experts=feed_forward.is_normalised,
         shared_ffn_dim=feed_forward.shared_ffn_dim,
         has_shared_gate=spec.experts is not None and spec.experts.shared == "gated",
+        has_expert_norms=spec.experts is not None
+        and spec.experts.has_norms
+        and feed_forward.n_experts > 0,
         expert_gate=feed_forward.gate,
         expert_scale=feed_forward.scale,
         n_expert_groups=feed_forward.n_groups,
@@ -290,7 +293,7 @@ def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
         return spec.experts is not None and spec.experts.has_bias is True
     has_bias = any(name.endswith(BIAS_TENSOR) for name in gguf.tensors)
     key = f"{spec.name}.{GATE_KEY}"
-    if has_bias and key not in gguf.metadata:
+    if has_bias and spec.experts.gate == "file" and key not in gguf.metadata:
         raise FormatError(
             f"metadata key {quote(key)} is missing, but experts have biases: whether their gate is "
             "a softmax or a sigmoid is not said; convert the model anew with a newer llama.cpp"
@@ -350,7 +353,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
         SHARED_KV_KEY: spec.shares_kv,
         TOKEN_INPUT_KEY: spec.has_token_inputs,
         DRAFTING_KEY: spec.has_drafting_layers,
-        SHARED_KEY: spec.experts is not None and spec.experts.shared != "none",
+        SHARED_KEY: spec.experts is not None and spec.experts.shared not in ("none", "dense"),
         DENSE_KEY: spec.experts is not None and spec.experts.has_dense_layers,
         GATE_KEY: spec.experts is not None and spec.experts.gate != "softmax",
         **dict.fromkeys(SCALE_KEYS, spec.experts is not None and spec.experts.has_scales),

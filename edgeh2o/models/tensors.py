@@ -41,17 +41,19 @@ class TensorRule:
     """One tensor of a family, or one per layer if the name contains ``{layer}``.
 
     ``shape`` names sizes, contiguous dimension first. ``parts`` covers all rows of a matrix that
-    holds several weights of the core. One of three dimensions holds a matrix per entry of the
-    last, which the core knows by the tensor's name with its number: ``ffn_up_exps.7.weight``.
-    ``core_name`` is the name in the core of a whole tensor, if it is another one. A part whose name
-    contains ``{part}`` is one of several, equal but for the last. Layers that share keys and values
-    leave out what is ``of_kv``, or have it for nothing. ``is_vectors``: rows are vectors, not a
-    matrix. Only layers ``of`` a kind have it, if one is named: a mixer, or "experts" and "dense" in
-    a mixture of experts with layers of both. ``groups`` names the number of groups of rows, each of
-    which has two halves: the core has the second halves of all groups first if ``swaps_halves``,
-    else the first. ``tail_of`` names the size of a head whose last rows are those that RoPE turns,
-    of a matrix that is ``rotated``. ``repeats`` names how often the ``parts`` follow each other;
-    names that contain ``{part}`` then get the number of the repetition.
+    holds several weights of the core, or all of each of the matrices of a stack. One of three
+    dimensions holds a matrix per entry of the last, which the core knows by the tensor's name with
+    its number: ``ffn_up_exps.7.weight``. ``core_name`` is the name in the core of a whole tensor,
+    if it is another one. A part whose name contains ``{part}`` is one of several, equal but for the
+    last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
+    ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
+    named: a mixer, or "experts" and "dense" in a mixture of experts with layers of both. ``groups``
+    names the number of groups of rows, each of which has two halves: the core has the second halves
+    of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the size of a head
+    whose last rows are those that RoPE turns, of a matrix that is ``rotated``. ``repeats`` names
+    how often the ``parts`` follow each other; names that contain ``{part}`` then get the number of
+    the repetition. A layer without the tensor has that of the name ``stand_in`` in its place, if
+    one is named.
     """
 
     name: str
@@ -67,6 +69,7 @@ class TensorRule:
     swaps_halves: bool = False
     tail_of: str = ""
     repeats: str = ""
+    stand_in: str = ""
 
 
 def tensor(
@@ -83,6 +86,7 @@ def tensor(
     swaps_halves: bool = False,
     tail_of: str = "",
     repeats: str = "",
+    stand_in: str = "",
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
     return TensorRule(
@@ -99,6 +103,7 @@ def tensor(
         swaps_halves,
         tail_of,
         repeats,
+        stand_in,
     )
 
 
@@ -131,16 +136,21 @@ class TensorBinding:
     @property
     def held_bytes(self) -> int:
         """Bytes of the rows in memory, where some types are held as others."""
-        if self.held_type == self.info.type_name:
+        n_weights = self.n_rows * self.info.cols
+        if self.is_transposed:
+            return stored_bytes(self.packed_type, n_weights)
+        held = _core.widened_types().get(self.info.type_name)
+        if held is None:
             return self.n_bytes
-        return stored_bytes(self.held_type, self.n_rows * self.info.cols)
+        block_values, block_bytes = held
+        return n_weights // block_values * block_bytes
 
     @property
-    def held_type(self) -> str:
-        """The type that holds them in memory."""
-        if self.is_transposed:
-            return "F32" if self.info.type_name in ("F32", "BF16") else "F16"
-        return _core.widened_types().get(self.info.type_name, self.info.type_name)
+    def packed_type(self) -> str:
+        """The type of what is packed: the file's, or floats of a matrix that is transposed."""
+        if not self.is_transposed:
+            return self.info.type_name
+        return "F32" if self.info.type_name in ("F32", "BF16") else "F16"
 
     @property
     def n_bytes(self) -> int:
@@ -171,8 +181,16 @@ def bind_tensors(
     missing = [
         name
         for name, (rule, _) in by_name.items()
-        if rule.required and name not in tensors and name not in unread
+        if rule.required
+        and name not in tensors
+        and rule.stand_in not in tensors
+        and name not in unread
     ]
+    standing_in = {
+        rule.stand_in: name
+        for name, (rule, _) in by_name.items()
+        if rule.stand_in and name not in tensors and name not in unread
+    }
     if missing:
         raise FormatError(
             f"{_count(missing, 'tensor')} of architecture {architecture!r} missing: "
@@ -213,6 +231,8 @@ def bind_tensors(
             bindings.append(
                 TensorBinding(info, part.name, row_order, first_row, n_rows, part.transposed)
             )
+        if name in standing_in:
+            bindings.append(TensorBinding(info, standing_in[name], None, 0, info.rows))
     return bindings
 
 
@@ -231,7 +251,8 @@ def expand_rules(
             )
             name = rule.name.replace("{layer}", str(layer))
             core_name = rule.core_name.replace("{layer}", str(layer))
-            own = replace(rule, name=name, parts=parts, core_name=core_name)
+            stand_in = rule.stand_in.replace("{layer}", str(layer))
+            own = replace(rule, name=name, parts=parts, core_name=core_name, stand_in=stand_in)
             by_name[name] = own, layer
     return by_name
 
@@ -260,11 +281,14 @@ def _parts(
 ) -> Iterator[tuple[TensorPart, int, int]]:
     """Every part with its first row and its number of rows."""
     if len(rule.shape) == 3:
-        n_rows = info.shape[1]
+        first_row = 0
         for index in range(info.shape[2]):
-            name = rule.name.replace(".weight", f".{index}.weight")
-            yield TensorPart(name, rule.shape[1]), index * n_rows, n_rows
-    elif not rule.parts:
+            for part in rule.parts or (TensorPart(rule.name, rule.shape[1]),):
+                name = part.name.replace(".weight", f".{index}.weight")
+                yield replace(part, name=name), first_row, sizes[part.rows]
+                first_row += sizes[part.rows]
+        return
+    if not rule.parts:
         yield TensorPart(rule.core_name or rule.name, rule.shape[-1], rule.rotated), 0, info.rows
     first_row = 0
     if rule.repeats:

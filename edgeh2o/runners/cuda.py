@@ -115,7 +115,7 @@ def require_supported(config: DecoderConfig) -> None:
 def estimate_weight_bytes(bindings: Iterable[TensorBinding]) -> int:
     """What the weights take in the formats of the GPU."""
     return sum(
-        _core.DeviceModel.estimate_bytes(item.held_type, item.n_rows, item.info.cols)
+        _core.DeviceModel.estimate_bytes(item.packed_type, item.n_rows, item.info.cols)
         for item in bindings
     )
 

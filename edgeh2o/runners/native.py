@@ -313,6 +313,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "n_expert_groups_used": config.n_expert_groups_used,
         "shared_ffn_dim": config.shared_ffn_dim,
         "has_shared_gate": config.has_shared_gate,
+        "has_expert_norms": config.has_expert_norms,
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
@@ -347,6 +348,7 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
         ffn = "gated" if layer.ffn_dim else "none"
         fields.update(ffn=ffn, n_experts=0, n_experts_used=0, has_expert_bias=False)
         fields.update(shared_ffn_dim=0, n_expert_groups=1, n_expert_groups_used=1)
+        fields.update(has_expert_norms=False)
     if not fields.pop("has_rope"):
         return {**fields, "rope": 1 + bool(config.sliding_rope_inv_freq)}
     return {**fields, "rope": int(layer.window > 0 and bool(config.sliding_rope_inv_freq))}

@@ -18,7 +18,14 @@ from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 
 EPS = np.finfo(np.float32).eps
 FLOAT_TYPES = ["F32", "F16", "BF16"]
-QUANTISED_TYPES = [name for name in _core.supported_types() if name not in FLOAT_TYPES]
+FILE_TYPES = [name for name in _core.supported_types() if name not in FLOAT_TYPES]
+# Held in formats of memory alone; bits per weight there, in float16 and bytes for scales.
+GRID_TYPES = {
+    **dict.fromkeys(("IQ3_S", "IQ3_XXS"), 4 + 8 / 32 + 16 / 256),
+    **dict.fromkeys(("IQ2_S", "IQ2_XS", "IQ2_XXS"), 3 + 8 / 16 + 16 / 256),
+}
+QUANTISED_TYPES = [*FILE_TYPES, *GRID_TYPES]
+TYPES = [*FLOAT_TYPES, *QUANTISED_TYPES]
 
 
 def block_shape(type_name: str) -> tuple[int, int]:
@@ -80,7 +87,7 @@ def assert_product(result: np.ndarray, x: np.ndarray, weights: np.ndarray) -> No
     assert np.all(np.abs(result - x @ weights.T) <= 16 * EPS * norm)
 
 
-@pytest.mark.parametrize("type_name", _core.supported_types())
+@pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize("rows", [1, 7, 31, 33, 70])
 def test_packing_keeps_every_weight(isa: str, type_name: str, rows: int) -> None:
     data = random_weights(type_name, rows, 768, seed=rows)
@@ -99,7 +106,7 @@ def test_every_shared_exponent_is_exact(isa: str) -> None:
     assert weights[0].any() and np.isfinite(weights[:253]).all()
 
 
-@pytest.mark.parametrize("type_name", _core.supported_types())
+@pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize("n_rows", [1, 2, 5, 6, 13, 33])
 def test_product(isa: str, type_name: str, n_rows: int) -> None:
     rows, cols = 45, 1024 + 256  # partial last panel; more than one block of depth
@@ -110,7 +117,7 @@ def test_product(isa: str, type_name: str, n_rows: int) -> None:
     assert_product(result, as_seen(isa, type_name, x), decode(type_name, data, rows, cols))
 
 
-@pytest.mark.parametrize("type_name", _core.supported_types())
+@pytest.mark.parametrize("type_name", TYPES)
 def test_a_row_does_not_depend_on_the_others(isa: str, type_name: str) -> None:
     """Bit by bit, over the kernels for one row, a few and many, and over blocks of depth."""
     rows, cols = 45, 1024 + 256
@@ -124,12 +131,22 @@ def test_a_row_does_not_depend_on_the_others(isa: str, type_name: str) -> None:
         np.testing.assert_array_equal(together, alone[:n_rows])
 
 
-@pytest.mark.parametrize("type_name", QUANTISED_TYPES)
+@pytest.mark.parametrize("type_name", FILE_TYPES)
 def test_packed_weights_take_what_the_file_takes(isa: str, type_name: str) -> None:
     rows, cols = 64, 2048
     data = random_weights(type_name, rows, cols)
     packed = _kernels.Weights(isa, type_name, data, rows, cols)
     assert packed.n_bytes <= 1.06 * data.nbytes
+
+
+@pytest.mark.parametrize("type_name", GRID_TYPES)
+def test_weights_from_grids_take_few_bits(isa: str, type_name: str) -> None:
+    rows, cols = 64, 2048
+    data = random_weights(type_name, rows, cols)
+    packed = _kernels.Weights(isa, type_name, data, rows, cols)
+    assert packed.n_bytes == rows * cols * GRID_TYPES[type_name] / 8
+    values, size = _core.widened_types()[type_name]
+    assert 8 * size / values == GRID_TYPES[type_name]
 
 
 @pytest.mark.parametrize("type_name", QUANTISED_TYPES)

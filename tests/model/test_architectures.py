@@ -42,6 +42,11 @@ MODELS = {
         **{"architecture": "deepseek2", "q_rank": 0, "n_shared_experts": 2},
         **{"has_matrices_per_head": False, "has_softmax_gate": True},
     },
+    "bailingmoe2": {
+        **{"architecture": "bailingmoe2", "n_experts": 8, "n_experts_used": 3, "rotary_dim": 8},
+        **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
+    },
+    "ernie4_5-moe-shared": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "deepseek2-dense": {"architecture": "deepseek2", "n_experts": 0, "tied": False},
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
@@ -76,6 +81,15 @@ MODELS = {
     "gemma4-wide": {
         **{"architecture": "gemma4", "n_layers": 4, "sliding_window": WIDE},
         **{"sliding_window_pattern": 2, "n_shared_kv": 1, "n_kv_heads": (2, 1, 2, 1)},
+    },
+    "gemma4-experts": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": WIDE},
+        **{"head_dim": 32, "head_dim_sliding": 16, "has_values_of_keys": True},
+        **{"expert_ffn_dim": 40, "n_experts_used": 3},
+    },
+    "gemma4-values-of-keys": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": NARROW},
+        **{"head_dim": 32, "head_dim_sliding": 16, "has_values_of_keys": True},
     },
     "gpt-oss": {"architecture": "gpt-oss", "n_layers": 4, "sliding_window": WIDE},
     "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},

@@ -508,6 +508,20 @@ def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
         ("llama", "num_loops", lambda w: w.add_uint32("llama.num_loops", 2), "is 2"),
         ("qwen3moe", "expert_weights_scale", lambda w: w.add_expert_weights_scale(2.5), "is 2.5"),
         (
+            "ernie4_5-moe",
+            "expert_weights_scale",
+            lambda w: w.add_expert_weights_scale(2.5),
+            "is 2.5",
+        ),
+        ("arcee", "num_loops", lambda w: w.add_uint32("arcee.num_loops", 2), "is 2"),
+        ("bailingmoe2", "logit_scale", lambda w: w.add_logit_scale(0.5), "is 0.5"),
+        (
+            "gemma4",
+            "expert_shared_feed_forward_length",
+            lambda w: w.add_expert_shared_feed_forward_length(8),
+            "is 8",
+        ),
+        (
             "qwen3moe",
             "expert_shared_feed_forward_length",
             lambda w: w.add_expert_shared_feed_forward_length(8),

@@ -37,7 +37,7 @@ _NAMES = (
     (r"blk\.(\d+)\.ffn_(gate|up|down)", r"model.layers.\1.mlp.\2_proj"),
 )
 # Architectures whose GGUF files have rotated pairs as neighbours, and transformers as halves.
-_INTERLEAVED = ("llama", "smollm3", "granite")
+_INTERLEAVED = ("llama", "smollm3", "granite", "arcee")
 MODEL_TYPES: Mapping[str, str] = {
     "llama": "llama",
     "smollm3": "smollm3",
@@ -47,6 +47,8 @@ MODEL_TYPES: Mapping[str, str] = {
     "qwen3moe": "qwen3_moe",
     "olmoe": "olmoe",
     "olmo2": "olmo2",
+    "exaone4": "exaone4",
+    "arcee": "arcee",
     "phi3": "phi3",
     "granite": "granite",
     "glm4": "glm4",
@@ -61,6 +63,8 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "olmoe": {"norm_topk_prob": False, "clip_qkv": None},
+    "exaone4": {"sliding_window": None, "sliding_window_pattern": 4},
+    "arcee": {"hidden_act": "relu2"},
     "gemma": {"hidden_act": "gelu"},
     "phi3": {"original_max_position_embeddings": 512, "embd_pdrop": 0.0, "auto_map": {}},
     "gemma2": {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, SamplingParams
+from edgeh2o.errors import FormatError
 from edgeh2o.formats.split import open_model_file
 from edgeh2o.models.spec import read_model
 from edgeh2o.models.transformers.families import FAMILIES
@@ -28,6 +29,9 @@ CASES: dict[str, dict[str, object]] = {
     "qwen3moe": {"n_layers": 2},
     "olmoe": {"n_layers": 2},
     "olmo2": {"n_layers": 2},
+    "exaone4": {"n_layers": 5, "sliding_window": 32},
+    "exaone4_full": {"architecture": "exaone4", "n_layers": 2},
+    "arcee": {"n_layers": 2},
     "phi3": {"n_layers": 2, "rotary_dim": 24, "sliding_window": 40},
     "granite": {"n_layers": 2},
     "glm4": {"n_layers": 2, "rotary_dim": 16},
@@ -45,7 +49,7 @@ def options_of(case: str) -> dict[str, object]:
 
 def test_every_family_has_a_case() -> None:
     cases = {MODEL_TYPES[str(options_of(case)["architecture"])] for case in CASES}
-    assert cases | {"mistral"} == set(FAMILIES)
+    assert cases | {"mistral", "olmo3"} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,11 +88,26 @@ def test_answers_are_those_of_a_quantised_file(
     assert len(answer.token_ids) == 8
 
 
-def test_mistral_is_a_llama_with_windows(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
-    model = tiny_model(architecture="llama", sliding_window=48)
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "is_needed"),
+    [("mistral", "llama", False), ("olmo3", "olmo2", True)],
+)
+def test_others_have_windows(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    model_type: str,
+    architecture: str,
+    is_needed: bool,
+) -> None:
+    model = tiny_model(architecture=architecture, sliding_window=48, rope_base=500000.0)
     folder = write_folder(model, tmp_path / "tiny")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mistral"}))
+    config = {**json.loads((folder / "config.json").read_text()), "model_type": model_type}
+    (folder / "config.json").write_text(json.dumps(config))
     with open_model_file(model) as gguf, open_transformers(folder, "f32") as converted:
         ours, expected = read_model(converted)[0], read_model(gguf)[0]
     assert ours == expected and ours.layers[0].window == 48
+    if is_needed:  # transformers has a width of its own where there is none
+        del config["sliding_window"]
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(FormatError, match=r"'sliding_window' is missing"):
+            open_transformers(folder, "f32")

@@ -38,6 +38,11 @@ def add_latent_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_shared_count(0)
         writer.add_leading_dense_block_count(model.n_layers)
         return
+    add_expert_metadata(writer, model)
+
+
+def add_expert_metadata(writer: GGUFWriter, model: TinyModel) -> None:
+    """Writes how experts are chosen and weighted."""
     gates = ExpertGatingFuncType
     writer.add_leading_dense_block_count(model.n_dense_layers)
     writer.add_expert_gating_func(gates.SOFTMAX if model.has_softmax_gate else gates.SIGMOID)

@@ -1,6 +1,7 @@
 #include "model/ffn/experts.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/branch.h"
 #include "model/ffn/gated.h"
@@ -22,26 +23,38 @@ void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const flo
 
 void add_experts(const LayerCall& call, MatView<float> x) {
   const KernelTable& table = call.table();
+  const LayerSpec& spec = call.spec();
   const LayerWeights& w = call.layer_weights();
   Activations& a = call.buffers();
   const float eps = call.config.norm_eps;
-  const size_t n = x.rows, dim = x.cols, n_experts = call.spec().n_experts;
+  const size_t n = x.rows, dim = x.cols, n_experts = spec.n_experts;
   const MatView<float> normed{a.expert_input, n, dim, dim}, mixed{a.mixed, n, dim, dim};
-  if (w.ffn_norm.empty()) {
-    std::copy_n(x.data, n * dim, normed.data);
-  } else {
-    rms_norm_rows(table, {x.data, n, dim, x.stride}, w.ffn_norm.data(), eps, {normed}, a.scratch);
-  }
   const MatView<const float> rows{normed.data, n, dim, dim};
+  const auto norm_input = [&](const std::vector<float>& norm) {
+    if (norm.empty()) {
+      std::copy_n(x.data, n * dim, normed.data);
+    } else {
+      rms_norm_rows(table, {x.data, n, dim, x.stride}, norm.data(), eps, {normed}, a.scratch);
+    }
+  };
+  const auto norm_output = [&](MatView<float> out, const std::vector<float>& norm) {
+    rms_norm_groups(table, out, {norm.data(), norm.size()}, eps);
+  };
+  norm_input(spec.has_expert_norms ? w.ffn_router_norm : w.ffn_norm);
   const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
   matmul(table, pack_rows(table, rows, any_quantised({&w.ffn_router}) ? a.packed : nullptr), {&router, 1},
          a.scratch);
-  const RoutingRule rule{call.spec().normalises_experts,
-                         call.spec().expert_gate == ExpertGate::kSigmoid,
+  const MatView<float> logits{a.router, n, n_experts, n_experts};
+  if (spec.has_expert_norms) {
+    scale_logits(table, logits, 1.0f / std::sqrt(static_cast<float>(dim)), 0.0f);
+    norm_input(w.ffn_expert_norm);
+  }
+  const RoutingRule rule{spec.normalises_experts,
+                         spec.expert_gate == ExpertGate::kSigmoid,
                          w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data(),
-                         call.spec().expert_scale,
-                         call.spec().n_expert_groups,
-                         call.spec().n_expert_groups_used};
+                         spec.expert_scale,
+                         spec.n_expert_groups,
+                         spec.n_expert_groups_used};
   route_rows({a.router, n, n_experts, n_experts}, rule, a.routes);
 
   std::fill_n(mixed.data, n * dim, 0.0f);
@@ -51,15 +64,25 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     const MatView<float> part{a.expert_rows, count, dim, dim};
     gather_rows(rows, a.routes.rows + first, part);
     run_expert(call, w.ffn[e], {part.data, count, dim, dim}, part.data);
-    scatter_rows({part.data, count, dim, dim}, a.routes.rows + first, a.routes.weights + first, mixed);
+    float* const weights = a.routes.weights + first;
+    if (!w.ffn_expert_scale.empty()) {
+      for (size_t i = 0; i < count; ++i) weights[i] *= w.ffn_expert_scale[e];
+    }
+    scatter_rows({part.data, count, dim, dim}, a.routes.rows + first, weights, mixed);
   }
-  if (call.spec().shared_ffn_dim > 0) {
+  if (spec.shared_ffn_dim > 0) {
+    const MatView<float> shared{a.expert_rows, n, dim, dim};
+    if (spec.has_expert_norms) {
+      norm_output(mixed, w.ffn_expert_post_norm);
+      norm_input(w.ffn_norm);
+    }
     route_all(rows, w.ffn_shared_gate.empty() ? nullptr : w.ffn_shared_gate.data(), a.routes);
-    run_expert(call, w.ffn_shared, rows, a.expert_rows);
-    scatter_rows({a.expert_rows, n, dim, dim}, a.routes.rows, a.routes.weights, mixed);
+    run_expert(call, w.ffn_shared, rows, shared.data);
+    if (spec.has_expert_norms) norm_output(shared, w.ffn_shared_post_norm);
+    scatter_rows({shared.data, n, dim, dim}, a.routes.rows, a.routes.weights, mixed);
   }
   add_rows(table, x, mixed, w.ffn_post_norm.empty() ? nullptr : w.ffn_post_norm.data(), eps,
-           call.spec().residual_scale);
+           spec.residual_scale);
 }
 
 }  // namespace edgeh2o

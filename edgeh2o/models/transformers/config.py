@@ -146,6 +146,10 @@ def _read_windows(
     settings: Settings, family: TransformersFamily, spec: ArchitectureSpec, keys: dict[str, Any]
 ) -> None:
     """The width of windows, and which layers have one where that is not the usual pattern."""
+    if family.needs_windows and not settings.has("sliding_window"):
+        raise FormatError(
+            f"{settings.label('sliding_window')} is missing; it must be a width, or null"
+        )
     width = settings.take("sliding_window")
     settings.require("sliding_window_size", (width, None))  # as Gemma 2 repeats it
     kinds = settings.take("layer_types")

@@ -43,6 +43,7 @@ _SHARED_EXPERT = {
     "blk.{layer}.ffn_down_shexp": "model.layers.{layer}.mlp.shared_expert.down_proj",
     "blk.{layer}.ffn_gate_inp_shexp": "model.layers.{layer}.mlp.shared_expert_gate",
 }
+_UNGATED = {name: source for name, source in _GATED.items() if not name.endswith("gate")}
 _POST_NORMS = {
     "blk.{layer}.post_attention_norm": "model.layers.{layer}.post_attention_layernorm",
     "blk.{layer}.post_ffw_norm": "model.layers.{layer}.post_feedforward_layernorm",
@@ -50,6 +51,13 @@ _POST_NORMS = {
 _GEMMA_NORMS = {
     "blk.{layer}.ffn_norm": "model.layers.{layer}.pre_feedforward_layernorm",
     **_POST_NORMS,
+}
+_POST_NORMED = {
+    **{name: source for name, source in _BASE.items() if "norm" not in name},
+    "output_norm": "model.norm",
+    **_POST_NORMS,
+    **_GATED,
+    **_QK_NORMS,
 }
 _FUSED_GATED = {
     "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.gate_up_proj",
@@ -77,6 +85,7 @@ class TransformersFamily:
             suffix ends in "count" or "length".
         values: keys that must have one of these values where they are there.
         has_windows: ``sliding_window`` and ``layer_types`` say which layers have a window.
+        needs_windows: ``sliding_window`` must be there, be it null: transformers would set one.
         has_query_scalar: ``query_pre_attn_scalar`` must be what the architecture assumes.
     """
 
@@ -89,6 +98,7 @@ class TransformersFamily:
     keys: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     has_windows: bool = False
+    needs_windows: bool = False
     has_query_scalar: bool = False
 
 
@@ -143,15 +153,20 @@ FAMILIES: Mapping[str, TransformersFamily] = {
         keys=_EXPERT_KEYS,
         values={"norm_topk_prob": (False, None), "clip_qkv": (None,)},
     ),
-    "olmo2": TransformersFamily(
+    "olmo2": TransformersFamily(architecture="olmo2", tensors=_POST_NORMED),
+    "olmo3": TransformersFamily(
         architecture="olmo2",
-        tensors={
-            **{name: source for name, source in _BASE.items() if "norm" not in name},
-            "output_norm": "model.norm",
-            **_POST_NORMS,
-            **_GATED,
-            **_QK_NORMS,
-        },
+        tensors=_POST_NORMED,
+        # Layers with a window have this base in transformers, whatever rope_theta says.
+        values={"rope_theta": (500000.0, None)},
+        has_windows=True,
+        needs_windows=True,
+    ),
+    "exaone4": TransformersFamily(
+        architecture="exaone4", tensors=_POST_NORMED, has_windows=True, needs_windows=True
+    ),
+    "arcee": TransformersFamily(
+        architecture="arcee", tensors={**_BASE, **_UNGATED}, activations=("relu2",)
     ),
     "phi3": TransformersFamily(
         architecture="phi3",

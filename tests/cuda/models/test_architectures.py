@@ -12,6 +12,7 @@ from gguf import GGUFReader
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
+from edgeh2o.errors import UsageError
 from edgeh2o.models.spec import registered_architectures
 from tests.cuda.host_library import SMALL
 from tests.cuda.models.greedy import SHAPE, greedy
@@ -19,6 +20,7 @@ from tests.model.model_pair import (
     random_tokens,
     relative_error,
 )
+from tests.random_blocks import MIXED, rewrite
 from tests.reference.decoder import ReferenceDecoder
 from tests.reference.dense import DenseLayer
 from tests.tiny_models import TinyModelFactory
@@ -61,7 +63,14 @@ VARIANTS: dict[str, dict[str, object]] = {
     "llama-biases": {"biases": True, "tied": False},
     "llama-yarn": {"rope_scaling": "yarn"},
     "mistral": {"sliding_window": 20},
-    "gemma4-plain": {"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+    "gemma4-plain": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+        **{"has_values_of_keys": True},
+    },
+    "gemma4-experts": {
+        **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
+        "expert_ffn_dim": 32,
+    },
     "falcon-h1-plain": {"architecture": "falcon-h1", "n_ssd_groups": 1, "has_ssm_norm": False},
     "granitehybrid-dense": {
         **{"architecture": "granitehybrid", "n_experts": 0, "rotates": True, "biases": True},
@@ -76,13 +85,19 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
 }
 MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.items()} | VARIANTS
+# What the kernels for GPUs lack something of, and what the refusal says.
+REFUSED = {"gemma4-experts": "experts with norms of their own"}
 pytestmark = pytest.mark.usefixtures("host_device")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_architectures(tiny_model: TinyModelFactory, name: str) -> None:
-    """Every one that is registered, in two calls: the tokens of the CPU."""
+    """Every one that is registered, in two calls: the tokens of the CPU, or a refusal by name."""
     path = tiny_model(**{**SMALL, **MODELS[name]})
+    if name in REFUSED:
+        with pytest.raises(UsageError, match=rf"{REFUSED[name]}.*--device cpu"):
+            open_model(path, open_device(0))
+        return
     prompt = random_tokens(35)
     shape = {"batch_size": 32, "chunk_size": 16, "all_rows": False}
     expected, tokens = greedy(path, prompt, 4, device=False, **shape)
@@ -192,4 +207,14 @@ def test_tensor_types(tiny_model: TinyModelFactory, tensor_type: str) -> None:
     assert same == tokens
     # Sums in another order show where an activation rounds to the next of 255 steps; a wrong
     # weight does more. The kernels themselves are held to 1e-6.
+    assert relative_error(logits, expected) < 0.03
+
+
+def test_types_that_are_held_as_others(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    sizes = {**SMALL, "model_dim": 256, "ffn_dim": 256, "head_dim": 64}
+    path = rewrite(tiny_model(**sizes), tmp_path / "mixed.gguf", MIXED)
+    prompt = random_tokens(9)
+    expected, tokens = greedy(path, prompt, 3, device=False)
+    logits, same = greedy(path, prompt, 3, device=True)
+    assert same == tokens
     assert relative_error(logits, expected) < 0.03

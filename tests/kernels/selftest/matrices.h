@@ -71,6 +71,7 @@ struct QuantFormat {
   Codebook codebook;
   bool has_min, two_level, nibble_scales, bf16_scale;
   size_t sub_blocks, unpacked_per_column;
+  float unit;  // of the codebook
 };
 
 template <PackedFormat kFormat>
@@ -86,7 +87,8 @@ constexpr QuantFormat describe() {
           Traits::kNibbleScales,
           Traits::kBf16Scale,
           kBlock / Traits::kSubBlock,
-          PackedSizes<kFormat>::kUnpackedPerColumn};
+          PackedSizes<kFormat>::kUnpackedPerColumn,
+          Traits::kUnit};
 }
 
 #define EH2O_DESCRIBE(name) describe<PackedFormat::name>(),
@@ -149,7 +151,7 @@ struct WeightPanel {
   float scale(size_t col, size_t record, size_t sub) const {
     const Column& column = at(col, record);
     const double value = format.bf16_scale ? f64_from_bf16(column.d) : f64_from_f16(column.d);
-    const float d = static_cast<float>(value);
+    const float d = static_cast<float>(value) * format.unit;
     return format.two_level ? d * static_cast<float>(column.fine[sub]) : d;
   }
   float min(size_t col, size_t record, size_t sub) const {

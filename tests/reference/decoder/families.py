@@ -31,6 +31,7 @@ class Family:
         depth_scales: factors of embeddings, of branches times sqrt(n_layers), and of logits times
             model_dim; None: files say them.
         ffn_norm: name of the norm of the feed-forward network's input.
+        is_ungated: feed-forward networks have no gate, but the square of ReLU.
         mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
             and the square of ReLU.
     """
@@ -52,10 +53,11 @@ class Family:
     depth_scales: tuple[float, float, float] | None = None
     ffn_norm: str = "ffn_norm"
     mamba2_is_single: bool = False
+    is_ungated: bool = False
 
     @property
     def activation(self) -> str:
-        if self.mamba2_is_single:
+        if self.mamba2_is_single or self.is_ungated:
             return "relu"
         if self.has_clamped_gate:
             return "clamped"
@@ -63,8 +65,11 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "arcee": Family(is_interleaved=True, is_ungated=True),
+    "bailingmoe2": Family(),
     "deepseek2": Family(is_interleaved=True),
     "ernie4_5": Family(is_interleaved=True),
+    "ernie4_5-moe": Family(is_interleaved=True),
     "exaone": Family(),
     "exaone4": Family(window_period=4, rotates_windows_only=True),
     "gemma": Family(has_gelu=True),

@@ -77,13 +77,18 @@ def mixture(
     biases: Array | float = 0.0,
     n_groups: int = 1,
     n_groups_used: int = 1,
+    router_input: Array | None = None,
+    factors: Array | None = None,
 ) -> Array:
     """The experts of highest probability, weighted by it, or by what they have of their sum.
 
     ``biases`` count in the choice alone. Of several groups of neighbours those are chosen first
-    whose two best experts are the best.
+    whose two best experts are the best. ``factors`` are of experts, and ``router_input`` is what
+    they are chosen by, if it is not x.
     """
-    probabilities = gate(linear(prefix + "ffn_gate_inp", x))
+    probabilities = gate(
+        linear(prefix + "ffn_gate_inp", x if router_input is None else router_input)
+    )
     out = np.zeros_like(x)
     for row, probability in enumerate(probabilities):
         ranks = probability + biases
@@ -97,5 +102,6 @@ def mixture(
         for expert in chosen:
             suffix = f"_exps.{expert}"
             output = gated(linear, prefix, suffix, x[row : row + 1], activate=activate)[0]
-            out[row] += probability[expert] / total * output
+            factor = 1.0 if factors is None else factors[expert]
+            out[row] += factor * probability[expert] / total * output
     return out

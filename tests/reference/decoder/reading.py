@@ -92,13 +92,20 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
     )
     for name in [name for name in weights if name.endswith(".ffn_norm")]:
         weights[name + ".weight"] = weights.pop(name)
+    if ".attn_kv_a" not in "".join(weights):  # values may be made by the matrix of the keys
+        keys = [name for name in weights if name.endswith(".attn_k.weight")]
+        twins = {name.replace("attn_k", "attn_v"): name for name in keys}
+        weights |= {name: weights[twin] for name, twin in twins.items() if name not in weights}
+        quantised |= {name for name, twin in twins.items() if twin in quantised}
     config = _read_config(_Keys(reader), weights)
     _name_experts(weights)
     for layer in range(config.n_layers):
         _split_fused(weights, f"blk.{layer}.")
         if config.latent is not None:
             _split_latent(weights, f"blk.{layer}.", config.latent)
-    if config.family.mamba2_is_single:  # networks without a gate: it is the other matrix
+    if (
+        config.family.mamba2_is_single or config.family.is_ungated
+    ):  # networks without a gate: it is the other matrix
         for name in [name for name in weights if ".ffn_up" in name]:
             weights[name.replace("ffn_up", "ffn_gate")] = weights[name]
     return config, weights, quantised
@@ -240,6 +247,11 @@ def _name_experts(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith("_exps.weight")]:
         for index, matrix in enumerate(weights.pop(name)):
             weights[name.replace(".weight", f".{index}.weight")] = matrix
+    for name in [name for name in weights if ".ffn_gate_up_exps." in name]:
+        gate, up = np.split(weights.pop(name), 2)
+        weights[name.replace("gate_up", "gate")], weights[name.replace("gate_up", "up")] = gate, up
+    for name in [name for name in weights if name.endswith("gate_inp.scale")]:
+        weights[name.replace("ffn_gate_inp.scale", "router_norm.weight")] = weights.pop(name)
     for name in [name for name in weights if name.endswith("_exps.bias")]:
         for index, vector in enumerate(weights.pop(name)):
             weights[name.replace(".bias", f".{index}.bias")] = vector

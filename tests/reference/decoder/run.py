@@ -366,6 +366,21 @@ class DecoderRun:
         config = self._decoder.config
         activate = ACTIVATIONS[config.family.activation]
         normed = self._norm(prefix + config.family.ffn_norm, x)
+        if f"{prefix}pre_ffw_norm_2.weight" in self._decoder.weights:
+            out = gated(self._linear, prefix, "", normed, activate=activate)
+            return self._norm(prefix + "post_ffw_norm_1", out) + self._norm(
+                prefix + "post_ffw_norm_2",
+                mixture(
+                    self._linear,
+                    prefix,
+                    self._norm(prefix + "pre_ffw_norm_2", x),
+                    n_used=config.n_experts_used,
+                    is_normalised=True,
+                    activate=activate,
+                    router_input=self._norm(prefix + "router_norm", x) / np.sqrt(x.shape[1]),
+                    factors=self._decoder.weights[f"{prefix}ffn_down_exps.scale"],
+                ),
+            )
         if f"{prefix}ffn_gate_inp.weight" not in self._decoder.weights:
             return gated(self._linear, prefix, "", normed, activate=activate)
         out = mixture(
