@@ -4,7 +4,7 @@
 
 #include "cuda/device_decoder.h"
 #include "cuda/launches.h"
-#include "ops/experts.h"
+#include "model/ffn/experts.h"
 
 namespace edgeh2o::cuda {
 
@@ -66,13 +66,7 @@ void DeviceDecoder::add_experts(const Rows& rows, size_t layer) {
   ExpertRoutes(rows.n, spec.n_experts, n_used, arena);
   arena.allocate();
   ExpertRoutes routes(rows.n, spec.n_experts, n_used, arena);
-  const RoutingRule rule{spec.normalises_experts,
-                         spec.expert_gate == ExpertGate::kSigmoid,
-                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data(),
-                         spec.expert_scale,
-                         spec.n_expert_groups,
-                         spec.n_expert_groups_used};
-  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, rule, routes);
+  route_rows({logits, rows.n, spec.n_experts, spec.n_experts}, routing_rule(spec, w), routes);
 
   // The row of every entry; of every row its entries by expert, the shared one last; their weights.
   auto* const entry_rows = state.staged_routes_.as<int32_t>();

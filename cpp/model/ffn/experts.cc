@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/mat_view.h"
 #include "model/branch.h"
 #include "model/ffn/gated.h"
 #include "ops/rows.h"
@@ -20,6 +21,15 @@ void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const flo
 }
 
 }  // namespace
+
+RoutingRule routing_rule(const LayerSpec& spec, const LayerWeights& weights) {
+  return {spec.normalises_experts,
+          spec.expert_gate == ExpertGate::kSigmoid,
+          weights.ffn_router_bias.empty() ? nullptr : weights.ffn_router_bias.data(),
+          spec.expert_scale,
+          spec.n_expert_groups,
+          spec.n_expert_groups_used};
+}
 
 void add_experts(const LayerCall& call, MatView<float> x) {
   const KernelTable& table = call.table();
@@ -49,13 +59,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     scale_logits(table, logits, 1.0f / std::sqrt(static_cast<float>(dim)), 0.0f);
     norm_input(w.ffn_expert_norm);
   }
-  const RoutingRule rule{spec.normalises_experts,
-                         spec.expert_gate == ExpertGate::kSigmoid,
-                         w.ffn_router_bias.empty() ? nullptr : w.ffn_router_bias.data(),
-                         spec.expert_scale,
-                         spec.n_expert_groups,
-                         spec.n_expert_groups_used};
-  route_rows({a.router, n, n_experts, n_experts}, rule, a.routes);
+  route_rows(as_const(logits), routing_rule(spec, w), a.routes);
 
   std::fill_n(mixed.data, n * dim, 0.0f);
   for (size_t e = 0; e < n_experts; ++e) {  // one after the other: sums have a fixed order
