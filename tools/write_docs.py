@@ -22,7 +22,7 @@ from edgeh2o.formats.gguf_types import TENSOR_TYPES
 from edgeh2o.formats.known_models import KNOWN_MODELS
 from edgeh2o.models import registered_architectures
 from edgeh2o.models.tensors import readable_types
-from edgeh2o.models.transformers.families import FAMILIES
+from edgeh2o.models.transformers.families import FAMILIES, TEXT_TYPES
 from edgeh2o.tokenizer import pre_tokenizer_names, tokenizer_models
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -110,7 +110,8 @@ def write_tensor_types() -> str:
 
 def write_model_types() -> str:
     """Values of ``model_type`` in folders of safetensors, with the architecture they become."""
-    rows = [f"| `{name}` | `{family.architecture}` |" for name, family in sorted(FAMILIES.items())]
+    families = {**FAMILIES, **{name: FAMILIES[text] for name, text in TEXT_TYPES.items()}}
+    rows = [f"| `{name}` | `{family.architecture}` |" for name, family in sorted(families.items())]
     return "\n".join(["| `model_type` | architecture |", "|---|---|", *rows, ""])
 
 

@@ -2,13 +2,15 @@
 
 Every other layer has a window. The norm of the experts' input goes by the name of a norm behind
 attention. Weights of a token's experts are a softmax over their logits alone, which is the softmax
-over all of them divided by its sum.
+over all of them divided by its sum. Frequencies are those of the original model, whose YaRN is not
+rounded to whole pairs as llama.cpp's is.
 """
 
 from __future__ import annotations
 
 from . import blocks
 from .experts import ExpertRule
+from .rope import RopeRule
 from .spec import ArchitectureSpec, register_architecture
 from .tensors import tensor
 from .windows import SlidingWindows
@@ -20,6 +22,7 @@ register_architecture(
         activation="silu_clamped",
         experts=ExpertRule(),
         windows=SlidingWindows(full_every=2),
+        rope=RopeRule(rounds_yarn=False),
         has_sinks=True,
         tensors=(
             *blocks.EMBEDDINGS,

@@ -36,6 +36,7 @@ class RopeScaling:
         scales_logits: "yarn" leaves queries and keys alone, and attention logits have a factor
             with this multiplier instead (DeepSeek-V2).
         attention_factor: factor of the rotated queries and keys.
+        is_rounded: "yarn" passes from one to the other between whole pairs.
     """
 
     kind: ScalingKind = "none"
@@ -46,6 +47,7 @@ class RopeScaling:
     log_multiplier: float = 0.0
     scales_logits: bool = False
     attention_factor: float = 1.0
+    is_rounded: bool = True
 
 
 NO_SCALING = RopeScaling()
@@ -63,6 +65,7 @@ class RopeRule:
         has_log_multiplier: files may tone down YaRN's factor of queries and keys.
         has_temperature: files may scale queries by their position.
         scales_logits: see ``RopeScaling``. Files have ten times less as their log multiplier.
+        rounds_yarn: see ``RopeScaling``.
     """
 
     none_every: int = 0
@@ -71,6 +74,7 @@ class RopeRule:
     has_log_multiplier: bool = False
     has_temperature: bool = False
     scales_logits: bool = False
+    rounds_yarn: bool = True
 
     def layers(self, windows: Sequence[int]) -> tuple[bool, ...]:
         """Whether each layer has a rotary embedding, by the widths of their windows."""
@@ -143,8 +147,10 @@ def _yarn_ramp(rotary_dim: int, base: float, scaling: RopeScaling) -> list[float
         wavelength = scaling.original_context / (turns * 2.0 * math.pi)
         return rotary_dim * math.log(wavelength) / (2.0 * math.log(base))
 
-    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_of(scaling.beta_slow)), rotary_dim - 1)
+    first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.is_rounded:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, rotary_dim - 1)
     width = max(high - low, 1e-3)
     return [min(max((pair - low) / width, 0.0), 1.0) for pair in range(rotary_dim // 2)]
 
@@ -205,6 +211,7 @@ def read_rope_scaling(keys: ArchitectureKeys, context_length: int, rule: RopeRul
         if rule.has_log_multiplier
         else 0.0,
         scales_logits=rule.scales_logits,
+        is_rounded=rule.rounds_yarn,
         attention_factor=keys.number("rope.scaling.attn_factor", above=0.0, below=1e3, default=1.0),
     )
 

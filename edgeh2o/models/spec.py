@@ -126,6 +126,21 @@ class ArchitectureSpec:
         """Those of all files together."""
         return self.tensors if self.latent is None else (*self.tensors, *ALL_TENSORS)
 
+    def read_shape(self, metadata: Metadata) -> Hyperparameters:
+        """The hyperparameters of a file. Raises ``FormatError`` that names the key."""
+        return read_hyperparameters(
+            metadata,
+            self.name,
+            self.windows,
+            experts=self.experts,
+            rope=self.rope,
+            shares_kv=self.shares_kv,
+            has_token_inputs=self.has_token_inputs,
+            hybrid=self.hybrid,
+            has_drafting_layers=self.has_drafting_layers,
+            latent=self.latent,
+        )
+
     def rules(self, shape: Hyperparameters) -> tuple[TensorRule, ...]:
         """The tensors of files of this shape."""
         return self.tensors + (latent_tensors(shape.latent) if shape.latent else ())
@@ -168,18 +183,7 @@ def read_model(
     """
     try:
         spec = find_architecture(gguf.metadata.get_str("general.architecture"))
-        shape = read_hyperparameters(
-            gguf.metadata,
-            spec.name,
-            spec.windows,
-            experts=spec.experts,
-            rope=spec.rope,
-            shares_kv=spec.shares_kv,
-            has_token_inputs=spec.has_token_inputs,
-            hybrid=spec.hybrid,
-            has_drafting_layers=spec.has_drafting_layers,
-            latent=spec.latent,
-        )
+        shape = spec.read_shape(gguf.metadata)
         refuse_unread(gguf.metadata, spec.name, _optional_keys(spec))
         factors = [name for name in (spec.rope_factors, *(spec.long_rope_factors or ())) if name]
         n_layers = len(shape.layers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.tokenizer import build_tokenizer
 from edgeh2o.tokenizer.tokenizer_json import dump_tokenizer
+
+from .safetensors_files import write_safetensors
 
 # In the order in which they are tried.
 _NAMES = (
@@ -195,28 +196,3 @@ def _rename(
     if "*" in new:
         return {f"{new.replace('*', str(i))}.{suffix}": each for i, each in enumerate(values)}
     return {f"{new}.{suffix}": values}
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, NDArray[np.float32]], dtype: str) -> None:
-    """Writes float32 arrays as F32, F16 or BF16 (rounded towards zero)."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    blobs, end = [], 0
-    for name, values in tensors.items():
-        blob = _encode(np.ascontiguousarray(values), dtype)
-        offsets = [end, end + len(blob)]
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
-        blobs.append(blob)
-        end += len(blob)
-    write_raw(path, header, b"".join(blobs))
-
-
-def write_raw(path: Path, header: object, data: bytes) -> None:
-    """A safetensors file of any header."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def _encode(values: NDArray[np.float32], dtype: str) -> bytes:
-    if dtype == "BF16":
-        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    return values.astype({"F32": "<f4", "F16": "<f2"}[dtype]).tobytes()

@@ -18,7 +18,8 @@ from edgeh2o.models.transformers.config import describe_config
 from edgeh2o.models.transformers.weights import open_transformers
 from tests.tiny_models import TinyModelFactory
 
-from .folders import write_folder, write_raw
+from .folders import write_folder
+from .safetensors_files import write_raw
 
 
 def entry(begin: int, end: int, *, dtype: Any = "F32", shape: Any = None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from ...errors import FormatError
 from ...formats.metadata import Metadata, StoredNumbers, StoredValue, quote
 from ..hyperparameters import MAX_HEAD_DIM, MAX_LAYERS
 from ..spec import ArchitectureSpec, find_architecture
-from .families import FAMILIES, TransformersFamily, expected_values
+from .families import FAMILIES, TEXT_TYPES, expected_values
+from .family import TransformersFamily
 from .rope import read_rope
 from .settings import Settings
 
@@ -24,6 +25,8 @@ _NEEDED = {
     "intermediate_size": "feed_forward_length",
 }
 _RENAMED = {"num_local_experts": "num_experts"}
+# What the family is found by.
+_TAKEN_BEFORE = ("model_type", "architectures", "quantization_config", "text_config")
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 
 
@@ -44,12 +47,17 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
 
     Raises FormatError that names the key which is missing, malformed or not understood.
     """
-    settings = Settings(_rename(values))
+    settings = Settings(values)
     family = _find_family(settings)
+    settings = Settings(_rename(values, family), ignored=family.ignored)
+    for key in _TAKEN_BEFORE:
+        settings.take(key)
     spec = find_architecture(family.architecture)
     for key, allowed in expected_values(family).items():
         settings.require(key, allowed)
-    keys: dict[str, Any] = {suffix: settings.integer(key) for key, suffix in _NEEDED.items()}
+    keys: dict[str, Any] = {
+        suffix: settings.integer(key) for key, suffix in _NEEDED.items() if key not in family.absent
+    }
     if keys["block_count"] > MAX_LAYERS:
         raise FormatError(
             f"{settings.label('num_hidden_layers')} is {keys['block_count']}, more than "
@@ -62,7 +70,7 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
     keys["attention.layer_norm_rms_epsilon"] = settings.number("rms_norm_eps")
-    rotary_dim = _read_rotary_dim(settings, head_dim)
+    rotary_dim = _read_rotary_dim(settings, head_dim, family.rotary_share)
     keys["rope.dimension_count"] = rotary_dim
     _read_numbers(settings, family, keys)
     _read_windows(settings, family, spec, keys)
@@ -70,7 +78,9 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
     _check_activation(settings, family)
     if family.has_query_scalar:
         _check_query_scalar(settings, spec, keys)
-    rope = read_rope(settings, rotary_dim, keys["context_length"])
+    if family.read_more:
+        family.read_more(settings, keys)
+    rope = read_rope(settings, family, keys["rope.dimension_count"], keys["context_length"])
     ties = settings.flag("tie_word_embeddings")
     settings.refuse_rest()
     stored: dict[str, StoredValue] = {
@@ -87,33 +97,45 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
     )
 
 
-def _rename(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that transformers 5 writes by another name, as all others write them."""
+def _rename(values: Mapping[str, Any], family: TransformersFamily) -> dict[str, Any]:
+    """Keys of texts, by the names that all others have."""
+    texts = values.get("text_config")
+    if isinstance(texts, dict):  # a model of images too, which texts do without
+        outer = ("tie_word_embeddings", "tokenizer_class", *family.ignored)
+        values = {**texts, **{key: values[key] for key in outer if key in values}}
+    renamed = {**_RENAMED, **family.renamed}
     return {
-        _RENAMED[key] if key in _RENAMED and _RENAMED[key] not in values else key: value
+        renamed[key] if key in renamed and renamed[key] not in values else key: value
         for key, value in values.items()
+        if value is not None or key not in family.renamed
     }
 
 
 def _find_family(settings: Settings) -> TransformersFamily:
+    name = settings.take("model_type")
+    texts = settings.section("text_config")
+    if isinstance(name, str) and name in TEXT_TYPES and texts is not None:
+        name = TEXT_TYPES[name]
+    family = FAMILIES.get(name) if isinstance(name, str) else None
     quantisation = settings.take("quantization_config")
-    if quantisation is not None:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+    has_blocks = method == "mxfp4" and family is not None and family.has_mxfp4
+    if quantisation is not None and not has_blocks:
         raise FormatError(
             f"{settings.label('quantization_config')}: the weights are quantised already "
             f"({quote(str(method))}), which cannot be read; fetch the original model or a GGUF file"
         )
-    name = settings.take("model_type")
-    family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
+        known = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
         raise FormatError(
             f"{settings.label('model_type')} is {quote(str(name))}, which is not supported from "
-            f"safetensors; supported: {', '.join(sorted(FAMILIES))}. Use a GGUF file of the model"
+            f"safetensors; supported: {known}. Use a GGUF file of the model"
         )
     kinds = settings.take("architectures")
     if kinds is not None and not isinstance(kinds, list):
         raise FormatError(f"{settings.label('architectures')} must be a list of names")
-    if kinds and not any(str(kind).endswith("ForCausalLM") for kind in kinds):
+    endings = ("ForCausalLM", "ForConditionalGeneration") if texts else ("ForCausalLM",)
+    if kinds and not any(str(kind).endswith(endings) for kind in kinds):
         raise FormatError(
             f"{settings.label('architectures')} is {kinds!r:.60}: this is no model that generates "
             "text; use one whose architecture ends in ForCausalLM"
@@ -121,8 +143,8 @@ def _find_family(settings: Settings) -> TransformersFamily:
     return family
 
 
-def _read_rotary_dim(settings: Settings, head_dim: int) -> int:
-    share = settings.number("partial_rotary_factor", default=1.0)
+def _read_rotary_dim(settings: Settings, head_dim: int, usual: float) -> int:
+    share = settings.number("partial_rotary_factor", default=usual)
     parameters = settings.take("rope_parameters")
     if isinstance(parameters, dict) and "partial_rotary_factor" in parameters:
         share = Settings(parameters).number("partial_rotary_factor")
@@ -152,20 +174,11 @@ def _read_windows(
         )
     width = settings.take("sliding_window")
     settings.require("sliding_window_size", (width, None))  # as Gemma 2 repeats it
-    kinds = settings.take("layer_types")
+    kinds = settings.kinds("layer_types", keys["block_count"], (*_LAYER_TYPES, *family.layer_types))
     settings.take("max_window_layers")
     period = settings.take("sliding_window_pattern", settings.take("_sliding_window_pattern"))
     n_layers = keys["block_count"]
-    if kinds is not None and (
-        not isinstance(kinds, list)
-        or len(kinds) != n_layers
-        or not all(isinstance(kind, str) and kind in _LAYER_TYPES for kind in kinds)
-    ):
-        raise FormatError(
-            f"{settings.label('layer_types')} must be a list of {n_layers} times "
-            f"{' or '.join(_LAYER_TYPES)}; other layers are not supported"
-        )
-    pattern = [_LAYER_TYPES[kind] for kind in kinds] if kinds else None
+    pattern = [_LAYER_TYPES.get(kind, False) for kind in kinds] if kinds else None
     if not family.has_windows:
         if pattern and any(pattern):
             raise FormatError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError
+from .family import TransformersFamily
 from .settings import Settings
 
 # Of Llama 3.1 and later, and of LongRoPE: frequency divisors.
@@ -24,7 +25,9 @@ class RopeWords:
     tables: dict[str, bytes] = field(default_factory=dict)
 
 
-def read_rope(settings: Settings, rotary_dim: int, context_length: int) -> RopeWords:
+def read_rope(
+    settings: Settings, family: TransformersFamily, rotary_dim: int, context_length: int
+) -> RopeWords:
     """Reads ``rope_theta`` and ``rope_scaling``, or the ``rope_parameters`` of transformers 5.
 
     ``settings`` is config.json, ``rotary_dim`` the rotated size of a head. Raises FormatError for
@@ -40,6 +43,8 @@ def read_rope(settings: Settings, rotary_dim: int, context_length: int) -> RopeW
     if scaling is None:
         return words
     scaling.take("partial_rotary_factor")  # of which rotary_dim is made
+    for key in family.rope_keys:
+        scaling.take(key)
     kind = scaling.take("rope_type", scaling.take("type", "default"))
     reader = _KINDS.get(str(kind))
     if reader is None:
@@ -48,6 +53,11 @@ def read_rope(settings: Settings, rotary_dim: int, context_length: int) -> RopeW
             f"{', '.join(_KINDS)}"
         )
     original = scaling.integer("original_max_position_embeddings", default=original)
+    if kind == "yarn" and scaling.take("truncate", True) is family.has_exact_yarn:
+        found = "true" if family.has_exact_yarn else "not true"
+        raise FormatError(
+            f"{scaling.label('truncate')} is {found}, which is not supported for this model"
+        )
     reader(words, scaling, rotary_dim, context_length, original)
     scaling.refuse_rest()
     return words
@@ -105,8 +115,6 @@ def _read_yarn(
     given = scaling.number("attention_factor", default=None)
     if given is not None:  # in place of YaRN's own, which GGUF multiplies with
         words.keys["rope.scaling.attn_factor"] = given / (1.0 + 0.1 * math.log(max(factor, 1.0)))
-    if scaling.take("truncate", True) is not True:
-        raise FormatError(f"{scaling.label('truncate')} is not true, which is not supported")
 
 
 def _read_llama3(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, overload
 
 from ...errors import FormatError
@@ -36,9 +36,15 @@ class Settings:
     Getters raise FormatError that names the key. One whose value is null counts as missing.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = "config.json") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        path: str = "config.json",
+        *,
+        ignored: Collection[str] = (),
+    ) -> None:
         self._values, self._path = values, path
-        self._read: set[str] = set()
+        self._read: set[str] = set(ignored)
 
     def label(self, key: str) -> str:
         """The key as error messages name it."""
@@ -68,6 +74,10 @@ class Settings:
             self._refuse(key, value, "a whole number of at least 1")
         return int(value)
 
+    def count(self, key: str, *, default: int) -> int:
+        """As ``integer``, but it may be 0."""
+        return 0 if self.take(key) == 0 else self.integer(key, default=default)
+
     @overload
     def number(self, key: str, *, default: None) -> float | None: ...
     @overload
@@ -90,6 +100,20 @@ class Settings:
         if not isinstance(value, list) or len(value) != count or not all(map(_is_number, value)):
             self._refuse(key, value, f"a list of {count} numbers")
         return [float(item) for item in value]
+
+    def kinds(self, key: str, count: int, known: tuple[str, ...]) -> list[str] | None:
+        """A list of ``count`` of the ``known`` words; None where it is missing."""
+        value = self.take(key)
+        if value is not None and (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(isinstance(kind, str) and kind in known for kind in value)
+        ):
+            raise FormatError(
+                f"{self.label(key)} must be a list of {count} times {' or '.join(known)}; other "
+                "layers are not supported"
+            )
+        return value
 
     def section(self, key: str) -> Settings | None:
         """The object below a key; None where it is missing."""

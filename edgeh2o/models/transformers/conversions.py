@@ -1,0 +1,298 @@
+"""Which stored tensors each tensor of GGUF is made of, and how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import FormatError
+from ...formats.gguf_header import TensorInfo
+from ...formats.gguf_types import stored_bytes
+from ...formats.metadata import Metadata, quote
+from ...formats.safetensors import SafetensorsFile, StoredTensor
+from ..experts import MAX_EXPERTS
+from ..rope import half_split_row_order
+from ..tensors import TensorRule, expand_rules
+from ..written_types import choose_type
+from .config import DescribedFolder
+from .family import TransformersFamily
+from .sources import Order, Source
+
+MXFP4_VALUES, MXFP4_BYTES = 32, 16  # of a block, without its scale
+_WEIGHT_TYPES = ("F32", "F16", "BF16")
+# Buffers that old checkpoints keep; they follow from the settings.
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_AS_IT_IS = Source(name="")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Where a tensor comes from: stored ones, one after the other, or ``table``.
+
+    Each has ``n_matrices`` of ``shape`` rows and columns, whose ``rows`` and ``columns`` are taken,
+    None for all as they are. ``scales`` are those of stored blocks of MXFP4, one for each.
+    """
+
+    stored: tuple[StoredTensor, ...]
+    source: Source = _AS_IT_IS
+    n_matrices: int = 1
+    shape: tuple[int, int] = (1, 1)
+    rows: Sequence[int] | None = None
+    columns: Sequence[int] | None = None
+    scales: tuple[StoredTensor, ...] = ()
+    table: bytes = b""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows stay where they are."""
+        return self.rows is None and self.columns is None and not self.source.is_transposed
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        """Rows and columns of each matrix that comes out."""
+        n_rows = self.shape[0] if self.rows is None else len(self.rows)
+        n_cols = self.shape[1] if self.columns is None else len(self.columns)
+        return (n_cols, n_rows) if self.source.is_transposed else (n_rows, n_cols)
+
+
+def plan_tensors(
+    described: DescribedFolder, files: Sequence[SafetensorsFile], target: str
+) -> tuple[dict[str, TensorInfo], dict[str, Conversion]]:
+    """The tensors of the GGUF file that a folder could be, of a type, and what they are made of.
+
+    Raises FormatError that names a tensor which is missing, malformed or not understood.
+    """
+    family, metadata = described.family, described.metadata
+    stored = _named_as_expected(family, files)
+    ties = described.ties if described.ties is not None else "lm_head.weight" not in stored
+    if ties:
+        stored.pop("lm_head.weight", None)
+    prefix = described.spec.name
+    shape = described.spec.read_shape(metadata)
+    n_experts = metadata.get_int(f"{prefix}.expert_count", default=1, maximum=MAX_EXPERTS)
+    is_interleaved = described.spec.qk_row_order == "interleaved"
+    halves_to_neighbours = is_interleaved and family.has_half_split_rows
+    infos: dict[str, TensorInfo] = {}
+    conversions: dict[str, Conversion] = {}
+    used: set[str] = set()
+    sizes = [shape.sizes(layer) for layer in shape.layers]
+    rules = expand_rules(described.spec.rules(shape), shape.layers)
+    for name, (rule, layer) in rules.items():
+        source = _find_source(family, name, layer, stored)
+        names = _stored_names(source, layer, n_experts) if source else []
+        missing = [each for each in names if each not in stored]
+        if not names or missing:
+            is_there_in_part = len(missing) < len(names)
+            if (rule.required or is_there_in_part) and not (name == "output.weight" and ties):
+                raise FormatError(
+                    f"tensor {quote(missing[0] if missing else name)} of a model of type {prefix} "
+                    "is missing; fetch all files of the model"
+                )
+            continue
+        assert source is not None
+        used.update(names)
+        found = [stored[each] for each in names]
+        scales = _find_scales(source, names, stored)
+        if source.scales:
+            used.add(_scales_name(source, names))
+        order = _rotated_order(metadata, prefix) if rule.rotated and halves_to_neighbours else None
+        conversion = _plan(
+            source,
+            found,
+            scales,
+            sizes[layer],
+            order,
+            is_of_vectors=rule.is_vectors,
+        )
+        n_matrices = len(found) * conversion.n_matrices
+        out = _out_shape(conversion, rule, sizes[layer], n_matrices)
+        kind = "F32" if rule.is_vectors else "MXFP4"
+        if not (rule.is_vectors or scales):
+            kind = choose_type(name, out, target, n_layers=len(shape.layers), is_tied=ties)
+        conversions[name], infos[name] = conversion, _info(name, kind, out)
+    unknown = [n for n in stored if n not in used and not n.endswith(_BUFFERS)]
+    if unknown:
+        raise FormatError(
+            f"{len(unknown)} tensors that a model of type {prefix} does not use: "
+            f"{', '.join(map(quote, unknown[:4]))}; the model is of a variant that is not "
+            "supported, and leaving them out would give wrong answers"
+        )
+    for name, table in described.tables.items():
+        conversions[name] = Conversion((), table=table)
+        infos[name] = _info(name, "F32", (len(table) // 4,))
+    return infos, conversions
+
+
+def _named_as_expected(
+    family: TransformersFamily, files: Sequence[SafetensorsFile]
+) -> dict[str, StoredTensor]:
+    """The tensors by their names, of texts only, and without a prefix that some have."""
+    stored = {}
+    for file in files:
+        for name, tensor in file.tensors.items():
+            if name.startswith(family.left_out):
+                continue
+            if family.prefix and name.startswith(family.prefix):
+                name = "model." + name[len(family.prefix) :]
+            stored[name] = tensor
+    return stored
+
+
+def _find_source(
+    family: TransformersFamily, name: str, layer: int, stored: Mapping[str, StoredTensor]
+) -> Source | None:
+    """What a tensor is made of; of several the one that is there. None: the family has none."""
+    key = name.replace(f"blk.{layer}.", "blk.{layer}.", 1)
+    stem, _, suffix = key.rpartition(".")
+    entry = family.tensors.get(key, family.tensors.get(stem))
+    if entry is None:
+        return None
+    is_shifted = family.adds_one and suffix == "weight" and "norm" in stem
+    choices = [
+        Source(name=f"{each}.{suffix}", change="add_one" if is_shifted else "none")
+        if isinstance(each, str)
+        else each
+        for each in (entry if isinstance(entry, tuple) else (entry,))
+    ]
+    there = (each for each in choices if _stored_names(each, layer, 1)[0] in stored)
+    return next(there, choices[0])
+
+
+def _stored_names(source: Source, layer: int, n_experts: int) -> list[str]:
+    """Of one tensor, in the order of its parts."""
+    experts = range(n_experts) if "{expert}" in source.name else range(1)
+    return [source.name.format(layer=layer, expert=expert) for expert in experts]
+
+
+def _find_scales(
+    source: Source, names: Sequence[str], stored: Mapping[str, StoredTensor]
+) -> tuple[StoredTensor, ...]:
+    """Those of blocks of MXFP4. Raises FormatError for what are none."""
+    if not source.scales:
+        return ()
+    blocks = stored[names[0]]
+    scales = stored.get(_scales_name(source, names))
+    expected = (*blocks.shape[:3], MXFP4_BYTES)
+    if (
+        scales is None
+        or (blocks.dtype, scales.dtype) != ("U8", "U8")
+        or (blocks.shape, scales.shape) != (expected, blocks.shape[:3])
+        or not blocks.n_bytes
+    ):
+        raise FormatError(
+            f"tensor {quote(blocks.name)} is {blocks.dtype} of shape {list(blocks.shape)}, which "
+            f"are not the blocks of MXFP4 that belong to scales {quote(source.scales)}; the file "
+            "is damaged"
+        )
+    return (scales,)
+
+
+def _scales_name(source: Source, names: Sequence[str]) -> str:
+    return names[0].removesuffix("_blocks") + source.scales
+
+
+def _plan(
+    source: Source,
+    found: Sequence[StoredTensor],
+    scales: tuple[StoredTensor, ...],
+    sizes: Mapping[str, int],
+    rotated: Order | None,
+    *,
+    is_of_vectors: bool,
+) -> Conversion:
+    """Raises FormatError for tensors that cannot be what they are called."""
+    first = found[0]
+    if not scales:
+        _check_alike(found)
+    dims = first.shape
+    if scales:
+        dims = (*dims[:2], dims[2] * MXFP4_VALUES)
+    elif is_of_vectors and len(dims) == 3 and dims[1] == 1:  # taps of channels
+        dims = (dims[0], dims[2])
+    n_matrices, n_rows = (dims[0], dims[1]) if len(dims) == 3 else (1, dims[0] if dims else 0)
+    n_cols = dims[-1] if len(dims) > 1 else 1
+    if not 1 <= len(dims) <= 3:
+        raise FormatError(f"tensor {quote(first.name)} has {len(dims)} dimensions")
+    if source.stacked:
+        n_matrices = sizes[source.stacked]
+        if len(dims) != 2 or n_rows % n_matrices:
+            raise FormatError(
+                f"tensor {quote(first.name)} of shape {list(first.shape)} holds no {n_matrices} "
+                "equal matrices; the file is damaged"
+            )
+        n_rows //= n_matrices
+    try:
+        rows = (rotated or source.rows or _all)(n_rows, sizes)
+        columns = (source.columns or _all)(n_cols, sizes)
+        if any(order and max(order) >= n for order, n in ((rows, n_rows), (columns, n_cols))):
+            raise ValueError(f"{n_rows} x {n_cols} are fewer than the settings make them")
+    except ValueError as error:
+        raise FormatError(
+            f"tensor {quote(first.name)} has shape {list(first.shape)}: {error}; the file is "
+            "damaged"
+        ) from None
+    return Conversion(
+        tuple(found),
+        source,
+        n_matrices,
+        (n_rows, n_cols),
+        rows or None,
+        columns or None,
+        scales,
+    )
+
+
+def _all(n: int, sizes: Mapping[str, int]) -> Sequence[int]:
+    """Nothing is reordered."""
+    return ()
+
+
+def _check_alike(found: Sequence[StoredTensor]) -> None:
+    first = found[0]
+    for tensor in found:
+        if tensor.dtype not in _WEIGHT_TYPES:
+            raise FormatError(
+                f"tensor {quote(tensor.name)} is of dtype {tensor.dtype}; only "
+                f"{', '.join(_WEIGHT_TYPES)} can be read, fetch the original model"
+            )
+        if tensor.shape != first.shape or tensor.dtype != first.dtype or not tensor.n_bytes:
+            raise FormatError(
+                f"tensor {quote(tensor.name)} is {tensor.dtype} of shape {list(tensor.shape)}, but "
+                f"{quote(first.name)} {first.dtype} of {list(first.shape)}; the file is damaged"
+            )
+
+
+def _out_shape(
+    conversion: Conversion, rule: TensorRule, sizes: Mapping[str, int], n_matrices: int
+) -> tuple[int, ...]:
+    """In GGUF's order, contiguous dimension first."""
+    n_rows, n_cols = conversion.out_shape
+    if n_matrices > 1 or len(rule.shape) == 3:
+        return n_cols, n_rows, n_matrices
+    if len(rule.shape) == 2:
+        expected = (sizes[rule.shape[0]], sizes[rule.shape[1]])
+        is_vector = n_cols == 1 and expected[0] * expected[1] == n_rows
+        return expected if is_vector else (n_cols, n_rows)
+    # The gate of a shared expert is a matrix of one row there.
+    return (n_rows * n_cols,) if 1 in (n_rows, n_cols) else (n_cols, n_rows)
+
+
+def _info(name: str, kind: str, shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo(name, kind, shape, stored_bytes(kind, math.prod(shape)), 0)
+
+
+def _rotated_order(metadata: Metadata, prefix: str) -> Order:
+    """The stored row of each row of Q or K, where halves become neighbours."""
+    head_dim = metadata.get_int(f"{prefix}.attention.key_length", maximum=2**13)
+    rotary_dim = metadata.get_int(f"{prefix}.rope.dimension_count", maximum=head_dim)
+
+    def order(n_rows: int, sizes: Mapping[str, int]) -> Sequence[int]:
+        if n_rows % head_dim or rotary_dim % 2:
+            raise ValueError(f"{n_rows} rows are no whole heads of {head_dim}")
+        rows = [0] * n_rows
+        for stored, row in enumerate(half_split_row_order(n_rows, head_dim, rotary_dim)):
+            rows[row] = stored
+        return rows
+
+    return order

@@ -1,0 +1,152 @@
+"""Records what transformers makes of tiny folders of safetensors, for tests/transformers.
+
+    python -m tools.update_folder_goldens [CASE ...]
+
+For a Python that has torch and transformers, which this project does without. Every file holds
+config.json, the names and shapes of tensors as transformers saves them, tokens, some positions,
+and the log-probabilities of the whole vocabulary at them; weights follow from the names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.transformers.published import FOLDER, write_published
+
+CONTEXT = 128
+POSITION_STEP = 7
+_SHAPE: Mapping[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_DELTA_NETS: Mapping[str, Any] = {
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}
+_EXPERTS: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+_SHARED: Mapping[str, Any] = {**_EXPERTS, "shared_expert_intermediate_size": 48}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+_GRANITE: Mapping[str, Any] = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 4.0,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 128,
+}
+# By the model's type in transformers, and what its configuration has beside _SHAPE.
+CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "lfm2": ("lfm2", {**_CONVOLUTIONS, "block_multiple_of": 32}),
+    "lfm2_moe": ("lfm2_moe", {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1}),
+    "qwen3_next": ("qwen3_next", {**_DELTA_NETS, **_SHARED}),
+    "qwen3_5_text": ("qwen3_5_text", {**_DELTA_NETS, "tie_word_embeddings": True}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA_NETS, **_SHARED}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_scaling": {**_YARN, "truncate": False},
+        },
+    ),
+    "granitemoe": ("granitemoe", _GRANITE),
+    "granitemoeshared": ("granitemoeshared", {**_GRANITE, "shared_intermediate_size": 48}),
+}
+
+
+def record(case: str) -> None:
+    """Writes the file of a case. Raises ValueError where transformers would not load a tensor."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name, options = CASES[case]
+    config = AutoConfig.for_model(name, **{**_SHAPE, **options})
+    with tempfile.TemporaryDirectory(prefix="edgeh2o-golden-") as scratch:
+        saved, folder = Path(scratch) / "saved", Path(scratch) / "folder"
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(saved)
+        settings = json.loads((saved / "config.json").read_text())
+        shapes = _read_shapes(saved / "model.safetensors")
+        folder.mkdir()
+        write_published(folder, settings, shapes)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+        if loading["missing_keys"] or loading["unexpected_keys"]:
+            raise ValueError(f"{case}: transformers does not read what it wrote: {loading}")
+        tokens = np.random.default_rng(0).integers(3, 320, CONTEXT).astype(np.int32)
+        with torch.no_grad():
+            logits = model.eval()(torch.tensor(tokens[None].astype(np.int64))).logits[0]
+        rows = torch.log_softmax(logits.double(), dim=-1).numpy()
+    positions = np.arange(POSITION_STEP, CONTEXT, POSITION_STEP, dtype=np.int32)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        FOLDER / f"{case}.npz",
+        config=json.dumps(settings),
+        shapes=json.dumps(shapes),
+        tokens=tokens,
+        positions=positions,
+        log_probabilities=rows[positions].astype(np.float32),
+    )
+
+
+def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="update_folder_goldens", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("cases", nargs="*", help="default: all", metavar="CASE")
+    options = parser.parse_args(arguments)
+    unknown = set(options.cases) - set(CASES)
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    try:
+        for case in options.cases or CASES:
+            record(case)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"update_folder_goldens: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
