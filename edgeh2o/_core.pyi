@@ -56,6 +56,7 @@ class DecoderConfig:
         model_dim: int,
         vocab_size: int,
         norm_eps: float,
+        centres_norms: bool = False,
         ropes: abc.Sequence[Mapping[str, Any]],
         layers: abc.Sequence[Mapping[str, Any]],
         embedding_scale: float = 1.0,

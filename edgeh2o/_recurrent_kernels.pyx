@@ -33,6 +33,9 @@ cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
 cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
     cdef cppclass KernelTable:
         void (*gate_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*layer_norm_f32)(float*, const float*, const float*, const float*, size_t, float) noexcept
+        void (*gelu_f32)(float*, const float*, const float*, size_t) noexcept
+        void (*xielu_f32)(float*, const float*, float, float, float, float, size_t) noexcept
         void (*reglu_f32)(float*, const float*, const float*, size_t) noexcept
         void (*delta_net_f32)(const DeltaSlice&) noexcept
         void (*ssd_f32)(const SsdSlice&) noexcept
@@ -51,6 +54,32 @@ def gate(str isa, const float[::1] gate, const float[::1] up):
         raise ValueError(f"gate has {gate.shape[0]} elements, up has {up.shape[0]}")
     cdef float[::1] out = np.array(gate)
     table_of(isa).gate_f32(&out[0], &out[0], &up[0], <size_t>gate.shape[0])
+    return np.asarray(out)
+
+
+def layer_norm(str isa, const float[::1] x, const float[::1] weight, const float[::1] bias, float eps):
+    """LayerNorm of x, all [n] float32; bias may be None."""
+    if weight.shape[0] != x.shape[0] or (bias is not None and bias.shape[0] != x.shape[0]):
+        raise ValueError(f"x has {x.shape[0]} elements, its weights have {weight.shape[0]}")
+    cdef float[::1] out = np.empty(x.shape[0], np.float32)
+    cdef const float* shift = NULL
+    if bias is not None:
+        shift = &bias[0]
+    table_of(isa).layer_norm_f32(&out[0], &x[0], &weight[0], shift, <size_t>x.shape[0], eps)
+    return np.asarray(out)
+
+
+def gelu(str isa, const float[::1] x):
+    """The tanh form of GELU; [n] float32."""
+    cdef float[::1] out = np.array(x)
+    table_of(isa).gelu_f32(&out[0], &out[0], NULL, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def xielu(str isa, const float[::1] x, float p, float n, float beta, float eps):
+    """p x^2 + beta x where x > 0, else n (exp(min(x, eps)) - 1 - x) + beta x; [n] float32."""
+    cdef float[::1] out = np.array(x)
+    table_of(isa).xielu_f32(&out[0], &out[0], p, n, beta, eps, <size_t>x.shape[0])
     return np.asarray(out)
 
 

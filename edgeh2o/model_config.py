@@ -33,6 +33,19 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Xielu:
+    """``positive x^2 + beta x`` where x > 0.
+
+    Where it is not, ``negative (exp(min(x, eps)) - 1 - x) + beta x``.
+    """
+
+    positive: float = 0.0
+    negative: float = 0.0
+    beta: float = 0.0
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """What a layer has of its own.
 
@@ -48,7 +61,7 @@ class LayerConfig:
     what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
     attention beside it. A layer whose mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
-    network.
+    network. ``xielu`` is of the activation of that name.
     """
 
     n_heads: int
@@ -69,6 +82,7 @@ class LayerConfig:
     n_ssd_groups: int = 0
     ssd_state_dim: int = 0
     is_dense: bool = False
+    xielu: Xielu = Xielu()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +121,25 @@ class DecoderConfig(ModelConfig):
     instead unless it is empty, and a session for more than ``long_rope_after`` positions
     ``long_rope_inv_freq``.
 
-    ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
-    output, "both". ``qk_norm`` normalises queries and keys: of each "head", of the whole
-    "projection", or "none"; before the rotary embedding or after it. With experts, every token
-    goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may add up
-    to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a shared one
-    of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. With
-    ``has_expert_norms`` the router, the experts and the shared one have norms of their own. The
-    experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
-    ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
-    ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
-    multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0
-    is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without
-    weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's input per
-    token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
-    ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
-    sigmoid of a second half of the query projection. With ``latent`` heads there is one KV head,
-    whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
+    Norms are RMS norms, or LayerNorm (``centres_norms``). ``norm_placement`` says what of a
+    residual branch is normalised: "pre" its input, "post" its output, "both"; where it
+    ``is_parallel``, the network has the normed input of attention. ``qk_norm`` normalises queries
+    and keys: of each "head", of the whole "projection", or "none"; before the rotary embedding or
+    after it. With experts, every token goes through ``n_experts_used`` of ``n_experts``
+    feed-forward networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied
+    by ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted
+    by a gate if it has one. With ``has_expert_norms`` the router, the experts and the shared one
+    have norms of their own. The experts of a token are of ``n_expert_groups_used`` of
+    ``n_expert_groups`` groups of neighbours. ``expert_gate`` makes shares of a router's logits,
+    "softmax" or "sigmoid"; with ``has_expert_bias`` numbers count in the choice of experts alone. A
+    query at position p is multiplied by ``1 + temperature_scale * ln(1 + floor(p /
+    temperature_period))``; a period of 0 is none, and so is a ``logit_soft_cap`` of 0.
+    ``norms_values`` norms heads of values without weights; ``has_sinks`` adds a logit without a
+    value to every head's softmax. A layer's input per token, if its width ``token_input_dim`` is
+    not 0, has a table loaded in parts of ``token_input_rows`` tokens. ``has_output_gate``: what
+    attention gives is multiplied by the sigmoid of a second half of the query projection. With
+    ``latent`` heads there is one KV head, whose rows of ``head_dim`` numbers are keys and values;
+    ``rotary_dim`` is of their last ones.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -147,7 +163,9 @@ class DecoderConfig(ModelConfig):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied_embeddings: bool = False
+    centres_norms: bool = False
     norm_placement: str = "pre"
+    is_parallel: bool = False
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0

@@ -31,6 +31,9 @@ class Family:
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
+        has_layer_norm, has_norm_biases: norms are LayerNorm, with biases or without.
+        is_parallel: the feed-forward network has the normed input of attention.
+        has_xielu: activations are xIELU.
         has_expert_scales: files say how experts are chosen and weighted, as those of deepseek2.
         has_softmax_gate: shares of experts with biases are a softmax.
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
@@ -60,6 +63,10 @@ class Family:
     mamba2: Literal["other", "beside", "single"] | None = None
     has_expert_bias: bool = False
     is_ungated: bool = False
+    has_layer_norm: bool = False
+    has_norm_biases: bool = False
+    is_parallel: bool = False
+    has_xielu: bool = False
     has_expert_scales: bool = False
     has_softmax_gate: bool = False
     output_norm: str = "output_norm"
@@ -88,7 +95,11 @@ FAMILIES: Mapping[str, Family] = {
         keys={"rope.scaling.yarn_log_multiplier": 0.08},
     ),
     "minicpm3": Family(is_latent=True),
+    "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
+    "cohere2": Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4}),
+    "stablelm": Family(has_layer_norm=True, has_norm_biases=True),
+    "starcoder2": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
     "bailingmoe2": Family(
         qk_norm="head",
         fused_qkv=True,

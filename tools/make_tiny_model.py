@@ -297,7 +297,16 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(2 * model.n_pairs)
     writer.add_rope_freq_base(model.rope_base)
-    writer.add_layer_norm_rms_eps(model.norm_eps)
+    if model.family.has_layer_norm:
+        writer.add_layer_norm_eps(model.norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(model.norm_eps)
+    if model.family.has_xielu:
+        numbers = np.linspace(0.3, 0.9, model.n_layers)
+        writer.add_xielu_alpha_p(numbers.tolist())
+        writer.add_xielu_alpha_n((numbers[::-1] - 0.5).tolist())
+        writer.add_xielu_beta((0.5 * numbers).tolist())
+        writer.add_xielu_eps([-1e-6] * model.n_layers)
     writer.add_vocab_size(model.vocab_size)
     if model.rope_scaling in ("linear", "yarn"):
         writer.add_rope_scaling_type(RopeScalingType(model.rope_scaling))
@@ -359,6 +368,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         normal("output.weight", model.vocab_size, width, std=embedding_std)
     family = model.family
     normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
+    if family.has_norm_biases:
+        normal(f"{family.output_norm}.bias", width, std=0.2)
     if model.rope_scaling == "llama3":
         tensors["rope_freqs.weight"] = llama3_factors(
             rope_base=model.rope_base,
@@ -391,12 +402,17 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         }[family.qk_norm]
         for name, is_there in (
             ("attn_norm", family.pre_norms),
-            (family.ffn_norm, family.pre_norms and family.mamba2 != "single"),
+            (
+                family.ffn_norm,
+                family.pre_norms and family.mamba2 != "single" and not family.is_parallel,
+            ),
             ("post_attention_norm", family.post_norms),
             ("post_ffw_norm", family.post_norms),
         ):
             if is_there:
                 normal(f"{prefix}{name}.weight", width, std=0.1, mean=1.0)
+                if family.has_norm_biases:
+                    normal(f"{prefix}{name}.bias", width, std=0.2)
         matrices = [
             ("attn_q", heads_dim, width, qk_std),
             ("attn_k", kv_dim, width, qk_std),

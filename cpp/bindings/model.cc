@@ -114,7 +114,14 @@ LayerSpec make_layer(const py::dict& fields) {
                      {{"silu", Activation::kSilu},
                       {"gelu_tanh", Activation::kGeluTanh},
                       {"silu_clamped", Activation::kSiluClamped},
-                      {"relu_squared", Activation::kReluSquared}});
+                      {"relu_squared", Activation::kReluSquared},
+                      {"ungated_gelu", Activation::kUngatedGelu},
+                      {"xielu", Activation::kXielu}});
+  reader.read("xielu_positive", layer.xielu.positive);
+  reader.read("xielu_negative", layer.xielu.negative);
+  reader.read("xielu_beta", layer.xielu.beta);
+  reader.read("xielu_eps", layer.xielu.eps);
+  reader.read("is_parallel", layer.is_parallel);
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
@@ -144,6 +151,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("model_dim", config.model_dim);
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
+  reader.read("centres_norms", config.centres_norms);
   std::vector<py::dict> ropes, layers;
   reader.read("ropes", ropes);
   reader.read("layers", layers);

@@ -21,6 +21,8 @@ GateKind gate_kind(Activation activation) {
       return GateKind::kSiluClamped;
     case Activation::kReluSquared:  // of x gated by itself
       return GateKind::kRelu;
+    case Activation::kUngatedGelu:  // refused by check_supported
+    case Activation::kXielu:
     case Activation::kSilu:
       break;
   }
@@ -32,7 +34,11 @@ GateKind gate_kind(Activation activation) {
 void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
+  EH2O_CHECK(!config.centres_norms, "LayerNorm does not run on a GPU yet", cure);
   for (const LayerSpec& layer : config.layers) {
+    EH2O_CHECK(!layer.is_parallel, "feed-forward networks beside attention do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.activation != Activation::kXielu && layer.activation != Activation::kUngatedGelu,
+               "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,

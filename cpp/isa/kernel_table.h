@@ -59,9 +59,13 @@ struct KernelTable {
                           bool accumulate);
 
   void (*rms_norm_f32)(float* out, const float* x, const float* weight, size_t n, float eps);
+  void (*layer_norm_f32)(float* out, const float* x, const float* weight, const float* bias, size_t n,
+                         float eps);
   void (*rope_f32)(float* x, const float* cos, const float* sin, size_t n_pairs);
   void (*swiglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*geglu_f32)(float* out, const float* gate, const float* up, size_t n);
+  void (*gelu_f32)(float* out, const float* x, const float* unused, size_t n);
+  void (*xielu_f32)(float* out, const float* x, float p, float n, float beta, float eps, size_t size);
   void (*swiglu_clamped_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*reglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*soft_cap_f32)(float* x, float cap, size_t n);

@@ -1,4 +1,4 @@
-// Row-wise kernels: RMS norm, rotary embedding, gated activation, additions, f16 storage. `n` may be any
+// Row-wise kernels: norms, rotary embedding, gated activation, additions, f16 storage. `n` may be any
 // length.
 
 namespace edgeh2o::EH2O_ISA {
@@ -44,6 +44,28 @@ inline void rms_norm_f32(float* out, const float* x, const float* weight, size_t
   });
 }
 
+// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba, Kiros and Hinton 2016); all [n], bias
+// may be null. The variance is that of the differences, so that a large mean costs no digits.
+inline void layer_norm_f32(float* out, const float* x, const float* weight, const float* bias, size_t n,
+                           float eps) {
+  using namespace simd;
+  F32 sum = zero(), squares = zero();
+  for_each_vector(n, [&](size_t i, auto count) { sum = add(sum, load_n(x + i, count)); });
+  const float mean = reduce_add(sum) / static_cast<float>(n);
+  const F32 shift = set1(mean);
+  for_each_vector(n, [&](size_t i, auto count) {
+    F32 v = sub(load_n(x + i, count), shift);
+    if constexpr (std::is_same_v<decltype(count), size_t>) v = keep_first(v, count, zero());
+    squares = mul_add(v, v, squares);
+  });
+  const float variance = reduce_add(squares) / static_cast<float>(n);
+  const F32 scale = set1(1.0f / __builtin_sqrtf(variance + eps));
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 v = mul(mul(sub(load_n(x + i, count), shift), scale), load_n(weight + i, count));
+    store_n(out + i, bias ? add(v, load_n(bias + i, count)) : v, count);
+  });
+}
+
 // Rotates the pairs (x[i], x[i + n_pairs]) of one head in place (Su et al. 2021, half-split layout).
 inline void rope_f32(float* x, const float* cos, const float* sin, size_t n_pairs) {
   using namespace simd;
@@ -74,6 +96,33 @@ inline void geglu_f32(float* out, const float* gate, const float* up, size_t n) 
     const F32 cubic = mul_add(mul(mul(g, g), set1(0.044715f)), g, g);
     const F32 gelu = div(g, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216f)))));
     store_n(out + i, mul(gelu, load_n(up + i, count)), count);
+  });
+}
+
+// out = gelu(x), as in geglu_f32; `unused` is there for the shape of a gate. out may be x.
+inline void gelu_f32(float* out, const float* x, const float* unused, size_t n) {
+  using namespace simd;
+  (void)unused;
+  for_each_vector(n, [&](size_t i, auto count) {
+    const F32 g = load_n(x + i, count);
+    const F32 cubic = mul_add(mul(mul(g, g), set1(0.044715f)), g, g);
+    store_n(out + i, div(g, add(set1(1.0f), exp(mul(cubic, set1(-1.5957691216f))))), count);
+  });
+}
+
+// xIELU (Huang and Schlag 2024): p x^2 + beta x where x > 0, else n (exp(min(x, eps)) - 1 - x) + beta x, with
+// p and n positive; out may be x. Near 0 what exp - 1 loses is small beside beta x.
+inline void xielu_f32(float* out, const float* x, float p, float n, float beta, float eps, size_t size) {
+  using namespace simd;
+  const F32 one = set1(1.0f), most = set1(eps);
+  for_each_vector(size, [&](size_t i, auto count) {
+    const F32 v = load_n(x + i, count);
+    const F32 above = max(v, zero()), below = min(v, zero());
+    // 1 where x < 0, else 0: what is left of a positive x would be exp(eps) - 1.
+    const F32 is_below = min(mul(below, set1(-1e38f)), one);
+    const F32 curve = mul(sub(sub(exp(min(below, most)), one), below), is_below);
+    const F32 sum = mul_add(mul(above, above), set1(p), mul(curve, set1(n)));
+    store_n(out + i, mul_add(v, set1(beta), sum), count);
   });
 }
 

@@ -17,18 +17,23 @@ bool any_quantised(std::initializer_list<const Linear*> layers) {
   return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return l->weight.is_quantised(); });
 }
 
+RowNorm row_norm(const DecoderConfig& config, const std::vector<float>& weight,
+                 const std::vector<float>& bias) {
+  return {weight.data(), bias.empty() ? nullptr : bias.data(), config.centres_norms, config.norm_eps};
+}
+
 MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool accumulate) {
   return {&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(), out, stride, accumulate};
 }
 
 MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
-                         std::initializer_list<const Linear*> layers) {
+                         std::initializer_list<const Linear*> layers, const std::vector<float>& bias) {
   Activations& a = call.buffers();
   uint8_t* packed = any_quantised(layers) ? a.packed : nullptr;
   const MatView<const float> rows{x.data, x.rows, x.cols, x.stride};
   if (pre_norm.empty()) return pack_rows(call.table(), rows, packed);
   const ActivationsOut norm{{any_float(layers) ? a.norm : nullptr, x.rows, x.cols, x.cols}, packed};
-  return rms_norm_rows(call.table(), rows, pre_norm.data(), call.config.norm_eps, norm, a.scratch);
+  return norm_rows(call.table(), rows, row_norm(call.config, pre_norm, bias), norm, a.scratch);
 }
 
 void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& input, const Linear& linear,

@@ -6,17 +6,23 @@
 
 #include "model/layer_call.h"
 #include "ops/matmul.h"
+#include "ops/rows.h"
 
 namespace edgeh2o {
 
 bool any_quantised(std::initializer_list<const Linear*> layers);
 
+// The norm of weights [model_dim] and of the bias, unless it is empty, as the model has it.
+RowNorm row_norm(const DecoderConfig& config, const std::vector<float>& weight,
+                 const std::vector<float>& bias);
+
 // What the linear layer writes to rows of `out`.
 MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool accumulate = false);
 
-// The input of a branch: rows of x, normed unless pre_norm is empty, as the linear layers want them.
+// The input of a branch: rows of x, normed unless pre_norm is empty, as the linear layers want them. The bias
+// may be empty.
 MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
-                         std::initializer_list<const Linear*> layers);
+                         std::initializer_list<const Linear*> layers, const std::vector<float>& bias = {});
 
 // x += residual_scale * post_norm(linear(input)), without the norm if post_norm is empty.
 void end_branch(const LayerCall& call, MatView<float> x, const MatmulInput& input, const Linear& linear,

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "model/branch.h"
 #include "model/ffn/experts.h"
 #include "model/ffn/gated.h"
 #include "model/mixers/attention.h"
@@ -32,7 +33,8 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
     if (is_joint) {
       const LayerCall call{config_, weights_, workspace, steps[0], layer, 0};
       mix_decodes(call, steps, n_rows);
-      add_ffn(call, {workspace.activations().x, n_rows, config_.model_dim, config_.model_dim});
+      if (!call.spec().is_parallel)
+        add_ffn(call, {workspace.activations().x, n_rows, config_.model_dim, config_.model_dim});
     } else {
       size_t first_row = 0;
       for (const Step& step : steps) {
@@ -88,7 +90,7 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   const size_t rows_at_once = call.buffers().rows_at_once;
   for (size_t first = call.first_output_row(); first < x.rows; first += rows_at_once) {
     const MatView<float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
-    add_ffn(call, rows);
+    if (!call.spec().is_parallel) add_ffn(call, rows);
     if (call.spec().token_input_dim > 0) add_token_input(call, first, rows);
     const std::vector<float>& scale = call.layer_weights().output_scale;
     if (!scale.empty()) scale_logits(call.table(), rows, scale[0], 0.0f);
@@ -186,9 +188,9 @@ void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, 
   Activations& a = workspace.activations();
   const size_t dim = config_.model_dim, vocab_size = config_.vocab_size;
   const MatView<float> norm{a.norm, n_rows, dim, dim};
-  const MatmulInput normed =
-      rms_norm_rows(table, {a.x + first * dim, n_rows, dim, dim}, weights_.output_norm().data(),
-                    config_.norm_eps, {norm, head.is_quantised() ? a.packed : nullptr}, a.scratch);
+  const MatmulInput normed = norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
+                                       row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
+                                       {norm, head.is_quantised() ? a.packed : nullptr}, a.scratch);
   const MatmulOutput logits{&head, nullptr, out, vocab_size, false};
   matmul(table, normed, {&logits, 1}, a.scratch);
   scale_logits(table, {out, n_rows, vocab_size, vocab_size}, config_.logit_scale, config_.logit_soft_cap);

@@ -63,6 +63,14 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(layer.n_experts_used * layer.n_expert_groups <= layer.n_experts * layer.n_expert_groups_used,
              layer.n_experts_used, " experts of a token are more than ", layer.n_expert_groups_used, " of ",
              layer.n_expert_groups, " groups have");
+  EH2O_CHECK(!layer.is_parallel || (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
+                                    layer.norm_placement == NormPlacement::kPre && layer.latent.is_none()),
+             "only a plain network goes beside plain attention");
+  EH2O_CHECK(!config.centres_norms ||
+                 (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
+                  layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&
+                  !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
+             "LayerNorm is of the inputs of plain attention and plain networks");
   EH2O_CHECK(layer.token_input_dim == config.token_input_dim(),
              "layers differ in the width of their inputs per token");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");

@@ -26,6 +26,7 @@ struct DecoderConfig {
   size_t model_dim = 0;
   size_t vocab_size = 0;
   float norm_eps = 0.0f;
+  bool centres_norms = false;  // they are LayerNorm, not RMS norm
   std::vector<RopeConfig> ropes;
   std::vector<LayerSpec> layers;
 

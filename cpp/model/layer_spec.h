@@ -8,6 +8,7 @@
 #include "ops/attention_sizes.h"
 #include "ops/convolution.h"
 #include "ops/delta_net.h"
+#include "ops/rows.h"
 #include "ops/ssd.h"
 
 namespace edgeh2o {
@@ -19,8 +20,8 @@ enum class MixerKind : uint8_t { kAttention, kShortConv, kDeltaNet, kMamba2, kAt
 enum class ExpertGate : uint8_t { kSoftmax, kSigmoid };
 // A layer without a mixer or without a feed-forward network has the other.
 enum class FfnKind : uint8_t { kGated, kExperts, kNone };
-// kReluSquared is of networks without a gate.
-enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kReluSquared };
+// The last three are of networks without a gate.
+enum class Activation : uint8_t { kSilu, kGeluTanh, kSiluClamped, kReluSquared, kUngatedGelu, kXielu };
 
 // Where a residual branch (mixer, feed-forward) is normalised: its input, its output, or both.
 enum class NormPlacement : uint8_t { kPre, kPost, kBoth };
@@ -66,6 +67,7 @@ struct LayerSpec {
 
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
+  Xielu xielu;  // of kXielu
   size_t ffn_dim = 0;
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;
@@ -84,6 +86,7 @@ struct LayerSpec {
   bool has_expert_norms = false;
 
   NormPlacement norm_placement = NormPlacement::kPre;
+  bool is_parallel = false;     // the feed-forward network has the normed input of the mixer
   float residual_scale = 1.0f;  // factor of what a branch adds to the residual stream
 
   size_t token_input_dim = 0;     // width of the layer's own input per token; 0: none
@@ -93,7 +96,10 @@ struct LayerSpec {
   bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
   bool has_mixer() const { return mixer != MixerKind::kNone; }
   bool has_ffn() const { return ffn != FfnKind::kNone; }
-  bool has_gate() const { return activation != Activation::kReluSquared; }
+  bool has_gate() const {
+    return activation != Activation::kReluSquared && activation != Activation::kUngatedGelu &&
+           activation != Activation::kXielu;
+  }
   bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kAttentionMamba2; }
   bool has_ssd() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionMamba2; }
   // Whether tokens that come later depend on the layer: it stores keys and values or has a recurrent state.

@@ -28,6 +28,7 @@ void Weights::for_each_tensor(const F& f) {
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, true);
   matrix("output.weight", output_.weight, config_.vocab_size, model_dim, !config_.tied_embeddings);
   vector("output_norm.weight", output_norm_, model_dim, true);
+  if (config_.centres_norms) vector("output_norm.bias", output_norm_bias_, model_dim, false);
   const size_t input_dim = config_.token_input_dim();
   if (input_dim > 0) {
     const size_t all_inputs = layers_.size() * input_dim;
@@ -46,7 +47,12 @@ void Weights::for_each_tensor(const F& f) {
     LayerWeights& layer = layers_[i];
     if (spec.has_pre_norm()) {
       if (spec.has_mixer()) vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
-      if (spec.has_ffn()) vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
+      const bool has_ffn_norm = spec.has_ffn() && !spec.is_parallel;
+      if (has_ffn_norm) vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
+      if (config_.centres_norms) {
+        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, false);
+        if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, false);
+      }
     }
     if (spec.has_post_norm()) {
       vector(prefix + "post_attention_norm.weight", layer.attn_post_norm, model_dim, true);

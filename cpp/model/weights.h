@@ -24,7 +24,8 @@ struct FeedForward {
 };
 
 struct LayerWeights {
-  std::vector<float> attn_norm, attn_post_norm;  // [model_dim], or empty
+  std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
+  std::vector<float> attn_norm_bias, ffn_norm_bias;  // of LayerNorm: [model_dim], or empty
   // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
   Linear attn_q, attn_k, attn_v, attn_output;
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
@@ -103,6 +104,7 @@ class Weights {
   const PackedMatrix& token_embd() const { return token_embd_.weight; }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
   const std::vector<float>& output_norm() const { return output_norm_; }
+  const std::vector<float>& output_norm_bias() const { return output_norm_bias_; }  // may be empty
   // [vocab][n_layers * width], in parts of DecoderConfig::token_input_rows tokens: it is the largest tensor
   // by far, and one that is loaded is held twice.
   const std::vector<PackedMatrix>& token_inputs() const { return token_inputs_; }
@@ -120,7 +122,7 @@ class Weights {
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_;
   std::vector<PackedMatrix> token_inputs_;
-  std::vector<float> output_norm_, token_input_norm_;
+  std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;
   size_t n_bytes_ = 0;

@@ -63,10 +63,27 @@ size_t row_scratch_bytes(const KernelTable& table, size_t max_cols) {
                   kAlignment);
 }
 
+MatmulInput norm_rows(const KernelTable& table, MatView<const float> x, const RowNorm& norm,
+                      const ActivationsOut& out, uint8_t* scratch) {
+  return for_each_row(table, x.rows, x.cols, out, scratch, [&](float* row, size_t i) {
+    if (norm.centres) {
+      table.layer_norm_f32(row, x.row(i), norm.weight, norm.bias, x.cols, norm.eps);
+    } else {
+      table.rms_norm_f32(row, x.row(i), norm.weight, x.cols, norm.eps);
+    }
+  });
+}
+
 MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, const float* weight, float eps,
                           const ActivationsOut& out, uint8_t* scratch) {
-  return for_each_row(table, x.rows, x.cols, out, scratch,
-                      [&](float* row, size_t i) { table.rms_norm_f32(row, x.row(i), weight, x.cols, eps); });
+  return norm_rows(table, x, {weight, nullptr, false, eps}, out, scratch);
+}
+
+MatmulInput xielu_rows(const KernelTable& table, const Xielu& xielu, MatView<const float> x,
+                       const ActivationsOut& out, uint8_t* scratch) {
+  return for_each_row(table, x.rows, x.cols, out, scratch, [&](float* row, size_t i) {
+    table.xielu_f32(row, x.row(i), xielu.positive, xielu.negative, xielu.beta, xielu.eps, x.cols);
+  });
 }
 
 MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const float> gate,

@@ -27,7 +27,17 @@ struct ActivationsOut {
   uint8_t* packed = nullptr;  // packed 8-bit result, null where no weight is quantised
 };
 
-// RMS norm of every row of x. scratch: num_threads() x row_scratch_bytes.
+// LayerNorm where it centres its input, else RMS norm.
+struct RowNorm {
+  const float* weight = nullptr;  // [n]
+  const float* bias = nullptr;    // [n], or null; of LayerNorm
+  bool centres = false;
+  float eps = 0.0f;
+};
+// Every row of x normed. scratch: num_threads() x row_scratch_bytes.
+MatmulInput norm_rows(const KernelTable& table, MatView<const float> x, const RowNorm& norm,
+                      const ActivationsOut& out, uint8_t* scratch);
+// RMS norm of every row.
 MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, const float* weight, float eps,
                           const ActivationsOut& out, uint8_t* scratch);
 
@@ -35,6 +45,13 @@ MatmulInput rms_norm_rows(const KernelTable& table, MatView<const float> x, cons
 using GateKernel = void (*)(float* out, const float* gate, const float* up, size_t n);
 MatmulInput gate_rows(const KernelTable& table, GateKernel kernel, MatView<const float> gate,
                       MatView<const float> up, const ActivationsOut& out, uint8_t* scratch);
+
+// xIELU of every number: see xielu_f32.
+struct Xielu {
+  float positive = 0.0f, negative = 0.0f, beta = 0.0f, eps = 0.0f;
+};
+MatmulInput xielu_rows(const KernelTable& table, const Xielu& xielu, MatView<const float> x,
+                       const ActivationsOut& out, uint8_t* scratch);
 
 // RMS norm in place of every group of weight.size columns of every row.
 void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps);

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 # Each of these registers its architecture.
 from . import (  # noqa: F401
+    apertus,
     arcee,
     bailingmoe2,
+    cohere2,
     deepseek2,
     ernie4_5,
     exaone,
@@ -34,6 +36,7 @@ from . import (  # noqa: F401
     qwen35,
     seed_oss,
     smollm3,
+    stablelm,
 )
 from .spec import (
     ArchitectureSpec,

@@ -26,6 +26,11 @@ PROJECTION_NORMS = (
     tensor("blk.{layer}.attn_k_norm.weight", "kv_dim"),
 )
 ATTENTION_OUTPUT = (tensor("blk.{layer}.attn_output.weight", "q_dim", "model_dim"),)
+# Of LayerNorm.
+NORM_BIASES = tuple(
+    tensor(f"{name}.bias", "model_dim", required=False)
+    for name in ("output_norm", "blk.{layer}.attn_norm", "blk.{layer}.ffn_norm")
+)
 ATTENTION = (
     tensor("blk.{layer}.attn_q.weight", "model_dim", "q_dim", rotated=True),
     tensor("blk.{layer}.attn_k.weight", "model_dim", "kv_dim", rotated=True),

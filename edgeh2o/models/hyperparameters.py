@@ -129,6 +129,7 @@ def read_hyperparameters(
     hybrid: HybridRule | None = None,
     has_drafting_layers: bool = False,
     latent: LatentRule | None = None,
+    has_layer_norm: bool = False,
 ) -> Hyperparameters:
     """Reads ``<architecture>.*`` keys. Raises ``FormatError`` that names the key and its range."""
     n_layers = metadata.get_int(f"{architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
@@ -174,7 +175,7 @@ def read_hyperparameters(
         feed_forward=feed_forward,
         vocab_size=_read_vocab_size(keys),
         context_length=context_length,
-        norm_eps=_read_norm_eps(keys, has_one_branch),
+        norm_eps=_read_norm_eps(keys, has_one_branch, has_layer_norm),
         rope_base=rope_base,
         rope_scaling=scaling,
         sliding_rope_base=_read_sliding_rope_base(keys, windows) or rope_base,
@@ -299,10 +300,10 @@ def _read_sliding_rope_base(keys: ArchitectureKeys, windows: SlidingWindows | No
     return keys.number("rope.freq_base_swa", **BASE_RANGE)
 
 
-def _read_norm_eps(keys: ArchitectureKeys, may_be_other: bool) -> float:
-    """Of RMS norms; some converters only write the key of other norms."""
+def _read_norm_eps(keys: ArchitectureKeys, may_be_other: bool, has_layer_norm: bool) -> float:
+    """Of RMS norms, of which some converters only write the key of other norms, or of LayerNorm."""
     key = "attention.layer_norm_rms_epsilon"
-    if may_be_other and not keys.has(key):
+    if has_layer_norm or (may_be_other and not keys.has(key)):
         key = "attention.layer_norm_epsilon"
     return keys.number(key, above=0.0, below=1.0)
 

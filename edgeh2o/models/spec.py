@@ -40,6 +40,7 @@ from .rope import (
 )
 from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
+from .xielu import with_xielu
 
 OUTPUT_TENSOR = "output.weight"
 
@@ -63,7 +64,8 @@ class ArchitectureSpec:
 
     Attributes:
         qk_row_order: how pairs of rotated rows lie in the file.
-        norm_placement, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
+        norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
+        norm: "rms" norms or "layer" norms.
         rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
         long_rope_factors: optional tensors of frequency divisors for sessions within the original
@@ -94,7 +96,9 @@ class ArchitectureSpec:
     tensors: tuple[TensorRule, ...]
     qk_row_order: Literal["interleaved", "half_split"]
     activation: str
+    norm: Literal["rms", "layer"] = "rms"
     norm_placement: Literal["pre", "post", "both"] = "pre"
+    is_parallel: bool = False
     qk_norm: Literal["none", "head", "projection"] = "none"
     qk_norm_after_rope: bool = False
     rope: RopeRule = PLAIN_ROPE
@@ -128,7 +132,7 @@ class ArchitectureSpec:
 
     def read_shape(self, metadata: Metadata) -> Hyperparameters:
         """The hyperparameters of a file. Raises ``FormatError`` that names the key."""
-        return read_hyperparameters(
+        shape = read_hyperparameters(
             metadata,
             self.name,
             self.windows,
@@ -139,7 +143,11 @@ class ArchitectureSpec:
             hybrid=self.hybrid,
             has_drafting_layers=self.has_drafting_layers,
             latent=self.latent,
+            has_layer_norm=self.norm == "layer",
         )
+        if self.activation != "xielu":
+            return shape
+        return replace(shape, layers=with_xielu(metadata, shape.layers))
 
     def rules(self, shape: Hyperparameters) -> tuple[TensorRule, ...]:
         """The tensors of files of this shape."""
@@ -270,7 +278,9 @@ def _make_config(
         vocab_size=shape.vocab_size,
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
+        centres_norms=spec.norm == "layer",
         norm_placement=spec.norm_placement,
+        is_parallel=spec.is_parallel,
         qk_norm=spec.qk_norm,
         qk_norm_after_rope=spec.qk_norm_after_rope,
         temperature_scale=shape.temperature_scale,

@@ -317,6 +317,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "expert_gate": config.expert_gate,
         "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
+        "is_parallel": config.is_parallel,
         "residual_scale": config.residual_scale,
     }
     if config.latent is not None:
@@ -327,6 +328,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             model_dim=config.model_dim,
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
+            centres_norms=config.centres_norms,
             ropes=ropes,
             layers=[{**shared, **_core_layer(layer, config)} for layer in config.layers],
             embedding_scale=config.embedding_scale,
@@ -342,6 +344,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
 def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     """What the core is told of one layer; ``rope`` is the number of its table."""
     fields = asdict(layer)
+    fields |= {f"xielu_{name}": value for name, value in fields.pop("xielu").items()}
     head_dim = fields.pop("head_dim") or config.head_dim
     fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
     if fields.pop("is_dense") or not layer.ffn_dim:

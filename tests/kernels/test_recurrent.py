@@ -53,6 +53,40 @@ def test_delta_net(isa: str, key_dim: int) -> None:
     np.testing.assert_array_equal(state, new)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm(isa: str, n: int, has_bias: bool) -> None:
+    x, weight = normal(n, n) + np.float32(40.0), normal(n + 1, n)
+    bias = normal(n + 2, n) if has_bias else None
+    actual = _kernels.layer_norm(isa, x, weight, bias, 1e-5)
+    exact = x.astype(np.float64) - x.mean(dtype=np.float64)
+    expected = exact / np.sqrt(np.mean(exact**2) + 1e-5) * weight + (0.0 if bias is None else bias)
+    # Rounding of the mean shifts all alike, by a digit of 40.
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+    if n == 1:  # nothing but its mean
+        np.testing.assert_array_equal(actual, np.zeros(1) if bias is None else bias)
+
+
+def test_ungated_activations(isa: str, n: int) -> None:
+    x = np.concatenate([3.0 * normal(n, n), np.float32([0.0, -0.0, -1e-7, 1e-7, -30.0, 30.0])])
+    x = x.astype(np.float32)
+    exact = x.astype(np.float64)
+    tanh = np.tanh(np.sqrt(2.0 / np.pi) * (exact + 0.044715 * exact**3))
+    np.testing.assert_allclose(
+        _kernels.gelu(isa, x), 0.5 * exact * (1.0 + tanh), rtol=1e-5, atol=1e-6
+    )
+    for eps in (-1e-6, -0.5):
+        below = 0.7 * (np.expm1(np.minimum(exact, eps)) - exact)
+        expected = np.where(exact > 0.0, 0.9 * exact**2, below) + 0.5 * exact
+        is_zero = exact == 0.0  # between the branches
+        np.testing.assert_allclose(
+            _kernels.xielu(isa, x, 0.9, 0.7, 0.5, eps)[~is_zero],
+            expected[~is_zero],
+            rtol=1e-5,
+            atol=2e-7,
+        )
+    assert np.isnan(_kernels.xielu(isa, np.float32([np.nan]), 0.9, 0.7, 0.5, -1e-6)[0])
+
+
 def test_reglu(isa: str, n: int) -> None:
     gate, up = normal(n, n), normal(n + 1, n)
     np.testing.assert_array_equal(_kernels.reglu(isa, gate, up), np.maximum(gate, 0) * up)

@@ -25,7 +25,8 @@ TABLE_TOLERANCE = 4e-3
 
 def tolerance_of(case: str) -> float:
     n_gelus = 2 if case == "gemma4" else 1  # of a layer
-    return n_gelus * TABLE_TOLERANCE if case.startswith("gemma") else TOLERANCE
+    has_table = case.startswith(("gemma", "starcoder2"))
+    return n_gelus * TABLE_TOLERANCE if has_table else TOLERANCE
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

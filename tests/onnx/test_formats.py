@@ -319,6 +319,8 @@ def test_the_budget_table_of_the_weights_is_found(
         ("hunyuan-dense", "queries and keys that are normed after the rotary embedding"),
         ("mistral3", "queries that grow with their position"),
         ("arcee", "a feed-forward network without a gate"),
+        ("apertus", "a feed-forward network without a gate"),
+        ("cohere2", "LayerNorm"),
     ],
 )
 def test_what_cannot_be_exported(

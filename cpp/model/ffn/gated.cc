@@ -14,6 +14,8 @@ GateKernel gate_kernel(const KernelTable& table, Activation activation) {
       return table.swiglu_clamped_f32;
     case Activation::kReluSquared:
       return table.reglu_f32;
+    case Activation::kUngatedGelu:
+      return table.gelu_f32;
     default:
       return table.swiglu_f32;
   }
@@ -24,8 +26,11 @@ GateKernel gate_kernel(const KernelTable& table, Activation activation) {
 void add_gated(const LayerCall& call, MatView<float> x) {
   const LayerWeights& w = call.layer_weights();
   const FeedForward& ffn = w.ffn[0];
-  const MatmulInput input = call.spec().has_gate() ? begin_branch(call, x, w.ffn_norm, {&ffn.gate, &ffn.up})
-                                                   : begin_branch(call, x, w.ffn_norm, {&ffn.up});
+  const bool is_parallel = call.spec().is_parallel;
+  const std::vector<float>&norm = is_parallel ? w.attn_norm : w.ffn_norm,
+        &bias = is_parallel ? w.attn_norm_bias : w.ffn_norm_bias;
+  const MatmulInput input = call.spec().has_gate() ? begin_branch(call, x, norm, {&ffn.gate, &ffn.up}, bias)
+                                                   : begin_branch(call, x, norm, {&ffn.up}, bias);
   end_branch(call, x, gate_up(call, ffn, input), ffn.down, w.ffn_post_norm);
 }
 
@@ -41,6 +46,9 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const bool is_quantised = ffn.down.weight.is_quantised();
   const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
                                is_quantised ? a.packed : nullptr};
+  if (call.spec().activation == Activation::kXielu) {
+    return xielu_rows(table, call.spec().xielu, {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
+  }
   return gate_rows(table, activation, {has_gate ? a.gate : a.up, n, ffn_dim, ffn_dim},
                    {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
 }

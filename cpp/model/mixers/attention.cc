@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/branch.h"
+#include "model/ffn/gated.h"
 #include "model/mixers/latent.h"
 #include "model/mixers/mamba2.h"
 #include "ops/rows.h"
@@ -35,8 +36,9 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   if (!spec.latent.is_none()) return project_latent(call, x, first_row, qkv.q, qkv.k);
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
   const bool has_own_kv = spec.heads.has_own_kv();
-  const MatmulInput input = has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v})
-                                       : begin_branch(call, x, w.attn_norm, {&w.attn_q});
+  const MatmulInput input =
+      has_own_kv ? begin_branch(call, x, w.attn_norm, {&w.attn_q, &w.attn_k, &w.attn_v}, w.attn_norm_bias)
+                 : begin_branch(call, x, w.attn_norm, {&w.attn_q}, w.attn_norm_bias);
   const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data - spec.gate_dim(), stride);
   if (has_own_kv) {
     const MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
@@ -119,6 +121,11 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   // Beside the attention, from the same rows of x: to these it adds once they have been projected.
   if (spec.has_ssd()) mix_mamba2(call);
+  if (spec.is_parallel) {
+    for (size_t begin = first; begin < n; begin += a.rows_at_once) {
+      add_gated(call, call.x().rows_from(begin, std::min(a.rows_at_once, n - begin)));
+    }
+  }
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
   set_sinks(call);
@@ -166,6 +173,7 @@ void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows) {
   const MatView<float> x{a.x, n_rows, dim, dim}, attended{a.attended, n_rows, out_dim, out_dim};
   const Qkv qkv = qkv_rows(call, n_rows);
   project_qkv(call, x, 0, qkv);
+  if (call.spec().is_parallel) add_gated(call, x);
   size_t first_row = 0;
   for (const Step& step : steps) {
     const LayerCall one{call.config, call.weights, call.workspace, step, call.layer, first_row};

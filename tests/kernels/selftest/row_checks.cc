@@ -99,6 +99,42 @@ void check_reglu(const KernelTable& table, Check& check) {
   });
 }
 
+void check_layer_norm(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, 2, 5), weight = random.uniform_vector(n, -2, 2),
+                             bias = random.uniform_vector(n, -2, 2);
+    for (const bool has_bias : {false, true}) {
+      table.layer_norm_f32(out.data(), x.data(), weight.data(), has_bias ? bias.data() : nullptr, n, 1e-5f);
+      double mean = 0, variance = 0;
+      for (size_t i = 0; i < n; ++i) mean += double{x[i]} / static_cast<double>(n);
+      for (size_t i = 0; i < n; ++i) variance += (x[i] - mean) * (x[i] - mean) / static_cast<double>(n);
+      const double scale = 1 / std::sqrt(variance + 1e-5);
+      for (size_t i = 0; i < n; ++i) {
+        const double want = (x[i] - mean) * scale * weight[i] + (has_bias ? bias[i] : 0.0f);
+        check.near(out[i], want, 100 * kEps * (5 * scale * std::fabs(double{weight[i]}) + 2));
+      }
+    }
+  });
+}
+
+void check_ungated(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, -8, 8);
+    table.gelu_f32(out.data(), x.data(), nullptr, n);
+    for (size_t i = 0; i < n; ++i) {
+      const double v = x[i], u = std::sqrt(2 / std::acos(-1.0)) * (v + 0.044715 * v * v * v);
+      const double want = v / (1 + std::exp(-2 * u));
+      check.near(out[i], want, 100 * kEps * std::fabs(want) + 1e-35);
+    }
+    table.xielu_f32(out.data(), x.data(), 0.9f, 0.7f, 0.5f, -1e-6f, n);
+    for (size_t i = 0; i < n; ++i) {
+      const double v = x[i], below = double{0.7f} * (std::expm1(std::min(v, -1e-6)) - v);
+      const double want = (v > 0 ? double{0.9f} * v * v : below) + 0.5 * v;
+      check.near(out[i], want, 100 * kEps * (std::fabs(want) + 1));
+    }
+  });
+}
+
 void check_clamped_swiglu(const KernelTable& table, Check& check) {
   for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
     const std::vector<float> gate = random.uniform_vector(n, -12, 12), up = random.uniform_vector(n, -12, 12);
@@ -279,6 +315,8 @@ const std::vector<KernelCheck>& row_checks() {
       {"geglu_f32", check_geglu},
       {"swiglu_clamped_f32", check_clamped_swiglu},
       {"reglu_f32", check_reglu},
+      {"layer_norm_f32", check_layer_norm},
+      {"gelu_f32", check_ungated},
       {"soft_cap_f32", check_soft_cap},
       {"add_f32", check_add},
       {"multiply_f32", check_multiply},

@@ -32,6 +32,10 @@ class Family:
             model_dim; None: files say them.
         ffn_norm: name of the norm of the feed-forward network's input.
         is_ungated: feed-forward networks have no gate, but the square of ReLU.
+        ungated: another activation of such networks.
+        has_layer_norm: norms are LayerNorm.
+        scales_logits: their scale is a factor, not a divisor.
+        is_parallel: attention and the feed-forward network have the same normed input.
         mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
             and the square of ReLU.
     """
@@ -54,19 +58,33 @@ class Family:
     ffn_norm: str = "ffn_norm"
     mamba2_is_single: bool = False
     is_ungated: bool = False
+    ungated: str = ""
+    has_layer_norm: bool = False
+    is_parallel: bool = False
+    scales_logits: bool = False
 
     @property
     def activation(self) -> str:
         if self.mamba2_is_single or self.is_ungated:
-            return "relu"
+            return self.ungated or "relu"
         if self.has_clamped_gate:
             return "clamped"
         return "gelu" if self.has_gelu else "silu"
 
 
 FAMILIES: Mapping[str, Family] = {
+    "apertus": Family(is_ungated=True, ungated="xielu"),
     "arcee": Family(is_interleaved=True, is_ungated=True),
     "bailingmoe2": Family(),
+    "cohere2": Family(
+        is_interleaved=True,
+        window_period=4,
+        rotates_windows_only=True,
+        has_layer_norm=True,
+        is_parallel=True,
+        scales_logits=True,
+        ffn_norm="attn_norm",
+    ),
     "deepseek2": Family(is_interleaved=True),
     "ernie4_5": Family(is_interleaved=True),
     "ernie4_5-moe": Family(is_interleaved=True),
@@ -109,4 +127,6 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3next": Family(is_delta_net=True, has_grouped_heads=True, ffn_norm="post_attention_norm"),
     "seed_oss": Family(ffn_norm="post_attention_norm"),
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
+    "stablelm": Family(has_layer_norm=True),
+    "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
 }

@@ -8,6 +8,8 @@ import numpy as np
 
 from tests.reference.softmax_state import Array
 
+# activate(gate, up)
+Activate = Callable[[Array, Array], Array]
 # linear(name, x): x [n, cols] times the rows of a matrix, plus its bias.
 Linear = Callable[[str, Array], Array]
 
@@ -34,18 +36,34 @@ def by_relu(gate: Array, up: Array) -> Array:
     return np.maximum(gate, 0.0) * up
 
 
+def by_ungated_gelu(gate: Array, up: Array) -> Array:
+    """Without a gate, in whose place the same is."""
+    return gelu(up)
+
+
+def by_xielu(alpha_p: float, alpha_n: float, beta: float, eps: float) -> Activate:
+    """Of a network without a gate (Huang and Schlag 2024), by the numbers of a file."""
+    positive, negative = np.log1p(np.exp(alpha_p)), beta + np.log1p(np.exp(alpha_n))
+
+    def activate(gate: Array, up: Array) -> Array:
+        below = negative * (np.expm1(np.minimum(up, eps)) - up)
+        return np.where(up > 0.0, positive * up**2, below) + beta * up
+
+    return activate
+
+
 def by_clamped_silu(gate: Array, up: Array) -> Array:
     """That of gpt-oss: both are bounded, the gate is steeper, and 1 is added to the other."""
     gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
     return gate / (1.0 + np.exp(-1.702 * gate)) * (up + 1.0)
 
 
-Activate = Callable[[Array, Array], Array]
 ACTIVATIONS: dict[str, Activate] = {
     "silu": by_silu,
     "gelu": by_gelu,
     "relu": by_relu,
     "clamped": by_clamped_silu,
+    "ungated_gelu": by_ungated_gelu,
 }
 
 

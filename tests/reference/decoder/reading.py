@@ -53,6 +53,7 @@ class ReferenceConfig:
     n_expert_groups_used: int = 1
     latent: LatentSizes | None = None
     n_ssd_groups: int = 0
+    xielu: tuple[tuple[float, ...], ...] = ()
 
 
 class _Keys:
@@ -69,6 +70,14 @@ class _Keys:
         if default is None:
             raise KeyError(key)
         return default
+
+    def xielu(self) -> tuple[tuple[float, ...], ...]:
+        """alpha_p, alpha_n, beta and eps of every layer, where there are some."""
+        names = ("alpha_p", "alpha_n", "beta", "eps")
+        fields = [self._reader.get_field(f"xielu.{name}") for name in names]
+        if fields[0] is None:
+            return ()
+        return tuple(zip(*(field.contents() for field in fields), strict=True))
 
     def number(self, key: str, default: float | None = None) -> float:
         return float(self.value(key, default))
@@ -151,7 +160,8 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
             else max(i for i in range(n_own) if (windows[i] is None) == (windows[layer] is None))
             for layer in range(n_layers)
         ),
-        norm_eps=number("attention.layer_norm_rms_epsilon"),
+        norm_eps=number(f"attention.layer_norm_{'' if family.has_layer_norm else 'rms_'}epsilon"),
+        xielu=keys.xielu(),
         inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
         windows=windows,
         attention_scale=1.0
@@ -162,7 +172,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         temperature_scale=number("attention.temperature_scale", 0.0),
         embedding_scale=number("embedding_scale", model_dim**0.5 if family.has_gelu else embedding),
         residual_scale=number("residual_scale", depth / n_layers**0.5),
-        logit_scale=1.0 / number("logit_scale", model_dim / width),
+        logit_scale=number("logit_scale", model_dim / width) ** (1 if family.scales_logits else -1),
         attention_soft_cap=number("attn_logit_softcapping", 0.0) or None,
         logit_soft_cap=number("final_logit_softcapping", 0.0) or None,
         n_experts_used=int(number("expert_used_count", 0.0)),

@@ -21,7 +21,7 @@ from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
 from .delta_net import delta_net
-from .feed_forward import ACTIVATIONS, gated, gelu, mixture, sigmoid, silu, softmax
+from .feed_forward import ACTIVATIONS, by_xielu, gated, gelu, mixture, sigmoid, silu, softmax
 from .latent import absorbed_queries, absorbed_values
 from .mamba2 import ssd
 from .reading import ReferenceConfig, Weights, read_gguf
@@ -168,9 +168,11 @@ class DecoderRun:
                 branch = branch + self._mamba_block(layer_idx, x)
             if f"{prefix}attn_output.weight" in weights and config.latent is None:
                 branch = branch + self._attention_block(layer_idx, x, angles, attention(layer))
+            layer_input = x
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
             has_ffn = any(f"{prefix}{name}.weight" in weights for name in FFN_NAMES)
-            branch = self._ffn_block(prefix, x) if has_ffn else np.zeros_like(x)
+            ffn_input = layer_input if config.family.is_parallel else x
+            branch = self._ffn_block(prefix, ffn_input) if has_ffn else np.zeros_like(x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
             if f"{prefix}inp_gate.weight" in weights:
                 inputs = self._token_inputs(layer_idx, tokens, embedded)
@@ -364,7 +366,10 @@ class DecoderRun:
 
     def _ffn_block(self, prefix: str, x: Array) -> Array:
         config = self._decoder.config
-        activate = ACTIVATIONS[config.family.activation]
+        if config.family.activation == "xielu":
+            activate = by_xielu(*config.xielu[int(prefix.split(".")[1])])
+        else:
+            activate = ACTIVATIONS[config.family.activation]
         normed = self._norm(prefix + config.family.ffn_norm, x)
         if f"{prefix}pre_ffw_norm_2.weight" in self._decoder.weights:
             out = gated(self._linear, prefix, "", normed, activate=activate)
@@ -414,12 +419,18 @@ class DecoderRun:
         return branch if is_input else self._norm(name, branch)
 
     def _norm(self, name: str, x: Array) -> Array:
-        """RMS norm of groups of as many elements as the weight has; x if there is no weight."""
+        """RMS norm of groups of as many elements as the weight has; x if there is no weight.
+
+        In some families it is LayerNorm: without the mean, and with a bias if there is one.
+        """
         if name + ".weight" not in self._decoder.weights:
             return x
         weight = self._decoder.weights[name + ".weight"].astype(np.float64)
         groups = x.reshape(*x.shape[:-1], -1, len(weight))
-        return (self._normalised(groups) * weight).reshape(x.shape)
+        if self._decoder.config.family.has_layer_norm:
+            groups = groups - groups.mean(axis=-1, keepdims=True)
+        bias = self._decoder.weights.get(name + ".bias", np.float32(0.0)).astype(np.float64)
+        return (self._normalised(groups) * weight + bias).reshape(x.shape)
 
     def _normalised(self, groups: Array) -> Array:
         """Rows of a mean square of 1."""
