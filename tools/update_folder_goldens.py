@@ -65,6 +65,29 @@ _YARN: Mapping[str, Any] = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 128,
 }
+_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_DEEPSEEK: Mapping[str, Any] = {
+    **_LATENT,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+_MAMBA2: Mapping[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "shared_intermediate_size": 48,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+}
+_COUNTED = ("nemotron_h", "num_hidden_layers")
 # By the model's type in transformers, and what its configuration has beside _SHAPE.
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lfm2": ("lfm2", {**_CONVOLUTIONS, "block_multiple_of": 32}),
@@ -82,7 +105,57 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_scaling": {**_YARN, "truncate": False},
         },
     ),
+    "apertus": ("apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "cohere2": ("cohere2", {"sliding_window": 24, "logit_scale": 0.3}),
+    "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_shared_experts": 2,
+            "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 20,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "minicpm3": ("minicpm3", {**_LATENT, "q_lora_rank": 20}),
     "granitemoe": ("granitemoe", _GRANITE),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**_GRANITE, **_MAMBA2, "position_embedding_type": "nope"},
+    ),
+    "granitemoehybrid_dense": (
+        "granitemoehybrid",
+        {**_GRANITE, **_MAMBA2, "position_embedding_type": "rope", "num_local_experts": 0},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+            "head_dim": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 32,
+            # Others, and the original, have no least time step.
+            "time_step_min": 1e-30,
+        },
+    ),
     "granitemoeshared": ("granitemoeshared", {**_GRANITE, "shared_intermediate_size": 48}),
 }
 
@@ -93,7 +166,8 @@ def record(case: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name, options = CASES[case]
-    config = AutoConfig.for_model(name, **{**_SHAPE, **options})
+    shape = {key: value for key, value in _SHAPE.items() if (name, key) != _COUNTED}
+    config = AutoConfig.for_model(name, **{**shape, **options})
     with tempfile.TemporaryDirectory(prefix="edgeh2o-golden-") as scratch:
         saved, folder = Path(scratch) / "saved", Path(scratch) / "folder"
         AutoModelForCausalLM.from_config(config).float().save_pretrained(saved)

@@ -55,10 +55,12 @@ def _weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Vectors are near 1 where they multiply and near 0 where they are added."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     normal = rng.standard_normal(shape)
-    if len(shape) > 1:
+    if name.endswith("act_fn.eps"):  # takes the place of 0, from below
+        values = -0.1 - np.abs(0.3 * normal)
+    elif len(shape) > 1:
         values = normal * (0.5 if "conv" in name else 1.3 * min(shape[-2:]) ** -0.5)
     elif name.endswith(("norm.weight", "layernorm.weight", ".D")):
         values = 1.0 + 0.1 * normal
     else:
         values = 0.3 * normal
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)

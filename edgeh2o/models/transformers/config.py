@@ -69,7 +69,8 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
     if head_dim > MAX_HEAD_DIM:
         raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
-    keys["attention.layer_norm_rms_epsilon"] = settings.number("rms_norm_eps")
+    kind = "" if spec.norm == "layer" else "rms_"
+    keys[f"attention.layer_norm_{kind}epsilon"] = settings.number("rms_norm_eps")
     rotary_dim = _read_rotary_dim(settings, head_dim, family.rotary_share)
     keys["rope.dimension_count"] = rotary_dim
     _read_numbers(settings, family, keys)
@@ -103,6 +104,9 @@ def _rename(values: Mapping[str, Any], family: TransformersFamily) -> dict[str, 
     if isinstance(texts, dict):  # a model of images too, which texts do without
         outer = ("tie_word_embeddings", "tokenizer_class", *family.ignored)
         values = {**texts, **{key: values[key] for key in outer if key in values}}
+    layers = values.get("layers_block_type")
+    if isinstance(layers, list):  # from which transformers 5 counts them
+        values = {"num_hidden_layers": len(layers), **values}
     renamed = {**_RENAMED, **family.renamed}
     return {
         renamed[key] if key in renamed and renamed[key] not in values else key: value

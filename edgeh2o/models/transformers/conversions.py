@@ -20,7 +20,7 @@ from .family import TransformersFamily
 from .sources import Order, Source
 
 MXFP4_VALUES, MXFP4_BYTES = 32, 16  # of a block, without its scale
-_WEIGHT_TYPES = ("F32", "F16", "BF16")
+WEIGHT_TYPES = ("F32", "F16", "BF16")
 # Buffers that old checkpoints keep; they follow from the settings.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _AS_IT_IS = Source(name="")
@@ -64,18 +64,23 @@ def plan_tensors(
     Raises FormatError that names a tensor which is missing, malformed or not understood.
     """
     family, metadata = described.family, described.metadata
-    stored = _named_as_expected(family, files)
+    prefix = described.spec.name
+    n_layers = metadata.get_int(f"{prefix}.block_count")
+    stored = _named_as_expected(family, files, n_layers)
     ties = described.ties if described.ties is not None else "lm_head.weight" not in stored
     if ties:
         stored.pop("lm_head.weight", None)
-    prefix = described.spec.name
     shape = described.spec.read_shape(metadata)
     n_experts = metadata.get_int(f"{prefix}.expert_count", default=1, maximum=MAX_EXPERTS)
     is_interleaved = described.spec.qk_row_order == "interleaved"
     halves_to_neighbours = is_interleaved and family.has_half_split_rows
     infos: dict[str, TensorInfo] = {}
     conversions: dict[str, Conversion] = {}
-    used: set[str] = set()
+    used = {
+        template.format(layer=layer)
+        for template in family.layer_numbers.values()
+        for layer in range(n_layers)
+    }
     sizes = [shape.sizes(layer) for layer in shape.layers]
     rules = expand_rules(described.spec.rules(shape), shape.layers)
     for name, (rule, layer) in rules.items():
@@ -125,13 +130,17 @@ def plan_tensors(
 
 
 def _named_as_expected(
-    family: TransformersFamily, files: Sequence[SafetensorsFile]
+    family: TransformersFamily, files: Sequence[SafetensorsFile], n_layers: int
 ) -> dict[str, StoredTensor]:
-    """The tensors by their names, of texts only, and without a prefix that some have."""
+    """The tensors by their names, of texts only, and without a prefix that some have.
+
+    Of a model of ``n_layers`` one behind the last may guess tokens ahead.
+    """
     stored = {}
+    drafting = f"model.layers.{n_layers}." if family.has_drafting_layers else None
     for file in files:
         for name, tensor in file.tensors.items():
-            if name.startswith(family.left_out):
+            if name.startswith(family.left_out) or (drafting and name.startswith(drafting)):
                 continue
             if family.prefix and name.startswith(family.prefix):
                 name = "model." + name[len(family.prefix) :]
@@ -251,10 +260,10 @@ def _all(n: int, sizes: Mapping[str, int]) -> Sequence[int]:
 def _check_alike(found: Sequence[StoredTensor]) -> None:
     first = found[0]
     for tensor in found:
-        if tensor.dtype not in _WEIGHT_TYPES:
+        if tensor.dtype not in WEIGHT_TYPES:
             raise FormatError(
                 f"tensor {quote(tensor.name)} is of dtype {tensor.dtype}; only "
-                f"{', '.join(_WEIGHT_TYPES)} can be read, fetch the original model"
+                f"{', '.join(WEIGHT_TYPES)} can be read, fetch the original model"
             )
         if tensor.shape != first.shape or tensor.dtype != first.dtype or not tensor.n_bytes:
             raise FormatError(

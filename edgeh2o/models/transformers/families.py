@@ -21,6 +21,9 @@ from .family import (
     WIDE_EXPERT_KEYS,
     TransformersFamily,
 )
+from .latent import LATENT
+from .layer_normed import LAYER_NORMED
+from .mamba2 import MAMBA2
 from .mixtures import GRANITE_KEYS, MIXTURES
 from .recurrent import RECURRENT
 
@@ -53,6 +56,9 @@ _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
 FAMILIES: Mapping[str, TransformersFamily] = {
     **RECURRENT,
+    **LATENT,
+    **MAMBA2,
+    **LAYER_NORMED,
     **MIXTURES,
     "llama": TransformersFamily(architecture="llama", tensors={**BASE, **GATED}),
     "mistral": TransformersFamily(
@@ -100,6 +106,22 @@ FAMILIES: Mapping[str, TransformersFamily] = {
     ),
     "exaone4": TransformersFamily(
         architecture="exaone4", tensors=_POST_NORMED, has_windows=True, needs_windows=True
+    ),
+    "apertus": TransformersFamily(
+        architecture="apertus",
+        tensors={
+            **BASE,
+            "blk.{layer}.attn_norm": "model.layers.{layer}.attention_layernorm",
+            "blk.{layer}.ffn_norm": "model.layers.{layer}.feedforward_layernorm",
+            **UNGATED,
+            **QK_NORMS,
+        },
+        activations=("xielu",),
+        values={"post_norm": (False, None), "qk_norm": (True, None)},
+        layer_numbers={
+            f"xielu.{name}": f"model.layers.{{layer}}.mlp.act_fn.{name}"
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        },
     ),
     "arcee": TransformersFamily(
         architecture="arcee", tensors={**BASE, **UNGATED}, activations=("relu2",)
@@ -187,7 +209,8 @@ TEXT_TYPES: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen
 
 def expected_values(family: TransformersFamily) -> Mapping[str, tuple[object, ...]]:
     """Keys whose value changes what is computed, with those that are computed here."""
-    return {**_EVERYWHERE, **family.values}
+    expected = {**_EVERYWHERE, **family.values}
+    return {key: values for key, values in expected.items() if key not in family.ignored}
 
 
 _EVERYWHERE: Mapping[str, tuple[object, ...]] = {

@@ -86,6 +86,8 @@ class TransformersFamily:
         layer_types: values of ``layer_types`` beside those of attention.
         read_more: reads further keys.
         has_mxfp4: experts may be stored as blocks of MXFP4.
+        has_drafting_layers: layers behind the last guess tokens ahead, and are left out.
+        layer_numbers: numbers that checkpoints have as a tensor per layer, by GGUF's key.
         rotary_share: ``partial_rotary_factor`` where it is not given.
         prefix: what some checkpoints call "model.".
         left_out: beginnings of names of tensors that texts do without.
@@ -110,6 +112,8 @@ class TransformersFamily:
     layer_types: tuple[str, ...] = ()
     read_more: ReadMore | None = None
     has_mxfp4: bool = False
+    has_drafting_layers: bool = False
+    layer_numbers: Mapping[str, str] = field(default_factory=dict)
     rotary_share: float = 1.0
     prefix: str = ""
     left_out: tuple[str, ...] = ()

@@ -75,17 +75,17 @@ def _read_convolutions(settings: Settings, keys: dict[str, Any]) -> None:
         kinds = ["full_attention" if layer in indices else "conv" for layer in range(n_layers)]
     if kinds is None:
         raise FormatError(f"{settings.label('layer_types')} is missing")
-    _set_attending(keys, [kind != "conv" for kind in kinds])
+    set_attending(keys, [kind != "conv" for kind in kinds])
 
 
-def _set_attending(keys: dict[str, Any], attends: Sequence[bool]) -> None:
+def set_attending(keys: dict[str, Any], attends: Sequence[bool]) -> None:
     """Layers that do not attend have no KV heads."""
     n_kv_heads = keys["attention.head_count_kv"]
     counts = [n_kv_heads if each else 0 for each in attends]
-    keys["attention.head_count_kv"] = _integers(counts)
+    keys["attention.head_count_kv"] = integers(counts)
 
 
-def _integers(numbers: Sequence[int]) -> StoredNumbers:
+def integers(numbers: Sequence[int]) -> StoredNumbers:
     return StoredNumbers(struct.pack(f"<{len(numbers)}i", *numbers), "<i4")
 
 
@@ -248,7 +248,7 @@ def _read_qwen35(settings: Settings, keys: dict[str, Any]) -> None:
     rope = settings.section("rope_parameters") or settings.section("rope_scaling")
     sections = rope.take("mrope_section") if rope else None
     # A text has the same position on all axes, whose pairs must be there in a GGUF file.
-    keys["rope.dimension_sections"] = _integers([11, 11, 10, 0])
+    keys["rope.dimension_sections"] = integers([11, 11, 10, 0])
     if sections is not None:
         if not (
             isinstance(sections, list)
@@ -256,7 +256,7 @@ def _read_qwen35(settings: Settings, keys: dict[str, Any]) -> None:
             and all(type(size) is int and 0 <= size < 2**16 for size in sections)
         ):
             raise FormatError(f"{settings.label('mrope_section')} must be a list of three numbers")
-        keys["rope.dimension_sections"] = _integers([*sections, 0][:4])
+        keys["rope.dimension_sections"] = integers([*sections, 0][:4])
 
 
 _SECTIONS = ("mrope_section", "mrope_interleaved")

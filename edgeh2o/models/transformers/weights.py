@@ -6,20 +6,22 @@ neighbours, norm weights of Gemma have their 1 added, and ``sources.py`` has mor
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from ... import _core
 from ...errors import FormatError
 from ...formats.gguf_header import TensorInfo
-from ...formats.metadata import Metadata, quote
+from ...formats.metadata import Metadata, StoredNumbers, StoredValue, quote
 from ...formats.model_folder import read_json
 from ...formats.safetensors import SafetensorsFile, StoredTensor, open_folder
-from .config import describe_config
-from .conversions import MXFP4_BYTES, MXFP4_VALUES, Conversion, plan_tensors
+from .config import DescribedFolder, describe_config
+from .conversions import MXFP4_BYTES, MXFP4_VALUES, WEIGHT_TYPES, Conversion, plan_tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,12 +158,38 @@ def open_transformers(path: Path, target: str) -> ConvertedFolder:
         try:
             described = describe_config(read_json(path / CONFIG_NAME), name)
             files = [opened.enter_context(file) for file in open_folder(path)]
+            described = replace(described, metadata=_with_numbers(described, files))
             infos, conversions = plan_tensors(described, files, target)
         except FormatError as error:
             message = str(error)
             raise FormatError(message if str(path) in message else f"{path}: {message}") from None
         opened.pop_all()
         return ConvertedFolder(path, files, described.metadata, infos, conversions)
+
+
+def _with_numbers(described: DescribedFolder, files: Sequence[SafetensorsFile]) -> Metadata:
+    """The metadata with numbers that the checkpoint has as tensors. Raises FormatError."""
+    metadata = described.metadata
+    n_layers = metadata.get_int(f"{described.spec.name}.block_count")
+    added: dict[str, StoredValue] = {}
+    for key, template in described.family.layer_numbers.items():
+        numbers = []
+        for layer in range(n_layers):
+            name = template.format(layer=layer)
+            file = next((each for each in files if name in each.tensors), None)
+            if file is None:
+                raise FormatError(f"tensor {quote(name)} is missing; fetch all files of the model")
+            tensor = file.tensors[name]
+            if tensor.dtype not in WEIGHT_TYPES or math.prod(tensor.shape) != 1:
+                raise FormatError(
+                    f"tensor {quote(name)} is {tensor.dtype} of shape {list(tensor.shape)}, but "
+                    "must be one number; the file is damaged"
+                )
+            data = file.read(tensor.offset, tensor.n_bytes)
+            numbers.append(_core.convert_rows(data, tensor.dtype, "F32", 1, 1)[0])
+        added[key] = StoredNumbers(b"".join(numbers), "<f4")
+    stored = {key: value for key in metadata if (value := metadata.stored(key)) is not None}
+    return Metadata({**stored, **added})
 
 
 def _rearrange(data: bytes, conversion: Conversion) -> bytes:

@@ -1,0 +1,170 @@
+"""Models of transformers with multi-head latent attention: see ``families.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import FormatError
+from .family import BASE, EXPERTS, GATED, TransformersFamily
+from .settings import Settings
+from .sources import Source, Sources
+
+_PREFIX = "model.layers.{layer}."
+_KV_B = _PREFIX + "self_attn.kv_b_proj.weight"
+
+
+def _keys_of_head(n: int, sizes: Mapping[str, int]) -> Sequence[int]:
+    """A head's rows of keys, before those of its values."""
+    _check(n, sizes)
+    return range(sizes["latent_nope_dim"])
+
+
+def _values_of_head(n: int, sizes: Mapping[str, int]) -> Sequence[int]:
+    _check(n, sizes)
+    return range(sizes["latent_nope_dim"], n)
+
+
+def _check(n: int, sizes: Mapping[str, int]) -> None:
+    expected = sizes["latent_nope_dim"] + sizes["latent_value_dim"]
+    if n != expected:
+        raise ValueError(f"{n} rows of a head are not the {expected} of the settings")
+
+
+_LATENT: Mapping[str, Sources] = {
+    **{
+        name: source
+        for name, source in BASE.items()
+        if not name.endswith(("attn_q", "attn_k", "attn_v"))
+    },
+    **GATED,
+    "blk.{layer}.attn_q": _PREFIX + "self_attn.q_proj",
+    "blk.{layer}.attn_q_a": _PREFIX + "self_attn.q_a_proj",
+    "blk.{layer}.attn_q_a_norm": _PREFIX + "self_attn.q_a_layernorm",
+    "blk.{layer}.attn_q_b": _PREFIX + "self_attn.q_b_proj",
+    "blk.{layer}.attn_kv_a_mqa": _PREFIX + "self_attn.kv_a_proj_with_mqa",
+    "blk.{layer}.attn_kv_a_norm": _PREFIX + "self_attn.kv_a_layernorm",
+    "blk.{layer}.attn_kv_b": _PREFIX + "self_attn.kv_b_proj",
+    "blk.{layer}.attn_k_b.weight": Source(
+        name=_KV_B, stacked="n_heads", rows=_keys_of_head, is_transposed=True
+    ),
+    "blk.{layer}.attn_v_b.weight": Source(name=_KV_B, stacked="n_heads", rows=_values_of_head),
+}
+_MIXTURE: Mapping[str, Sources] = {
+    **EXPERTS,
+    "blk.{layer}.exp_probs_b.bias": Source(name=_PREFIX + "mlp.gate.e_score_correction_bias"),
+    **{
+        f"blk.{{layer}}.ffn_{part}_shexp": f"{_PREFIX}mlp.shared_experts.{part}_proj"
+        for part in ("gate", "up", "down")
+    },
+}
+
+
+def _read_latent(settings: Settings, keys: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Sizes of the latent row, and of heads: without positions, with them, of values."""
+    rank, nope, rope, value = (
+        settings.integer(key)
+        for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    keys["attention.kv_lora_rank"] = rank
+    if settings.take("q_lora_rank") is not None:
+        keys["attention.q_lora_rank"] = settings.integer("q_lora_rank")
+    settings.require("qk_head_dim", (nope + rope, None))
+    keys["rope.dimension_count"] = rope
+    return rank, nope, rope, value
+
+
+def _read_deepseek(settings: Settings, keys: dict[str, Any]) -> None:
+    rank, nope, rope, value = _read_latent(settings, keys)
+    keys |= {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope,
+        "attention.value_length": rank,
+        "attention.key_length_mla": nope + rope,
+        "attention.value_length_mla": value,
+        "expert_count": settings.integer("n_routed_experts"),
+        "expert_used_count": settings.integer("num_experts_per_tok"),
+        "expert_feed_forward_length": settings.integer("moe_intermediate_size"),
+        "expert_shared_count": settings.count("n_shared_experts", default=1),
+        "leading_dense_block_count": settings.count("first_k_dense_replace", default=0),
+        "expert_weights_scale": settings.number("routed_scaling_factor", default=1.0),
+        "expert_weights_norm": bool(settings.flag("norm_topk_prob")),
+    }
+    scaling = settings.section("rope_parameters") or settings.section("rope_scaling")
+    kind = scaling.take("rope_type", scaling.take("type", "default")) if scaling else "default"
+    if scaling is not None and kind == "yarn":
+        both = scaling.number("mscale_all_dim", default=0.0)
+        if not both or scaling.number("mscale", default=0.0) != both:
+            raise FormatError(
+                f"{scaling.label('mscale_all_dim')} must be there and equal to mscale; other "
+                "factors of YaRN are not supported"
+            )
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * both
+
+
+def _read_v2(settings: Settings, keys: dict[str, Any]) -> None:
+    _read_deepseek(settings, keys)
+    keys["expert_gating_func"] = 1
+
+
+def _read_v3(settings: Settings, keys: dict[str, Any]) -> None:
+    _read_deepseek(settings, keys)
+    keys |= {
+        "expert_gating_func": 2,
+        "expert_group_count": settings.integer("n_group", default=1),
+        "expert_group_used_count": settings.integer("topk_group", default=1),
+    }
+
+
+def _read_minicpm3(settings: Settings, keys: dict[str, Any]) -> None:
+    _, nope, rope, value = _read_latent(settings, keys)
+    keys |= {"attention.key_length": nope + rope, "attention.value_length": value}
+
+
+_SCALES = ("mscale", "mscale_all_dim")
+
+LATENT: Mapping[str, TransformersFamily] = {
+    "deepseek_v2": TransformersFamily(
+        architecture="deepseek2",
+        tensors={**_LATENT, **_MIXTURE},
+        has_half_split_rows=False,
+        values={
+            "topk_method": ("greedy", None),
+            "scoring_func": ("softmax", None),
+            "norm_topk_prob": (False, None),
+            "n_group": (1, None),
+            "topk_group": (1, None),
+            "moe_layer_freq": (1, None),
+        },
+        ignored=("aux_loss_alpha", "seq_aux", "ep_size"),
+        rope_keys=_SCALES,
+        read_more=_read_v2,
+    ),
+    "deepseek_v3": TransformersFamily(
+        architecture="deepseek2",
+        tensors={**_LATENT, **_MIXTURE},
+        has_half_split_rows=False,
+        values={
+            "topk_method": ("noaux_tc", None),
+            "scoring_func": ("sigmoid", None),
+            "rope_interleave": (True, None),
+            "moe_layer_freq": (1, None),
+        },
+        ignored=("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers"),
+        rope_keys=_SCALES,
+        read_more=_read_v3,
+        has_drafting_layers=True,
+    ),
+    "minicpm3": TransformersFamily(
+        architecture="minicpm3",
+        tensors=_LATENT,
+        ties_by_default=True,
+        values={
+            "scale_emb": (12, 12.0),
+            "scale_depth": (1.4,),
+            "dim_model_base": (256,),
+            "rope_interleave": (False, None),
+        },
+        read_more=_read_minicpm3,
+    ),
+}
