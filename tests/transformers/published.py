@@ -63,4 +63,6 @@ def _weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         values = 1.0 + 0.1 * normal
     else:
         values = 0.3 * normal
+    if name.endswith("q_norm.weight"):  # else Gemma 4, which does not scale logits, is all peaks
+        values = 0.3 * values
     return np.asarray(values, np.float32)

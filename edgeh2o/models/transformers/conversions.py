@@ -89,7 +89,9 @@ def plan_tensors(
         missing = [each for each in names if each not in stored]
         if not names or missing:
             is_there_in_part = len(missing) < len(names)
-            if (rule.required or is_there_in_part) and not (name == "output.weight" and ties):
+            is_others = rule.stand_in or (rule.of_kv and shape.layers[layer].kv_distance)
+            is_needed = rule.required and not is_others and not (name == "output.weight" and ties)
+            if is_needed or (is_there_in_part and names):
                 raise FormatError(
                     f"tensor {quote(missing[0] if missing else name)} of a model of type {prefix} "
                     "is missing; fetch all files of the model"

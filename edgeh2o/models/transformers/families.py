@@ -21,6 +21,7 @@ from .family import (
     WIDE_EXPERT_KEYS,
     TransformersFamily,
 )
+from .gemma4 import GEMMA4
 from .latent import LATENT
 from .layer_normed import LAYER_NORMED
 from .mamba2 import MAMBA2
@@ -56,6 +57,7 @@ _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
 FAMILIES: Mapping[str, TransformersFamily] = {
     **RECURRENT,
+    **GEMMA4,
     **LATENT,
     **MAMBA2,
     **LAYER_NORMED,
@@ -204,7 +206,11 @@ FAMILIES: Mapping[str, TransformersFamily] = {
 
 
 # Models of images and texts, by what the part for texts is.
-TEXT_TYPES: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+TEXT_TYPES: Mapping[str, str] = {
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def expected_values(family: TransformersFamily) -> Mapping[str, tuple[object, ...]]:

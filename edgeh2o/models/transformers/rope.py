@@ -137,6 +137,15 @@ def _read_llama3(
     words.tables[FACTORS_NAME] = _pack(divisors)
 
 
+def _read_proportional(
+    words: RopeWords, scaling: Settings, rotary_dim: int, context: int, original: int
+) -> None:
+    """The fastest pairs of a head are rotated, the others are not."""
+    share = scaling.number("partial_rotary_factor", default=1.0)
+    n_rotated = int(rotary_dim * share / 2)
+    words.tables[FACTORS_NAME] = _pack([1.0] * n_rotated + [1e30] * (rotary_dim // 2 - n_rotated))
+
+
 def _read_longrope(
     words: RopeWords, scaling: Settings, rotary_dim: int, context: int, original: int
 ) -> None:
@@ -161,6 +170,7 @@ _KINDS: Mapping[str, Any] = {
     "yarn": _read_yarn,
     "llama3": _read_llama3,
     "longrope": _read_longrope,
+    "proportional": _read_proportional,
     "su": _read_longrope,  # what Phi 3 first called it
 }
 
