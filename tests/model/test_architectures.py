@@ -48,6 +48,10 @@ MODELS = {
     },
     "ernie4_5-moe-shared": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "deepseek2-dense": {"architecture": "deepseek2", "n_experts": 0, "tied": False},
+    "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
+    "starcoder2": {"architecture": "starcoder2", "biases": True},
+    "starcoder2-window": {"architecture": "starcoder2", "sliding_window": NARROW},
+    "stablelm": {"architecture": "stablelm", "rotary_dim": 8},
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
     "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},
@@ -116,9 +120,11 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
     assert relative_error(np.stack(decoded), expected[-3:]) < 2e-5
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in MODELS if name not in ("mistral", "phi3-window", "gpt-oss")]
-)
+# All layers have windows, or sinks.
+NO_SPARSE = ("mistral", "phi3-window", "starcoder2-window", "gpt-oss")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NO_SPARSE])
 def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, name: str) -> None:
     pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
     tokens = decisive_prompt(pair, 2 * CHUNK_SIZE + 40)
@@ -140,7 +146,7 @@ def test_sinks_under_a_policy_that_reads_all(tiny_model: TinyModelFactory) -> No
         assert relative_error(prefill(session, tokens), expected) < 2e-5
 
 
-@pytest.mark.parametrize("name", ["mistral", "phi3-window"])
+@pytest.mark.parametrize("name", ["mistral", "phi3-window", "starcoder2-window"])
 def test_sparse_policies_leave_windows_exact(tiny_model: TinyModelFactory, name: str) -> None:
     pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
     tokens = random_tokens(3 * CHUNK_SIZE)
