@@ -155,5 +155,6 @@ def ssd_sizes(layer: LayerConfig) -> Mapping[str, int]:
         "ssd_inner_dim": inner,
         "ssd_group_dim": inner // max(layer.n_ssd_groups, 1),
         "ssd_conv_dim": conv,
+        "ssd_bc_dim": layer.n_ssd_groups * layer.ssd_state_dim,
         "ssd_in_dim": inner + conv + layer.n_ssd_heads,
     }

@@ -15,6 +15,7 @@ from .families import FAMILIES, TEXT_TYPES, expected_values
 from .family import TransformersFamily
 from .rope import read_rope
 from .settings import Settings
+from .sources import Factors
 
 _NEEDED = {
     "hidden_size": "embedding_length",
@@ -33,12 +34,14 @@ _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedFolder:
     """What config.json says: the family, GGUF's metadata, and small tables that GGUF has as
-    tensors of F32. ``ties``: the output is the embedding; None: as the weights have it."""
+    tensors of F32. ``ties``: the output is the embedding; None: as the weights have it. ``factors``
+    are those that sources name."""
 
     family: TransformersFamily
     spec: ArchitectureSpec
     metadata: Metadata
     tables: Mapping[str, bytes]
+    factors: Mapping[str, Factors]
     ties: bool | None
 
 
@@ -79,8 +82,7 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
     _check_activation(settings, family)
     if family.has_query_scalar:
         _check_query_scalar(settings, spec, keys)
-    if family.read_more:
-        family.read_more(settings, keys)
+    factors = family.read_more(settings, keys) if family.read_more else None
     rope = read_rope(settings, family, keys["rope.dimension_count"], keys["context_length"])
     ties = settings.flag("tie_word_embeddings")
     settings.refuse_rest()
@@ -94,7 +96,8 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         spec=spec,
         metadata=Metadata(stored),
         tables=rope.tables,
-        ties=True if ties is None and family.ties_by_default else ties,
+        factors=factors or {},
+        ties=False if family.unties else True if ties is None and family.ties_by_default else ties,
     )
 
 

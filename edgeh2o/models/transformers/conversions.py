@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import FormatError
 from ...formats.gguf_header import TensorInfo
@@ -17,7 +17,7 @@ from ..tensors import TensorRule, expand_rules
 from ..written_types import choose_type
 from .config import DescribedFolder
 from .family import TransformersFamily
-from .sources import Order, Source
+from .sources import Factors, Order, Source
 
 MXFP4_VALUES, MXFP4_BYTES = 32, 16  # of a block, without its scale
 WEIGHT_TYPES = ("F32", "F16", "BF16")
@@ -31,7 +31,8 @@ class Conversion:
     """Where a tensor comes from: stored ones, one after the other, or ``table``.
 
     Each has ``n_matrices`` of ``shape`` rows and columns, whose ``rows`` and ``columns`` are taken,
-    None for all as they are. ``scales`` are those of stored blocks of MXFP4, one for each.
+    None for all as they are. ``factors`` are of the rows, if there are some. ``scales`` are those
+    of stored blocks of MXFP4, one for each.
     """
 
     stored: tuple[StoredTensor, ...]
@@ -41,6 +42,7 @@ class Conversion:
     rows: Sequence[int] | None = None
     columns: Sequence[int] | None = None
     scales: tuple[StoredTensor, ...] = ()
+    factors: tuple[float, ...] = ()
     table: bytes = b""
 
     @property
@@ -112,6 +114,9 @@ def plan_tensors(
             order,
             is_of_vectors=rule.is_vectors,
         )
+        if source.factors:
+            row_factors = _expand_factors(described.factors[source.factors], sizes[layer])
+            conversion = replace(conversion, factors=row_factors)
         n_matrices = len(found) * conversion.n_matrices
         out = _out_shape(conversion, rule, sizes[layer], n_matrices)
         kind = "F32" if rule.is_vectors else "MXFP4"
@@ -252,6 +257,11 @@ def _plan(
         columns or None,
         scales,
     )
+
+
+def _expand_factors(factors: Factors, sizes: Mapping[str, int]) -> tuple[float, ...]:
+    """One for each row, or one for all."""
+    return tuple(factor for name, factor in factors for _ in range(sizes[name] if name else 1))
 
 
 def _all(n: int, sizes: Mapping[str, int]) -> Sequence[int]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from .settings import Settings
-from .sources import Sources
+from .sources import Factors, Sources
 
-# Reads keys of config.json that only some have, and adds to those of GGUF, or changes them.
-ReadMore: TypeAlias = Callable[[Settings, dict[str, Any]], None]
+# Reads keys of config.json that only some have, and adds to those of GGUF, or changes them. Returns
+# factors by the names that sources have for them, if there are some.
+ReadMore: TypeAlias = Callable[[Settings, dict[str, Any]], Mapping[str, Factors] | None]
 
 # GGUF's name of a tensor, and that of the checkpoint: without .weight or .bias, which both have.
 BASE = {
@@ -88,6 +89,7 @@ class TransformersFamily:
         has_mxfp4: experts may be stored as blocks of MXFP4.
         has_drafting_layers: layers behind the last guess tokens ahead, and are left out.
         layer_numbers: numbers that checkpoints have as a tensor per layer, by GGUF's key.
+        unties: an output that is the embedding becomes a matrix of its own.
         rotary_share: ``partial_rotary_factor`` where it is not given.
         prefix: what some checkpoints call "model.".
         left_out: beginnings of names of tensors that texts do without.
@@ -114,6 +116,7 @@ class TransformersFamily:
     has_mxfp4: bool = False
     has_drafting_layers: bool = False
     layer_numbers: Mapping[str, str] = field(default_factory=dict)
+    unties: bool = False
     rotary_share: float = 1.0
     prefix: str = ""
     left_out: tuple[str, ...] = ()

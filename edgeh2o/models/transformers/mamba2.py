@@ -11,7 +11,7 @@ from .family import BASE, TransformersFamily
 from .mixtures import GRANITE_EXPERTS, GRANITE_KEYS, granite_shared
 from .recurrent import integers, set_attending
 from .settings import Settings
-from .sources import Source, Sources
+from .sources import Factors, Source, Sources
 
 _PREFIX = "model.layers.{layer}."
 
@@ -88,7 +88,84 @@ def _read_nemotron(settings: Settings, keys: dict[str, Any]) -> None:
     }
 
 
+def _read_falcon(settings: Settings, keys: dict[str, Any]) -> Mapping[str, Factors]:
+    n_heads = settings.integer("mamba_n_heads", default=128)
+    keys |= {
+        "ssm.conv_kernel": settings.integer("mamba_d_conv", default=4),
+        "ssm.state_size": settings.integer("mamba_d_state", default=256),
+        "ssm.group_count": settings.integer("mamba_n_groups", default=1),
+        "ssm.time_step_rank": n_heads,
+        "ssm.inner_size": settings.integer("mamba_d_ssm", default=1024),
+    }
+    if settings.flag("mamba_rms_norm"):
+        settings.require("mamba_norm_before_gate", (False,))
+    settings.take("mamba_norm_before_gate")
+
+    def factor(name: str) -> float:
+        return settings.number(name, default=1.0)
+
+    def factors(name: str, count: int) -> list[float]:
+        if settings.take(name) is None:
+            return [1.0] * count
+        return settings.numbers(name, count)
+
+    gate, down = factors("mlp_multipliers", 2)
+    attention_in, ssm_in = factor("attention_in_multiplier"), factor("ssm_in_multiplier")
+    parts = factors("ssm_multipliers", 5)
+    sizes = ("ssd_inner_dim", "ssd_inner_dim", "ssd_bc_dim", "ssd_bc_dim", "n_ssd_heads")
+    return {
+        "embedding": [("", factor("embedding_multiplier"))],
+        "output": [("", factor("lm_head_multiplier"))],
+        "attention_in": [("", attention_in)],
+        "key": [("", attention_in * factor("key_multiplier"))],
+        "attention_out": [("", factor("attention_out_multiplier"))],
+        "gate": [("", gate)],
+        "down": [("", down)],
+        "ssm_in": [(size, ssm_in * part) for size, part in zip(sizes, parts, strict=True)],
+        "ssm_out": [("", factor("ssm_out_multiplier"))],
+    }
+
+
+def _multiplied(factors: str, name: str) -> Source:
+    return Source(name=f"{_PREFIX}{name}.weight", factors=factors)
+
+
+_FALCON: Mapping[str, Sources] = {
+    **_mamba2("mamba"),
+    "token_embd.weight": Source(name="model.embed_tokens.weight", factors="embedding"),
+    "output_norm": "model.final_layernorm",
+    "output.weight": (
+        Source(name="lm_head.weight", factors="output"),
+        Source(name="model.embed_tokens.weight", factors="output"),
+    ),
+    "blk.{layer}.attn_norm": _PREFIX + "input_layernorm",
+    "blk.{layer}.ffn_norm": Source(name=_PREFIX + "pre_ff_layernorm.weight"),
+    "blk.{layer}.attn_q.weight": _multiplied("attention_in", "self_attn.q_proj"),
+    "blk.{layer}.attn_k.weight": _multiplied("key", "self_attn.k_proj"),
+    "blk.{layer}.attn_v.weight": _multiplied("attention_in", "self_attn.v_proj"),
+    "blk.{layer}.attn_output.weight": _multiplied("attention_out", "self_attn.o_proj"),
+    "blk.{layer}.ffn_gate.weight": _multiplied("gate", "feed_forward.gate_proj"),
+    "blk.{layer}.ffn_up": _PREFIX + "feed_forward.up_proj",
+    "blk.{layer}.ffn_down.weight": _multiplied("down", "feed_forward.down_proj"),
+    "blk.{layer}.ssm_in.weight": _multiplied("ssm_in", "mamba.in_proj"),
+    "blk.{layer}.ssm_out.weight": _multiplied("ssm_out", "mamba.out_proj"),
+}
+
 MAMBA2: Mapping[str, TransformersFamily] = {
+    "falcon_h1": TransformersFamily(
+        architecture="falcon-h1",
+        tensors=_FALCON,
+        values={
+            "time_step_limit": _NO_LIMIT,
+            "mamba_proj_bias": (False, None),
+            "projectors_bias": (False, None),
+            "mamba_use_mlp": (True, None),
+            "attn_layer_indices": (None,),
+        },
+        ignored=("mamba_chunk_size", "mamba_d_head", "mamba_expand", "mamba_conv_bias", *_UNUSED),
+        unties=True,
+        read_more=_read_falcon,
+    ),
     "granitemoehybrid": TransformersFamily(
         architecture="granitehybrid",
         tensors={

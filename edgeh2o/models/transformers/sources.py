@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+# Factors of rows that follow each other, as many as a size says; of all rows for "".
+Factors: TypeAlias = Sequence[tuple[str, float]]
 # Which rows of a matrix of n rows become a tensor, in its order. Sizes are those of
 # ``Hyperparameters.sizes``. Raises ValueError for a number of rows that it cannot be.
 Order: TypeAlias = Callable[[int, Mapping[str, int]], Sequence[int]]
@@ -22,6 +24,7 @@ class Source:
         rows, columns: those of every matrix that are taken, and in which order; None for all.
         is_transposed: what is taken is turned around.
         change: of the numbers: one more than they are, or minus their exponentials.
+        factors: name of factors of its rows, which settings say.
         scales: name of the scales, where the tensor holds blocks of MXFP4.
     """
 
@@ -31,6 +34,7 @@ class Source:
     columns: Order | None = None
     is_transposed: bool = False
     change: Literal["none", "add_one", "minus_exp"] = "none"
+    factors: str = ""
     scales: str = ""
 
 

@@ -84,6 +84,8 @@ class ConvertedFolder:
                 count, n_cols = conversion.out_shape
             if conversion.source.change != "none":
                 data, dtype = _changed(data, dtype, conversion.source.change), "F32"
+            if conversion.factors:
+                data, dtype = _multiplied(data, dtype, conversion.factors, first, n_cols), "F32"
             piece, bad = _core.convert_rows(data, dtype, kind, count, n_cols)
             if bad is not None:
                 raise FormatError(
@@ -215,3 +217,18 @@ def _changed(data: bytes, dtype: str, change: str) -> bytes:
     values = np.frombuffer(floats, "<f4")
     with np.errstate(over="ignore"):
         return (values + np.float32(1) if change == "add_one" else -np.exp(values)).tobytes()
+
+
+def _multiplied(
+    data: bytes, dtype: str, factors: Sequence[float], first_row: int, n_cols: int
+) -> bytes:
+    """Rows from ``first_row`` on, as F32, times their factors, or the one of all."""
+    import numpy as np
+
+    itemsize = 4 if dtype == "F32" else 2
+    floats, _ = _core.convert_rows(data, dtype, "F32", 1, len(data) // itemsize)
+    rows = np.frombuffer(floats, "<f4").reshape(-1, n_cols)
+    own = np.asarray(factors, np.float32)
+    if len(own) > 1:
+        own = own[first_row : first_row + len(rows), np.newaxis]
+    return (rows * own).tobytes()
