@@ -97,6 +97,8 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm3": Family(is_latent=True),
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),
+    "nanbeige": Family(),
+    "command-r": Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4}),
     "cohere2": Family(has_layer_norm=True, is_parallel=True, keys={"logit_scale": 0.4}),
     "stablelm": Family(has_layer_norm=True, has_norm_biases=True),
     "starcoder2": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),

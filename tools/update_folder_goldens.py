@@ -106,6 +106,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "apertus": ("apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere2": ("cohere2", {"sliding_window": 24, "logit_scale": 0.3}),
     "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),

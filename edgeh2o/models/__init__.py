@@ -27,6 +27,7 @@ from . import (  # noqa: F401
     minicpm,
     minicpm3,
     mistral3,
+    nanbeige,
     nemotron_h,
     olmo2,
     olmoe,

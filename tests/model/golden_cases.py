@@ -24,6 +24,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "llama_llama3": {"rope_scaling": "llama3", "context_length": 512},
     "llama_yarn": {"rope_scaling": "yarn", "original_context": 64},
     "apertus": {"architecture": "apertus", "tied": False},
+    "command-r": {"architecture": "command-r"},
+    "nanbeige": {"architecture": "nanbeige", "tied": False},
     "cohere2": {"architecture": "cohere2", "n_layers": 5, "sliding_window": 40},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8, "tied": False},
     "starcoder2": {"architecture": "starcoder2", "biases": True},

@@ -138,7 +138,7 @@ GOOD: dict[str, Any] = {
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_key": ({"mixture_of_depths": 2}, "'mixture_of_depths' is not known for this model"),
     "unknown_type": ({"model_type": "mamba"}, "'mamba', which is not supported from safetensors"),
-    "no_type": ({"model_type": None}, "supported: apertus, arcee, cohere2, deepseek_v2"),
+    "no_type": ({"model_type": None}, "supported: apertus, arcee, cohere, cohere2"),
     "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "generates text"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised already \('gptq'"),
     "missing": ({"hidden_size": None}, "'hidden_size' is missing"),

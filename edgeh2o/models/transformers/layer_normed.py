@@ -8,13 +8,25 @@ from .family import BASE, GATED, TransformersFamily
 
 _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
+_ONE_NORM = {
+    **{name: source for name, source in BASE.items() if not name.endswith("ffn_norm")},
+    **GATED,
+}
+
 LAYER_NORMED: Mapping[str, TransformersFamily] = {
+    "cohere": TransformersFamily(
+        architecture="command-r",
+        tensors=_ONE_NORM,
+        has_half_split_rows=False,
+        ties_by_default=True,
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        keys={"logit_scale": "logit_scale"},
+        values={"use_qk_norm": (False, None)},
+        ignored=("model_max_length",),
+    ),
     "cohere2": TransformersFamily(
         architecture="cohere2",
-        tensors={
-            **{name: source for name, source in BASE.items() if not name.endswith("ffn_norm")},
-            **GATED,
-        },
+        tensors=_ONE_NORM,
         has_half_split_rows=False,
         ties_by_default=True,
         renamed={"layer_norm_eps": "rms_norm_eps"},

@@ -89,6 +89,7 @@ MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.i
 REFUSED = {
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
+    "command-r": "LayerNorm",
     "cohere2": "LayerNorm",
     "stablelm": "LayerNorm",
     "starcoder2": "LayerNorm",
