@@ -136,6 +136,20 @@ def test_sparse_logits_of_layers_without_a_window(tiny_model: TinyModelFactory, 
     assert relative_error(expected[CHUNK_SIZE:], dense[CHUNK_SIZE:]) > 0.01
 
 
+def test_observers_see_the_rows_before_a_layer(tiny_model: TinyModelFactory) -> None:
+    """Also of one whose network has the same input: nothing has been added to them yet."""
+    pair = load_pair(tiny_model, **{**SHAPE, **MODELS["command-r"]})
+    tokens, seen = random_tokens(CHUNK_SIZE), {}
+
+    def note(layer: int, residual: np.ndarray, *rest: np.ndarray) -> None:
+        seen[layer] = np.array(residual)
+
+    session = pair.session(_core.dense_policy(), cache_type="f32")
+    session.prefill(tokens, is_last=True, on_attention=note)
+    embedding = pair.reference.weights["token_embd.weight"]
+    np.testing.assert_array_equal(seen[0], embedding[tokens])
+
+
 def test_sinks_under_a_policy_that_reads_all(tiny_model: TinyModelFactory) -> None:
     """In one piece, and in two parts whose column sums are wanted."""
     pair = load_pair(tiny_model, **{**SHAPE, **MODELS["gpt-oss"]})

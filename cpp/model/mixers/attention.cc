@@ -121,11 +121,6 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   // Beside the attention, from the same rows of x: to these it adds once they have been projected.
   if (spec.has_ssd()) mix_mamba2(call);
-  if (spec.is_parallel) {
-    for (size_t begin = first; begin < n; begin += a.rows_at_once) {
-      add_gated(call, call.x().rows_from(begin, std::min(a.rows_at_once, n - begin)));
-    }
-  }
   const MatView<const float> queries = as_const(qkv.q);
   const MatView<float> attended{a.attended, n, out_dim, out_dim};
   set_sinks(call);
@@ -147,6 +142,11 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   if (observer.on_attention && !is_row) {
     observer.on_attention(
         {call.layer, as_const(x), queries, as_const(qkv.k), as_const(qkv.v), as_const(attended)});
+  }
+  if (spec.is_parallel) {  // from x as attention has read it
+    for (size_t begin = first; begin < n; begin += a.rows_at_once) {
+      add_gated(call, x.rows_from(begin, std::min(a.rows_at_once, n - begin)));
+    }
   }
 
   uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
