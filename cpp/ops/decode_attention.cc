@@ -15,6 +15,10 @@ constexpr size_t kRangeKeys = 256;
 // A thread takes so many ranges that lie one after another, so that it can fetch the next one beforehand, but
 // leaves tasks for the others: 8 ranges give 1.2 times the rate of one each.
 constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
+// Results wait for those before them in rounds, whose memory holds one token at least, or more tokens in so
+// many ranges per thread and in all, or so many bytes: all of 16 tokens at once would take 68 MB of 32,000
+// positions and 16 heads of latent attention.
+constexpr size_t kRangesPerRound = 8, kRoundBytes = size_t{4} << 20;
 // Rows that lie apart come from memory while those so many before them are copied.
 constexpr size_t kRowsAhead = 24;
 
@@ -22,6 +26,20 @@ constexpr size_t kRowsAhead = 24;
 size_t max_ranges(const AttentionPlan& plan) {
   return ceil_div(plan.shape.max_context, kRangeKeys) + 1 +
          ceil_div(plan.needs.max_decode_synthetic, kRangeKeys);
+}
+
+size_t result_floats(const AttentionPlan& plan) {
+  return plan.shape.heads.group_size() * (2 + plan.sizes.o_stride);
+}
+
+// Results that a KV head has room for.
+size_t max_results(const AttentionPlan& plan, size_t n_threads) {
+  const size_t n_ranges = max_ranges(plan);
+  // Sums of weights are made when all ranges are merged.
+  const size_t n_tokens = plan.shape.sums_weights ? kMaxSummedTokens : 1;
+  const size_t of_bytes = kRoundBytes / (plan.shape.heads.n_kv_heads * result_floats(plan) * sizeof(float));
+  const size_t of_threads = kMaxDecodeTokens * std::max(kRangesPerRound, n_threads);
+  return std::min(kMaxDecodeTokens * n_ranges, std::max({n_tokens * n_ranges, of_threads, of_bytes}));
 }
 
 }  // namespace
@@ -37,7 +55,8 @@ DecodeAttention::DecodeAttention(const AttentionPlan& plan, uint8_t* scratch, si
   summed_ = arena.take<float>(plan.shape.sums_weights
                                   ? heads.n_kv_heads * n_ranges * kMaxSummedTokens * group_size() * kRangeKeys
                                   : 0);
-  results_ = arena.take<float>(heads.n_kv_heads * n_ranges * n_rows * (2 + plan.sizes.o_stride));
+  n_results_ = max_results(plan, n_threads);
+  results_ = arena.take<float>(heads.n_kv_heads * n_results_ * result_floats(plan));
   synthetic_ = arena.take<PromptMemory::Rows>(heads.n_kv_heads);
   for (size_t head = 0; head < heads.n_kv_heads; ++head) {
     PromptMemory::Rows rows;
@@ -112,19 +131,19 @@ size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_token
   return end - token;
 }
 
-AttentionTile DecodeAttention::range_result(size_t kv_head, size_t range_idx, size_t token,
-                                            size_t n_tokens) const {
+AttentionTile DecodeAttention::range_result(const Round& round, size_t kv_head, size_t range_idx,
+                                            size_t token, size_t n_tokens) const {
   const AttentionHeads& heads = plan_.shape.heads;
-  const size_t n_ranges = max_ranges(plan_), n_rows = kMaxDecodeTokens * group_size(),
-               first_row = token * group_size();
-  float* results = results_ + (kv_head * n_ranges + range_idx) * n_rows * (2 + plan_.sizes.o_stride);
+  const size_t n_rows = round.n_tokens * group_size(), first_row = token * group_size();
+  float* results = results_ + kv_head * n_results_ * result_floats(plan_) +
+                   (range_idx - round.first) * round.n_tokens * result_floats(plan_);
   AttentionTile tile;
   tile.n_rows = n_tokens * group_size();
   tile.group_size = group_size();
   tile.key_dim = heads.key_dim;
   tile.value_dim = heads.value_dim;
   tile.soft_cap = heads.soft_cap * kLog2E;
-  tile.q = q_ + (kv_head * n_rows + first_row) * heads.key_dim;
+  tile.q = q_ + (kv_head * kMaxDecodeTokens + token) * group_size() * heads.key_dim;
   tile.weight_stride = kRangeKeys;
   tile.m = results + first_row;
   tile.l = results + n_rows + first_row;
@@ -177,11 +196,11 @@ float* DecodeAttention::summed_weights(size_t kv_head, size_t range_idx, size_t 
 }
 
 // The weights of a range were normalised within it; `merged_` has the whole softmax.
-void DecodeAttention::add_weights(size_t kv_head, size_t range_idx, size_t n_tokens, float* sums) const {
+void DecodeAttention::add_weights(const Round& round, size_t kv_head, size_t range_idx, float* sums) const {
   const size_t n_rows = group_size();
-  for (size_t token = 0; token < n_tokens; ++token) {
+  for (size_t token = 0; token < round.n_tokens; ++token) {
     const Range range = DecodeAttention::range(keys(kv_head, token), range_idx);
-    const AttentionTile part = range_result(kv_head, range_idx, token, 1);
+    const AttentionTile part = range_result(round, kv_head, range_idx, token, 1);
     const float *m = merged_ + (kv_head * kMaxDecodeTokens + token) * 4 * n_rows, *l = m + n_rows,
                 *weights = summed_weights(kv_head, range_idx, token);
     for (size_t row = 0; row < n_rows && range.n_keys > 0; ++row, weights += kRangeKeys) {
@@ -193,60 +212,91 @@ void DecodeAttention::add_weights(size_t kv_head, size_t range_idx, size_t n_tok
 
 void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<float> out, KeySums sums) const {
   const AttentionHeads& heads = plan_.shape.heads;
-  const KernelTable& table = plan_.table;
-  const size_t n_rows = group_size(), width = n_rows * heads.key_dim, n_tokens = q.rows;
+  const size_t width = group_size() * heads.key_dim, n_tokens = q.rows;
   EH2O_DASSERT(sums.data == nullptr || (plan_.shape.sums_weights && n_tokens <= kMaxSummedTokens));
   size_t n_ranges = 0;  // of the token and head with the most
   for (size_t head = 0; head < heads.n_kv_heads; ++head) {
     for (size_t token = 0; token < n_tokens; ++token) {
       n_ranges = std::max(n_ranges, keys(head, token).n_ranges());
-      table.scale_f32(q_ + (head * kMaxDecodeTokens + token) * width, q.row(token) + head * width,
-                      heads.scale * kLog2E, width);
+      plan_.table.scale_f32(q_ + (head * kMaxDecodeTokens + token) * width, q.row(token) + head * width,
+                            heads.scale * kLog2E, width);
     }
   }
+  const size_t per_round = n_results_ / n_tokens;
+  for (size_t first = 0; first < n_ranges; first += per_round) {
+    const Round round{first, std::min(first + per_round, n_ranges), n_tokens};
+    attend(round, kv, sums.data != nullptr);
+    merge(round, kv, out);
+  }
+  if (sums.data == nullptr) return;
+  EH2O_DASSERT(n_ranges <= per_round);
+  const Round round{0, n_ranges, n_tokens};
+  parallel_for(heads.n_kv_heads * n_ranges, [&](size_t task, size_t) {
+    const size_t kv_head = task / n_ranges;
+    add_weights(round, kv_head, task % n_ranges, sums.data + kv_head * sums.stride);
+  });
+}
+
+void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_weights) const {
+  const size_t n_heads = plan_.shape.heads.n_kv_heads, n_ranges = round.end - round.first;
   const size_t n_together =
-      std::clamp(heads.n_kv_heads * n_ranges / (kTasksPerThread * n_threads_), size_t{1}, kMaxTaskRanges);
+      std::clamp(n_heads * n_ranges / (kTasksPerThread * n_threads_), size_t{1}, kMaxTaskRanges);
   const size_t n_tasks = ceil_div(n_ranges, n_together);  // of a head
-  parallel_for(heads.n_kv_heads * n_tasks, [&](size_t task, size_t thread) {
-    const size_t kv_head = task / n_tasks, first_range = task % n_tasks * n_together;
-    const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-    uint8_t* gathered = gathered_ + thread * 2 * gathered_bytes_;
-    const size_t end = std::min(first_range + n_together, n_ranges);
+  parallel_for(n_heads * n_tasks, [&](size_t task, size_t thread) {
+    const size_t kv_head = task / n_tasks, first_range = round.first + task % n_tasks * n_together,
+                 end = std::min(first_range + n_together, round.end);
     for (size_t range_idx = first_range; range_idx < end; ++range_idx) {
-      for (size_t token = 0, n_alike; token < n_tokens; token += n_alike) {
-        n_alike = count_alike(kv_head, token, n_tokens, range_idx);
+      for (size_t token = 0, n_alike; token < round.n_tokens; token += n_alike) {
+        n_alike = count_alike(kv_head, token, round.n_tokens, range_idx);
         const HeadKeys& read = keys(kv_head, token);
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
-        if (now.n_keys == 0) continue;
         const bool is_next_adjacent = read.positions == nullptr && range_idx + 1 < end &&
-                                      next.is_of_rows == now.is_of_rows && token + n_alike == n_tokens;
-        AttentionTile tile = range_result(kv_head, range_idx, token, n_alike);
-        tile.weights = sums.data ? summed_weights(kv_head, range_idx, token)
-                                 : weights_ + thread * kMaxDecodeTokens * n_rows * kRangeKeys;
-        const PromptMemory::Rows* rows = read.rows;
-        const uint8_t *keys_of = find_rows(read, now, k, rows ? &rows->k : nullptr, gathered),
-                      *values_of = heads.values_are_keys ? keys_of
-                                                         : find_rows(read, now, v, rows ? &rows->v : nullptr,
-                                                                     gathered + gathered_bytes_);
-        table.attention_rows_f32(k.type, v.type, tile, keys_of, values_of, now.n_keys,
-                                 now.is_of_rows ? rows->biases + now.first : nullptr,
-                                 is_next_adjacent ? next.n_keys : 0);
+                                      next.is_of_rows == now.is_of_rows && token + n_alike == round.n_tokens;
+        attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
+                     keeps_weights ? summed_weights(kv_head, range_idx, token)
+                                   : weights_ + thread * kMaxDecodeTokens * group_size() * kRangeKeys,
+                     gathered_ + thread * 2 * gathered_bytes_);
       }
     }
   });
+}
+
+// n_next: keys of the range behind that are read next.
+void DecodeAttention::attend_range(const Round& round, const LayerKv& kv, size_t kv_head, size_t range_idx,
+                                   size_t token, size_t n_alike, size_t n_next, float* weights,
+                                   uint8_t* gathered) const {
+  const HeadKeys& read = keys(kv_head, token);
+  const Range now = range(read, range_idx);
+  if (now.n_keys == 0) return;
+  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
+  const PromptMemory::Rows* rows = read.rows;
+  const uint8_t *keys_of = find_rows(read, now, k, rows ? &rows->k : nullptr, gathered),
+                *values_of =
+                    plan_.shape.heads.values_are_keys
+                        ? keys_of
+                        : find_rows(read, now, v, rows ? &rows->v : nullptr, gathered + gathered_bytes_);
+  AttentionTile tile = range_result(round, kv_head, range_idx, token, n_alike);
+  tile.weights = weights;
+  plan_.table.attention_rows_f32(k.type, v.type, tile, keys_of, values_of, now.n_keys,
+                                 now.is_of_rows ? rows->biases + now.first : nullptr, n_next);
+}
+
+// The results of a round to those before, in order.
+void DecodeAttention::merge(const Round& round, const LayerKv& kv, MatView<float> out) const {
+  const AttentionHeads& heads = plan_.shape.heads;
+  const size_t n_rows = group_size(), n_tokens = round.n_tokens;
   parallel_for(heads.n_kv_heads * n_tokens, [&](size_t task, size_t) {
     const size_t kv_head = task / n_tokens, token = task % n_tokens;
     float* m = merged_ + (kv_head * kMaxDecodeTokens + token) * 4 * n_rows;
     const SoftmaxRows state{m, m + n_rows, out.row(token) + kv_head * n_rows * heads.value_dim, 0};
-    if (kv.sinks) begin_with_sinks(state, kv.sinks + kv_head * n_rows, n_rows, n_rows, heads.value_dim);
-    for (size_t i = 0; i < keys(kv_head, token).n_ranges(); ++i) {
-      table.merge_softmax_f32(state, range_result(kv_head, i, token, 1), m + 2 * n_rows, !kv.sinks && i == 0);
+    if (kv.sinks && round.first == 0) {
+      begin_with_sinks(state, kv.sinks + kv_head * n_rows, n_rows, n_rows, heads.value_dim);
     }
-  });
-  if (sums.data == nullptr) return;
-  parallel_for(heads.n_kv_heads * n_ranges, [&](size_t task, size_t) {
-    const size_t kv_head = task / n_ranges;
-    add_weights(kv_head, task % n_ranges, n_tokens, sums.data + kv_head * sums.stride);
+    const size_t end = std::min(round.end, keys(kv_head, token).n_ranges());
+    for (size_t i = round.first; i < end; ++i) {
+      plan_.table.merge_softmax_f32(state, range_result(round, kv_head, i, token, 1), m + 2 * n_rows,
+                                    !kv.sinks && i == 0);
+    }
   });
 }
 

@@ -60,6 +60,10 @@ class DecodeAttention {
     bool is_of_rows;
     size_t first, n_keys;
   };
+  // Ranges whose results are kept until they are merged: as many as there is room for with so many tokens.
+  struct Round {
+    size_t first, end, n_tokens;
+  };
   static Range range(const HeadKeys& keys, size_t range_idx);
 
   size_t group_size() const { return plan_.shape.heads.group_size(); }
@@ -67,9 +71,14 @@ class DecodeAttention {
     return keys_[kv_head * kMaxDecodeTokens + token];
   }
   size_t count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const;
-  AttentionTile range_result(size_t kv_head, size_t range_idx, size_t token, size_t n_tokens) const;
+  AttentionTile range_result(const Round& round, size_t kv_head, size_t range_idx, size_t token,
+                             size_t n_tokens) const;
+  void attend(const Round& round, const LayerKv& kv, bool keeps_weights) const;
+  void attend_range(const Round& round, const LayerKv& kv, size_t kv_head, size_t range_idx, size_t token,
+                    size_t n_alike, size_t n_next, float* weights, uint8_t* gathered) const;
+  void merge(const Round& round, const LayerKv& kv, MatView<float> out) const;
   float* summed_weights(size_t kv_head, size_t range_idx, size_t token) const;
-  void add_weights(size_t kv_head, size_t range_idx, size_t n_tokens, float* sums) const;
+  void add_weights(const Round& round, size_t kv_head, size_t range_idx, float* sums) const;
   const uint8_t* find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
                            const KvRows* gathered, uint8_t* out) const;
 
@@ -79,7 +88,9 @@ class DecodeAttention {
   float* q_;        // [n_kv_heads][kMaxDecodeTokens][group_size][key_dim] scaled
   float* weights_;  // [n_threads][kMaxDecodeTokens * group_size][range length]
   float* summed_;   // [n_kv_heads][ranges][kMaxSummedTokens * group_size][range length], if they are summed
-  float* results_;  // [n_kv_heads][ranges][kMaxDecodeTokens]: m and l [group_size], o [group_size][o_stride]
+  // [n_kv_heads][ranges of a round]: m and l [tokens][group_size], o [tokens][group_size][o_stride]
+  float* results_;
+  size_t n_results_;               // of a KV head, a token and a range each
   PromptMemory::Rows* synthetic_;  // [n_kv_heads]
   float* merged_;                  // [n_kv_heads][kMaxDecodeTokens][4][group_size]: m, l, factors
   uint8_t* gathered_;              // [n_threads] rows of a range that lie apart: keys, then values

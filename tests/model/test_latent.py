@@ -114,6 +114,32 @@ def test_a_batch_of_tokens_is_decoded_as_one_by_one(pair: ModelPair) -> None:
     np.testing.assert_allclose(together, alone, atol=2e-4)
 
 
+def test_results_of_a_long_past_are_merged_in_rounds(tiny_model: TinyModelFactory) -> None:
+    """16 tokens and 10 ranges of keys have more results than are kept at once; one has not."""
+    n, sizes = 2310, {"n_heads": 32, "kv_rank": 512, "n_layers": 1, "n_experts": 0}
+    path = tiny_model(architecture="deepseek2", **{**SHAPE, **sizes})
+    with NativeModelFile(path) as file:
+        model = file.load()._core_model
+    shape = {"chunk_size": 256, "batch_size": 512, "cache_type": "f16"}
+    session = _core.Sequence(model, _core.dense_policy(), max_context=2400, **shape)
+    tokens = random_tokens(n + 16)
+    for first in range(0, n, 512):
+        stop = min(first + 512, n)
+        session.prefill(tokens[first:stop], is_last=stop == n)
+    together = session.decode_batch(tokens[n:])
+    session.rewind(n)
+    alone = np.stack([session.decode(int(token)) for token in tokens[n:]])
+    np.testing.assert_array_equal(together, alone)
+    # Of 32,768 positions, 129 ranges, all results of 16 tokens would take 137 MB.
+    short, long = (
+        _core.Sequence.estimate_bytes(
+            core_config(read(path)[0]), _core.dense_policy(), max_context=length, **shape, threads=1
+        )["scratch"]
+        for length in (2400, 32_768)
+    )
+    assert long - short < 2e6
+
+
 # Of the rows that are chosen for so many positions.
 PREFILL = {
     "h2o": lambda memory: _core.h2o_policy(memory // 2, memory - memory // 2),
