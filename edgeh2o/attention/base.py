@@ -77,11 +77,10 @@ class SparseAttentionConfig(ABC):
         """
         return self
 
-    @property
-    def default_max_error(self) -> float | None:
+    def default_max_error(self, resolved: SparseAttentionConfig) -> float | None:
         """Percent that the attention may be wrong by, as ``PrefillConfig.max_error`` says it.
 
-        None for settings that promise nothing.
+        ``resolved`` is what ``resolved`` gave. None for settings that promise nothing.
         """
         return None
 

@@ -39,6 +39,8 @@ DEFAULT_MAX_LOSS = 0.5
 # The error of the attention, in percent of its output, that goes with that loss. Losses follow the
 # square of the error: see "The guard" in docs/quality.md.
 ERROR_OF_DEFAULT_LOSS = 4.5
+# With a profile: prompts of prose do not show which heads look things up.
+ERROR_OF_PROFILE = 1.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 UNIFORM = "uniform"
@@ -269,10 +271,11 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _max_past(self, chosen: HeadBudgets) -> int:
         return 0 if chosen.reads_all else self.max_past
 
-    @property
-    def default_max_error(self) -> float | None:
+    def default_max_error(self, resolved: SparseAttentionConfig) -> float | None:
         if self.budget is not None or self.budgets is not None:
             return None
+        if self.max_loss is None and getattr(resolved, "prompts", None) is not None:
+            return ERROR_OF_PROFILE
         loss = DEFAULT_MAX_LOSS if self.max_loss is None else self.max_loss
         return ERROR_OF_DEFAULT_LOSS * math.sqrt(loss / DEFAULT_MAX_LOSS)
 

@@ -250,7 +250,7 @@ class RunPlan:
         batch_size = min(self._batch_size, -(-context // self.chunk_size) * self.chunk_size)
         percent = self.prefill.max_error
         if percent is None:
-            percent = self.settings.default_max_error
+            percent = self.settings.default_max_error(self.attention)
         return SessionShape(
             max_context=context,
             batch_size=batch_size,
