@@ -29,9 +29,9 @@ class LLM(OpenModel):
     if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
     ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
-    ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and ``quantize`` are those of
-    ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
-    (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
+    ``attention_precision``, ``check_tensors``, ``device``, ``rope``, ``quantize`` and ``draft`` are
+    those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none;
+    ``chat_template`` (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
     (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` counts bytes of "load" and
     tokens of "prefill"; what ``check(session)`` raises ends the loading. Raises UsageError for a
     bad option, FormatError for a bad file, ResourceError if memory lacks.
@@ -55,6 +55,7 @@ class LLM(OpenModel):
         device: str = "auto",
         rope: RopeConfig = ROPE_OF_FILE,
         quantize: str | None = None,
+        draft: str | Path | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -76,6 +77,7 @@ class LLM(OpenModel):
                 device=device,
                 rope=rope,
                 quantize=quantize,
+                draft=None if draft is None else str(draft),
             ),
             seed=SamplingParams(seed=seed).seed,
             template=chat_template,
