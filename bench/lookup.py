@@ -1,6 +1,7 @@
-"""Prompt lookup: decode speed with and without, in turns, on four kinds of answers.
+"""Prompt lookup and draft models: decode speed with and without, on four kinds of answers.
 
-    python -m bench.lookup MODEL [-n TOKENS] [-r ROUNDS] [--temp X] [--lookup auto|N]
+    python -m bench.lookup MODEL [-n TOKENS] [-r ROUNDS] [--temp X] [--lookup auto|N|off]
+                           [--draft FILE [--draft-tokens auto|N]]
 
 Texts are those that come with every Python: its manual and its standard library. The answers with
 and without are compared, and must be equal.
@@ -85,11 +86,12 @@ def measure(
     kind: str,
     prompts: Sequence[tuple[str, str]],
     sampling: dict[str, object],
-    lookup: str,
+    drafts: dict[str, str],
     n: int,
 ) -> Row:
     """Decodes every prompt ``n`` times each way, in turns."""
-    rates: dict[str, list[list[float]]] = {"off": [], lookup: []}
+    rates: dict[str, list[list[float]]] = {"without": [], "with": []}
+    ways = {"without": {"lookup": "off", "draft_tokens": "off"}, "with": drafts}
     calls = tokens = drafted = accepted = prompt_tokens = 0
     for message, beginning in prompts:
         prompt = llm.chat_template.render([{"role": "user", "content": message}]).text + beginning
@@ -98,19 +100,19 @@ def measure(
             rate.append([])
         for _ in range(n):
             for how, rate in rates.items():
-                params = SamplingParams(**{**sampling, "lookup": how})
+                params = SamplingParams(**{**sampling, **ways[how]})
                 result = llm.generate(prompt, params, keep_cache=True)  # read once
                 answers.add(result.token_ids)
                 stats = result.stats
                 rate[-1].append(stats.decode_tps or 0.0)
-                if how != "off":
+                if how == "with":
                     calls += stats.decode_calls or stats.generated_tokens - 1
                     tokens += stats.generated_tokens - 1
                     drafted += stats.drafted_tokens
                     accepted += stats.accepted_tokens
                     prompt_tokens = max(prompt_tokens, stats.prompt_tokens)
         if len(answers) > 1:
-            raise AssertionError(f"{kind}: lookup changed an answer")
+            raise AssertionError(f"{kind}: drafts changed an answer")
     plain, found = (median(map(median, rate)) for rate in rates.values())
     speedup = median(median(b) / median(a) for a, b in zip(*rates.values(), strict=True))
     return Row(
@@ -127,6 +129,8 @@ def main() -> int:
     parser.add_argument("-d", "--padding", type=int, default=0, help="sentences of filler in front")
     parser.add_argument("--temp", type=float, default=0.0)
     parser.add_argument("--lookup", default="auto")
+    parser.add_argument("--draft", help="a draft model")
+    parser.add_argument("--draft-tokens", default="auto")
     parser.add_argument("--attention", default="dense")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     args = parser.parse_args()
@@ -135,12 +139,14 @@ def main() -> int:
     from edgeh2o.formats.model_cache import resolve_model
 
     rows = []
-    with LLM(resolve_model(args.model), threads=args.threads, attention=args.attention) as llm:
+    drafts = {"lookup": args.lookup, "draft_tokens": args.draft_tokens}
+    model, options = resolve_model(args.model), {"draft": args.draft, "attention": args.attention}
+    with LLM(model, threads=args.threads, **options) as llm:
         front = write_filler(args.padding) + "\n\n" if args.padding else ""
         for kind, prompts in make_prompts():
             print_progress(kind)
             padded = [(front + message, beginning) for message, beginning in prompts]
-            rows.append(measure(llm, kind, padded, sampling, args.lookup, args.rounds))
+            rows.append(measure(llm, kind, padded, sampling, drafts, args.rounds))
     table = [
         "| answer | prompt | without, tokens/s | with | speedup | tokens per call | accepted |",
         "|---|---:|---:|---:|---:|---:|---:|",

@@ -20,6 +20,7 @@ CACHE_TYPES = ("f16", "f32", "q8_0")
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 AUTO_LOOKUP, LOOKUP_OFF = "auto", "off"
 MAX_LOOKUP = 15
+AUTO_DRAFT, DRAFT_OFF = "auto", "off"
 STOP_WHEN_FULL, SHIFT_WHEN_FULL, EVICT_WHEN_FULL = WAYS_WHEN_FULL = ("stop", "shift", "evict")
 ATTENTION_PRECISIONS = ("auto", "f32", "bf16", "f16", "int8")
 # What weights can be written as: tensor types of GGUF, and mixtures of llama-quantize.
@@ -40,9 +41,9 @@ class SamplingParams:
     the beginning of the prompt and the latest tokens, half of the context, are read again;
     ``"evict"`` drops what received least attention from the cache, a batch at a time, and reads
     longer prompts too.
-    ``lookup`` changes the time of a text, not the text: ``"auto"``, ``"off"``, or the number of
-    tokens to draft. ``schema`` is the form of the answer: a JSON schema (a mapping, its JSON text,
-    a class of pydantic) or a ``Grammar``; it needs
+    ``lookup`` and, for a draft model, ``draft_tokens`` change the time of a text, not the text:
+    ``"auto"``, ``"off"``, or the number of tokens to draft. ``schema`` is the form of the answer: a
+    JSON schema (a mapping, its JSON text, a class of pydantic) or a ``Grammar``; it needs
     llguidance.
     """
 
@@ -88,6 +89,13 @@ class SamplingParams:
         help="decode several tokens at a time where the text repeats what stands in the prompt or "
         "the answer; the text stays the same. N: draft so many, up to 15; auto: as many as pay, "
         "after prompts of 256 tokens and more; off",
+        metavar="auto|off|N",
+    )
+    draft_tokens: str = option(
+        AUTO_DRAFT,
+        "--draft-tokens",
+        help="tokens that the draft model (--draft) writes ahead of each call of the model: N, up "
+        "to 15; auto: as many as pay; off",
         metavar="auto|off|N",
     )
     context_full: str = option(
@@ -144,18 +152,24 @@ class SamplingParams:
                 f"{label(self, 'context_full')} must be stop, shift or evict, got "
                 f"{self.context_full!r:.80}"
             )
-        lookup = str(self.lookup) if isinstance(self.lookup, (str, int)) else ""
-        is_number = lookup.isascii() and lookup.isdigit() and 1 <= int(lookup) <= MAX_LOOKUP
-        if not is_number and lookup not in (AUTO_LOOKUP, LOOKUP_OFF):
-            raise UsageError(
-                f"{label(self, 'lookup')} must be auto, off or a number of tokens from 1 to "
-                f"{MAX_LOOKUP}, got {self.lookup!r:.80}"
-            )
-        object.__setattr__(self, "lookup", lookup)
+        for name in ("lookup", "draft_tokens"):
+            object.__setattr__(self, name, self._read_length(name))
         if self.schema is not None and self.ignore_eos:
             raise UsageError(
                 "an answer of a given form ends where the form does; leave ignore_eos out"
             )
+
+    def _read_length(self, name: str) -> str:
+        """A number of tokens to draft, or a word for it."""
+        value = getattr(self, name)
+        text = str(value) if isinstance(value, (str, int)) else ""
+        is_number = text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_LOOKUP
+        if not is_number and text not in (AUTO_LOOKUP, LOOKUP_OFF):
+            raise UsageError(
+                f"{label(self, name)} must be auto, off or a number of tokens from 1 to "
+                f"{MAX_LOOKUP}, got {value!r:.80}"
+            )
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +236,8 @@ class RuntimeConfig:
     ``context_size=None`` is what the prompt and ``max_tokens`` need, at least 4,096 and at most
     the model's trained length; ``0`` is the trained length. ``threads=None`` counts usable cores.
     Keys and values of the cache have the number type ``cache_type`` unless ``cache_type_k`` or
-    ``cache_type_v`` says another. ``rope`` changes how the model's positions are read.
+    ``cache_type_v`` says another. ``rope`` changes how the model's positions are read. ``draft`` is
+    a smaller model, as a model is named, that guesses tokens for the model to check.
     """
 
     context_size: int | None = option(
@@ -279,6 +294,7 @@ class RuntimeConfig:
         help="what computes: cpu, cuda or cuda:N (a GPU); auto: what EDGEH2O_DEVICE says, else cpu",
     )
     rope: RopeConfig = field(default=ROPE_OF_FILE, metadata={"is_option": False})
+    draft: str | None = field(default=None, metadata={"is_option": False})
 
     def __post_init__(self) -> None:
         if self.context_size is not None:
@@ -294,6 +310,10 @@ class RuntimeConfig:
             )
         if self.quantize is not None:
             object.__setattr__(self, "quantize", check_quantised_type(self.quantize))
+        if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
+            raise UsageError(
+                f"draft (--draft) must name a model file or folder, got {self.draft!r:.80}"
+            )
         for name, flag in (("cache_type_k", "--cache-type-k"), ("cache_type_v", "--cache-type-v")):
             if getattr(self, name) is not None:
                 self._check_choice(name, flag, CACHE_TYPES)

@@ -10,33 +10,28 @@ from typing import TYPE_CHECKING, Any
 from .attention.base import SparseAttentionConfig
 from .attention.registry import make_sparse_attention
 from .config import PrefillConfig, RuntimeConfig, SamplingParams
+from .engine.open_model import OpenModel
 from .engine.opening import load_session
-from .model_config import ModelConfig
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from .engine.access import GenerationStream
-    from .engine.models import LoadedModel
     from .engine.prompt import TokenIds
     from .engine.results import GenerationResult
     from .engine.session import OnProgress, Session
-    from .runners.base import Runner
     from .tokenizer.chat_template import ChatTemplate, Message
 
 
-class LLM:
+class LLM(OpenModel):
     """A loaded model that answers one prompt at a time.
 
     ``model`` is a GGUF file, a folder of safetensors or ONNX, or the name of a known model, fetched
     if missing. ``attention`` is the rule of the prefill: ``HeadwiseConfig``, ``H2OConfig``,
     ``DenseConfig``, a name (``"dense"``) or a mapping: ``{"algorithm": "h2o", "local": 256}``.
     ``context_size``, ``threads``, ``isa``, ``cache_type``, ``cache_type_k``, ``cache_type_v``,
-    ``attention_precision``, ``check_tensors``, ``device``, ``rope`` and ``quantize`` are those of
-    ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none; ``chat_template``
-    (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
+    ``attention_precision``, ``check_tensors``, ``device``, ``rope``, ``quantize`` and ``draft`` are
+    those of ``RuntimeConfig``; ``seed`` serves calls whose ``SamplingParams`` has none;
+    ``chat_template`` (jinja2) replaces the model's own, with ``chat_template_kwargs`` as variables
     (``{"enable_thinking": False}``). ``on_progress(stage, done, total)`` counts bytes of "load" and
     tokens of "prefill"; what ``check(session)`` raises ends the loading. Raises UsageError for a
     bad option, FormatError for a bad file, ResourceError if memory lacks.
@@ -60,12 +55,13 @@ class LLM:
         device: str = "auto",
         rope: RopeConfig = ROPE_OF_FILE,
         quantize: str | None = None,
+        draft: str | Path | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
         check: Callable[[Session], None] | None = None,
     ) -> None:
-        self._session = session = load_session(
+        session = load_session(
             model,
             make_sparse_attention(attention),
             prefill or PrefillConfig(),
@@ -81,6 +77,7 @@ class LLM:
                 device=device,
                 rope=rope,
                 quantize=quantize,
+                draft=None if draft is None else str(draft),
             ),
             seed=SamplingParams(seed=seed).seed,
             template=chat_template,
@@ -88,48 +85,7 @@ class LLM:
             on_progress=on_progress,
             check=check,
         )
-        self.model_path, self.load_s = session.path, session.load_s
-        self.weight_bytes, plan = session.model.weight_bytes, session.plan
-        self.prefill, self.chunk_size, self.threads = plan.prefill, plan.chunk_size, plan.threads
-        self.isa, self.device, self.cache_type = plan.isa, plan.device, plan.cache_type
-        self.attention_precision = plan.precision
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def attention(self) -> SparseAttentionConfig:
-        """The rule of the prefill as asked for, with a profile if this process has made one."""
-        return self._session.plan.settings
-
-    @property
-    def model(self) -> LoadedModel:
-        """The loaded weights, for tools that start runners of their own."""
-        return self._session.model
-
-    @property
-    def config(self) -> ModelConfig:
-        """Shape and constants of the model."""
-        return self._session.plan.config
-
-    def tokenize(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True
-    ) -> list[int]:
-        """Token ids of ``text``.
-
-        ``add_special`` adds BOS and EOS where the model asks for them; ``parse_special`` turns text
-        of control tokens, such as ``<|im_start|>``, into these. UsageError for a lone surrogate.
-        """
-        return self._session.prompts.model.tokenizer.encode(
-            text, add_special=add_special, parse_special=parse_special
-        )
-
-    def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """Text of ``token_ids``; incomplete UTF-8 becomes U+FFFD. UsageError for an unknown id."""
-        return self._session.prompts.model.tokenizer.decode(token_ids, skip_special=skip_special)
+        super().__init__(session)
 
     def generate(
         self,
@@ -220,30 +176,3 @@ class LLM:
         Raises FormatError for a damaged file, UsageError for one of other options, ResourceError.
         """
         return self._session.load(Path(path))
-
-    def profile_budgets(self, token_ids: NDArray[np.int32]) -> bool:
-        """Makes a profile of ``token_ids`` [n >= 2,048] if nothing is known of the model.
-
-        For evaluations, of what later prompts get; it is not kept. Whether this call did it.
-        """
-        return self._session.profile(token_ids)
-
-    def start_runner(
-        self,
-        n_positions: int,
-        *,
-        attention: SparseAttentionConfig | None = None,
-        prefill: PrefillConfig | None = None,
-        all_rows: bool = False,
-    ) -> Runner:
-        """A runner over the same weights, with room for ``n_positions`` tokens.
-
-        ``attention`` and ``prefill`` default to those of this ``LLM``; ``all_rows``: see
-        ``SessionShape``. Raises UsageError for settings that do not fit together, ResourceError.
-        """
-        plan = self._session.plan.varied(attention, prefill)
-        return plan.start_runner(self.model, n_positions, all_rows=all_rows)
-
-    def close(self) -> None:
-        """Frees the weights and the session; streams not yet finished end with an error."""
-        self._session.close()

@@ -22,6 +22,7 @@ from .chat_options import (
     save_session,
 )
 from .model_options import (
+    add_draft_option,
     add_model_argument,
     add_model_options,
     add_verbosity_options,
@@ -54,6 +55,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_model_argument(parser)
+    add_draft_option(parser)
     add_chat_options(parser)
     add_session_options(parser)
     add_config_options(parser, SamplingParams, title="sampling")

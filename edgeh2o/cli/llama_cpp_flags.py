@@ -51,6 +51,20 @@ _FLAGS = {
         ),
         ("--context-shift", _Flag("", "", "--context-full=shift")),
         ("--no-context-shift", _Flag("", "", "--context-full=stop")),
+        (
+            "--draft --model-draft -md",
+            _Flag(
+                "this command has no draft model, which serves one answer at a time: 'edgeh2o run' "
+                "and 'edgeh2o chat' have",
+                "value",
+                idle=(),
+            ),
+        ),
+        ("--draft-max --draft-n", _Flag("", "value", "--draft-tokens")),
+        (
+            "--draft-min --draft-n-min --draft-p-min",
+            _Flag("how far a draft goes is learnt from what was right", "value", idle=None),
+        ),
         ("--prompt-cache", _Flag("", "value", "--session")),
         ("--prompt-cache-ro", _Flag("", "", "--session-read-only")),
     )

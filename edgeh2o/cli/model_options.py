@@ -63,6 +63,18 @@ def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] 
     add_attention_options(parser)
 
 
+def add_draft_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--draft FILE``."""
+    parser.add_argument(
+        "--draft",
+        "-md",
+        "--model-draft",
+        metavar="MODEL",
+        help="a smaller model of the same vocabulary, which guesses tokens that MODEL then checks "
+        "several at a time; the text stays the same",
+    )
+
+
 def add_verbosity_options(parser: argparse._ActionsContainer) -> None:
     """Adds ``--quiet`` and ``--verbose``, of which one may be given."""
     level = parser.add_mutually_exclusive_group()
@@ -77,9 +89,11 @@ def read_model_options(args: argparse.Namespace) -> ModelOptions:
     attention = read_attention(args)
     prefill = read_config(args, PrefillConfig)
     prefill.with_chunk_size(attention.preferred_chunk_size)  # before the model is looked at
+    draft = getattr(args, "draft", None)
+    runtime = read_config(args, RuntimeConfig)
     return ModelOptions(
         model=args.model,
-        runtime=replace(read_config(args, RuntimeConfig), rope=read_config(args, RopeConfig)),
+        runtime=replace(runtime, rope=read_config(args, RopeConfig), draft=draft),
         prefill=prefill,
         attention=attention,
         quiet=getattr(args, "quiet", False),
@@ -129,6 +143,7 @@ def open_model(
             device=runtime.device,
             rope=runtime.rope,
             quantize=runtime.quantize,
+            draft=runtime.draft,
             prefill=options.prefill,
             attention=options.attention,
             chat_template=chat_template,

@@ -22,6 +22,7 @@ from .chat_options import (
 )
 from .memory_options import add_memory_profile_option, watch_memory, write_memory_profile
 from .model_options import (
+    add_draft_option,
     add_model_argument,
     add_model_options,
     add_verbosity_options,
@@ -46,6 +47,7 @@ DESCRIPTION = "Answer a prompt. The answer streams to stdout, statistics go to s
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_model_argument(parser)
+    add_draft_option(parser)
     add_prompt_options(parser)
     parser.add_argument(
         "--no-special",

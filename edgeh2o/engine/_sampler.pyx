@@ -113,6 +113,39 @@ cdef class Sampler:
         self.candidates = np.empty(vocab_size, dtype=[("logit", "f4"), ("token", "i4")])
         self.weights = np.empty(vocab_size, dtype=np.float64)
 
+    def twin(self, int vocab_size):
+        """A sampler that draws alike from the logits of a model of ``vocab_size`` tokens."""
+        return Sampler(
+            vocab_size,
+            temperature=self.temperature,
+            top_k=0 if self.top_k == self.vocab_size else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            window_size=self.window.shape[0],
+            banned=[token for token in self.banned if token < vocab_size],
+        )
+
+    def follow(self, Sampler other not None) -> None:
+        """Takes over the random state and the recent tokens of ``other``, which stays as it is.
+
+        Raises ValueError where its options differ, or a recent token is outside the vocabulary.
+        """
+        if self.window.shape[0] != other.window.shape[0]:
+            raise ValueError("the samplers look at different numbers of recent tokens")
+        cdef Py_ssize_t i
+        for i in range(other.window_used):
+            if other.window[i] >= self.vocab_size:
+                raise ValueError(
+                    f"token id {other.window[i]} is outside the vocabulary of {self.vocab_size}"
+                )
+        for i in range(other.window_used):
+            self.window[i] = other.window[i]
+        self.window_used = other.window_used
+        self.window_next = other.window_next
+        for i in range(4):
+            self.state[i] = other.state[i]
+
     def accept(self, int token) -> None:
         """Adds ``token`` to the window of the repeat penalty and drops the oldest one."""
         if not 0 <= token < self.vocab_size:

@@ -16,11 +16,11 @@ import numpy as np
 from ..config import EVICT_WHEN_FULL, STOP_WHEN_FULL, SamplingParams
 from ..errors import EdgeH2OError
 from ..host import memory
-from ..runners.base import attention_error, free_positions, plan_calls
+from ..runners.base import attention_error, free_positions, mark_where_due, plan_calls
 from ._sampler import Sampler
 from .full_context import cut_call, make_room, prepare_full_context, shift_context
-from .lookup import start_lookup
 from .results import FinishReason, GenerationResult
+from .speculation import start_speculation
 from .stats import GenerationStats
 from .stop import StopMatcher
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..runners.base import Runner
     from ..tokenizer import Tokenizer
+    from .draft_model import DraftModel
     from .grammar import GrammarState
     from .learning import Learner
     from .logits import LogitsProcessor
@@ -64,12 +65,12 @@ class Generation:
 
     The runner must hold the first ``n_cached`` tokens of the prompt, with room for the rest. With
     ``stays_open`` a later prompt may go on from this one, or from a mark in it; it is read in
-    batches of ``batch_size``. ``learner`` looks on while the prompt is read, ``processor`` changes
-    the logits that tokens are drawn from, and ``grammar`` (or that of ``sampling``) says which may
-    be drawn. ``run`` are the fields of the statistics that are known before. Counters and times, in
-    seconds, are kept while it runs, so that they can be read after an interrupt too. Raises
-    UsageError for a lookup that the runner has not got, and for a context that cannot be gone on
-    past.
+    batches of ``batch_size``. ``draft`` guesses tokens, ``learner`` looks on while the prompt is
+    read, ``processor`` changes the logits that tokens are drawn from, and ``grammar`` (or that of
+    ``sampling``) says which may be drawn. ``run`` are the fields of the statistics that are known
+    before. Counters and times, in seconds, are kept while it runs, so that they can be read after
+    an interrupt too. Raises UsageError for drafts that the runner cannot check, and for a context
+    that cannot be gone on past.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Generation:
         batch_size: int | None = None,
         on_prefill: OnPrefill | None = None,
         learner: Learner | None = None,
+        draft: DraftModel | None = None,
         processor: LogitsProcessor | None = None,
         grammar: GrammarState | None = None,
         started_at: float | None = None,
@@ -111,7 +113,7 @@ class Generation:
         self._evicts = sampling.context_full == EVICT_WHEN_FULL
         prepare_full_context(runner, sampling.context_full)
         self.runner = runner
-        self.lookup = start_lookup(runner, prompt, sampling)
+        self.speculation = start_speculation(runner, prompt, sampling, draft)
         self.batch_size = min(batch_size or runner.batch_size, runner.batch_size)
         self._prompt = np.asarray(prompt, dtype=np.int32)
         self._sampling = sampling
@@ -156,7 +158,10 @@ class Generation:
                 self.finish_reason = "length"
                 return
             sampler = self._make_sampler()
-            decode = self.runner.decode if self.lookup is None else self.lookup.advance
+            decode = self.runner.decode
+            if self.speculation is not None:
+                self.speculation.draw_like(sampler)
+                decode = self.speculation.advance
             token = self._next_token(sampler, logits)
             first_token_at = time.perf_counter()
             self.ttft_s = first_token_at - self._started_at
@@ -221,8 +226,8 @@ class Generation:
             self.runner, self.n_prompt_tokens, self.batch_size, stays_open=self._stays_open
         )
         self.context_shifts += 1
-        if self.lookup is not None:
-            self.lookup.begin_again(kept)
+        if self.speculation is not None:
+            self.speculation.begin_again(kept)
 
     def _plan_calls(self) -> Iterator[slice]:
         """The calls of the prompt: first what has to be learnt from before the rest is read."""
@@ -238,15 +243,8 @@ class Generation:
         self._run = {**self._run, **run}
 
     def _mark(self) -> None:
-        """Notes where a later prompt may begin to differ, or an interrupt go back to.
-
-        The further in, the further apart: a mark takes about a fortieth of the cache's memory.
-        """
         if self._stays_open:
-            position = self.runner.position
-            last = self.runner.find_mark(max(1, self.runner.prefill_end) - 1)
-            if 4 * (position - last) >= position > 0:
-                self.runner.mark()
+            mark_where_due(self.runner)
 
     def _report_layer(self, report: OnPrefill, call: slice, done: int, total: int) -> None:
         """Turns "layers done" of one batch into "tokens done" of the prompt."""
@@ -352,7 +350,7 @@ class Generation:
             context_shifts=self.context_shifts,
             evicted_tokens=self.evicted_tokens,
             cache_bytes_per_token=self.cache_bytes_per_token,
-            **({} if self.lookup is None else self.lookup.counts()),
+            **({} if self.speculation is None else self.speculation.counts()),
         )
         return GenerationResult(
             text=self.text,

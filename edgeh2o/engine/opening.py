@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,11 @@ from ..formats.safetensors import is_safetensors_folder
 from ..host import memory
 from ..onnx.folder import is_onnx
 from ..rope_config import ROPE_OF_FILE, RopeConfig
-from .plan import RunPlan, fit_chunks
+from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from .draft_model import DraftModel
     from .models import ModelFile
     from .session import OnProgress, Session
 
@@ -132,7 +134,8 @@ def load_session(
     with open_model(path, device, runtime.rope, quantize=runtime.quantize) as file:
         plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
         import_answering()
-        plan.check_load(file)
+        draft = None if runtime.draft is None else _load_draft(runtime.draft, runtime, file, plan)
+        plan.check_load(file, None if draft is None else draft.estimate_session_bytes)
         _core.set_num_threads(plan.threads)  # of the packing; sessions have theirs
 
         def prepare() -> None:
@@ -151,8 +154,34 @@ def load_session(
             meanwhile=prepare,
         )
     session = opened[0]
-    session.take_weights(weights, time.perf_counter() - started_at)
+    session.take_weights(weights, time.perf_counter() - started_at, draft)
     return session
+
+
+def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: RunPlan) -> DraftModel:
+    """The smaller model that drafts for ``target``, which runs by ``plan``.
+
+    It reads prompts by the default attention, sparsely where a table or a profile is known. Raises
+    UsageError, with the cure, for one that cannot, and what the opening of any model raises.
+    """
+    from ..attention.headwise import HeadwiseConfig
+    from .draft_model import DraftModel, check_draft, check_kind
+
+    check_kind(target.config, plan.device, "the model")
+    path = resolve_model(model)
+    with open_model(path) as file:
+        check_kind(file.config, plan.device, f"the draft model {path}")
+        check_draft(target.tokenizer, file.tokenizer, path)
+        own = replace(runtime, context_size=None, rope=ROPE_OF_FILE, draft=None)
+        draft_plan = RunPlan.of(
+            file.config, HeadwiseConfig(), PrefillConfig(batch_size=OPEN_BATCH_TOKENS), own
+        )
+        try:
+            draft_plan.check_load(file)
+        except ResourceError as error:
+            raise ResourceError(f"the draft model {path}: {error}") from None
+        _core.set_num_threads(draft_plan.threads)
+        return DraftModel(file.load(check_tensors=runtime.check_tensors), draft_plan, path)
 
 
 def _open_device(name: str) -> tuple[_core.Device | None, str, bool]:

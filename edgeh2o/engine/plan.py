@@ -227,15 +227,21 @@ class RunPlan:
             )
         return context
 
-    def check_load(self, file: ModelFile) -> None:
+    def check_load(
+        self, file: ModelFile, draft_session: Callable[[int], int] | None = None
+    ) -> None:
         """Raises ResourceError if weights and the least context do not fit in memory.
 
-        Warns when the context asked for is longer than what the model was trained on.
+        ``draft_session`` says what that of a draft model takes besides, by its context. Warns when
+        the context asked for is longer than what the model was trained on.
         """
         weight_bytes = 0 if self.has_device_memory else file.n_weight_bytes
         room = self.room(weight_bytes, file.n_mapped_bytes)
         shape = self.shape(self.least_context)
-        self.require_fit(shape, file.estimate_session_bytes, room, weight_bytes=weight_bytes)
+        estimate: SessionEstimate = file.estimate_session_bytes
+        if draft_session is not None:
+            estimate = _with_draft(estimate, draft_session)
+        self.require_fit(shape, estimate, room, weight_bytes=weight_bytes)
         trained = self.config.context_length
         if (self.context_size or 0) > trained:
             warnings.warn(
@@ -343,6 +349,14 @@ class RunPlan:
             return shape.max_context
         steps = range(1, -(-shape.max_context // CONTEXT_STEP))
         return CONTEXT_STEP * bisect(steps, room, key=lambda step: size(step * CONTEXT_STEP))
+
+
+def _with_draft(estimate: SessionEstimate, draft_session: Callable[[int], int]) -> SessionEstimate:
+    """What a session and that of its draft model take."""
+    return lambda attention, shape: {
+        **estimate(attention, shape),
+        "draft_session": draft_session(shape.max_context),
+    }
 
 
 def _of_host(estimate: SessionEstimate) -> SessionEstimate:

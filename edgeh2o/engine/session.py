@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..attention.budget_table import BudgetTable
+    from .draft_model import DraftModel
     from .grammar import GrammarState
     from .logits import LogitsProcessor
     from .models import LoadedModel
@@ -55,6 +56,7 @@ class Session:
         self._profile: BudgetTable | None = None  # what prompts of this process have made
         self.path = path
         self._model: LoadedModel | None = None
+        self._draft: DraftModel | None = None
         self.load_s = 0.0
         self.access = ExclusiveAccess()
         self.runner: Runner | None = None  # None before the first prompt
@@ -122,6 +124,7 @@ class Session:
         batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
         is_whole = not n_cached and len(token_ids) <= runner.max_context
         learner = self._start_learner(len(token_ids)) if is_whole else None
+        draft = self._draft and self._draft.prepared(sampling, runner.max_context)
         self._is_open = keep_cache
         text = prompt.transcript
         self._transcript = text and text.with_prompt_ids(token_ids.tolist())
@@ -136,6 +139,7 @@ class Session:
             batch_size=batch_size,
             on_prefill=self._on_progress and partial(self._on_progress, "prefill"),
             learner=learner,
+            draft=draft,
             processor=processor,
             grammar=grammar,
             started_at=started_at,
@@ -149,9 +153,8 @@ class Session:
                 ),
             },
         )
-        self._generation.describe_run(
-            memory_bytes={"weights": self.model.weight_bytes, **runner.memory_bytes}
-        )
+        sizes = {"weights": self.model.weight_bytes, **runner.memory_bytes}
+        self._generation.describe_run(memory_bytes=sizes | (draft.memory_bytes if draft else {}))
         return self._generation
 
     def _require_current(self, generation: Generation) -> None:
@@ -218,14 +221,17 @@ class Session:
             raise UsageError("the model is closed, or not loaded yet; load it again")
         return self._model
 
-    def take_weights(self, model: LoadedModel, load_s: float) -> None:
+    def take_weights(
+        self, model: LoadedModel, load_s: float, draft: DraftModel | None = None
+    ) -> None:
         """Makes the session fit to answer; ``load_s`` seconds were needed for it."""
         self._model = self.prompts.model = model
-        self.load_s = load_s
+        self._draft, self.load_s = draft, load_s
 
     def close(self) -> None:
         """Frees the weights and the cache; the prompt in progress ends with an error."""
-        self._prompts = self._model = self.runner = self._generation = self._transcript = None
+        self._prompts = self._model = self._draft = self.runner = None
+        self._generation = self._transcript = None
 
     def prepare(
         self, n_prompt: int, max_tokens: int, plan: RunPlan | None = None, goes_on: bool = False
@@ -364,12 +370,7 @@ class Session:
                 None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
             )
             runner = self.prepare(len(saved.state.token_ids), -1, plan)
-            saved.state.restore(runner)
-            try:
-                saved.fill(runner.cached_rows())
-            except BaseException:
-                runner.reset()
-                raise
+            saved.restore(runner)
             self._generation, self._transcript, self._is_open = None, transcript, True
         return extra
 

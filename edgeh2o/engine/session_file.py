@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import FormatError, ResourceError, UsageError
 from ..formats.atomic_file import replacing
-from ..runners.base import RunnerState
+from ..runners.base import Runner, RunnerState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,12 +45,21 @@ _CURE = f"delete it, or {_OTHER_FILE}"
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """A file that was found good. ``fill`` reads the cached rows, once."""
+    """A file that was found good. ``restore`` reads the cached rows, once."""
 
     state: RunnerState
     document: Mapping[str, Any]
     _file: IO[bytes]
     _row_bytes: int
+
+    def restore(self, runner: Runner) -> None:
+        """Lets ``runner`` take up what was saved. Raises FormatError, and then it holds nothing."""
+        self.state.restore(runner)
+        try:
+            self.fill(runner.cached_rows())
+        except BaseException:
+            runner.reset()
+            raise
 
     def fill(self, rows: Iterable[NDArray[np.uint8]]) -> None:
         """Reads into ``rows``. Raises FormatError if they are not as many as were saved."""

@@ -21,8 +21,9 @@ class GenerationStats:
     a prompt was read dense that was to be read sparse; empty for others. ``attention_error`` is the
     norm of what the sparse attention is wrong by, relative to its output, measured on a sample of
     queries, None where nothing was; ``layers_read_densely`` counts layers of logical batches that
-    were read densely because of it. With prompt lookup, ``decode_calls`` gave the tokens after the
-    first, and ``accepted_tokens`` of the ``drafted_tokens`` were right; all are 0 without.
+    were read densely because of it. With prompt lookup or a draft model, ``decode_calls`` gave the
+    tokens after the first, and ``accepted_tokens`` of the ``drafted_tokens`` were right, those of
+    the ``draft_model`` included, which took ``draft_s`` of ``decode_s``; all are 0 without.
     ``context_shifts`` counts how often a full context was cut to half and read again, which is part
     of ``decode_s``; ``evicted_tokens`` counts those that every KV head dropped from its cache.
     ``cache_bytes_per_token`` were read of the cache, and of what a rule chooses by, for a generated
@@ -59,6 +60,10 @@ class GenerationStats:
     decode_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    draft_model: str = ""
+    model_drafted_tokens: int = 0
+    model_accepted_tokens: int = 0
+    draft_s: float = 0.0
     context_shifts: int = 0
     evicted_tokens: int = 0
     cache_bytes_per_token: float | None = None
@@ -101,7 +106,7 @@ class GenerationStats:
             ("run", f"{place}, threads {self.threads}, {attention}, seed {self.seed}"),
         ]
         if self.drafted_tokens:
-            rows.insert(3, ("lookup", self._format_lookup()))
+            rows.insert(3, ("drafts", self._format_drafts()))
         if self.context_shifts:
             rows.insert(-1, ("context", f"full and cut to half {self.context_shifts:,} times"))
         if self.evicted_tokens:
@@ -111,12 +116,17 @@ class GenerationStats:
             rows.insert(-1, ("attention", "; ".join(filter(None, attention_notes))))
         return "\n".join(f"{name:<12} {value}" for name, value in rows)
 
-    def _format_lookup(self) -> str:
+    def _format_drafts(self) -> str:
         per_call = (self.decode_calls + self.accepted_tokens) / self.decode_calls
-        return (
-            f"{per_call:.2f} tokens a call, {self.accepted_tokens:,} of {self.drafted_tokens:,} "
-            "drafted accepted"
-        )
+        n_looked_up = self.drafted_tokens - self.model_drafted_tokens
+        n_found = self.accepted_tokens - self.model_accepted_tokens
+        parts = [f"{n_found:,} of {n_looked_up:,} looked up accepted"] if n_looked_up else []
+        if self.model_drafted_tokens:
+            parts.append(
+                f"{self.model_accepted_tokens:,} of {self.model_drafted_tokens:,} of the draft "
+                f"model, which took {self.draft_s:.2f} s"
+            )
+        return f"{per_call:.2f} tokens a call: " + ", ".join(parts)
 
     def _describe_error(self) -> str:
         if self.attention_error is None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from edgeh2o.config import PrefillConfig, SamplingParams
 from edgeh2o.engine._ngrams import NgramIndex
-from edgeh2o.engine.lookup import MAX_MATCH, MIN_PROMPT_TOKENS, DraftLength, LookupDecoder
+from edgeh2o.engine.drafting import CallCosts, Credit
+from edgeh2o.engine.lookup import MAX_MATCH, MIN_PROMPT_TOKENS, DraftLength, PromptLookup
+from edgeh2o.engine.speculation import SpeculativeDecoder
 from edgeh2o.errors import UsageError
 from edgeh2o.llm import LLM
 from tests.engine.fakes import ScriptedRunner
@@ -85,23 +87,25 @@ def test_index_is_bounded() -> None:
 
 def _simulate(
     row_cost: float, chance: float, n_tokens: int = 400, match: int = 5, seed: int = 0
-) -> tuple[float, DraftLength]:
+) -> tuple[float, DraftLength, CallCosts]:
     """Time per token in calls of one token, where every guess is right with the same chance."""
-    rng, lengths = np.random.default_rng(seed), DraftLength()
+    rng, costs = np.random.default_rng(seed), CallCosts()
+    lengths = DraftLength(costs)
     time, n_done = 0.0, 0
     while n_done < n_tokens:
         n_drafted = lengths.choose(match, 15)
         hits = (rng.random(n_drafted) < chance).tolist()
         n_right = [*hits, False].index(False)
         seconds = 1.0 + row_cost * n_drafted
-        lengths.measure(n_drafted, seconds * 1e-3)
+        costs.measure(n_drafted, seconds * 1e-3)
+        lengths.credit.pay(n_drafted * costs.row_cost)
         for i in range(n_right + 1):
             is_right = i < n_right or (n_drafted == n_right and rng.random() < chance)
             lengths.learn(match, is_right=is_right)
-            lengths.credit(float(i < n_right))
+            lengths.credit.earn(float(i < n_right))
         time += seconds
         n_done += n_right + 1
-    return time / n_done, lengths
+    return time / n_done, lengths, costs
 
 
 @pytest.mark.parametrize("row_cost", [0.1, 0.3, 0.6, 1.0, 2.0])
@@ -112,28 +116,29 @@ def test_drafts_that_are_never_right_cost_three_percent_at_most(row_cost: float)
 
 @pytest.mark.parametrize("row_cost", [0.1, 0.3, 0.6])
 def test_drafts_that_are_always_right_pay(row_cost: float) -> None:
-    time, lengths = _simulate(row_cost, 1.0, match=MAX_MATCH)
+    time, lengths, costs = _simulate(row_cost, 1.0, match=MAX_MATCH)
     assert time < 1.3 * (1 + 15 * row_cost) / 16
     assert lengths.choose(MAX_MATCH, 15) == min(15, int(DraftLength.MAX_CREDIT / row_cost))
     assert lengths.choose(MAX_MATCH, 3) == 3
-    assert lengths.row_cost == pytest.approx(row_cost, rel=0.01)
+    assert costs.row_cost == pytest.approx(row_cost, rel=0.01)
 
 
 def test_a_drafted_token_as_dear_as_a_call_is_not_drafted() -> None:
-    _, lengths = _simulate(1.2, 0.95)
+    _, lengths, _ = _simulate(1.2, 0.95)
     assert lengths.choose(3, 15) == 0
 
 
 def test_a_text_that_stops_repeating_itself_costs_little() -> None:
     """Nor does one that begins to wait long for its drafts."""
-    _, lengths = _simulate(0.3, 1.0)
+    _, lengths, costs = _simulate(0.3, 1.0)
     lost = 0.0
     for _ in range(200):
         n_drafted = lengths.choose(5, 15)
-        lengths.measure(n_drafted, (1.0 + 0.3 * n_drafted) * 1e-3)
+        costs.measure(n_drafted, (1.0 + 0.3 * n_drafted) * 1e-3)
+        lengths.credit.pay(n_drafted * costs.row_cost)
         lengths.learn(5, is_right=False)
         lost += 0.3 * n_drafted
-    assert lost < DraftLength.MAX_CREDIT + 0.02 * 200 + 1
+    assert lost < DraftLength.MAX_CREDIT + Credit.ALLOWANCE * 200 + 1
     for _ in range(60):
         lengths.learn(5, is_right=True)
     assert lengths.choose(5, 15) > 0
@@ -175,10 +180,12 @@ def _advance_all(
     n_tokens: int,
     length: int | None,
     max_context: int = 99,
-) -> tuple[list[int], TogetherRunner, LookupDecoder]:
+) -> tuple[list[int], TogetherRunner, SpeculativeDecoder]:
     runner = TogetherRunner(script, max_context=max_context, batch_size=64)
     logits = runner.prefill(np.array(prompt, np.int32), is_last=True)
-    lookup = LookupDecoder(runner, np.array(prompt, np.int32), n_tokens, length)
+    costs = CallCosts()
+    drafter = PromptLookup(np.array(prompt, np.int32), max_context, costs, length)
+    lookup = SpeculativeDecoder(runner, n_tokens, [drafter], costs)
     tokens = [int(np.argmax(logits))]
     while len(tokens) < n_tokens and runner.position < max_context:
         tokens.append(int(np.argmax(lookup.advance(tokens[-1]))))
@@ -306,15 +313,15 @@ def test_an_interrupt_leaves_a_whole_session(
 ) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, lookup="15")
     expected = llm.generate(prompt, _without(sampling))
-    advance, said = LookupDecoder.advance, []
+    advance, said = SpeculativeDecoder.advance, []
 
-    def interrupted(self: LookupDecoder, token: int) -> np.ndarray:
+    def interrupted(self: SpeculativeDecoder, token: int) -> np.ndarray:
         logits = advance(self, token)
         if len(said) == 20:
             raise KeyboardInterrupt
         return logits
 
-    monkeypatch.setattr(LookupDecoder, "advance", interrupted)
+    monkeypatch.setattr(SpeculativeDecoder, "advance", interrupted)
     stream = llm.stream(prompt, sampling, keep_cache=True)
     with pytest.raises(KeyboardInterrupt):
         for chunk in stream:
@@ -360,4 +367,4 @@ def test_runners_of_single_tokens_refuse_by_name() -> None:
         runner, tokenizer, [1] * 300, SamplingParams(temperature=0, max_tokens=4)
     )
     assert [chunk.token_id for chunk in generation] == [1, 2, 3, 3]
-    assert generation.lookup is None
+    assert generation.speculation is None

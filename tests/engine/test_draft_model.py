@@ -1,0 +1,419 @@
+"""Draft models: their texts are those without, they follow the text, and what they may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeh2o.config import PrefillConfig, RuntimeConfig, SamplingParams
+from edgeh2o.engine._sampler import Sampler
+from edgeh2o.engine.draft_model import DraftSteps, ModelDrafter, check_draft, check_kind
+from edgeh2o.engine.drafting import CallCosts, Credit
+from edgeh2o.engine.speculation import SpeculativeDecoder
+from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.llm import LLM
+from tests.engine.fakes import CONFIG
+from tests.engine.test_lookup import SAMPLINGS, TogetherRunner
+from tests.tiny_models import TinyModelFactory
+
+VOCAB_SIZE = 320
+PREFILL = PrefillConfig(batch_size=64, chunk_size=16)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: TinyModelFactory) -> Path:
+    return tiny_model(tensor_type="F32", n_layers=2)
+
+
+@pytest.fixture(scope="module")
+def prompt() -> list[int]:
+    return np.random.default_rng(5).integers(3, VOCAB_SIZE - 8, 150).tolist()
+
+
+def _open(model: Path, draft: Path, **options: Any) -> LLM:
+    return LLM(model, draft=draft, prefill=PREFILL, attention="dense", **options)
+
+
+@pytest.fixture(scope="module")
+def same(model: Path) -> Iterator[LLM]:
+    """A model that drafts for itself."""
+    with _open(model, model) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def other(model: Path, tiny_model: TinyModelFactory) -> Iterator[LLM]:
+    """A draft model of other random weights, which knows nothing, with a smaller padding."""
+    draft = tiny_model(
+        tensor_type="Q4_0", n_layers=1, seed=7, tied=False, vocab_size=VOCAB_SIZE - 8
+    )
+    with _open(model, draft) as llm:
+        yield llm
+
+
+def _without(sampling: SamplingParams) -> SamplingParams:
+    return replace(sampling, draft_tokens="off", lookup="off")
+
+
+def _compare(llm: LLM, prompt: list[int], sampling: SamplingParams, **options: Any) -> Any:
+    """Statistics with drafts; what comes out is what comes out without."""
+    plain = llm.generate(prompt, _without(sampling), logprobs=True)
+    found = llm.generate(prompt, sampling, logprobs=True, **options)
+    assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
+    assert (found.logprobs, found.finish_reason) == (plain.logprobs, plain.finish_reason)
+    assert plain.stats.decode_calls == 0
+    stats = found.stats
+    assert stats.decode_calls + stats.accepted_tokens == stats.generated_tokens - 1
+    return stats
+
+
+@pytest.mark.parametrize("options", SAMPLINGS)
+@pytest.mark.parametrize("draft_tokens", ["auto", "1", "5", "15"])
+def test_a_model_drafts_for_itself(
+    same: LLM, prompt: list[int], draft_tokens: str, options: dict[str, Any]
+) -> None:
+    """Every token that it drafts is the one that is drawn: from the same random numbers."""
+    n_drafted = n_accepted = 0
+    for seed in range(3):
+        sampling = SamplingParams(
+            **options, seed=seed, max_tokens=49, ignore_eos=True, draft_tokens=draft_tokens
+        )
+        stats = _compare(same, prompt, sampling)
+        n_drafted += stats.drafted_tokens
+        n_accepted += stats.accepted_tokens
+        if draft_tokens != "auto":
+            assert stats.decode_calls == -(-48 // (1 + int(draft_tokens)))
+    if draft_tokens != "auto":
+        assert n_accepted == n_drafted > 0
+
+
+@pytest.mark.parametrize("options", SAMPLINGS)
+@pytest.mark.parametrize("draft_tokens", ["auto", "1", "15"])
+def test_a_draft_model_that_is_wrong_changes_nothing(
+    other: LLM, prompt: list[int], draft_tokens: str, options: dict[str, Any]
+) -> None:
+    n_drafted = n_accepted = 0
+    for seed in range(3):
+        sampling = SamplingParams(
+            **options, seed=seed, max_tokens=40, ignore_eos=seed > 0, draft_tokens=draft_tokens
+        )
+        stats = _compare(other, prompt, sampling)
+        n_drafted += stats.drafted_tokens
+        n_accepted += stats.accepted_tokens
+    if draft_tokens != "auto":
+        assert n_accepted < 0.05 * n_drafted
+    unknown = [*prompt, VOCAB_SIZE - 1]  # to the draft model
+    assert _compare(other, unknown, sampling).drafted_tokens == 0
+
+
+def test_answers_end_where_they_would(same: LLM, prompt: list[int]) -> None:
+    """By a stop text inside of a draft, the number of tokens, the context."""
+    greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, draft_tokens="7")
+    whole = same.generate(prompt, greedy)
+    stops = [(whole.text[i : i + 2],) for i in range(5, 50, 7)]
+    variants = [replace(greedy, stop=stop) for stop in stops if stop[0]]
+    variants += [replace(greedy, max_tokens=n) for n in range(9)]
+    for sampling in variants:
+        found, plain = same.generate(prompt, sampling), same.generate(prompt, _without(sampling))
+        assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
+        assert found.finish_reason == plain.finish_reason
+    with _open(same.model_path, same.model_path, context_size=len(prompt) + 41) as small:
+        stats = _compare(small, prompt, replace(greedy, max_tokens=-1))
+        assert (stats.generated_tokens, stats.accepted_tokens) == (42, stats.drafted_tokens)
+
+
+def test_the_draft_follows_turns_and_goes_back(same: LLM, prompt: list[int]) -> None:
+    """A growing prompt, one that departs earlier, and a new one."""
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
+    same.forget()
+    first = same.generate(prompt, greedy, keep_cache=True)
+    runner = same._session._draft.runner  # type: ignore[union-attr]
+    turns = [
+        [*prompt, *first.token_ids, 9, 8, 7],
+        [*prompt, *first.token_ids[:11], 5, 6],
+        prompt[:130],
+        prompt[::-1],
+    ]
+    for turn in turns:
+        found = same.generate(turn, greedy, keep_cache=True)
+        assert found.token_ids == same.generate(turn, _without(greedy)).token_ids
+        assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
+        assert list(runner.token_ids)[: len(turn)] == turn
+
+
+def test_a_session_file_holds_no_draft(same: LLM, prompt: list[int], tmp_path: Path) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, draft_tokens="4")
+    files = []
+    for sampling in (greedy, _without(greedy)):
+        same.forget()
+        same.generate(prompt, sampling, keep_cache=True)
+        path = tmp_path / f"{sampling.draft_tokens}.session"
+        same.save_session(path)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+    same.generate(prompt[::-1], greedy, keep_cache=True)
+    same.load_session(path)
+    found = same.generate([*prompt, 5, 4], greedy, keep_cache=True)
+    assert found.stats.cached_tokens == len(prompt)
+    assert found.stats.accepted_tokens == found.stats.drafted_tokens > 0
+    same.forget()
+
+
+def test_a_shifted_context_is_read_again(same: LLM, prompt: list[int]) -> None:
+    sampling = SamplingParams(
+        temperature=0, max_tokens=150, ignore_eos=True, draft_tokens="4", context_full="shift"
+    )
+    with _open(same.model_path, same.model_path, context_size=200) as small:
+        stats = _compare(small, prompt, sampling)
+        assert stats.context_shifts > 0
+        assert stats.accepted_tokens == stats.drafted_tokens > 50
+        evicts = replace(sampling, context_full="evict")
+        with pytest.raises(UsageError, match=r"a draft model \(--draft\) does not go with"):
+            small.generate(prompt, evicts)
+        assert small.generate(prompt, _without(evicts)).stats.evicted_tokens > 0
+
+
+def test_the_text_comes_before_the_model(same: LLM, prompt: list[int]) -> None:
+    """What lookup finds is not asked of the draft model."""
+    twice = prompt[:90] * 2 + prompt[40:60]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=60, ignore_eos=True, lookup="5", draft_tokens="5"
+    )
+    stats = _compare(same, twice, sampling)
+    assert 0 < stats.model_drafted_tokens < stats.drafted_tokens
+    assert stats.model_accepted_tokens == stats.model_drafted_tokens
+    assert "looked up accepted" in stats.format_table()
+    assert f"{stats.model_drafted_tokens:,} of the draft model" in stats.format_table()
+    alone = _compare(same, twice, replace(sampling, lookup="off"))
+    assert alone.model_drafted_tokens == alone.drafted_tokens
+
+
+def test_a_draft_model_of_shorter_texts_drafts_as_far_as_it_can(
+    model: Path, prompt: list[int], tiny_model: TinyModelFactory
+) -> None:
+    draft = tiny_model(tensor_type="F32", n_layers=2, context_length=len(prompt) + 20)
+    sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, draft_tokens="4")
+    with _open(model, draft) as llm:
+        stats = _compare(llm, prompt, sampling)
+        assert stats.accepted_tokens == stats.drafted_tokens
+        assert 12 <= stats.drafted_tokens <= 20
+
+
+def test_memory_is_counted(same: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = same.generate(prompt, SamplingParams(max_tokens=2, seed=0)).stats
+    sizes = dict(stats.memory_bytes)
+    assert stats.draft_model == str(same.model_path)
+    assert sizes.pop("draft_weights") == sizes.pop("weights") == same.weight_bytes
+    drafting = same.weight_bytes + sizes.pop("draft_session")
+    session = sum(sizes.values())
+    assert drafting > same.weight_bytes
+    # What is available here does not shrink by the draft model's weights.
+    for n_bytes, match in (
+        (drafting // 2, r"the draft model .*\.gguf: a context of"),
+        (drafting + session // 2, r"draft session [\d.]+ [KM]iB"),
+        (drafting + 2 * session, None),
+    ):
+        monkeypatch.setattr("edgeh2o.host.memory.available_bytes", lambda n=n_bytes: 64 * 2**20 + n)
+        with nullcontext() if match is None else pytest.raises(ResourceError, match=match):
+            _open(same.model_path, same.model_path)
+
+
+def test_an_interrupt_leaves_whole_sequences(
+    same: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one while the draft model reads the prompt."""
+    sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, draft_tokens="3")
+    expected = same.generate(prompt, _without(sampling)).token_ids
+    for method in ("_read", "_write"):
+        same.forget()
+        same._session._draft.runner.reset()  # type: ignore[union-attr]
+        n_calls = 0
+        real = getattr(ModelDrafter, method)
+
+        def interrupted(self: ModelDrafter, *args: Any, real: Any = real) -> Any:
+            nonlocal n_calls
+            result = real(self, *args)
+            n_calls += 1
+            if n_calls == 3:
+                raise KeyboardInterrupt
+            return result
+
+        monkeypatch.setattr(ModelDrafter, method, interrupted)
+        stream = same.stream(prompt, sampling, keep_cache=True)
+        with pytest.raises(KeyboardInterrupt):
+            list(stream)
+        monkeypatch.undo()
+        said = stream.result().token_ids
+        assert expected[: len(said)] == said
+        again = same.generate([*prompt, *said], sampling, keep_cache=True)
+        assert again.stats.cached_tokens >= len(prompt)
+        rest = expected[len(said) :]
+        assert again.token_ids[: len(rest)] == rest
+        assert again.stats.accepted_tokens == again.stats.drafted_tokens
+
+
+def test_other_vocabularies_are_refused(model: Path, tiny_model: TinyModelFactory) -> None:
+    larger = tiny_model(tensor_type="F32", n_layers=1, vocab_size=VOCAB_SIZE + 200)
+    with pytest.raises(
+        UsageError, match=r"has another vocabulary: it has 520 tokens and the model 320; use a"
+    ):
+        _open(model, larger)
+
+    def tokenizer(tokens: str, *eog: int) -> Any:
+        return SimpleNamespace(
+            vocabulary=SimpleNamespace(tokens=tuple(tokens)), eog_ids=frozenset(eog)
+        )
+
+    ours, path = tokenizer("abcd", 1), Path("draft.gguf")
+    check_draft(ours, tokenizer("abcd", 1), path)
+    check_draft(ours, tokenizer("abcde", 1), path)
+    check_draft(tokenizer("abcd" + 128 * "x", 1), ours, path)
+    with pytest.raises(
+        UsageError, match=r"draft.gguf has another vocabulary: token 2 is 'x' there"
+    ):
+        check_draft(ours, tokenizer("abxd", 1), path)
+    with pytest.raises(UsageError, match=r"answers end with the tokens \[1, 2\], the model's with"):
+        check_draft(ours, tokenizer("abcd", 1, 2), path)
+
+
+def test_models_that_cannot_take_tokens_back_are_refused(
+    model: Path, tiny_model: TinyModelFactory
+) -> None:
+    recurrent = tiny_model(architecture="lfm2")
+    with pytest.raises(UsageError, match=r"the draft model .* cannot be used .*recurrent layers"):
+        _open(model, recurrent)
+    with pytest.raises(UsageError, match=r"the model cannot be used with a draft model .*recurren"):
+        _open(recurrent, model)
+    with pytest.raises(UsageError, match="it is an ONNX model"):
+        check_kind(CONFIG, "cpu", "the model")
+    with pytest.raises(UsageError, match="on a GPU they take one token a call"):
+        check_kind(CONFIG, "cuda:0", "the model")
+    with pytest.raises(UsageError, match=r"draft \(--draft\) must name a model"):
+        RuntimeConfig(draft="")
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 16, -1, "on", "", None, True])
+def test_settings_that_cannot_be(draft_tokens: Any) -> None:
+    match = r"draft_tokens \(--draft-tokens\) must be auto, off or a number of"
+    with pytest.raises(UsageError, match=match):
+        SamplingParams(draft_tokens=draft_tokens)
+
+
+@pytest.mark.parametrize("options", SAMPLINGS)
+def test_a_twin_draws_what_its_sampler_will(options: dict[str, Any]) -> None:
+    """Also one of a smaller vocabulary, where the other tokens have no chance."""
+    rng = np.random.default_rng(0)
+    settings = {name: value for name, value in options.items() if name != "repeat_last_n"}
+    sampler = Sampler(60, **settings, window_size=options.get("repeat_last_n", 0) % 50, seed=3)
+    for n_tokens in (60, 50):
+        twin = sampler.twin(n_tokens)
+        for _ in range(40):
+            logits = rng.normal(size=60).astype(np.float32) * 3
+            logits[50:] = -np.inf
+            twin.follow(sampler)
+            guess = twin.sample(logits[:n_tokens])
+            token = sampler.sample(logits)
+            assert guess == token
+            sampler.accept(token)
+    if settings.get("repeat_penalty", 1.0) != 1.0:
+        sampler.accept(55)
+        with pytest.raises(ValueError, match="token id 55 is outside the vocabulary of 50"):
+            sampler.twin(50).follow(sampler)
+    with pytest.raises(ValueError, match="different numbers of recent tokens"):
+        Sampler(60, temperature=0.0, repeat_penalty=2.0, window_size=3).follow(sampler)
+
+
+class _Draft:
+    """What a ``ModelDrafter`` needs of a ``DraftModel``."""
+
+    vocab_size, path = 64, Path("draft")
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+
+
+def _simulate(
+    chance: float, *, row_cost: float = 0.1, step_cost: float = 0.2, n_tokens: int = 300
+) -> tuple[float, DraftSteps, float]:
+    """Time per token, in calls of one token, where every guess is right with the same chance.
+
+    And the tokens per call. The draft model is as sure of every guess, whatever they are worth.
+    """
+    rng, costs = np.random.default_rng(1), CallCosts()
+    steps = DraftSteps(costs, step_cost=0.3)
+    time, n_done, n_calls, n_unread, kind = 0.0, 0, 0, 1, 4
+    while n_done < n_tokens:
+        most, draft, likely = steps.choose(n_unread, 15), 0, 1.0
+        seconds = 1.0
+        while draft < most:
+            step = step_cost + (n_unread - 1) * step_cost / 4
+            if draft == 0:
+                steps.measure_read(n_unread, step * 1e-3)
+            else:
+                steps.measure_step(step * 1e-3)
+            time, n_unread = time + step, 1
+            likely *= steps.chance(kind)
+            if not steps.pays_to_check(likely):
+                break
+            draft += 1
+            if not steps.pays_to_go_on(likely):
+                break
+        seconds += row_cost * draft
+        costs.measure(draft, seconds * 1e-3)
+        steps.credit.pay(draft * costs.row_cost)
+        hits = (rng.random(draft) < chance).tolist()
+        n_right = [*hits, False].index(False)
+        for i in range(min(n_right + 1, draft)):
+            steps.learn(kind, is_right=i < n_right)
+        steps.credit.earn(n_right + Credit.ALLOWANCE * (n_right + 1))
+        time, n_done, n_calls = time + seconds, n_done + n_right + 1, n_calls + 1
+        n_unread = n_right + 1 if draft == 0 else 1
+        n_unread = 1 if draft else n_unread
+    return time / n_done, steps, n_done / n_calls
+
+
+@pytest.mark.parametrize("step_cost", [0.02, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("chance", [0.0, 0.1])
+def test_drafts_that_are_never_right_cost_little(chance: float, step_cost: float) -> None:
+    """What is lost is a few calls in the beginning, and 2 % of the time of an answer."""
+    time, steps, _ = _simulate(chance, step_cost=step_cost)
+    assert time < 1.0 + Credit.ALLOWANCE + (DraftSteps.FIRST_CREDIT + 1.5) / 300
+    assert steps.choose(1, 15) <= DraftSteps.TRIED
+
+
+def test_drafts_that_are_right_pay() -> None:
+    time, steps, per_call = _simulate(0.97, row_cost=0.1, step_cost=0.05)
+    assert time < 0.4
+    assert per_call > 4
+    assert steps.step_cost == pytest.approx(0.05, rel=0.1)
+    # A draft model as slow as the model is not used, however good it is.
+    time, steps, per_call = _simulate(1.0, row_cost=0.1, step_cost=1.0)
+    assert time < 1.03
+    assert per_call < 1.1
+
+
+def test_a_shared_call_pauses_the_drafts() -> None:
+    """Where others decode too only the first token of a call is looked at."""
+    runner, draft_runner = TogetherRunner([5] * 90), TogetherRunner([5] * 400, max_context=400)
+    draft_runner.token_ids = []  # type: ignore[attr-defined]
+    draft_runner.rewind = lambda position: setattr(draft_runner, "position", position)  # type: ignore[attr-defined]
+    draft_runner.find_mark = lambda position: position  # type: ignore[attr-defined]
+    costs = CallCosts()
+    drafter = ModelDrafter(_Draft(draft_runner), np.array([1, 2]), costs, None)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(runner, 90, [drafter], costs)
+    decoder.draw_like(Sampler(64, temperature=0.0))
+    for _ in range(3):
+        decoder.advance(5)
+    assert draft_runner.calls
+    n_calls = len(draft_runner.calls)
+    drafter.note_checked(3, 0)
+    for _ in range(20):
+        decoder.advance(5)
+    assert len(draft_runner.calls) == n_calls
