@@ -17,6 +17,7 @@ cdef extern from "kernels/delta_net.h" namespace "edgeh2o" nogil:
         const float* rates
         float* state
         float* out
+    size_t delta_scratch_size(size_t key_dim)
 
 cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
     cdef struct SsdSlice:
@@ -38,6 +39,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*xielu_f32)(float*, const float*, float, float, float, float, size_t) noexcept
         void (*reglu_f32)(float*, const float*, const float*, size_t) noexcept
         void (*delta_net_f32)(const DeltaSlice&) noexcept
+        void (*delta_net_chunks_f32)(const DeltaSlice&, size_t, float*) noexcept
         void (*ssd_f32)(const SsdSlice&) noexcept
         void (*multiply_f32)(float*, const float*, const float*, size_t) noexcept
         void (*convolve_f32)(float*, const float* const*, const float*, size_t, size_t, size_t) noexcept
@@ -114,6 +116,35 @@ def delta_net(str isa, const float[:, ::1] q, const float[:, ::1] k, const float
     piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
     piece.state, piece.out = &after[0, 0], &out[0, 0]
     table_of(isa).delta_net_f32(piece)
+    return np.asarray(out), np.asarray(after)
+
+
+def delta_net_chunks(str isa, const float[:, ::1] q, const float[:, ::1] k,
+                     const float[:, ::1] v, const float[::1] decays, const float[::1] rates,
+                     const float[:, :, ::1] state):
+    """As `delta_net` in chunks of tokens, for m slices of 32 columns of one head.
+
+    v and the outputs are [n, 32 m], the state is [m, key_dim, 32].
+    """
+    cdef size_t n = q.shape[0], key_dim = q.shape[1], m = state.shape[0]
+    if k.shape[0] != q.shape[0] or k.shape[1] != q.shape[1] or v.shape[0] != q.shape[0]:
+        raise ValueError("q, k and v differ in shape")
+    if <size_t>state.shape[1] != key_dim or state.shape[2] != 32 or key_dim % 32 or key_dim == 0:
+        raise ValueError("the state must be [m, key_dim, 32], key_dim a multiple of 32")
+    if <size_t>v.shape[1] != 32 * m:
+        raise ValueError("v must be [n, 32 m]")
+    if decays.shape[0] != q.shape[0] or rates.shape[0] != q.shape[0]:
+        raise ValueError("decays and rates must have a number per token")
+    cdef float[:, ::1] out = np.empty((n, 32 * m), np.float32)
+    cdef float[:, :, ::1] after = np.array(state)
+    cdef float[::1] scratch = np.empty(delta_scratch_size(key_dim), np.float32)
+    cdef DeltaSlice piece
+    piece.n_tokens, piece.key_dim, piece.qk_stride = n, key_dim, key_dim
+    piece.q, piece.k, piece.v = &q[0, 0], &k[0, 0], &v[0, 0]
+    piece.v_stride = piece.out_stride = 32 * m
+    piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
+    piece.state, piece.out = &after[0, 0, 0], &out[0, 0]
+    table_of(isa).delta_net_chunks_f32(piece, m, &scratch[0])
     return np.asarray(out), np.asarray(after)
 
 

@@ -15,6 +15,8 @@
 #include "kernels/rows-inl.h"
 //
 #include "kernels/delta_net-inl.h"
+//
+#include "kernels/delta_net_chunks-inl.h"
 #include "kernels/softmax-inl.h"
 #include "kernels/ssd-inl.h"
 //
@@ -107,6 +109,7 @@ const KernelTable kTable = {
     add_f32,
     gate_f32,
     delta_net_f32,
+    delta_net_chunks_f32,
     ssd_f32,
     multiply_f32,
     convolve_f32,

@@ -72,6 +72,7 @@ struct KernelTable {
   void (*add_f32)(float* out, const float* x, size_t n);
   void (*gate_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*delta_net_f32)(const DeltaSlice& slice);
+  void (*delta_net_chunks_f32)(const DeltaSlice& first, size_t n_slices, float* scratch);
   void (*ssd_f32)(const SsdSlice& slice);
   void (*multiply_f32)(float* out, const float* a, const float* b, size_t n);
   void (*convolve_f32)(float* out, const float* const* taps, const float* weights, size_t weight_stride,

@@ -9,9 +9,18 @@ namespace edgeh2o {
 // 16 KB, which stay in a level-1 cache from token to token.
 inline constexpr size_t kDeltaColumns = 32;
 
+// Tokens that go through a state together, and the fewest for which that can be: the kernel that does it
+// takes fewer one by one.
+inline constexpr size_t kDeltaTokens = 32, kLeastDeltaTokens = 8;
+
+// Floats of its scratch.
+constexpr size_t delta_scratch_size(size_t key_dim) {
+  return kDeltaTokens * (key_dim + 2 * kDeltaTokens + kDeltaColumns);
+}
+
 // kDeltaColumns columns of one head's values, for n_tokens. Strides are between tokens, in elements.
 struct DeltaSlice {
-  size_t n_tokens, key_dim;  // an even number
+  size_t n_tokens, key_dim;  // an even number; in chunks a multiple of kDeltaColumns
   const float *q, *k;        // [n_tokens][key_dim]
   size_t qk_stride;
   const float* v;  // [n_tokens][kDeltaColumns]

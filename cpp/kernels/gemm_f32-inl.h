@@ -59,14 +59,12 @@ struct Bf16Products {
   }
 };
 
-// Strides of A and B and the depth are in words.
+// A register tile of sums += A * B. Strides of A and B and the depth are in words.
 template <typename Products, size_t kRows>
-EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
-                               size_t b_stride, size_t depth, size_t n_cols, bool accumulate) {
+EH2O_INLINE void add_products(simd::F32 (&sum)[kRows][simd::kGemmF32Vectors], const float* a, size_t a_stride,
+                              const float* b, size_t b_stride, size_t depth) {
   using namespace simd;
   constexpr size_t kVectors = kGemmF32Vectors;
-  F32 sum[kRows][kVectors];
-  unroll<kRows>([&](auto r) { load_tile_row<kVectors>(sum[r], c + r * c_stride, accumulate ? n_cols : 0); });
   size_t k = 0;
   if constexpr (kHasLaneMulAdd) {  // one load of a row serves kLanes steps of depth
     for (; k + kLanes <= depth; k += kLanes) {
@@ -92,6 +90,16 @@ EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t
     });
     b += b_stride;
   }
+}
+
+template <typename Products, size_t kRows>
+EH2O_INLINE void gemm_f32_tile(float* c, size_t c_stride, const float* a, size_t a_stride, const float* b,
+                               size_t b_stride, size_t depth, size_t n_cols, bool accumulate) {
+  using namespace simd;
+  constexpr size_t kVectors = kGemmF32Vectors;
+  F32 sum[kRows][kVectors];
+  unroll<kRows>([&](auto r) { load_tile_row<kVectors>(sum[r], c + r * c_stride, accumulate ? n_cols : 0); });
+  add_products<Products, kRows>(sum, a, a_stride, b, b_stride, depth);
   unroll<kRows>([&](auto r) { store_tile_row<kVectors>(c + r * c_stride, sum[r], n_cols); });
 }
 

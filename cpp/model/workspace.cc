@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kRowsAtOnce = 192;
 // With experts more, because each of them gets a few of the rows only: 64 of 1,024 with 8 of 128.
 constexpr size_t kExpertRowsAtOnce = 1024;
+// Lest chunks of a recurrence begin elsewhere.
+static_assert(kRowsAtOnce % kDeltaTokens == 0 && kExpertRowsAtOnce % kDeltaTokens == 0);
 
 size_t most_experts(const DecoderConfig& config) {
   return config.widest([](const LayerSpec& layer) { return layer.n_experts; });
@@ -58,8 +60,10 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   expert_rows = arena.take<float>(n_mixed);
   expert_input = arena.take<float>(n_mixed);
   mixed = arena.take<float>(n_mixed);
-  scratch = arena.take<uint8_t>(n_threads *
-                                std::max(matmul_scratch_bytes(table), row_scratch_bytes(table, widest)));
+  const size_t delta_bytes =
+      config.widest([](const LayerSpec& layer) { return delta_scratch_bytes(layer.delta); });
+  scratch = arena.take<uint8_t>(
+      n_threads * std::max({matmul_scratch_bytes(table), row_scratch_bytes(table, widest), delta_bytes}));
 }
 
 Workspace::Workspace(const DecoderConfig& config, const KernelTable& table, int n_threads)

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/arena.h"
 #include "base/check.h"
 #include "base/parallel.h"
 #include "ops/softplus.h"
@@ -32,11 +33,19 @@ void find_gates(MatView<float> rates, MatView<float> decays, const float* a, con
   });
 }
 
+size_t delta_scratch_bytes(const DeltaHeads& heads) {
+  return heads.is_none() ? 0 : round_up(delta_scratch_size(heads.head_dim) * sizeof(float), kAlignment);
+}
+
 void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const float> qkv,
-               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out) {
+               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out,
+               uint8_t* scratch) {
   const size_t dim = heads.head_dim, n_slices = dim / kDeltaColumns;
-  parallel_for(heads.n_value_heads * n_slices, [&](size_t task, size_t) {
-    const size_t head = task / n_slices, column = head * dim + task % n_slices * kDeltaColumns;
+  // A head's slices share the products of its queries and keys; one by one tokens have none to share.
+  const bool in_chunks = qkv.rows >= kLeastDeltaTokens;
+  const size_t n_at_once = in_chunks ? n_slices : 1;
+  parallel_for(heads.n_value_heads * n_slices / n_at_once, [&](size_t task, size_t thread) {
+    const size_t first = task * n_at_once, head = first / n_slices, column = first * kDeltaColumns;
     DeltaSlice slice;
     slice.n_tokens = qkv.rows;
     slice.key_dim = dim;
@@ -47,10 +56,15 @@ void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const 
     slice.decays = decays.data + head;
     slice.rates = rates.data + head;
     slice.gate_stride = rates.stride;
-    slice.state = state + task * dim * kDeltaColumns;
+    slice.state = state + first * dim * kDeltaColumns;
     slice.out = out.data + column;
     slice.out_stride = out.stride;
-    table.delta_net_f32(slice);
+    if (in_chunks) {
+      uint8_t* own = scratch + thread * delta_scratch_bytes(heads);
+      table.delta_net_chunks_f32(slice, n_slices, reinterpret_cast<float*>(own));
+    } else {
+      table.delta_net_f32(slice);
+    }
   });
 }
 

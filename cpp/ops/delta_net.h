@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
@@ -14,6 +15,7 @@ struct DeltaHeads {
   // Value heads of a key head are neighbours; else value head h has key head h % n_key_heads.
   bool are_grouped = false;
 
+  bool is_none() const { return n_value_heads == 0; }
   size_t key_dim() const { return n_key_heads * head_dim; }
   size_t value_dim() const { return n_value_heads * head_dim; }
   size_t conv_dim() const { return 2 * key_dim() + value_dim(); }
@@ -28,9 +30,15 @@ struct DeltaHeads {
 // sigmoid, decays [n][n_value_heads] exp(a * softplus(decay + bias)). a, biases: [n_value_heads].
 void find_gates(MatView<float> rates, MatView<float> decays, const float* a, const float* biases);
 
+// Bytes of scratch that delta_net needs per thread, aligned.
+size_t delta_scratch_bytes(const DeltaHeads& heads);
+
 // qkv [n][conv_dim]: queries, keys, values; out [n][value_dim]. state [n_state] goes from the token before
-// them to the last: [value_head][head_dim / kDeltaColumns][head_dim][kDeltaColumns].
+// them to the last: [value_head][head_dim / kDeltaColumns][head_dim][kDeltaColumns]. Tokens go through it in
+// chunks of kDeltaTokens, so that the same n tokens have the same bits in calls that begin at multiples of
+// it. scratch: num_threads() x delta_scratch_bytes.
 void delta_net(const KernelTable& table, const DeltaHeads& heads, MatView<const float> qkv,
-               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out);
+               MatView<const float> rates, MatView<const float> decays, float* state, MatView<float> out,
+               uint8_t* scratch);
 
 }  // namespace edgeh2o

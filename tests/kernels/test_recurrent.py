@@ -87,6 +87,47 @@ def test_ungated_activations(isa: str, n: int) -> None:
     assert np.isnan(_kernels.xielu(isa, np.float32([np.nan]), 0.9, 0.7, 0.5, -1e-6)[0])
 
 
+# Decays that a product of a few is 0 of, and keys that are all the same: what is written then
+# replaces all that was there.
+@pytest.mark.parametrize("kind", ["usual", "vanishing", "lasting", "one key"])
+# Less than a tile, full chunks, and a rest of either kind.
+@pytest.mark.parametrize(("n", "key_dim"), [(3, 32), (8, 64), (37, 128), (64, 32), (101, 128)])
+def test_delta_net_in_chunks(isa: str, n: int, key_dim: int, kind: str) -> None:
+    rng, slices = np.random.default_rng(n), 2
+    q, k = (normal(seed, n, key_dim) for seed in (1, 2))
+    if kind == "one key":
+        k[:] = k[0]
+    k /= np.linalg.norm(k, axis=1, keepdims=True)
+    v, state = normal(3, n, 32 * slices), normal(4, slices, key_dim, 32)
+    decays, rates = (rng.uniform(0.2, 1, n).astype(np.float32) for _ in range(2))
+    if kind == "vanishing":
+        decays[::2], decays[::6] = 1e-30, 0
+    elif kind != "usual":
+        decays[:], rates[:] = 1, rng.uniform(0.99, 1, n)
+    scaled = q.astype(np.float64) * key_dim**0.5  # the definition divides by it
+    parts = (x[:, None].astype(np.float64) for x in (scaled, k, v, decays, rates))
+    before = np.concatenate(list(state), axis=1)[None].astype(np.float64)
+    exact, after = delta_net(*parts, before)
+    out, new = _kernels.delta_net_chunks(isa, q, k, v, decays, rates, state)
+    np.testing.assert_allclose(np.concatenate(list(new), axis=1), after[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out, exact[:, 0], rtol=1e-5, atol=3e-6 * key_dim**0.5 + 1e-5)
+
+    # Slices by themselves, and calls of whole chunks: the same bits.
+    for i in range(slices):
+        own, its = np.ascontiguousarray(v[:, 32 * i : 32 * i + 32]), state[i : i + 1]
+        alone, alone_after = _kernels.delta_net_chunks(isa, q, k, own, decays, rates, its)
+        np.testing.assert_array_equal(alone, out[:, 32 * i : 32 * i + 32])
+        np.testing.assert_array_equal(alone_after[0], new[i])
+    pieces = []
+    for part in np.split(np.arange(n), [32, 96]):
+        if len(part):
+            rows = (x[part] for x in (q, k, v, decays, rates))
+            piece, state = _kernels.delta_net_chunks(isa, *rows, state)
+            pieces.append(piece)
+    np.testing.assert_array_equal(np.concatenate(pieces), out)
+    np.testing.assert_array_equal(state, new)
+
+
 def test_reglu(isa: str, n: int) -> None:
     gate, up = normal(n, n), normal(n + 1, n)
     np.testing.assert_array_equal(_kernels.reglu(isa, gate, up), np.maximum(gate, 0) * up)

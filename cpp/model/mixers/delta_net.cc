@@ -75,8 +75,8 @@ void mix_delta_net(const LayerCall& call) {
     convolve_silu(table, parts.qkv, w.conv.data(), call.spec().n_conv_taps, conv_inputs);
     norm_qk(call, parts.qkv);
     find_gates(parts.rates, parts.decays, w.delta_a.data(), w.delta_bias.data());
-    delta_net(table, heads, as_const(parts.qkv), as_const(parts.rates), as_const(parts.decays), matrices,
-              out);
+    delta_net(table, heads, as_const(parts.qkv), as_const(parts.rates), as_const(parts.decays), matrices, out,
+              a.scratch);
     if (n_rows > 0) {
       const MatView<float> rows = out.rows_from(n_skipped, n_rows);
       rms_norm_groups(table, rows, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);

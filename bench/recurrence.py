@@ -1,0 +1,178 @@
+"""What a token costs in the recurrence of a gated delta net: one by one, in chunks, and in ggml.
+
+    python -m bench.recurrence [--ggml DIR]
+
+The recurrence alone, of layers with the heads of Qwen3.5-2B, on one thread: no projections, norms
+or convolution. ggml's operator is called in its shared libraries, which a build of llama.cpp has
+(--ggml: their folder), with the same numbers; what comes out must agree. Times are medians of
+rounds in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeh2o import _core, _recurrent_kernels
+from edgeh2o.evaluation.reporting import markdown_table
+
+from .errors import LlamaCppError
+from .reporting import run_script, write_report
+
+N_HEADS, HEAD_DIM, COLUMNS = 16, 128, 32  # columns: of the slices that the kernels work on
+TYPE_F32 = 0  # of ggml
+GGML_MEMORY = 1 << 30
+
+Floats = NDArray[np.float32]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.recurrence", description=__doc__)
+    parser.add_argument("--isa", help="one instruction set (default: all but scalar)")
+    parser.add_argument("--tokens", type=int, default=192, help="tokens (default: %(default)s)")
+    parser.add_argument("--ggml", type=Path, help="folder of ggml's shared libraries")
+    parser.add_argument("-r", type=int, default=20, help="rounds (default: %(default)s)")
+    parser.add_argument("-o", "--output", choices=("md", "json"), default="md")
+    return parser
+
+
+def main() -> int:
+    """Measures and prints the table; returns the exit code."""
+    args = build_parser().parse_args()
+    isas = [args.isa] if args.isa else [i for i in _core.available_isas() if i != "scalar"]
+    numbers = Numbers(args.tokens)
+    contestants: dict[str, Callable[[], Floats]] = {}
+    for isa in isas:
+        contestants[f"{isa}, one by one"] = lambda isa=isa: numbers.one_by_one(isa)
+        contestants[f"{isa}, in chunks"] = lambda isa=isa: numbers.in_chunks(isa)
+    if args.ggml:
+        contestants["ggml"] = GgmlOperator(args.ggml, numbers).run
+    expected = numbers.one_by_one("scalar")
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(args.r):
+        for name, run in contestants.items():
+            started_at = time.perf_counter()
+            out = run()
+            seconds[name].append(time.perf_counter() - started_at)
+            np.testing.assert_allclose(out, expected, atol=1e-4, err_msg=name)
+    per_token = {name: float(np.median(of)) / args.tokens for name, of in seconds.items()}
+    slowest = per_token.get("ggml", max(per_token.values()))
+    rows = [(name, f"{1e6 * one:.1f}", f"{slowest / one:.1f}x") for name, one in per_token.items()]
+    against = "against ggml" if args.ggml else "against the slowest"
+    records: list[dict[str, Any]] = [
+        {"contestant": name, "seconds_per_token": one} for name, one in per_token.items()
+    ]
+    title = f"{N_HEADS} heads of {HEAD_DIM}, {args.tokens} tokens, one thread"
+    table = markdown_table(("kernel", "µs per token and layer", against), rows)
+    write_report(args.output, [f"{title}\n\n{table}"], records)
+    return 0
+
+
+class Numbers:
+    """A layer's queries, keys, values, gates and state."""
+
+    def __init__(self, n_tokens: int) -> None:
+        random = np.random.default_rng(0)
+        shape = (N_HEADS, n_tokens, HEAD_DIM)
+        self.q, self.k, self.v = (random.standard_normal(shape).astype(np.float32) for _ in "qkv")
+        for x in (self.q, self.k):
+            x /= np.linalg.norm(x, axis=2, keepdims=True)
+        self.decays = random.uniform(0.7, 1, shape[:2]).astype(np.float32)
+        self.rates = random.uniform(0, 1, shape[:2]).astype(np.float32)
+        n_slices = HEAD_DIM // COLUMNS
+        state = random.standard_normal((N_HEADS, n_slices, HEAD_DIM, COLUMNS))
+        self.state = state.astype(np.float32)
+        slices = self.v.reshape(N_HEADS, n_tokens, n_slices, COLUMNS)
+        self.slices = np.ascontiguousarray(slices.transpose(0, 2, 1, 3))
+
+    def one_by_one(self, isa: str) -> Floats:
+        """Outputs [heads, tokens, dimensions] of the kernel that takes tokens one by one."""
+        kernel, out = _recurrent_kernels.delta_net, np.empty_like(self.v)
+        for head, gates in enumerate(zip(self.decays, self.rates, strict=True)):
+            q, k = self.q[head], self.k[head]
+            for i, (v, state) in enumerate(zip(self.slices[head], self.state[head], strict=True)):
+                columns = slice(i * COLUMNS, (i + 1) * COLUMNS)
+                out[head, :, columns] = kernel(isa, q, k, v, *gates, state)[0]
+        return out
+
+    def in_chunks(self, isa: str) -> Floats:
+        """The same of the kernel that takes them in chunks."""
+        kernel = _recurrent_kernels.delta_net_chunks
+        parts = zip(self.q, self.k, self.v, self.decays, self.rates, self.state, strict=True)
+        return np.stack([kernel(isa, *part)[0] for part in parts])
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+class GgmlOperator:
+    """ggml_gated_delta_net on the numbers, in a graph of this node alone."""
+
+    def __init__(self, folder: Path, numbers: Numbers) -> None:
+        base, self._cpu = _load_ggml(folder)
+        self._n_tokens = numbers.q.shape[1]
+        self._context = ctypes.c_void_p(base.ggml_init(_InitParams(GGML_MEMORY, None, False)))
+        self._base = base
+        by_token = [x.transpose(1, 0, 2) for x in (numbers.q, numbers.k, numbers.v)]
+        by_token += [x.T[:, :, None] for x in (np.log(numbers.decays), numbers.rates)]
+        # Of every head: [column][row].
+        state = numbers.state.transpose(0, 1, 3, 2).reshape(N_HEADS, HEAD_DIM, HEAD_DIM)
+        inputs = [self._tensor(x) for x in (*by_token, state)]
+        operation = base.ggml_gated_delta_net(self._context, *inputs, ctypes.c_int64(1))
+        self._out = ctypes.c_void_p(operation)
+        self._graph = ctypes.c_void_p(base.ggml_new_graph(self._context))
+        base.ggml_build_forward_expand(self._graph, self._out)
+
+    def run(self) -> Floats:
+        """Outputs [heads, tokens, dimensions]."""
+        if self._cpu.ggml_graph_compute_with_ctx(self._context, self._graph, 1) != 0:
+            raise LlamaCppError("ggml did not compute its gated delta net")
+        rows = self._values(self._out, (self._n_tokens, N_HEADS, HEAD_DIM))
+        return np.array(rows.transpose(1, 0, 2)) * np.float32(HEAD_DIM**0.5)  # it divides by it
+
+    def _tensor(self, values: Floats) -> ctypes.c_void_p:
+        sizes = (ctypes.c_int64(n) for n in reversed(values.shape))
+        made = self._base.ggml_new_tensor_4d(self._context, TYPE_F32, *sizes, ctypes.c_int64(1))
+        tensor = ctypes.c_void_p(made)
+        self._values(tensor, values.shape)[:] = values
+        return tensor
+
+    def _values(self, tensor: ctypes.c_void_p, shape: tuple[int, ...]) -> Floats:
+        address = self._base.ggml_get_data_f32(tensor)
+        pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(pointer, shape)
+
+
+def _load_ggml(folder: Path) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    backends = sorted(folder.glob("libggml-cpu*.so"))
+    if len(backends) != 1 or not (folder / "libggml-base.so").exists():
+        raise LlamaCppError(
+            f"{folder} must hold libggml-base.so and one libggml-cpu*.so, and holds "
+            f"{len(backends)} of the latter: copy those that are meant to a folder of their own"
+        )
+    base = ctypes.CDLL(str(folder / "libggml-base.so"), ctypes.RTLD_GLOBAL)
+    cpu = ctypes.CDLL(str(backends[0]), ctypes.RTLD_GLOBAL)
+    for name in ("init", "new_tensor_4d", "get_data_f32", "gated_delta_net", "new_graph"):
+        try:
+            getattr(base, f"ggml_{name}").restype = ctypes.c_void_p
+        except AttributeError:
+            raise LlamaCppError(f"{folder / 'libggml-base.so'} has no ggml_{name}") from None
+    cpu.ggml_cpu_init()
+    return base, cpu
+
+
+if __name__ == "__main__":
+    run_script(main)
