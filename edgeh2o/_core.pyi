@@ -332,6 +332,8 @@ class ChunkedAttention(_SequenceMethods):
     v and the output have heads of ``value_dim``, ``head_dim`` if not said otherwise. Calls are
     shared by ``threads`` of the CPU, by default the number set when it is made. ``checked_rows``
     and ``error_limit`` are described at ``SessionShape``; ``state`` needs ``run`` without them.
+    ``recurrent`` [n_layers] gives layers that do not attend the numbers of their recurrent state, 0
+    to the others; empty: all attend.
     """
 
     def __init__(
@@ -353,6 +355,7 @@ class ChunkedAttention(_SequenceMethods):
         checked_rows: int = 0,
         error_limit: float = ...,
         threads: int | None = None,
+        recurrent: abc.Sequence[int] = (),
     ) -> None: ...
     @staticmethod
     def estimate_bytes(policy: SparsePolicy, *args: int, **sizes: Any) -> dict[str, int]:
@@ -396,6 +399,20 @@ class ChunkedAttention(_SequenceMethods):
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Appends one token, which reads everything before it; returns [1, n_heads, head_dim]."""
+
+    def short_conv(
+        self,
+        layer: int,
+        bcy: NDArray[np.float32],
+        weights: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Reads the next tokens in a layer with a state of ``(n_taps - 1) * dim`` numbers.
+
+        Of the rows [n, 3 * dim] b, c and y side by side: ``out`` [n, dim] is c times the causal
+        convolution of u = b * y, which for token t is the sum over j < n_taps of ``weights[j]``
+        [n_taps, dim] times u of token t - (n_taps - 1) + j. Changes ``bcy``.
+        """
 
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """Softmax state (m, l, o) of the latest run: m and l [n_tokens, n_heads], o like q."""

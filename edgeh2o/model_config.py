@@ -31,6 +31,16 @@ class ModelConfig:
         """KV heads of all layers."""
         return self.n_layers * self.n_kv_heads
 
+    @property
+    def has_like_layers(self) -> bool:
+        """Whether layers attend alike: to keys and values of their own, in heads of one size."""
+        return True
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers have a state in the place of keys and values, or beside them."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xielu:
@@ -185,13 +195,11 @@ class DecoderConfig(ModelConfig):
 
     @property
     def has_like_layers(self) -> bool:
-        """Whether layers attend alike: to keys and values of their own, in heads of one size."""
         differ = any(layer.head_dim or layer.kv_distance for layer in self.layers)
         return not differ and not self.has_sinks and not self.is_recurrent
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether layers have a state in the place of keys and values, or beside them."""
         return any(layer.mixer not in ("attention", "none") for layer in self.layers)
 
     @property

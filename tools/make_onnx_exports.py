@@ -2,6 +2,7 @@
 
     python -m tools.make_onnx_exports builder dynamo   # needs onnxruntime-genai, transformers
     python -m tools.make_onnx_exports optimum          # needs optimum-onnx and its transformers
+    python -m tools.make_onnx_exports builder_lfm2_fp32   # one of them alone
 
 The models are random ones of transformers. Every export becomes NAME.zip: the files of its folder
 but the tokenizer, which all share, and ``expected.npy``, the logits [n, vocabulary] that
@@ -45,12 +46,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "mistral": {"sliding_window": WINDOW},
     "gemma2": {"sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "lfm2": {
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+        "block_multiple_of": 32,
+    },
     "gpt_oss": {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 # Names of exports, their model types and what the exporter is told.
 BUILDER: dict[str, tuple[str, str, list[str]]] = {
     "builder_gemma2_int4": ("gemma2", "int4", []),
     "builder_gpt_oss_fp32": ("gpt_oss", "fp32", []),
+    "builder_lfm2_fp32": ("lfm2", "fp32", []),
+    "builder_lfm2_int4": ("lfm2", "int4", []),
     "builder_llama_fp16": ("llama", "fp16", []),
     "builder_llama_int8": ("llama", "int8", []),
     "builder_llama_int4_tied": ("llama", "int4", ["is_symmetric=false"]),
@@ -176,7 +184,9 @@ def expected_logits(path: Path) -> Any:
     names = [item.name for item in session.get_inputs()]
     for item in session.get_inputs():
         if item.name not in feed:
-            shape = (1, SIZES["num_key_value_heads"], 0, SIZES["head_dim"])
+            shape = [1, SIZES["num_key_value_heads"], 0, SIZES["head_dim"]]
+            if item.name.endswith(".conv"):
+                shape = [1, *item.shape[1:]]
             feed[item.name] = np.zeros(shape, types[item.type])
     logits = session.run(["logits"], {name: feed[name] for name in names})[0][0]
     return np.asarray(logits, np.float32)
@@ -217,10 +227,11 @@ def write_zip(folder: Path, name: str) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Makes the exports of the exporters that are named."""
-    for exporter in names:
-        exports, export = EXPORTERS[exporter]
+    """Makes the exports that are named, and those of the exporters that are."""
+    for exporter, (exports, export) in EXPORTERS.items():
         for name, (model_type, *_) in exports.items():
+            if exporter not in names and name not in names:
+                continue
             with tempfile.TemporaryDirectory() as work:
                 source, target = Path(work) / "source", Path(work) / name
                 make_source(model_type, source, ROOT / "tokenizer")

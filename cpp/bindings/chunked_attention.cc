@@ -16,6 +16,7 @@
 #include "bindings/register.h"
 #include "bindings/sequence_methods.h"
 #include "isa/select.h"
+#include "ops/convolution.h"
 #include "ops/rows.h"
 #include "sequence/sequence.h"
 
@@ -92,17 +93,19 @@ class RotaryRows {
   size_t n_pairs_ = 0;
 };
 
-// A sequence without a decoder: what a runtime needs that has no cache of ours. Its layers are alike.
+using Layers = std::vector<LayerKeeps>;
+
+// A sequence without a decoder: what a runtime needs that has no cache of ours. Layers that attend are alike.
 class AttentionSequence {
  public:
   using RotaryTables = std::optional<std::pair<FloatArray, FloatArray>>;
   using Output = std::optional<py::array_t<float, py::array::c_style>>;
   using Sinks = std::optional<FloatArray>;
 
-  AttentionSequence(const PolicyPtr& rule, const AttentionHeads& heads, size_t n_layers,
+  AttentionSequence(const PolicyPtr& rule, const AttentionHeads& heads, const Layers& layers,
                     const SequenceShape& shape, std::optional<int> n_threads)
       : policy(rule),
-        sequence(active_kernel_table(), std::vector<LayerKeeps>(n_layers, {heads, 0}), rule, shape),
+        sequence(active_kernel_table(), layers, rule, shape),
         table_(active_kernel_table()),
         heads_(heads),
         n_threads_(n_threads.value_or(num_threads())) {
@@ -110,12 +113,10 @@ class AttentionSequence {
     scratch_ = AlignedBuffer(sequence.scratch_bytes(static_cast<size_t>(n_threads_)));
   }
 
-  static py::dict estimate_bytes(const PolicyPtr& policy, const AttentionHeads& heads, size_t n_layers,
+  static py::dict estimate_bytes(const PolicyPtr& policy, const AttentionHeads&, const Layers& layers,
                                  const SequenceShape& shape, std::optional<int> n_threads) {
-    return to_dict(
-        Sequence::estimate_bytes(active_kernel_table(), std::vector<LayerKeeps>(n_layers, {heads, 0}),
-                                 *policy, shape, static_cast<size_t>(n_threads.value_or(num_threads()))),
-        0);
+    const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
+    return to_dict(Sequence::estimate_bytes(active_kernel_table(), layers, *policy, shape, threads), 0);
   }
 
   // q, k, v: [n_tokens][heads][head_dim] of the next tokens of the prompt. If it throws, reset before going
@@ -148,6 +149,32 @@ class AttentionSequence {
     return call.output;
   }
 
+  // ops/convolution.h: of the next tokens, in a layer with a recurrent state of n_taps - 1 rows.
+  void short_conv(size_t layer, py::array_t<float, py::array::c_style> bcy, const FloatArray& weights,
+                  py::array_t<float, py::array::c_style> out) {
+    position(layer);  // that there is one
+    EH2O_CHECK(sequence.has_recurrent(layer), "layer ", layer, " has no recurrent state");
+    EH2O_CHECK(weights.ndim() == 2 && weights.shape(0) >= 2, "weights must be [n_taps >= 2][dim]");
+    const auto n_taps = static_cast<size_t>(weights.shape(0)), dim = static_cast<size_t>(weights.shape(1));
+    RecurrentState& state = sequence.recurrent(layer);
+    EH2O_CHECK(n_taps <= kMaxConvTaps && (n_taps - 1) * dim == state.n_values(), "weights of [", n_taps, "][",
+               dim, "] do not go with a state of ", state.n_values(), " numbers");
+    const size_t n_tokens = bcy.ndim() == 2 ? static_cast<size_t>(bcy.shape(0)) : 0;
+    EH2O_CHECK(n_tokens > 0 && static_cast<size_t>(bcy.shape(1)) == 3 * dim && bcy.writeable() &&
+                   out.ndim() == 2 && static_cast<size_t>(out.shape(0)) == n_tokens &&
+                   static_cast<size_t>(out.shape(1)) == dim && out.writeable(),
+               "bcy and out must be writable arrays [n_tokens][", 3 * dim, "] and [n_tokens][", dim, "]");
+    EH2O_CHECK(n_tokens <= sequence.shape().max_context - state.n_tokens(), state.n_tokens(), " plus ",
+               n_tokens, " tokens exceed the context of ", sequence.shape().max_context);
+    const MatView<float> rows{bcy.mutable_data(), n_tokens, 3 * dim, 3 * dim};
+    const MatView<float> results{out.mutable_data(), n_tokens, dim, dim};
+    const py::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const ThreadScope threads(n_threads_);
+    edgeh2o::short_conv(table_, rows, weights.data(), n_taps, state.values(), results);
+    state.advance(n_tokens);
+  }
+
   void load_state(const py::buffer& buffer) {
     const py::buffer_info info = buffer.request();
     forget_prompt();
@@ -166,7 +193,7 @@ class AttentionSequence {
   size_t position(size_t layer) const {
     EH2O_CHECK(layer < sequence.n_layers(), "layer ", layer, " does not exist; there are ",
                sequence.n_layers());
-    return sequence.layer(layer).n_tokens();
+    return sequence.attends(layer) ? sequence.layer(layer).n_tokens() : sequence.recurrent(layer).n_tokens();
   }
   void forget_prompt() { n_rows_ = 0; }
   void fetch_rows() {}
@@ -175,7 +202,7 @@ class AttentionSequence {
   // A view of [kv_head][position][head_dim]; of q8_0, which NumPy has not, the bytes [kv_head][position][row
   // bytes].
   static py::array cache_view(const std::shared_ptr<AttentionSequence>& self, size_t layer, bool is_keys) {
-    self->position(layer);  // that there is one
+    self->check_attends(layer);
     const LayerKv& kv = self->sequence.layer(layer).rows();
     const KvRows& rows = is_keys ? kv.k_head0 : kv.v_head0;
     const py::dtype item(rows.type == CacheType::kF16   ? "float16"
@@ -188,10 +215,13 @@ class AttentionSequence {
   }
   size_t cache_bytes() const {
     size_t n_bytes = 0;
-    for (const KvRows& rows : {sequence.layer(0).rows().k_head0, sequence.layer(0).rows().v_head0}) {
-      n_bytes += kv_row_bytes(rows.type, rows.head_dim);
+    for (size_t i = 0; i < sequence.n_layers(); ++i) {
+      if (!sequence.attends(i)) continue;
+      for (const KvRows& rows : {sequence.layer(i).rows().k_head0, sequence.layer(i).rows().v_head0}) {
+        n_bytes += kv_row_bytes(rows.type, rows.head_dim);
+      }
     }
-    return n_bytes * heads_.n_kv_heads * sequence.shape().max_context * sequence.n_layers();
+    return n_bytes * heads_.n_kv_heads * sequence.shape().max_context;
   }
 
   PolicyPtr policy;
@@ -233,6 +263,10 @@ class AttentionSequence {
     py::array_t<float> output;
   };
 
+  void check_attends(size_t layer) const {
+    position(layer);  // that there is one
+    EH2O_CHECK(sequence.attends(layer), "layer ", layer, " does not attend: it has a recurrent state");
+  }
   ChunkedAttention attention(size_t layer) {
     return sequence.attention(layer, scratch_.data(), static_cast<size_t>(n_threads_));
   }
@@ -240,7 +274,7 @@ class AttentionSequence {
   // Rotates what is to be rotated, writes the new rows to the cache, and runs f.
   template <typename F>
   void run_locked(size_t layer, const Call& call, const Sinks& sinks, const F& f) {
-    position(layer);  // that there is one
+    check_attends(layer);
     EH2O_CHECK(!sinks || (sinks->ndim() == 1 && static_cast<size_t>(sinks->shape(0)) == heads_.n_heads),
                "sinks must be [n_heads], of ", heads_.n_heads, " heads");
     const py::gil_scoped_release release;
@@ -274,7 +308,7 @@ auto with_shape(const F& make) {
                 size_t chunk_size, size_t batch_size, size_t max_context, std::optional<float> scale,
                 float soft_cap, const std::string& cache_type, const std::string& precision,
                 std::optional<size_t> value_dim, size_t checked_rows, double error_limit,
-                std::optional<int> threads) {
+                std::optional<int> threads, const std::vector<size_t>& recurrent) {
     const float default_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     const AttentionHeads heads{
         n_heads, n_kv_heads, head_dim, value_dim.value_or(head_dim), scale.value_or(default_scale), soft_cap};
@@ -285,7 +319,13 @@ auto with_shape(const F& make) {
                               parse_attention_precision(precision),
                               true,
                               {checked_rows, error_limit}};
-    return make(policy, heads, n_layers, shape, threads);
+    Layers layers(n_layers, {heads, 0});
+    EH2O_CHECK(recurrent.empty() || recurrent.size() == n_layers, "recurrent has the sizes of ",
+               recurrent.size(), " layers, there are ", n_layers);
+    for (size_t i = 0; i < recurrent.size(); ++i) {
+      if (recurrent[i] > 0) layers[i] = {{}, recurrent[i]};
+    }
+    return make(policy, heads, layers, shape, threads);
   };
 }
 
@@ -312,7 +352,8 @@ void bind_chunked_attention(py::module_& module) {
            py::arg("n_layers") = 1, py::arg("chunk_size"), py::arg("batch_size"), py::arg("max_context"),
            py::arg("scale") = py::none(), py::arg("soft_cap") = 0.0f, py::arg("cache_type") = "f16",
            py::arg("precision") = "f32", py::arg("value_dim") = py::none(), py::arg("checked_rows") = 0,
-           py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none());
+           py::arg("error_limit") = std::numeric_limits<double>::infinity(), py::arg("threads") = py::none(),
+           py::arg("recurrent") = std::vector<size_t>());
   };
   py::class_<AttentionSequence, std::shared_ptr<AttentionSequence>> c(module, "ChunkedAttention");
   shape_args([&](auto&&... args) {
@@ -329,6 +370,8 @@ void bind_chunked_attention(py::module_& module) {
       .def("decode", &AttentionSequence::decode, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::kw_only(), py::arg("window") = 0, py::arg("rotary") = py::none(),
            py::arg("is_interleaved") = false, py::arg("sinks") = py::none(), py::arg("out") = py::none())
+      .def("short_conv", &AttentionSequence::short_conv, py::arg("layer"), py::arg("bcy").noconvert(),
+           py::arg("weights"), py::arg("out").noconvert())
       .def("begin_call", [](AttentionSequence& self) { self.sequence.begin_call(); })
       .def("end_call", [](AttentionSequence& self) { self.sequence.end_call(); })
       .def("state", &AttentionSequence::state)

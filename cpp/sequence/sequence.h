@@ -134,6 +134,7 @@ class Sequence {
   bool has_own_rows(size_t i) const { return layers_[i].own != nullptr; }
   bool has_recurrent(size_t i) const { return layers_[i].recurrent != nullptr; }  // else no recurrent(i)
   RecurrentState& recurrent(size_t i) { return *layers_[i].recurrent; }
+  const RecurrentState& recurrent(size_t i) const { return *layers_[i].recurrent; }
   // Whether there are such layers: tokens then cannot be taken back one by one, nor looked at ahead.
   bool is_recurrent() const { return is_recurrent_; }
 

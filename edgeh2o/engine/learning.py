@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ..attention.budget_table import BudgetTable
 from ..attention.headwise import PROFILE_BUDGET, UNKNOWN
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
-from ..model_config import DecoderConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +115,6 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
         cure = f"a prompt that begins with {MIN_PROMPT:,} tokens makes a profile"
         return f"read dense; {cure}, `edgeh2o calibrate` a table ({gain})"
     config = model.config
-    has_table = not isinstance(config, DecoderConfig) or config.has_like_layers
     cure = "a table of `edgeh2o calibrate` for the same weights or --budget"
-    cure = cure if has_table else "--budget"
+    cure = cure if config.has_like_layers else "--budget"
     return f"read dense; this model cannot be profiled: {cure} lets it read sparse ({gain})"

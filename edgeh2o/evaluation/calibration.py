@@ -16,7 +16,6 @@ from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
 from ..errors import UsageError
-from ..model_config import DecoderConfig
 from .comparison import WindowComparer
 from .long_texts import make_window
 from .progress import Progress
@@ -101,13 +100,13 @@ def calibrate(
             "use a larger --length"
         )
     model = llm.model
-    if isinstance(llm.config, DecoderConfig) and llm.config.is_recurrent:
+    if llm.config.is_recurrent:
         raise UsageError(
             "calibration is for models without recurrent layers, and this one has some; "
             "give --budget, for all heads the same"
         )
     require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
-    if isinstance(llm.config, DecoderConfig) and not llm.config.has_like_layers:
+    if not llm.config.has_like_layers:
         raise UsageError(
             "calibration does not measure attention sinks, nor layers that share keys and values "
             "or differ in the size of their heads; give --budget, for all heads the same"

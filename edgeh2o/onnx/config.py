@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,10 @@ from ..errors import FormatError
 from ..formats.metadata import quote
 from ..model_config import ModelConfig
 from ..runners.base import SessionShape
-from .cut import LOGITS, Cut
+from .convolutions import ConvolutionSite
+from .cut import LOGITS, Cut, Site
 from .folder import OnnxFolder
 from .graph import OnnxGraph
-from .plan import ValueShape
-from .sessions import AttentionValues
 from .sites import AttentionSite
 
 if TYPE_CHECKING:
@@ -35,25 +34,42 @@ FINGERPRINT_PROPERTY = "edgeh2o.fingerprint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxLayer:
-    """Query heads of a layer, and the positions that its window has; 0: all."""
+    """Heads of a layer, and the positions that its window has; 0: all.
+
+    One without heads is a short convolution, which keeps ``n_recurrent`` numbers.
+    """
 
     n_heads: int
-    window: int
+    n_kv_heads: int
+    window: int = 0
+    n_recurrent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxConfig(ModelConfig):
-    """With what a model shows of its layers once it was loaded."""
+    """With its layers; their windows, and ``model_dim``, once it was loaded."""
 
+    layers: tuple[OnnxLayer, ...]
     model_dim: int = 0
-    layers: tuple[OnnxLayer, ...] = ()
     latent: None = None
+
+    @property
+    def n_slots(self) -> int:
+        return sum(layer.n_kv_heads for layer in self.layers)
+
+    @property
+    def is_recurrent(self) -> bool:
+        return any(layer.n_recurrent for layer in self.layers)
+
+    @property
+    def has_like_layers(self) -> bool:
+        return not self.is_recurrent
 
 
 def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> OnnxConfig:
     """Sizes from the graph, checked against the configuration. Raises FormatError."""
-    sites = cut.sites
-    found = {"n_layers": len(sites), **_head_sizes(graph, sites), **_vocab_size(graph)}
+    sites = cut.attention
+    found = {"n_layers": len(cut.sites), **_head_sizes(graph, sites), **_vocab_size(graph)}
     sizes = {**folder.sizes, **found}
     for name, value in found.items():
         if folder.sizes.get(name, value) != value:
@@ -87,7 +103,8 @@ def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> OnnxConfig:
     return OnnxConfig(
         architecture=folder.architecture,
         has_key_bias=folder.architecture.startswith("qwen2"),
-        n_layers=len(sites),
+        n_layers=len(cut.sites),
+        layers=make_layers(cut.sites, sizes["n_heads"], sizes["n_kv_heads"]),
         n_heads=sizes["n_heads"],
         n_kv_heads=sizes["n_kv_heads"],
         head_dim=sizes["head_dim"],
@@ -96,6 +113,16 @@ def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> OnnxConfig:
         attention_scale=scale,
         attention_soft_cap=sites[0].soft_cap,
         fingerprint=own_print if is_print else hash_model(graph),
+    )
+
+
+def make_layers(sites: Sequence[Site], n_heads: int, n_kv_heads: int) -> tuple[OnnxLayer, ...]:
+    """The layers of a model whose attention has so many heads."""
+    return tuple(
+        OnnxLayer(n_heads=n_heads, n_kv_heads=n_kv_heads, window=site.window)
+        if isinstance(site, AttentionSite)
+        else OnnxLayer(n_heads=0, n_kv_heads=0, n_recurrent=site.n_recurrent)
+        for site in sites
     )
 
 
@@ -134,7 +161,7 @@ def _vocab_size(graph: OnnxGraph) -> dict[str, int]:
     return {"vocab_size": dims[-1]} if dims and dims[-1] > 0 else {}
 
 
-def attention_args(config: ModelConfig, shape: SessionShape) -> dict[str, Any]:
+def attention_args(config: OnnxConfig, shape: SessionShape) -> dict[str, Any]:
     """Arguments of a ``_core.ChunkedAttention`` for all layers, but its policy."""
     return {
         "n_heads": config.n_heads,
@@ -143,40 +170,19 @@ def attention_args(config: ModelConfig, shape: SessionShape) -> dict[str, Any]:
         "n_layers": config.n_layers,
         "scale": config.attention_scale,
         "soft_cap": config.attention_soft_cap,
+        "recurrent": [layer.n_recurrent for layer in config.layers],
         **{name: value for name, value in asdict(shape).items() if name != "all_rows"},
     }
 
 
-def check_shapes(
-    shapes: Mapping[str, ValueShape], layers: Sequence[AttentionValues], config: ModelConfig
-) -> None:
-    """What the stages give must be what the attention takes. Raises FormatError."""
-    kv_width = config.n_kv_heads * config.head_dim
-    q_width = config.n_heads * config.head_dim
-    for i, values in enumerate(layers):
-        widths = [q_width, kv_width, kv_width] if values.k else [q_width + 2 * kv_width]
-        for name, what, width in zip(values.sources, "qkv", widths, strict=False):
-            shape = shapes[name]
-            if not shape.is_per_token or shape.row_bytes != 4 * width:
-                raise FormatError(
-                    f"layer {i} gives {shape.row_bytes // 4} numbers per token for its {what}, "
-                    f"its heads take {width}; the graph is inconsistent"
-                )
-    dims = shapes[LOGITS].dims
-    if dims[-1] != config.vocab_size:
-        raise FormatError(
-            f"the model gives {dims[-1]} logits, its vocabulary has {config.vocab_size}"
-        )
-
-
 def read_rotary(
-    graph: OnnxGraph, site: AttentionSite, config: ModelConfig
+    graph: OnnxGraph, site: Site, config: ModelConfig
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
     """Tables of cos and sin [positions, pairs] of a node that rotates, else None.
 
     Raises FormatError for tables that do not fit the heads.
     """
-    if site.rotary is None:
+    if not isinstance(site, AttentionSite) or site.rotary is None:
         return None
     tables = []
     for name in (site.rotary.cos, site.rotary.sin):
@@ -193,11 +199,9 @@ def read_rotary(
     return cos, sin
 
 
-def read_sinks(
-    graph: OnnxGraph, site: AttentionSite, config: ModelConfig
-) -> NDArray[np.float32] | None:
+def read_sinks(graph: OnnxGraph, site: Site, config: ModelConfig) -> NDArray[np.float32] | None:
     """The sinks [heads] of a node that has some, else None. Raises FormatError for wrong ones."""
-    if not site.sinks:
+    if not isinstance(site, AttentionSite) or not site.sinks:
         return None
     tensor = graph.constant(site.sinks)
     if tensor is None:
@@ -208,6 +212,15 @@ def read_sinks(
             f"the attention sinks {quote(site.sinks)} are not {config.n_heads} finite numbers"
         )
     return sinks
+
+
+def read_taps(graph: OnnxGraph, site: Site) -> NDArray[np.float32] | None:
+    """The weights [n_taps, dim] of a convolution, else None."""
+    if not isinstance(site, ConvolutionSite):
+        return None
+    tensor = graph.constant(site.weights)
+    assert tensor is not None, "it was found"
+    return np.ascontiguousarray(tensor.array()[:, 0].T, np.float32)
 
 
 def hash_model(graph: OnnxGraph) -> str:

@@ -1,19 +1,20 @@
 """Cuts an ONNX decoder at what edgeh2o computes: its attention, and matrix products.
 
 Stage i is a segment of the graph, which onnxruntime runs, followed by those products and that
-attention whose inputs are then all there; their outputs begin stage i + 1. A value that a later
-stage needs too, such as the residual stream, crosses the cut as a tensor. What depends only on
-constants and on the shapes of the inputs is computed anew wherever it is needed.
+attention or short convolution whose inputs are then all there; their outputs begin stage i + 1. A
+value that a later stage needs too, such as the residual stream, crosses the cut as a tensor. What
+depends only on constants and on the shapes of the inputs is computed anew wherever it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import FormatError
 from ..formats.metadata import quote
+from .convolutions import ConvolutionSite
 from .graph import OnnxGraph, attributes, describe_node
 from .packages import onnx
 from .products import Product
@@ -22,6 +23,8 @@ from .sites import AttentionSite, is_past
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+# What mixes the tokens of a layer.
+Site: TypeAlias = AttentionSite | ConvolutionSite
 TOKENS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
 # Stands for Shape(past key or value): int64 [4].
 PAST_SHAPE = "edgeh2o/past_shape"
@@ -46,7 +49,7 @@ class Stage:
 
     segment: Segment
     products: Sequence[Product]
-    site: AttentionSite | None
+    site: Site | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +61,23 @@ class Cut:
     masks: Segment
 
     @property
-    def sites(self) -> list[AttentionSite]:
-        """The attention of each layer."""
+    def sites(self) -> list[Site]:
+        """What mixes the tokens of each layer."""
         return [stage.site for stage in self.stages if stage.site is not None]
 
+    @property
+    def attention(self) -> list[AttentionSite]:
+        """The attention of those layers that have it."""
+        return attention_of(self.sites)
 
-def cut_decoder(
-    graph: OnnxGraph, sites: Sequence[AttentionSite], products: Sequence[Product] = ()
-) -> Cut:
-    """Cuts at the attention of all ``sites``, and at ``products``.
+
+def attention_of(sites: Iterable[Site]) -> list[AttentionSite]:
+    """Those of the sites that are attention."""
+    return [site for site in sites if isinstance(site, AttentionSite)]
+
+
+def cut_decoder(graph: OnnxGraph, sites: Sequence[Site], products: Sequence[Product] = ()) -> Cut:
+    """Cuts at all ``sites``, and at ``products``.
 
     Raises FormatError for a graph that is no plain decoder.
     """
@@ -75,9 +86,10 @@ def cut_decoder(
 
 class _Cutter:
     def __init__(
-        self, graph: OnnxGraph, sites: Sequence[AttentionSite], products: Sequence[Product]
+        self, graph: OnnxGraph, sites: Sequence[Site], products: Sequence[Product]
     ) -> None:
-        if not sites:
+        attention = attention_of(sites)
+        if not attention:
             raise FormatError(_explain_missing_attention(graph))
         if LOGITS not in graph.outputs:
             raise FormatError(
@@ -90,10 +102,10 @@ class _Cutter:
                 "embedding"
             )
         self._graph = graph
-        head_major = {site.output for site in sites if "o" in site.head_major}
+        head_major = {site.output for site in attention if "o" in site.head_major}
         products = [product for product in products if product.input not in head_major]
         # What edgeh2o computes: names of its inputs by the name of its output.
-        self._reads = {site.output: [n for n in (site.q, site.k, site.v) if n] for site in sites}
+        self._reads = {site.output: list(site.sources.values()) for site in sites}
         self._reads |= {product.output: [product.input] for product in products}
         self._site_nodes = {id(site.node) for site in sites}
         self._past_shapes = self._find_past_shapes()
@@ -115,7 +127,7 @@ class _Cutter:
             wanted[self._cut_level(output)] += names
         logits_level = self._levels.get(LOGITS)
         if logits_level is None or logits_level <= max(self._sites):
-            raise FormatError("the logits do not follow from the last attention of the model")
+            raise FormatError("the logits do not follow from the last layer of the model")
         wanted[logits_level].append(LOGITS)
         stages = []
         for level in reversed(range(n_stages)):
@@ -126,7 +138,8 @@ class _Cutter:
                     wanted[source].append(name)
             products = self._products.get(level, ())
             stages.append(Stage(segment, products, self._sites.get(level)))
-        masks = dict.fromkeys(name for site in self._sites.values() for name, _ in site.masks)
+        attention = attention_of(self._sites.values())
+        masks = dict.fromkeys(name for site in attention for name, _ in site.masks)
         return Cut(self._graph, stages[::-1], self.context(list(masks)))
 
     def context(self, names: Sequence[str]) -> Segment:
@@ -180,15 +193,15 @@ class _Cutter:
         assert level is not None, "it depends on its inputs"
         return level - 1
 
-    def _place(self, sites: Sequence[AttentionSite]) -> dict[int, AttentionSite]:
-        """The attention that ends a stage."""
-        placed: dict[int, AttentionSite] = {}
+    def _place(self, sites: Sequence[Site]) -> dict[int, Site]:
+        """What ends a stage."""
+        placed: dict[int, Site] = {}
         for site in sites:
             level = self._cut_level(site.output)
             if level in placed:
                 raise FormatError(
-                    f"{describe_node(site.node)} does not follow the attention before it: layers "
-                    "with several attentions side by side are not supported"
+                    f"{describe_node(site.node)} does not follow the layer before it: layers with "
+                    "several attentions or convolutions side by side are not supported"
                 )
             placed[level] = site
         return dict(sorted(placed.items()))

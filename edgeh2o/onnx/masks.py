@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +11,18 @@ import numpy as np
 from ..errors import FormatError
 from ..formats.metadata import quote
 from ..model_config import ModelConfig
-from .cut import Cut
+from .cut import Cut, Site
 from .graph import describe_node
 from .sessions import LoadedSegment
 from .sites import AttentionSite
+from .windows import ConfigWindow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def check_masks(
-    cut: Cut, segment: LoadedSegment | None, config: ModelConfig
-) -> list[AttentionSite]:
-    """The sites, with the windows that their masks have.
+def check_masks(cut: Cut, segment: LoadedSegment | None, config: ModelConfig) -> list[Site]:
+    """The sites of all layers, with the windows that their masks have.
 
     What a graph computes for masks, lengths and positions is dropped: the attention is causal and
     knows where it stands. So the graph must compute just that, which is tried out. Raises
@@ -35,12 +35,39 @@ def check_masks(
     windows: dict[str, int] = {}
     for n_past, n_new in cases:
         found = segment.run(segment.context_feed(n_past, n_new, config))
-        for site in cut.sites:
+        for site in cut.attention:
             for name, kind in site.masks:
                 _check_mask(site, name, kind, found[name], n_past, n_new, windows)
     return [
         replace(site, window=max([site.window, *(windows.get(name, 0) for name, _ in site.masks)]))
+        if isinstance(site, AttentionSite)
+        else site
         for site in cut.sites
+    ]
+
+
+def add_windows(
+    sites: Sequence[Site], window: ConfigWindow | None, context_length: int, name: str
+) -> list[Site]:
+    """The sites of all layers, with the windows of the configuration, where the graph has none.
+
+    Raises FormatError if nothing says which layers have it.
+    """
+    has_own = any(isinstance(site, AttentionSite) and site.window for site in sites)
+    if window is None or window.width >= context_length or has_own:
+        return list(sites)
+    if window.layers is None:
+        raise FormatError(
+            f"{name} names a sliding window of {window.width} positions, but neither it (by "
+            "layer_types) nor the graph says which layers have it; export the model with "
+            "local_window_size or masks in the graph"
+        )
+    layers = range(len(sites)) if window.layers == "all" else window.layers
+    return [
+        replace(site, window=window.width)
+        if i in layers and isinstance(site, AttentionSite)
+        else site
+        for i, site in enumerate(sites)
     ]
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import FormatError, ResourceError, UsageError
-from ..model_config import ModelConfig
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks, check_caches
@@ -18,28 +17,28 @@ from .composed import find_composed
 from .config import (
     DEFAULT_CONTEXT,
     OnnxConfig,
-    OnnxLayer,
     attention_args,
     check_finite,
-    check_shapes,
     hash_model,
+    make_layers,
     read_config,
     read_rotary,
     read_sinks,
+    read_taps,
 )
-from .cut import cut_decoder
+from .convolutions import find_convolutions
+from .cut import Site, attention_of, cut_decoder
 from .folder import OnnxFolder, find_onnx_model
 from .graph import OnnxGraph
-from .masks import check_masks
+from .masks import add_windows, check_masks
 from .packages import require_runtime
-from .plan import LoadedDecoder, probe_stages
+from .plan import LoadedDecoder, check_shapes, probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
 from .sessions import SegmentFactory
 from .shown import find_outputs
-from .sites import AttentionSite, find_attention
+from .sites import find_attention
 from .trial import prove_composed
-from .windows import add_windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,19 +91,22 @@ class OnnxModelFile:
         """What is in the files, for people."""
         graph, config = self._graph, self.config
         operators = Counter(node.op_type for node in graph.nodes)
+        attention = self._cut.attention
+        n_convolutions = config.n_layers - len(attention)
         return {
             "file": str(self._folder.model_path),
             "bytes": graph.n_file_bytes,
             "weights": {"tensors": len(graph.tensors), "bytes": graph.n_weight_bytes},
             "architecture": config.architecture,
             "layers": config.n_layers,
+            **({"short_convolutions": n_convolutions} if n_convolutions else {}),
             "query_heads": config.n_heads,
             "kv_heads": config.n_kv_heads,
             "head_dim": config.head_dim,
             "vocabulary": config.vocab_size,
             "context_length": config.context_length,
-            "attention_operator": self._cut.sites[0].node.op_type,
-            "rotary_by_attention": self._cut.sites[0].rotary is not None,
+            "attention_operator": attention[0].node.op_type,
+            "rotary_by_attention": attention[0].rotary is not None,
             "operators": dict(operators.most_common()),
         }
 
@@ -155,7 +157,7 @@ class OnnxModel:
         self,
         folder: OnnxFolder,
         graph: OnnxGraph,
-        sites: Sequence[AttentionSite],
+        sites: Sequence[Site],
         config: OnnxConfig,
         tokenizer: Tokenizer,
         on_bytes: OnBytes | None,
@@ -184,22 +186,24 @@ class OnnxModel:
         progress.end()
         operators = {node.op_type for node in graph.nodes}
         shapes = probe_stages(stages, config, operators)
-        layers = [stage.attention for stage in stages if stage.attention is not None]
+        layers = [stage.mixer for stage in stages if stage.mixer is not None]
         check_shapes(shapes, layers, config)
         rotary = [read_rotary(graph, site, config) for site in sites]
         sinks = [read_sinks(graph, site, config) for site in sites]
+        taps = [read_taps(graph, site) for site in sites]
         self._graph = graph
         self._outputs = find_outputs(graph, sites, config.n_heads * config.head_dim, shapes)
         self.config = replace(
             config,
             model_dim=self._outputs[0].n_outputs if self._outputs else 0,
-            layers=tuple(OnnxLayer(n_heads=config.n_heads, window=site.window) for site in sites),
+            layers=make_layers(sites, config.n_heads, config.n_kv_heads),
         )
         self.decoder = LoadedDecoder(
-            config=config,
+            config=self.config,
             stages=stages,
             shapes=shapes,
             sites=sites,
+            taps=taps,
             rotary=rotary,
             sinks=sinks,
             residuals=[output.residual for output in self._outputs],
@@ -223,7 +227,8 @@ class OnnxModel:
     def start_session(self, attention: SparseAttentionConfig, shape: SessionShape) -> OnnxRunner:
         decoder = self.decoder
         limits = [len(tables[0]) for tables in decoder.rotary if tables]
-        limits += [site.max_context for site in decoder.sites if site.max_context is not None]
+        sites = attention_of(decoder.sites)
+        limits += [site.max_context for site in sites if site.max_context is not None]
         if shape.max_context > min(limits, default=2**31):
             raise UsageError(
                 f"a context of {shape.max_context} is longer than the {min(limits)} positions for "
@@ -239,11 +244,15 @@ class OnnxModel:
             ) from None
 
 
-def _find_sites(folder: OnnxFolder, graph: OnnxGraph) -> list[AttentionSite]:
-    """The attention of all layers, that of several nodes proved. Raises FormatError."""
+def _find_sites(folder: OnnxFolder, graph: OnnxGraph) -> list[Site]:
+    """What mixes the tokens of all layers; attention of several nodes is proved.
+
+    Raises FormatError.
+    """
     sites = find_attention(graph, find_composed(graph))
     check_caches(graph, sites)
-    return prove_composed(graph, sites, folder.sizes, DEFAULT_CONTEXT)
+    proved = prove_composed(graph, sites, folder.sizes, DEFAULT_CONTEXT)
+    return [*proved, *find_convolutions(graph)]
 
 
 def _in_file(path: Path, error: FormatError) -> FormatError:
@@ -278,7 +287,7 @@ def _read_tokenizer(folder: OnnxFolder, vocab_size: int) -> Tokenizer:
 
 
 def _estimate_session_bytes(
-    config: ModelConfig, attention: SparseAttentionConfig, shape: SessionShape
+    config: OnnxConfig, attention: SparseAttentionConfig, shape: SessionShape
 ) -> Mapping[str, int]:
     try:
         parts = _core.ChunkedAttention.estimate_bytes(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from .. import _core
 from ..errors import FormatError
 from ..formats.metadata import quote
 from ..model_config import ModelConfig
-from .cut import CONTEXT_INPUTS, LOGITS
+from .config import OnnxConfig
+from .cut import CONTEXT_INPUTS, LOGITS, Site
 from .products import ProductGroup
-from .sessions import LoadedSegment, LoadedStage
-from .sites import AttentionSite
+from .sessions import AttentionValues, LoadedSegment, LoadedStage, MixerValues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,17 +65,19 @@ class ValueShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedDecoder:
-    """A decoder that can run: its stages, the shapes of what crosses, and the layers' attention.
+    """A decoder that can run: its stages, the shapes of what crosses, and the layers' mixers.
 
+    ``taps`` has for each of ``sites`` the weights [n_taps, dim] of a convolution, else None,
     ``rotary`` has for each of ``sites`` the tables of cos and sin [positions, pairs] of a node that
     rotates, else None; ``sinks`` its logits [heads] without values, or None. ``residuals`` name the
     stream that each layer's output is added to; there are none where that is not known.
     """
 
-    config: ModelConfig
+    config: OnnxConfig
     stages: Sequence[LoadedStage]
     shapes: Mapping[str, ValueShape]
-    sites: Sequence[AttentionSite]
+    sites: Sequence[Site]
+    taps: Sequence[NDArray[np.float32] | None]
     rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
     sinks: Sequence[NDArray[np.float32] | None]
     residuals: Sequence[str]
@@ -109,9 +112,9 @@ def _run_all(
             values |= segment.run(feed)
         for group in stage.products:
             values |= dict(zip(group.outputs, _multiply(group, values[group.input]), strict=True))
-        if stage.attention is not None:
-            shape = (1, n_tokens, config.n_heads * config.head_dim)
-            values[stage.attention.out] = rng.standard_normal(shape, np.float32)
+        if stage.mixer is not None:
+            shape = (1, n_tokens, stage.mixer.width)
+            values[stage.mixer.out] = rng.standard_normal(shape, np.float32)
     return values
 
 
@@ -180,6 +183,31 @@ def _is_close(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> 
     largest = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
     atol = tolerance * largest + 1e-5
     return bool(np.allclose(found.astype(np.float64), expected, rtol=0, atol=atol))
+
+
+def check_shapes(
+    shapes: Mapping[str, ValueShape], layers: Sequence[MixerValues], config: ModelConfig
+) -> None:
+    """What the stages give must be what the layers take. Raises FormatError."""
+    kv_width = config.n_kv_heads * config.head_dim
+    q_width = config.n_heads * config.head_dim
+    for i, values in enumerate(layers):
+        if not isinstance(values, AttentionValues):
+            widths = [3 * values.width]
+        else:
+            widths = [q_width, kv_width, kv_width] if values.k else [q_width + 2 * kv_width]
+        for name, width in zip(values.sources, widths, strict=True):
+            shape = shapes[name]
+            if not shape.is_per_token or shape.row_bytes != 4 * width:
+                raise FormatError(
+                    f"layer {i} gives {shape.row_bytes // 4} numbers per token in {quote(name)}, "
+                    f"it takes {width}; the graph is inconsistent"
+                )
+    dims = shapes[LOGITS].dims
+    if dims[-1] != config.vocab_size:
+        raise FormatError(
+            f"the model gives {dims[-1]} logits, its vocabulary has {config.vocab_size}"
+        )
 
 
 class ValueStore:
@@ -265,6 +293,21 @@ class _Life:
         return self.death[0] < other.birth[0]
 
 
+def find_spans(stages: Sequence[LoadedStage]) -> list[range]:
+    """The stages up to each attention, or to the last layer, and those after it.
+
+    What comes before the last layer's end is computed for all tokens, the rest for those whose
+    logits are wanted. A convolution needs the tokens in order, not all at once: it ends no span.
+    """
+    mixing = [i for i, stage in enumerate(stages) if stage.mixer is not None]
+    ends = [i + 1 for i in mixing if i == mixing[-1] or _attends(stages[i])]
+    return [range(*pair) for pair in pairwise([0, *ends, len(stages)])]
+
+
+def _attends(stage: LoadedStage) -> bool:
+    return isinstance(stage.mixer, AttentionValues)
+
+
 def _find_lives(stages: Sequence[LoadedStage]) -> dict[str, _Life]:
     lives: dict[str, _Life] = {}
 
@@ -272,16 +315,17 @@ def _find_lives(stages: Sequence[LoadedStage]) -> dict[str, _Life]:
         for name in names:
             lives.setdefault(name, _Life(time, time)).death = time
 
-    span = 0
-    for step, stage in enumerate(stages):
-        if stage.segment is not None:
-            note((n for n in stage.segment.inputs if n not in CONTEXT_INPUTS), (2 * span, 2 * step))
-            note(stage.segment.outputs, (2 * span, 2 * step))
-        for group in stage.products:
-            note([group.input, *group.outputs], (2 * span, 2 * step + 1))
-        if stage.attention is not None:
-            note([*stage.attention.sources, stage.attention.out], (2 * span + 1, 0))
-            span += 1
+    for span, steps in enumerate(find_spans(stages)):
+        for step in steps:
+            stage, now = stages[step], (2 * span, 3 * step)
+            if stage.segment is not None:
+                note((n for n in stage.segment.inputs if n not in CONTEXT_INPUTS), now)
+                note(stage.segment.outputs, now)
+            for group in stage.products:
+                note([group.input, *group.outputs], (2 * span, 3 * step + 1))
+            if stage.mixer is not None:
+                then = (2 * span + 1, 0) if _attends(stage) else (2 * span, 3 * step + 2)
+                note([*stage.mixer.sources, stage.mixer.out], then)
     return lives
 
 

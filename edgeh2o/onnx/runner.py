@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +14,15 @@ from ..runners.base import OnLayer, SessionShape
 from ..runners.counted import CountedRunner
 from .config import attention_args
 from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
-from .plan import LoadedDecoder, ProductRunner, ValueStore
-from .sessions import AttentionValues, LoadedSegment, LoadedStage, reason_of
+from .plan import LoadedDecoder, ProductRunner, ValueStore, find_spans
+from .sessions import (
+    AttentionValues,
+    ConvolutionValues,
+    LoadedSegment,
+    LoadedStage,
+    reason_of,
+)
+from .sites import AttentionSite
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -47,9 +53,11 @@ class OnnxRunner(CountedRunner):
         self._store = ValueStore(decoder, shape.batch_size, BLOCK_TOKENS)
         self._products = ProductRunner(decoder, self._store, BLOCK_TOKENS, shape.threads)
         self._context = _Context(decoder.stages, shape, decoder.config)
-        self._spans = _find_spans(decoder.stages)
+        self._spans = find_spans(decoder.stages)
+        mixing = [i for i, stage in enumerate(decoder.stages) if stage.mixer is not None]
+        self._layers = {stage: layer for layer, stage in enumerate(mixing)}
         self._one_token: dict[int, onnxruntime.IOBinding] = {}
-        self._views: dict[int, list[dict[str, Any]]] = {}
+        self._views: dict[int, dict[int, dict[str, Any]]] = {}
         self._n_tokens = 0  # of the latest prefill, while the store holds them
 
     @property
@@ -93,27 +101,27 @@ class OnnxRunner(CountedRunner):
         self._attention.begin_call()
         self._context.set_tokens(tokens, first)
         views = self._attention_views(n_tokens)
-        n_layers = len(views)
-        for layer, (site, view) in enumerate(zip(self._decoder.sites, views, strict=True)):
+        for span, stages in enumerate(self._spans[:-1]):
             for start in range(0, n_tokens, BLOCK_TOKENS):
-                self._run_span(layer, start, min(BLOCK_TOKENS, n_tokens - start), first)
-            self._attention.run(
-                layer,
-                **view,
-                window=site.window,
-                is_last=is_last,
-                stays_open=stays_open,
-                sinks=self._decoder.sinks[layer],
-                **self._rotary(layer, first, n_tokens),
-            )
+                self._run_span(span, start, min(BLOCK_TOKENS, n_tokens - start), first)
+            layer = self._layers[stages[-1]]
+            view = views.get(layer)
+            if view is not None:
+                self._attention.run(
+                    layer,
+                    **view,
+                    is_last=is_last,
+                    stays_open=stays_open,
+                    **self._settings(layer, first, n_tokens),
+                )
             # Else they go on spinning for a while, in the way of onnxruntime's.
             _core.release_threads()
-            if on_attention is not None:
+            if on_attention is not None and view is not None:
                 rows = [view[name].reshape(n_tokens, -1) for name in ("q", "k", "v", "out")]
                 stream = self._store.copy_rows(self._decoder.residuals[layer], n_tokens)
                 on_attention(layer, stream, *rows)
             if on_layer is not None:
-                on_layer(layer + 1, n_layers)
+                on_layer(layer + 1, len(self._layers))
         self._attention.end_call()
         self._token_ids += tokens.tolist()
         self._n_tokens = n_tokens
@@ -122,6 +130,9 @@ class OnnxRunner(CountedRunner):
         logits: NDArray[np.float32] = self.row_logits(n_tokens - 1, 1)[0]
         if stays_open:
             self.prompt_logits = logits
+            # An answer moves a recurrent state on: the next prompt may have to go back to here.
+            if self._decoder.config.is_recurrent:
+                self.mark()
         return logits
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:
@@ -146,12 +157,12 @@ class OnnxRunner(CountedRunner):
         self._attention.begin_call()
         self._n_tokens = 0
         self._context.set_tokens(tokens, first)
-        layers = zip(self._decoder.sites, self._attention_views(1), strict=True)
-        for layer, (site, view) in enumerate(layers):
-            self._run_span(layer, 0, 1, first)
-            rotary = self._rotary(layer, first, 1)
-            sinks = self._decoder.sinks[layer]
-            self._attention.decode(layer, **view, window=site.window, sinks=sinks, **rotary)
+        views = self._attention_views(1)
+        for span, stages in enumerate(self._spans[:-1]):
+            self._run_span(span, 0, 1, first)
+            layer = self._layers[stages[-1]]
+            if layer in views:
+                self._attention.decode(layer, **views[layer], **self._settings(layer, first, 1))
         logits = np.empty((1, self.vocab_size), self._decoder.shapes[LOGITS].dtype)
         self._run_span(len(self._spans) - 1, 0, 1, first, logits)
         self._attention.end_call()
@@ -209,25 +220,30 @@ class OnnxRunner(CountedRunner):
             raise ValueError(f"a token is outside the vocabulary of {self.vocab_size}")
         del self._token_ids[self.position :]
 
-    def _rotary(self, layer: int, first: int, n_tokens: int) -> dict[str, Any]:
-        tables, rotary = self._decoder.rotary[layer], self._decoder.sites[layer].rotary
-        if tables is None or rotary is None:
-            return {}
+    def _settings(self, layer: int, first: int, n_tokens: int) -> dict[str, Any]:
+        """What a layer's attention is told besides its arrays."""
+        tables, site = self._decoder.rotary[layer], self._decoder.sites[layer]
+        assert isinstance(site, AttentionSite), "others do not attend"
+        settings = {"window": site.window, "sinks": self._decoder.sinks[layer]}
+        if tables is None or site.rotary is None:
+            return settings
         end = first + n_tokens
         return {
+            **settings,
             "rotary": (tables[0][first:end], tables[1][first:end]),
-            "is_interleaved": rotary.is_interleaved,
+            "is_interleaved": site.rotary.is_interleaved,
         }
 
-    def _attention_views(self, n_tokens: int) -> list[dict[str, Any]]:
-        """The arrays of every layer's attention; those of one token and the latest number stay."""
+    def _attention_views(self, n_tokens: int) -> dict[int, dict[str, Any]]:
+        """By layer the arrays of its attention; those of one token and the latest number stay."""
         if n_tokens not in self._views:
             self._views = {key: value for key, value in self._views.items() if key == 1}
-            self._views[n_tokens] = [
-                _views(self._store, stage.attention, self._decoder.config, n_tokens)
-                for stage in self._decoder.stages
-                if stage.attention is not None
-            ]
+            mixers = [(layer, self._decoder.stages[i].mixer) for i, layer in self._layers.items()]
+            self._views[n_tokens] = {
+                layer: _views(self._store, mixer, self._decoder.config, n_tokens)
+                for layer, mixer in mixers
+                if isinstance(mixer, AttentionValues)
+            }
         return self._views[n_tokens]
 
     def _run_span(
@@ -238,7 +254,7 @@ class OnnxRunner(CountedRunner):
         n_past: int,
         logits: NDArray[Any] | None = None,
     ) -> None:
-        """Runs the stages up to an attention on a block of the call that begins at ``n_past``."""
+        """Runs the stages of a span on a block of the call that begins at ``n_past``."""
         self._context.set_past(n_past + first_token)
         for i in self._spans[span]:
             segment = self._decoder.stages[i].segment
@@ -252,6 +268,15 @@ class OnnxRunner(CountedRunner):
                         "memory is short, use a smaller context or batch (-c, -b)"
                     ) from None
             self._products.run(i, n_tokens, first_token, logits)
+            mixer = self._decoder.stages[i].mixer
+            if isinstance(mixer, ConvolutionValues):
+                bcy, out = (
+                    self._store.matrix(name, n_tokens, first_token)
+                    for name in (mixer.bcy, mixer.out)
+                )
+                taps = self._decoder.taps[self._layers[i]]
+                assert taps is not None, "it is a convolution"
+                self._attention.short_conv(self._layers[i], bcy, taps, out)
 
     def _bind(
         self,
@@ -287,12 +312,6 @@ class OnnxRunner(CountedRunner):
         if is_first and stays:
             self._one_token[i] = binding
         return binding
-
-
-def _find_spans(stages: Sequence[LoadedStage]) -> list[range]:
-    """The stages up to each attention, and those after the last one."""
-    ends = [i + 1 for i, stage in enumerate(stages) if stage.attention is not None]
-    return [range(*pair) for pair in pairwise([0, *ends, len(stages)])]
 
 
 def _views(

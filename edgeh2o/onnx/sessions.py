@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ..errors import FormatError
 from ..formats.metadata import quote
 from ..model_config import ModelConfig
-from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Stage
+from .convolutions import ConvolutionSite
+from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Site, Stage
 from .graph import OnnxGraph
 from .packages import onnx, onnxruntime
 from .products import ProductGroup, group_products
@@ -85,6 +86,7 @@ class AttentionValues:
     k: str
     v: str
     out: str
+    width: int  # of the output
 
     @property
     def sources(self) -> list[str]:
@@ -93,16 +95,34 @@ class AttentionValues:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionValues:
+    """Names of the values of one short convolution in float32: ``bcy`` [1, n, 3 * width] and
+    ``out`` [1, n, width]."""
+
+    bcy: str
+    out: str
+    width: int
+
+    @property
+    def sources(self) -> list[str]:
+        """The values that it reads, which it changes."""
+        return [self.bcy]
+
+
+MixerValues: TypeAlias = AttentionValues | ConvolutionValues
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage that can run: a session, if there is anything for it, products, an attention."""
+    """A stage that can run: a session, if there is anything for it, products, a mixer."""
 
     segment: LoadedSegment | None
     products: Sequence[ProductGroup]
-    attention: AttentionValues | None
+    mixer: MixerValues | None
 
 
 def _own_name(i: int, what: str) -> str:
-    """The name of a value that only crosses between layer ``i``'s attention and onnxruntime."""
+    """The name of a value that only crosses between layer ``i``'s mixer and onnxruntime."""
     return f"edgeh2o/{i}/{what}"
 
 
@@ -141,13 +161,13 @@ class SegmentFactory:
         nodes = list(segment.nodes)
         outputs = list(segment.outputs)
         renamed: dict[str, str] = {}
-        attention = None
+        mixer = None
         if stage.site is not None:
-            attention, casts = self._attention_values(stage.site)
+            mixer, casts = self._mixer_values(stage.site)
             nodes += casts
-            own = [name for name in attention.sources if name not in self._products]
-            # What nobody but the attention reads is given to it under its own name alone.
-            unread = {stage.site.q, stage.site.k, stage.site.v} - self._read
+            own = [name for name in mixer.sources if name not in self._products]
+            # What nobody but the mixer reads is given to it under its own name alone.
+            unread = set(stage.site.sources.values()) - self._read
             outputs = own + [name for name in outputs if name not in unread]
         if outputs:
             for name in segment.inputs:
@@ -163,7 +183,7 @@ class SegmentFactory:
             replace(group, input=self._place(group.input))
             for group in group_products(stage.products)
         ]
-        return LoadedStage(session, groups, attention)
+        return LoadedStage(session, groups, mixer)
 
     def make_masks(self) -> LoadedSegment | None:
         """The session that computes the masks, None if there are none."""
@@ -178,17 +198,16 @@ class SegmentFactory:
         """The name under which a product finds its input."""
         return _own_name(self._layers[name], "out") if name in self._layers else name
 
-    def _attention_values(
-        self, site: AttentionSite
-    ) -> tuple[AttentionValues, list[onnx.NodeProto]]:
-        """Where an attention reads, and the nodes that bring there what is elsewhere."""
+    def _mixer_values(self, site: Site) -> tuple[MixerValues, list[onnx.NodeProto]]:
+        """Where a mixer reads, and the nodes that bring there what is elsewhere."""
         i = self._layers[site.output]
         nodes, names = [], {}
-        for source, what in ((site.q, "q"), (site.k, "k"), (site.v, "v")):
-            # The attention rotates its inputs in place.
+        head_major = site.head_major if isinstance(site, AttentionSite) else ""
+        for what, source in site.sources.items():
+            # Attention rotates its inputs in place, and a convolution gates them.
             is_its_own = source in self._products and len(self._cut.graph.consumers(source)) == 1
-            has_heads = what in site.head_major
-            if not source or (is_its_own and not has_heads):
+            has_heads = what in head_major
+            if is_its_own and not has_heads:
                 names[what] = source
                 continue
             name = names[what] = _own_name(i, what)
@@ -200,14 +219,19 @@ class SegmentFactory:
                 )
                 source = f"{name}/rows"
             nodes.append(onnx.helper.make_node("Cast", [source], [name], to=FLOAT))
-        return AttentionValues(out=_own_name(i, "out"), **names), nodes
+        out = _own_name(i, "out")
+        if isinstance(site, ConvolutionSite):
+            return ConvolutionValues(names["bcy"], out, site.dim), nodes
+        q, k, v = (names.get(what, "") for what in "qkv")
+        width = self._config.n_heads * self._config.head_dim
+        return AttentionValues(q, k, v, out, width), nodes
 
     def _attended_nodes(self, output: str) -> list[onnx.NodeProto]:
-        """From what we compute, [1, n, width] in float32, to what the attention node gave."""
+        """From what we compute, [1, n, width] in float32, to what the nodes gave."""
         i = self._layers[output]
         site = self._cut.sites[i]
         steps: list[tuple[str, dict[str, Any]]] = []
-        if "o" in site.head_major:
+        if isinstance(site, AttentionSite) and "o" in site.head_major:
             steps += [("Reshape", {}), ("Transpose", {"perm": [0, 2, 1, 3]})]
         if self._is_half(site):
             steps.append(("Cast", {"to": FLOAT16}))
@@ -225,10 +249,11 @@ class SegmentFactory:
             source = target
         return nodes
 
-    def _is_half(self, site: AttentionSite) -> bool:
+    def _is_half(self, site: Site) -> bool:
         graph = self._cut.graph
-        if site.past_key in graph.inputs:
-            return graph.inputs[site.past_key].type.tensor_type.elem_type == FLOAT16
+        past = site.past_key if isinstance(site, AttentionSite) else site.past
+        if past in graph.inputs:
+            return graph.inputs[past].type.tensor_type.elem_type == FLOAT16
         matrices = (t.elem_type for t in graph.tensors.values() if len(t.shape) > 1)
         return FLOAT16 in matrices
 

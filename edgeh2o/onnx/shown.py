@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .blocks import dequantize_blocks
+from .cut import Site
 from .data import OnnxTensor
 from .graph import OnnxGraph, attributes, input_names
 from .plan import ValueShape
@@ -59,16 +60,18 @@ class LayerOutput:
 
 def find_outputs(
     graph: OnnxGraph,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[Site],
     width: int,
     shapes: Mapping[str, ValueShape],
 ) -> list[LayerOutput]:
     """Of every layer, whose heads give ``width`` numbers; ``shapes`` are of what crosses segments.
 
-    Empty if a layer has another structure, weights that are not read here, or sinks.
+    Empty if a layer has another structure or no heads, weights that are not read here, or sinks.
     """
     outputs = []
     for site in sites:
+        if not isinstance(site, AttentionSite):
+            return []
         found = None if site.sinks else _find_output(graph, site, width)
         shape = None if found is None else shapes.get(found.residual)
         if found is None or shape is None or shape.dims != (1, -1, found.n_outputs):

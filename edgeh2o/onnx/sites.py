@@ -39,8 +39,9 @@ _UNSUPPORTED = (
     "GatedRelativePositionBias",
 )
 _OWN_NORMS = "norms of its own, as exports for GPUs have,"
-# Operators with a state beside the cache, as between the attention of LFM2 and Qwen3.5.
-_RECURRENT = ("CausalConvWithState", "LinearAttention", "GatedDeltaNet")
+CONVOLUTION = "CausalConvWithState"  # of LFM2: see convolutions.py
+# Other operators with a state beside the cache, as between the attention of Qwen3.5.
+_RECURRENT = ("LinearAttention", "GatedDeltaNet", "VarlenCausalConvWithState")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,12 @@ class AttentionSite:
     def output(self) -> str:
         """The value that the attention computes."""
         return str(self.node.output[0])
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The values that it reads, by what they are."""
+        named = {"q": self.q, "k": self.k, "v": self.v}
+        return {what: name for what, name in named.items() if name}
 
     @property
     def max_context(self) -> int | None:
@@ -140,7 +147,7 @@ def _domain(node: NodeProto) -> str:
 
 
 def _read_group_query_attention(node: NodeProto) -> AttentionSite:
-    values = _known_attributes(
+    values = known_attributes(
         node,
         "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved local_window_size "
         "qk_norm_epsilon",
@@ -155,7 +162,7 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
             "sliding_window_cache": (0, 1),
         },
     )
-    names = _known_inputs(node, 16, {
+    names = known_inputs(node, 16, {
         10: "an attention bias", 12: "a quantised cache",
         13: "a quantised cache", 14: _OWN_NORMS, 15: _OWN_NORMS,
     })  # fmt: skip
@@ -193,9 +200,9 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
 
 
 def _read_multi_head_attention(node: NodeProto) -> AttentionSite:
-    values = _known_attributes(node, "num_heads scale unidirectional mask_filter_value")
+    values = known_attributes(node, "num_heads scale unidirectional mask_filter_value")
     refused = {3: "biases of its own", 8: "a shared cache", 9: "beam search"}
-    names = _known_inputs(node, 10, refused)
+    names = known_inputs(node, 10, refused)
     q, k, v, _, padding, bias, past_key, _ = names[:8]
     if not (k and v):
         raise FormatError(
@@ -225,11 +232,11 @@ def _read_multi_head_attention(node: NodeProto) -> AttentionSite:
 
 
 def _read_attention(node: NodeProto) -> AttentionSite:
-    values = _known_attributes(
+    values = known_attributes(
         node,
         "is_causal q_num_heads kv_num_heads scale softcap qk_matmul_output_mode softmax_precision",
     )
-    names = _known_inputs(node, 7, {6: "a padded cache"})
+    names = known_inputs(node, 7, {6: "a padded cache"})
     if len(node.output) > 3 and node.output[3]:
         raise FormatError(f"{describe_node(node)} gives out its logits, which is not supported")
     kind = "bias" if values.get("is_causal", 0) else "causal bias"
@@ -262,7 +269,7 @@ _READERS: Mapping[tuple[str, str], Callable[[NodeProto], AttentionSite]] = {
 }
 
 
-def _known_attributes(
+def known_attributes(
     node: NodeProto,
     allowed: str,
     neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
@@ -279,7 +286,7 @@ def _known_attributes(
     return values
 
 
-def _known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> list[str]:
+def known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> list[str]:
     """The first ``count`` inputs, "" for those left out, as the ``refused`` ones must be."""
     names = input_names(node, count)
     for i, what in refused.items():

@@ -7,14 +7,11 @@ windows of its own, in attributes or masks, knows better.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ..errors import FormatError
-
-if TYPE_CHECKING:
-    from .sites import AttentionSite
 
 MAX_WINDOW = 2**31 - 1
 # Architectures of transformers whose layers all have the window of their configuration.
@@ -64,29 +61,6 @@ def read_transformers_window(config: Mapping[str, Any], name: str) -> ConfigWind
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise FormatError(f"{name}: layer_types is {kinds!r:.60}, not a list of names")
     return ConfigWindow(width, tuple(i for i, k in enumerate(kinds) if k == "sliding_attention"))
-
-
-def add_windows(
-    sites: Sequence[AttentionSite], window: ConfigWindow | None, context_length: int, name: str
-) -> list[AttentionSite]:
-    """The sites with the windows of the configuration, where the graph has none.
-
-    Raises FormatError if nothing says which layers have it.
-    """
-    if window is None or window.width >= context_length or any(site.window for site in sites):
-        return list(sites)
-    if window.layers is None:
-        raise FormatError(
-            f"{name} names a sliding window of {window.width} positions, but neither it (by "
-            "layer_types) nor the graph says which layers have it; export the model with "
-            "local_window_size or masks in the graph"
-        )
-    if window.layers == "all":
-        return [replace(site, window=window.width) for site in sites]
-    return [
-        replace(site, window=window.width) if i in window.layers else site
-        for i, site in enumerate(sites)
-    ]
 
 
 def _width(value: object, key: str, name: str) -> int:

@@ -175,7 +175,7 @@ def without_attention(model: onnx.ModelProto) -> None:
 
 def keep_a_state(model: onnx.ModelProto) -> None:
     node = find_node(model, "Mul")
-    node.op_type, node.domain = "CausalConvWithState", "com.microsoft"
+    node.op_type, node.domain = "LinearAttention", "com.microsoft"
 
 
 def garble_name(folder: Path) -> None:
@@ -234,7 +234,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "unknown attention": (change_model(without_attention), r"com.microsoft.SparseAttention\)"),
     "state beside the cache": (
         change_model(keep_a_state),
-        r"com.microsoft.CausalConvWithState\): this operator keeps a state of its own",
+        r"com.microsoft.LinearAttention\): this operator keeps a state of its own",
     ),
     "attention of single operators": (change_model(take_apart), r"\(Softmax\) is made of single"),
     "cyclic graph": (change_model(close_cycle), "has a cycle through node"),

@@ -12,6 +12,7 @@ import pytest
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError
+from edgeh2o.onnx.cut import attention_of
 from tests.onnx.editing import set_attribute
 from tests.onnx.exported import N_TOKENS, WINDOW, read_tokens, unpack
 from tests.onnx.reading import RUNTIME, open_llm, read_all
@@ -20,6 +21,8 @@ from tests.onnx.reading import RUNTIME, open_llm, read_all
 RUNS = {
     "builder_gemma2_int4": ([WINDOW, 0], 0.2),
     "builder_gpt_oss_fp32": ([WINDOW, 0], 1e-4),
+    "builder_lfm2_fp32": ([0, 0], 1e-4),
+    "builder_lfm2_int4": ([0, 0], 0.2),
     "builder_llama_fp16": ([0, 0], 0.03),
     "builder_llama_int8": ([0, 0], 0.2),
     "dynamo_llama_23": ([0, 0], 1e-4),
@@ -39,7 +42,8 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     folder, expected = unpack(name, tmp_path / name)
     assert main(["inspect", str(folder), "--json"]) == 0
     with open_llm(folder) as llm:
-        assert [site.window for site in llm.model.decoder.sites] == windows  # type: ignore[attr-defined]
+        sites = attention_of(llm.model.decoder.sites)  # type: ignore[attr-defined]
+        assert [site.window for site in sites] == windows
         found = read_all(llm, read_tokens(), N_TOKENS - 12)
     assert np.abs(found - expected).max() < bound * expected.std()
 
