@@ -1,7 +1,7 @@
 """A small version of ``bench.promise``: what a model without a table loses by default.
 
 Measured with AVX512-VNNI on key-value pairs of 4,096 tokens, the kind that asks for most: the first
-prompt +0.8 +- 0.6 %, KL 8.2e-3, the second +0.2 +- 0.5 %, 8.0e-3.
+prompt +0.5 +- 0.5 %, KL 7.0e-3, 7 of 30 layers read densely, the second -0.5 +- 0.5 %, 7.7e-3, 3.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def test_the_first_prompts_keep_the_promise(smollm2_path: Path) -> None:
     for loss in losses.values():
         assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 2
         assert loss.kl is not None and 4e-3 < loss.kl < 12e-3
-        assert 0.5 < loss.attention_error_percent < 4.5
-        assert loss.dense_reads == 0
+        assert 0.5 < loss.attention_error_percent < 1.55  # the guard's limit, and half a digit
+        assert 0 < loss.dense_reads < 12
 
 
 def test_a_chat_keeps_the_promise(smollm2_path: Path) -> None:
     args = Namespace(threads=None, document=3000)
     loss = measure_chat(smollm2_path, args, 0)
     assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 3
-    assert 0 < loss.attention_error_percent < 4.5
+    assert 0 < loss.attention_error_percent < 2.0  # in calls of 1,024 tokens
 
 
 def test_windows_of_a_kind_share_a_row() -> None:
