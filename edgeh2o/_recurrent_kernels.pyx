@@ -1,9 +1,10 @@
 # cython: boundscheck=False, wraparound=False, embedsignature=True
-"""Kernels of recurrent layers and their models as functions of arrays; see ``edgeh2o._kernels``."""
+"""Kernels of recurrent layers, of their models, and of the lightning indexer; see ``edgeh2o._kernels``."""
 
 import numpy as np
 
 from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint8_t
 from libcpp.string cimport string
 
 
@@ -31,8 +32,19 @@ cdef extern from "kernels/ssd.h" namespace "edgeh2o" nogil:
         float* state
         float* out
 
+cdef extern from "sequence/attention_state.h" namespace "edgeh2o" nogil:
+    cdef enum class CacheType(uint8_t):
+        pass
+    CacheType parse_cache_type(const string&) except +
+    size_t kv_row_bytes(CacheType, size_t)
+
 cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
+    cdef cppclass AttentionKernels:
+        size_t key_block
+        void (*pack_keys)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
     cdef cppclass KernelTable:
+        AttentionKernels[4] attention
+        void (*index_scores_f32)(float*, const float*, const float*, size_t, const float*, size_t, size_t) noexcept
         void (*gate_f32)(float*, const float*, const float*, size_t) noexcept
         void (*layer_norm_f32)(float*, const float*, const float*, const float*, size_t, float) noexcept
         void (*gelu_f32)(float*, const float*, const float*, size_t) noexcept
@@ -197,4 +209,19 @@ def convolve(str isa, const float[:, ::1] taps, const float[:, ::1] weights):
     cdef size_t n = taps.shape[1]
     cdef float[::1] out = np.empty(n, np.float32)
     table_of(isa).convolve_f32(&out[0], rows, &weights[0, 0], n, <size_t>taps.shape[0], n)
+    return np.asarray(out)
+
+
+def index_scores(str isa, const float[:, ::1] q, const float[::1] weights, str type_name, const uint8_t[:, ::1] keys):
+    """[n] sums over the heads of q [n_heads][key_dim] of weights * max(0, q . key), n cached rows as keys."""
+    cdef CacheType kind = parse_cache_type(type_name.encode())
+    cdef size_t n_keys = keys.shape[0], dim = q.shape[1], bytes_of_key = keys.shape[1]
+    if weights.shape[0] != q.shape[0] or kv_row_bytes(kind, dim) != bytes_of_key:
+        raise ValueError(f"q is {q.shape}, weights {weights.shape}, keys {keys.shape} of {type_name}")
+    cdef const KernelTable* table = table_of(isa)
+    cdef size_t block = table.attention[0].key_block
+    cdef float[::1] panels = np.empty(-(-n_keys // block) * block * dim, np.float32)
+    cdef float[::1] out = np.empty(n_keys, np.float32)
+    table.attention[0].pack_keys(kind, &panels[0], &keys[0, 0], NULL, n_keys, dim)
+    table.index_scores_f32(&out[0], &q[0, 0], &weights[0], <size_t>q.shape[0], &panels[0], n_keys, dim)
     return np.asarray(out)

@@ -89,6 +89,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("latent_nope_dim", layer.latent.nope_dim);
   reader.read("latent_rope_dim", layer.latent.rope_dim);
   reader.read("latent_value_dim", layer.latent.value_dim);
+  reader.read("index_heads", layer.heads.index.n_heads);
+  reader.read("index_key_dim", layer.heads.index.key_dim);
+  reader.read("index_top_k", layer.heads.index.top_k);
   reader.read("window", layer.window);
   reader.read("rope", layer.rope);
   reader.read_choice("qk_norm", layer.qk_norm,

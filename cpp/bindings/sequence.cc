@@ -67,7 +67,7 @@ struct DecoderSequence {
     const KernelTable& table = active_kernel_table();
     const auto threads = static_cast<size_t>(n_threads.value_or(num_threads()));
     return to_dict(Sequence::estimate_bytes(table, config.keeps(), policy, shape, threads),
-                   Workspace::estimate_bytes(config, table, shape.batch_size, threads));
+                   Workspace::estimate_bytes(config, table, shape.batch_size, shape.max_context, threads));
   }
 
   WorkspacePtr owner;

@@ -68,14 +68,15 @@ inline pybind11::bytes to_bytes(Span<const uint8_t> bytes) {
 
 // Adds to `views` one writable view per KV head of a layer: its keys, then its values if they are others.
 inline void append_rows(pybind11::list& views, const AttentionState& state, const pybind11::object& owner) {
+  const auto append = [&](const KvRows& rows) {
+    const Span<uint8_t> bytes = state.written(rows);
+    views.append(pybind11::array_t<uint8_t>(static_cast<pybind11::ssize_t>(bytes.size), bytes.data, owner));
+  };
   for (size_t head = 0; head < state.n_kv_heads(); ++head) {
-    const auto append = [&](const KvRows& rows) {
-      const Span<uint8_t> bytes = state.written(rows);
-      views.append(pybind11::array_t<uint8_t>(static_cast<pybind11::ssize_t>(bytes.size), bytes.data, owner));
-    };
     append(state.rows().k(head));
     if (!state.values_are_keys()) append(state.rows().v(head));
   }
+  if (state.has_index()) append(state.index_rows());
 }
 
 // Positions as Python counts them, evicted tokens included, and those of the cache.

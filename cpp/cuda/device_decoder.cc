@@ -41,6 +41,8 @@ void check_supported(const DecoderConfig& config) {
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
+    EH2O_CHECK(layer.heads.index.is_none(),
+               "attention to what an indexer chooses (DSA) does not run on a GPU yet", cure);
     EH2O_CHECK(!layer.qk_norm_after_rope || layer.qk_norm != QkNorm::kProjection,
                "whole projections that are normed after their rotation do not run on a GPU yet", cure);
     EH2O_CHECK(layer.temperature_period == 0 || (layer.temperature_period == temperature.period &&

@@ -31,6 +31,7 @@
 #include "kernels/attention_blocks-inl.h"
 //
 #include "kernels/attention_rows-inl.h"
+#include "kernels/indexer-inl.h"
 #include "kernels/page_scores-inl.h"
 //
 #include "kernels/peak-inl.h"
@@ -118,6 +119,7 @@ const KernelTable kTable = {
     store_kv_row_f32,
     add_kv_rows_f32,
     score_blocks_f32,
+    index_scores_f32,
     softmax_factors_f32,
     merge_softmax_f32,
     attention_rows_f32,

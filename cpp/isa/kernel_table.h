@@ -86,6 +86,8 @@ struct KernelTable {
   void (*score_blocks_f32)(float* out, size_t out_stride, const float* q, size_t q_stride, size_t n_rows,
                            const int32_t* channels, size_t n_channels, const void* blocks, size_t n_blocks,
                            size_t width);
+  void (*index_scores_f32)(float* out, const float* q, const float* weights, size_t n_heads,
+                           const float* panels, size_t n_keys, size_t key_dim);
   void (*softmax_factors_f32)(float* out, const float* m_part, const float* m, const float* l, size_t n_rows);
   void (*merge_softmax_f32)(const SoftmaxRows& state, const AttentionTile&, float* scratch, bool is_first);
   void (*attention_rows_f32)(CacheType k_type, CacheType v_type, const AttentionTile&, const void* k,

@@ -17,6 +17,10 @@ void check_latent(const LayerSpec& layer, const RopeConfig& rope) {
              " dimensions, of which ", 2 * rope.n_pairs(), " are rotated, and values of ", latent.value_dim);
   EH2O_CHECK(layer.qk_norm == QkNorm::kNone && !layer.norms_values && !layer.has_output_gate,
              "latent attention with norms of heads, or a gate");
+  const IndexHeads& index = layer.heads.index;
+  EH2O_CHECK(!index.has_own() || (latent.q_rank > 0 && index.key_dim >= latent.rope_dim),
+             "an indexer with keys of ", index.key_dim, " dimensions, of which ", latent.rope_dim,
+             " are rotated, needs q_rank > 0");
 }
 
 void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
@@ -26,6 +30,9 @@ void check_attention(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(layer.rope < config.ropes.size(), "a layer asks for RoPE table ", layer.rope, " of ",
              config.ropes.size());
   const RopeConfig& rope = config.ropes[layer.rope];
+  EH2O_CHECK(
+      layer.heads.index.is_none() || (!layer.latent.is_none() && layer.window == 0 && !layer.has_sinks),
+      "an indexer chooses for latent attention without a window");
   if (!layer.latent.is_none()) check_latent(layer, rope);
   EH2O_CHECK(2 * rope.n_pairs() <= layer.heads.key_dim, "rope_inv_freq has ", rope.n_pairs(),
              " entries, more than half of head_dim = ", layer.heads.key_dim);
@@ -103,7 +110,14 @@ void DecoderConfig::check() const {
                "a table of RoPE frequencies has ", rope.long_inv_freq.size(), " entries, another ",
                rope.n_pairs());
   }
-  for (const LayerSpec& layer : layers) check_layer(*this, layer);
+  const LayerSpec* choosing = nullptr;  // the last layer with an indexer of its own
+  for (const LayerSpec& layer : layers) {
+    check_layer(*this, layer);
+    const IndexHeads& index = layer.heads.index;
+    if (index.has_own()) choosing = &layer;
+    EH2O_CHECK(index.is_none() || (choosing && choosing->heads.index.top_k == index.top_k),
+               "a layer reads what no layer before it has chosen");
+  }
 }
 
 }  // namespace edgeh2o

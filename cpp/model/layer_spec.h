@@ -118,7 +118,7 @@ struct LayerSpec {
   }
   size_t gate_dim() const { return has_output_gate ? heads.q_dim() : 0; }
   // What a layer with attention makes of its input.
-  size_t qkv_dim() const { return gate_dim() + heads.q_dim() + heads.cached_dim(); }
+  size_t qkv_dim() const { return gate_dim() + heads.q_dim() + heads.cached_dim() + heads.index.row_dim(); }
   // What latent attention has between its products, for so many rows at a time: the vectors that queries are
   // made of and queries before they are brought to the latent space, or values behind it.
   size_t inner_dim() const {

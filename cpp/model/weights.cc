@@ -103,6 +103,14 @@ void Weights::for_each_tensor(const F& f) {
       linear(prefix + "attn_q", layer.attn_q, heads.n_heads * latent.head_dim(), q_inputs);
       linear(prefix + "attn_kv_a", layer.attn_kv_a, latent.row_dim(), model_dim);
       vector(prefix + "attn_kv_a_norm.weight", layer.attn_kv_a_norm, latent.rank, true);
+      if (heads.index.has_own()) {
+        const IndexHeads& index = heads.index;
+        linear(prefix + "indexer.attn_q_b", layer.index_q, index.q_dim(), latent.q_rank);
+        linear(prefix + "indexer.attn_k", layer.index_k, index.key_dim, model_dim);
+        linear(prefix + "indexer.proj", layer.index_weights, index.n_heads, model_dim);
+        vector(prefix + "indexer.k_norm.weight", layer.index_k_norm, index.key_dim, true);
+        vector(prefix + "indexer.k_norm.bias", layer.index_k_norm_bias, index.key_dim, true);
+      }
       layer.attn_k_b.resize(heads.n_heads);
       layer.attn_v_b.resize(heads.n_heads);
       for (size_t head = 0; head < heads.n_heads; ++head) {

@@ -33,8 +33,12 @@ struct LayerWeights {
   Linear attn_q_a, attn_kv_a;
   std::vector<float> attn_q_a_norm, attn_kv_a_norm;  // [q_rank], or empty, and [rank]
   std::vector<PackedMatrix> attn_k_b, attn_v_b;      // per head [rank][nope_dim], [value_dim][rank]
-  Linear conv_in, conv_out;                          // [3 * model_dim], [model_dim], of a short convolution
-  std::vector<float> conv;                           // [n_conv_taps][channels], the latest token's last
+  // Of a lightning indexer: [n_heads * key_dim] of the vectors that queries are made of, [key_dim] and
+  // [n_heads] of the input; the norm of its keys, [key_dim].
+  Linear index_q, index_k, index_weights;
+  std::vector<float> index_k_norm, index_k_norm_bias;
+  Linear conv_in, conv_out;  // [3 * model_dim], [model_dim], of a short convolution
+  std::vector<float> conv;   // [n_conv_taps][channels], the latest token's last
   // Of a delta net: [conv_dim], [value_dim], [model_dim] outputs; the gates [n_value_heads] each, or both in
   // one matrix.
   Linear delta_qkv, delta_z, delta_out, delta_rate, delta_decay, delta_gates;

@@ -21,6 +21,21 @@ size_t most_experts(const DecoderConfig& config) {
   return config.widest([](const LayerSpec& layer) { return layer.n_experts; });
 }
 
+// Positions that a row may have chosen in a sequence of max_context.
+size_t most_chosen(const DecoderConfig& config, size_t max_context) {
+  const size_t top_k = config.widest([](const LayerSpec& layer) { return layer.heads.index.top_k; });
+  return top_k < max_context ? top_k : 0;
+}
+
+size_t take_chosen(const DecoderConfig& config, size_t n_rows, size_t stride, uint8_t* memory,
+                   ChosenPositions* out) {
+  const size_t top_k = config.widest([](const LayerSpec& layer) { return layer.heads.index.top_k; });
+  Arena arena(memory);
+  int32_t* counts = arena.take<int32_t>(top_k > 0 ? n_rows : 0);
+  *out = {arena.take<int32_t>(n_rows * stride), counts, stride};
+  return arena.used();
+}
+
 }  // namespace
 
 Activations::Activations(const DecoderConfig& config, const KernelTable& table, size_t n_rows,
@@ -73,16 +88,24 @@ Workspace::Workspace(const DecoderConfig& config, const KernelTable& table, int 
       activations_(config, table, 0, 0, arena_) {}
 
 size_t Workspace::estimate_bytes(const DecoderConfig& config, const KernelTable& table, size_t n_rows,
-                                 size_t n_threads) {
+                                 size_t max_context, size_t n_threads) {
   Arena counter;
   Activations(config, table, n_rows, n_threads, counter);
-  return counter.used();
+  ChosenPositions chosen;
+  return counter.used() + take_chosen(config, n_rows, most_chosen(config, max_context), nullptr, &chosen);
 }
 
 void Workspace::fit(size_t n_rows, const Sequence& sequence) {
   const std::lock_guard<std::mutex> lock(mutex_);
   left = {};
   const auto n_threads = static_cast<size_t>(n_threads_);
+  const size_t stride = std::max(chosen_.stride, most_chosen(config_, sequence.shape().max_context));
+  if (n_rows > n_rows_ || stride > chosen_.stride) {
+    const size_t n_most = std::max(n_rows, n_rows_);
+    chosen_memory_ = AlignedBuffer();
+    chosen_memory_ = AlignedBuffer(take_chosen(config_, n_most, stride, nullptr, &chosen_));
+    take_chosen(config_, n_most, stride, chosen_memory_.data(), &chosen_);
+  }
   if (n_rows > n_rows_) {
     arena_ = Arena();
     Activations(config_, table_, n_rows, n_threads, arena_);

@@ -52,9 +52,9 @@ class Workspace {
   // Throws std::invalid_argument for a number of threads that cannot be.
   Workspace(const DecoderConfig& config, const KernelTable& table, int n_threads);
 
-  // Bytes of the activations for calls of n_rows rows.
+  // Bytes of the activations for calls of n_rows rows, of sequences of so many positions.
   static size_t estimate_bytes(const DecoderConfig& config, const KernelTable& table, size_t n_rows,
-                               size_t n_threads);
+                               size_t max_context, size_t n_threads);
 
   // Allocates for calls of n_rows rows in all, of sequences like this.
   void fit(size_t n_rows, const Sequence& sequence);
@@ -63,6 +63,8 @@ class Workspace {
   size_t n_rows() const { return n_rows_; }
   Activations& activations() { return activations_; }
   uint8_t* attention_scratch() const { return scratch_.data(); }
+  // What the rows of a call read, where layers have an indexer: it stays for those that share it.
+  const ChosenPositions& chosen() const { return chosen_; }
 
   // Held during a call, and by whoever wants the rows of one.
   std::mutex& mutex() { return mutex_; }
@@ -81,7 +83,8 @@ class Workspace {
   size_t n_rows_ = 0;
   Arena arena_;
   Activations activations_;
-  AlignedBuffer scratch_;
+  AlignedBuffer scratch_, chosen_memory_;
+  ChosenPositions chosen_;
   std::mutex mutex_;
 };
 

@@ -5,6 +5,7 @@
 #include "ops/attention_buffers.h"
 #include "ops/decode_attention.h"
 #include "ops/error_sample.h"
+#include "ops/index_choice.h"
 #include "ops/page_scores.h"
 
 namespace edgeh2o {
@@ -20,7 +21,8 @@ size_t AttentionPlan::scratch_bytes(size_t n_threads) const {
   Arena counter;
   AttentionBuffers().take(counter, shape, sizes, n_threads);
   PageScores(table, shape, needs).take_scratch(counter);
-  return std::max(counter.used(), ErrorSample::scratch_bytes(*this, n_threads));
+  return std::max({counter.used(), ErrorSample::scratch_bytes(*this, n_threads),
+                   IndexChoice::scratch_bytes(table, shape.heads.index, shape.max_context, n_threads)});
 }
 
 }  // namespace edgeh2o

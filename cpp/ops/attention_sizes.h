@@ -1,6 +1,7 @@
 // Shape of an attention layer and the buffer sizes that follow from it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -22,6 +23,27 @@ AttentionPrecision parse_attention_precision(const std::string& name);
 // Names of the precisions that the table has kernels of.
 std::vector<std::string> attention_precisions(const KernelTable& table);
 
+// The lightning indexer of DeepSeek sparse attention (DeepSeek-V3.2, 2025, section 2.1): a query reads the
+// top_k tokens that score best, by small queries and one small key per token of the layer's own, or, without
+// any, those that the nearest layer before it which has an indexer has chosen.
+struct IndexHeads {
+  size_t n_heads = 0, key_dim = 0;  // 0: the choice is another layer's
+  size_t top_k = 0;                 // 0: queries read everything
+
+  bool is_none() const { return top_k == 0; }
+  bool has_own() const { return n_heads > 0; }
+  size_t q_dim() const { return n_heads * key_dim; }
+  // What a layer makes of its input for it: queries, the key, and a weight per head.
+  size_t row_dim() const { return q_dim() + key_dim + n_heads; }
+  // Of n queries from `position` on, the first ones that have no more to choose from than they read.
+  size_t n_free(size_t position, size_t n) const {
+    return is_none() ? n : std::min(n, top_k > position ? top_k - position : 0);
+  }
+  bool operator==(const IndexHeads& other) const {
+    return n_heads == other.n_heads && key_dim == other.key_dim && top_k == other.top_k;
+  }
+};
+
 // The heads of a layer; of a layer without attention all is 0.
 struct AttentionHeads {
   size_t n_heads = 0, n_kv_heads = 0;
@@ -30,6 +52,7 @@ struct AttentionHeads {
   float soft_cap = 0.0f;         // logits become soft_cap * tanh(logit / soft_cap); 0: they stay as they are
   size_t kv_distance = 0;        // the keys and values are those of so many layers before; 0: the layer's own
   bool values_are_keys = false;  // one row is both, and is kept once
+  IndexHeads index = {};         // what says which positions a query reads, if anything does
 
   bool is_none() const { return n_heads == 0; }
   bool has_own_kv() const { return kv_distance == 0; }

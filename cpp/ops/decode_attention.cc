@@ -116,6 +116,12 @@ void DecodeAttention::set_memory(size_t token, size_t kv_head, const PromptMemor
   keys_[kv_head * kMaxDecodeTokens + token] = {&rows, nullptr, begin, position + 1 - begin, position};
 }
 
+void DecodeAttention::set_positions(size_t token, size_t kv_head, const int32_t* positions, size_t n) {
+  EH2O_DASSERT(token < kMaxDecodeTokens && n > 0);
+  keys_[kv_head * kMaxDecodeTokens + token] = {nullptr, positions, 0, n,
+                                               static_cast<size_t>(positions[n - 1])};
+}
+
 // Tokens from `token` on that read the same keys in a range: they go together, as rows of one tile. Only
 // where the range is full: how the last few keys are summed up depends on the number of rows.
 size_t DecodeAttention::count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const {
@@ -164,8 +170,9 @@ size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
                        : read.n_keys + (read.rows ? read.rows->n_rows : 0);
     }
   }
+  const bool is_one_row = plan_.shape.heads.values_are_keys;
   return n_rows * (kv_row_bytes(kv.k_head0.type, kv.k_head0.head_dim) +
-                   kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim));
+                   (is_one_row ? 0 : kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim)));
 }
 
 // The range's keys, or values, as rows one after another: where they lie, or copied to `out`.
@@ -237,21 +244,33 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
   });
 }
 
+// Whether no token shares rows with another.
+bool DecodeAttention::lists_all(size_t n_tokens) const {
+  for (size_t head = 0; head < plan_.shape.heads.n_kv_heads; ++head) {
+    for (size_t token = 0; token < n_tokens; ++token) {
+      if (keys(head, token).positions == nullptr) return false;
+    }
+  }
+  return true;
+}
+
 void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_weights) const {
   const size_t n_heads = plan_.shape.heads.n_kv_heads, n_ranges = round.end - round.first;
   const size_t n_together =
       std::clamp(n_heads * n_ranges / (kTasksPerThread * n_threads_), size_t{1}, kMaxTaskRanges);
   const size_t n_tasks = ceil_div(n_ranges, n_together);  // of a head
-  parallel_for(n_heads * n_tasks, [&](size_t task, size_t thread) {
-    const size_t kv_head = task / n_tasks, first_range = round.first + task % n_tasks * n_together,
-                 end = std::min(first_range + n_together, round.end);
+  const size_t n_parts = lists_all(round.n_tokens) ? round.n_tokens : 1, part = round.n_tokens / n_parts;
+  parallel_for(n_parts * n_heads * n_tasks, [&](size_t task, size_t thread) {
+    const size_t kv_head = task / n_parts / n_tasks, first_token = task % n_parts * part,
+                 first_range = round.first + task / n_parts % n_tasks * n_together,
+                 end = std::min(first_range + n_together, round.end), end_token = first_token + part;
     for (size_t range_idx = first_range; range_idx < end; ++range_idx) {
-      for (size_t token = 0, n_alike; token < round.n_tokens; token += n_alike) {
-        n_alike = count_alike(kv_head, token, round.n_tokens, range_idx);
+      for (size_t token = first_token, n_alike; token < end_token; token += n_alike) {
+        n_alike = count_alike(kv_head, token, end_token, range_idx);
         const HeadKeys& read = keys(kv_head, token);
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
         const bool is_next_adjacent = read.positions == nullptr && range_idx + 1 < end &&
-                                      next.is_of_rows == now.is_of_rows && token + n_alike == round.n_tokens;
+                                      next.is_of_rows == now.is_of_rows && token + n_alike == end_token;
         attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
                      keeps_weights ? summed_weights(kv_head, range_idx, token)
                                    : weights_ + thread * kMaxDecodeTokens * group_size() * kRangeKeys,

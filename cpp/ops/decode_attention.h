@@ -38,6 +38,10 @@ class DecodeAttention {
   void set_memory(size_t token, size_t kv_head, const PromptMemory::Rows& rows, size_t begin,
                   size_t position);
 
+  // Or these positions and no others, n > 0 of them, ascending, the token's own among them if at all; valid
+  // until `run`.
+  void set_positions(size_t token, size_t kv_head, const int32_t* positions, size_t n);
+
   // Bytes of keys and values that `run` reads for n_tokens: what several of them share counts once.
   size_t bytes_read(size_t n_tokens, const LayerKv& kv) const;
 
@@ -73,6 +77,7 @@ class DecodeAttention {
   size_t count_alike(size_t kv_head, size_t token, size_t n_tokens, size_t range_idx) const;
   AttentionTile range_result(const Round& round, size_t kv_head, size_t range_idx, size_t token,
                              size_t n_tokens) const;
+  bool lists_all(size_t n_tokens) const;
   void attend(const Round& round, const LayerKv& kv, bool keeps_weights) const;
   void attend_range(const Round& round, const LayerKv& kv, size_t kv_head, size_t range_idx, size_t token,
                     size_t n_alike, size_t n_next, float* weights, uint8_t* gathered) const;

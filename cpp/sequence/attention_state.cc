@@ -41,17 +41,27 @@ AttentionState::AttentionState(const KernelTable& table, const AttentionHeads& h
       "keys and values of this model are the same rows: they have one cache type; use --cache-type f16");
   kv_.v_head0 = heads.values_are_keys ? kv_.k_head0 : take_rows(types.v, n_rows, heads.value_dim, arena);
   kv_.n_positions = max_context;
+  // They choose, and are few: 8 bits would take other tokens for a tenth of the cache.
+  if (heads.index.has_own()) {
+    const CacheType type = types.k == CacheType::kF32 ? CacheType::kF32 : CacheType::kF16;
+    index_ = take_rows(type, max_context, heads.index.key_dim, arena);
+  }
 }
 
-void AttentionState::append(MatView<const float> k, MatView<const float> v) {
+void AttentionState::append(MatView<const float> k, MatView<const float> v, MatView<const float> index_k) {
   const size_t key_dim = kv_.k_head0.head_dim, value_dim = kv_.v_head0.head_dim;
   EH2O_CHECK(k.cols == n_kv_heads_ * key_dim && v.cols == n_kv_heads_ * value_dim && v.rows == k.rows,
              "keys and values must have n_kv_heads * head_dim = ", n_kv_heads_ * key_dim, " and ",
              n_kv_heads_ * value_dim, " columns");
+  EH2O_CHECK(index_k.cols == index_.head_dim && (!has_index() || index_k.rows == k.rows),
+             "keys of the indexer must have ", index_.head_dim, " columns, not ", index_k.cols);
   EH2O_CHECK(k.rows <= kv_.n_positions - n_tokens_, "positions ", n_tokens_, " to ", n_tokens_ + k.rows,
              " exceed the context of ", kv_.n_positions);
   parallel_for(ceil_div(k.rows, kWriteTokens), [&](size_t task, size_t) {
     const size_t begin = task * kWriteTokens, end = std::min(begin + kWriteTokens, k.rows);
+    for (size_t i = begin; i < end && has_index(); ++i) {
+      table_->store_kv_row_f32(index_.type, index_.row(n_tokens_ + i), index_k.row(i), index_.head_dim);
+    }
     for (size_t head = 0; head < n_kv_heads_; ++head) {
       const KvRows keys = kv_.k(head), values = kv_.v(head);
       for (size_t i = begin; i < end; ++i) {

@@ -25,6 +25,9 @@ class AttentionState final : public LayerState {
                  Arena& arena);
 
   const LayerKv& rows() const { return kv_; }
+  // Keys of the layer's indexer, one per position, if it has one of its own.
+  bool has_index() const { return index_.head_dim > 0; }
+  const KvRows& index_rows() const { return index_; }
   void set_sinks(const float* sinks) { kv_.sinks = sinks; }  // of the layer that attends next
   size_t n_kv_heads() const { return n_kv_heads_; }
 
@@ -35,8 +38,9 @@ class AttentionState final : public LayerState {
     return {rows.row(0), static_cast<size_t>(rows.row(n_tokens_) - rows.row(0))};
   }
 
-  // Stores k [n][k_dim] and v [n][v_dim] as the rows of the next n positions.
-  void append(MatView<const float> k, MatView<const float> v);
+  // Stores k [n][k_dim] and v [n][v_dim], and the indexer's keys [n][key_dim] if there is one, as the rows of
+  // the next n positions.
+  void append(MatView<const float> k, MatView<const float> v, MatView<const float> index_k = {});
 
   size_t n_tokens() const override { return n_tokens_; }
   void advance(size_t n_tokens) override { n_tokens_ += n_tokens; }
@@ -50,6 +54,7 @@ class AttentionState final : public LayerState {
   size_t n_kv_heads_;
   bool values_are_keys_;
   LayerKv kv_;
+  KvRows index_;
   size_t n_tokens_ = 0;
 };
 

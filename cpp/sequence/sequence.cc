@@ -21,7 +21,7 @@ AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape&
 bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
   return a.n_heads == b.n_heads && a.n_kv_heads == b.n_kv_heads && a.key_dim == b.key_dim &&
          a.value_dim == b.value_dim && a.values_are_keys == b.values_are_keys && a.scale == b.scale &&
-         a.soft_cap == b.soft_cap;
+         a.soft_cap == b.soft_cap && a.index == b.index;
 }
 
 // Checks all shapes; gives the plans, and the plan of every layer.
@@ -42,6 +42,11 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                "layer ", i, " reads keys and values of heads of another shape");
   }
   const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape));
+  const bool is_indexed = std::any_of(layers.begin(), layers.end(),
+                                      [](const LayerKeeps& keeps) { return !keeps.heads.index.is_none(); });
+  EH2O_CHECK(!is_indexed || (needs.reads_all && !policy.chooses_in_decode()),
+             "what this model reads its own indexer chooses, not another rule (", policy.describe(),
+             "); use --attention dense");
   std::vector<AttentionPlan> plans;
   for (const LayerKeeps& layer : layers) {
     const AttentionHeads& heads = layer.heads;

@@ -16,6 +16,7 @@
 #include "ops/decode_attention.h"
 #include "ops/decode_call.h"
 #include "ops/error_sample.h"
+#include "ops/index_choice.h"
 #include "sequence/attention_state.h"
 #include "sequence/received_attention.h"
 #include "sequence/recurrent_state.h"
@@ -114,6 +115,20 @@ class Sequence {
   // the guard. Its pairs and its error are counted.
   void attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
               size_t n_threads, MatView<float> out);
+
+  // Of layers with an indexer, in sequence_indexed.cc. What the queries of the tokens from `position` on,
+  // whose keys are in the cache, choose by the layer's own indexer: see IndexChoice.
+  void choose(size_t layer, MatView<const float> q, MatView<const float> weights, size_t position,
+              uint8_t* scratch, size_t n_threads, const ChosenPositions& out) const;
+  // `attend` of a prefill call to what its rows have chosen: in chunks, as other layers do, as far as they
+  // read everything; and the attention of single rows from `position` on, generated ones if it is_decode.
+  void attend_chosen(size_t layer, MatView<const float> q, const ChosenPositions& chosen, PromptEnd end,
+                     uint8_t* scratch, size_t n_threads, MatView<float> out);
+  void read_chosen(size_t layer, MatView<const float> q, size_t position, const ChosenPositions& chosen,
+                   bool is_decode, uint8_t* scratch, size_t n_threads, MatView<float> out);
+  bool is_indexed() const { return most_chosen() > 0; }
+  // Most positions that a query chooses; 0: queries read everything.
+  size_t most_chosen() const;
 
   // The parts of the guard, for attention that runs elsewhere. Whether it looks at a layer, whose queries may
   // see `window` positions; whether so many layers of the call were read again that the others are read
@@ -263,6 +278,7 @@ class Sequence {
                  const Rotation& rotation);
   void restart_policy(const std::vector<std::vector<int32_t>>& dropped,
                       const std::vector<std::vector<float>>& scores, size_t n_dropped, size_t n);
+  void note_chosen(size_t layer, const int32_t* positions, size_t count, size_t position);
   bool ends_prompts() const { return plans_[0].needs.ends_prompts; }
 
   SequenceShape shape_;

@@ -55,6 +55,9 @@ size_t Sequence::owner_of(size_t layer) const {
 }
 
 void Sequence::check_eviction() const {
+  EH2O_CHECK(!is_indexed(),
+             "what this model reads its own indexer chooses, so that nothing says what can go; use "
+             "--context-full shift");
   EH2O_CHECK(
       !ends_prompts() && !policy_->chooses_in_decode(), "this policy (", policy_->describe(),
       ") says what generated tokens read, which an eviction would change; use --decode-attention dense, "

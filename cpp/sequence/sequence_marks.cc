@@ -125,6 +125,8 @@ void Sequence::copy_from(const Sequence& other, size_t position) {
         copy_rows(to.k(head), from.k(head));
         if (!layer(i).values_are_keys()) copy_rows(to.v(head), from.v(head));
       }
+      EH2O_CHECK(layer(i).has_index() == other.layer(i).has_index(), "layer ", i, " has another indexer");
+      if (layer(i).has_index()) copy_rows(layer(i).index_rows(), other.layer(i).index_rows());
     }
   } catch (...) {
     reset();

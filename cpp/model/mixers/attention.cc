@@ -13,8 +13,9 @@ namespace {
 
 struct Qkv {
   MatView<float> q, k, v;
+  IndexRows index;
   Qkv rows_from(size_t first, size_t n) const {
-    return {q.rows_from(first, n), k.rows_from(first, n), v.rows_from(first, n)};
+    return {q.rows_from(first, n), k.rows_from(first, n), v.rows_from(first, n), index.rows_from(first, n)};
   }
 };
 
@@ -33,7 +34,7 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   const KernelTable& table = call.table();
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
-  if (!spec.latent.is_none()) return project_latent(call, x, first_row, qkv.q, qkv.k);
+  if (!spec.latent.is_none()) return project_latent(call, x, first_row, qkv.q, qkv.k, qkv.index);
   const size_t n = qkv.q.rows, stride = qkv.q.stride;
   const bool has_own_kv = spec.heads.has_own_kv();
   const MatmulInput input =
@@ -67,7 +68,8 @@ void take_rows(const LayerCall& call, size_t first, const Qkv& qkv) {
     scale_by_position(call.table(), qkv.q, call.position() + first, spec.temperature_scale,
                       spec.temperature_period);
   }
-  if (spec.heads.has_own_kv()) call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v));
+  if (!spec.heads.has_own_kv()) return;
+  call.step.sequence->layer(call.layer).append(as_const(qkv.k), as_const(qkv.v), as_const(qkv.index.k));
 }
 
 Qkv qkv_rows(const LayerCall& call, size_t n) {
@@ -75,7 +77,10 @@ Qkv qkv_rows(const LayerCall& call, size_t n) {
   const size_t stride = call.spec().qkv_dim();
   float *q = call.buffers().qkv + call.spec().gate_dim(), *k = q + heads.q_dim(),
         *v = heads.values_are_keys ? k : k + heads.k_dim();
-  return {{q, n, heads.q_dim(), stride}, {k, n, heads.k_dim(), stride}, {v, n, heads.v_dim(), stride}};
+  return {{q, n, heads.q_dim(), stride},
+          {k, n, heads.k_dim(), stride},
+          {v, n, heads.v_dim(), stride},
+          index_rows(call, n)};
 }
 
 // What attention gave as the input of the output projection.
@@ -88,6 +93,23 @@ MatmulInput output_input(const LayerCall& call, MatView<const float> attended) {
 void set_sinks(const LayerCall& call) {
   const std::vector<float>& sinks = call.layer_weights().attn_sinks;
   call.step.sequence->layer(call.layer).set_sinks(sinks.empty() ? nullptr : sinks.data());
+}
+
+// The attention of rows that read one by one, the first of which is row `first` of the step.
+void attend_rows(const LayerCall& call, const Qkv& rows, size_t first, MatView<float> out) {
+  Sequence& sequence = *call.step.sequence;
+  const bool is_decode = call.step.is_decode;
+  uint8_t* scratch = call.workspace.attention_scratch();
+  const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
+  const size_t position = call.position() + first;
+  const MatView<const float> q = as_const(rows.q);
+  if (!call.spec().heads.index.is_none()) {
+    const ChosenPositions chosen = choose_positions(call, rows.index, first);
+    sequence.read_chosen(call.layer, q, position, chosen, is_decode, scratch, n_threads, out);
+  } else {
+    sequence.decode_call(call.layer, is_decode, scratch, n_threads)
+        .run(q, sequence.layer(call.layer).rows(), position, call.spec().window, out);
+  }
 }
 
 }  // namespace
@@ -110,7 +132,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   Sequence& sequence = *step.sequence;
   Activations& a = call.buffers();
   const size_t n = step.tokens.size, out_dim = spec.heads.out_dim();
-  const size_t position = call.position(), first = call.first_output_row();
+  const size_t first = call.first_output_row();
   const Qkv qkv = qkv_rows(call, n);
   const bool is_row = step.is_decode || skips_attention(call.config, sequence, call.layer);
   // Keys and values of all rows are stored, if they are the layer's own.
@@ -132,9 +154,10 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   }
   if (is_row) {
     if (first == n) return;
-    sequence.decode_call(call.layer, step.is_decode, scratch, n_threads)
-        .run(queries.rows_from(first, n - first), sequence.layer(call.layer).rows(), position + first,
-             spec.window, attended.rows_from(first, n - first));
+    attend_rows(call, qkv.rows_from(first, n - first), first, attended.rows_from(first, n - first));
+  } else if (!spec.heads.index.is_none()) {
+    const ChosenPositions chosen = choose_positions(call, qkv.index, 0);
+    sequence.attend_chosen(call.layer, queries, chosen, step.end, scratch, n_threads, attended);
   } else {
     sequence.attend(call.layer, queries, spec.window, step.end, scratch, n_threads, attended);
   }
@@ -177,15 +200,11 @@ void mix_decodes(const LayerCall& call, Span<const Step> steps, size_t n_rows) {
   size_t first_row = 0;
   for (const Step& step : steps) {
     const LayerCall one{call.config, call.weights, call.workspace, step, call.layer, first_row};
-    const size_t n = step.tokens.size, position = one.position();
+    const size_t n = step.tokens.size;
     const Qkv rows = qkv.rows_from(first_row, n);
     take_rows(one, 0, rows);
     set_sinks(one);
-    step.sequence
-        ->decode_call(call.layer, true, call.workspace.attention_scratch(),
-                      static_cast<size_t>(call.workspace.n_threads()))
-        .run(as_const(rows.q), step.sequence->layer(call.layer).rows(), position, call.spec().window,
-             attended.rows_from(first_row, n));
+    attend_rows(one, rows, 0, attended.rows_from(first_row, n));
     first_row += n;
   }
   end_branch(call, x, output_input(call, as_const(attended)), w.attn_output, w.attn_post_norm);

@@ -16,7 +16,7 @@ Span<const PackedMatrix> matrices(const std::vector<PackedMatrix>& heads) {
 }  // namespace
 
 void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, MatView<float> q,
-                    MatView<float> row) {
+                    MatView<float> row, const IndexRows& index) {
   const KernelTable& table = call.table();
   const LayerWeights& w = call.layer_weights();
   const LatentHeads& latent = call.spec().latent;
@@ -28,18 +28,26 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
 
   const bool has_vectors = latent.q_rank > 0;
   const Linear& from_input = has_vectors ? w.attn_q_a : w.attn_q;
-  const MatmulInput input = begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a});
+  const bool has_index = call.spec().heads.index.has_own();
+  const MatmulInput input =
+      has_index
+          ? begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a, &w.index_k, &w.index_weights})
+          : begin_branch(call, x, w.attn_norm, {&from_input, &w.attn_kv_a});
   const MatView<float>& first = has_vectors ? vectors : heads;
   const MatmulOutput outputs[] = {output_of(from_input, first.data, first.stride),
-                                  output_of(w.attn_kv_a, row.data, row.stride)};
-  matmul(table, input, {outputs, 2}, a.scratch);
+                                  output_of(w.attn_kv_a, row.data, row.stride),
+                                  output_of(w.index_k, index.k.data, index.k.stride),
+                                  output_of(w.index_weights, index.weights.data, index.weights.stride)};
+  matmul(table, input, {outputs, has_index ? size_t{4} : size_t{2}}, a.scratch);
   if (has_vectors) {
-    const bool is_quantised = w.attn_q.weight.is_quantised();
+    const bool is_quantised = w.attn_q.weight.is_quantised() || w.index_q.weight.is_quantised();
     const MatmulInput normed = rms_norm_rows(table, as_const(vectors), w.attn_q_a_norm.data(), eps,
                                              {vectors, is_quantised ? a.packed : nullptr}, a.scratch);
-    const MatmulOutput output = output_of(w.attn_q, heads.data, heads.stride);
-    matmul(table, normed, {&output, 1}, a.scratch);
+    const MatmulOutput of_vectors[] = {output_of(w.attn_q, heads.data, heads.stride),
+                                       output_of(w.index_q, index.q.data, index.q.stride)};
+    matmul(table, normed, {of_vectors, has_index ? size_t{2} : size_t{1}}, a.scratch);
   }
+  if (has_index) finish_index_rows(call, first_row, index);
   rms_norm_groups(table, {row.data, n, latent.rank, row.stride},
                   {w.attn_kv_a_norm.data(), w.attn_kv_a_norm.size()}, eps);
 

@@ -3,14 +3,15 @@
 // = [W_k^T q_nope; q_rope] . [c; r], and the sum of weighted values W_v c is W_v times the sum of weighted c.
 #pragma once
 
-#include "model/layer_call.h"
+#include "model/mixers/indexer.h"
 
 namespace edgeh2o {
 
 // Queries [n][n_heads * row_dim], in the latent space, and the rows to cache [n][row_dim], of the rows x of a
-// call, of which the first is row first_row of its buffers: normed and rotated.
+// call, of which the first is row first_row of its buffers: normed and rotated. And those of the layer's own
+// indexer, if it has one.
 void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, MatView<float> q,
-                    MatView<float> row);
+                    MatView<float> row, const IndexRows& index);
 
 // Values [n][n_heads * value_dim] of what attention gives, [n][n_heads * row_dim], n <= rows_at_once; they
 // are overwritten by the next call.

@@ -38,6 +38,38 @@ void check_rms_norm(const KernelTable& table, Check& check) {
   });
 }
 
+// Panels are written from the comment of the kernel: [keys / nr][key_dim][nr].
+void check_index_scores(const KernelTable& table, Check& check) {
+  Random random(31);
+  const size_t nr = table.layout.panel_cols;
+  for (const size_t dim : {8, 40, 128}) {
+    for (const size_t n_heads : {1, 5, 64}) {
+      for (const size_t n_keys : {size_t{1}, nr, 2 * nr + 3}) {
+        const std::vector<float> q = random.uniform_vector(n_heads * dim, -1, 1),
+                                 weights = random.uniform_vector(n_heads, -1, 1),
+                                 keys = random.uniform_vector(n_keys * dim, -1, 1);
+        std::vector<float> panels((n_keys + nr - 1) / nr * nr * dim), out(n_keys + kGuard, kUntouched);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          const size_t key = i / dim;
+          panels[(key / nr * dim + i % dim) * nr + key % nr] = keys[i];
+        }
+        table.index_scores_f32(out.data(), q.data(), weights.data(), n_heads, panels.data(), n_keys, dim);
+        for (size_t key = 0; key < n_keys; ++key) {
+          double want = 0, size = 0;
+          for (size_t head = 0; head < n_heads; ++head) {
+            double product = 0;
+            for (size_t i = 0; i < dim; ++i) product += double{q[head * dim + i]} * keys[key * dim + i];
+            want += weights[head] * std::fmax(product, 0);
+            size += std::fabs(weights[head]) * static_cast<double>(dim);
+          }
+          check.near(out[key], want, static_cast<double>(dim + n_heads) * kEps * size);
+        }
+        check.untouched(out, n_keys);
+      }
+    }
+  }
+}
+
 void check_rope(const KernelTable& table, Check& check) {
   Random random(10);
   for (const size_t n : kLengths) {
@@ -344,6 +376,7 @@ void check_load_f16(const KernelTable& table, Check& check) {
 const std::vector<KernelCheck>& row_checks() {
   static const std::vector<KernelCheck> checks = {
       {"rms_norm_f32", check_rms_norm},
+      {"index_scores_f32", check_index_scores},
       {"rope_f32", check_rope},
       {"swiglu_f32", check_swiglu},
       {"geglu_f32", check_geglu},

@@ -1,0 +1,87 @@
+#include "ops/index_choice.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace edgeh2o {
+namespace {
+
+// Queries that share the keys that a task has packed, and those keys: 256 of 128 dimensions are 128 KiB.
+constexpr size_t kTogether = 16, kBlockKeys = 256;
+
+}  // namespace
+
+IndexChoice::IndexChoice(const KernelTable& table, const IndexHeads& heads, size_t max_context,
+                         uint8_t* scratch, size_t n_threads)
+    : table_(table), heads_(heads), max_context_(max_context) {
+  const bool chooses = heads.has_own() && heads.top_k < max_context;
+  Arena arena(scratch);
+  scores_ = arena.take<float>(chooses ? kTogether * max_context : 0);
+  panel_floats_ = round_up(kBlockKeys, table.layout.panel_cols) * heads.key_dim;
+  panels_ = arena.take<float>(chooses ? n_threads * panel_floats_ : 0);
+  ranked_ = arena.take<float>(chooses ? n_threads * max_context : 0);
+  n_used_ = arena.used();
+}
+
+void IndexChoice::run(MatView<const float> q, MatView<const float> weights, const KvRows& keys,
+                      size_t position, const ChosenPositions& out) const {
+  const size_t n_free = heads_.n_free(position, q.rows);
+  std::fill_n(out.counts, n_free, 0);
+  for (size_t first = n_free; first < q.rows; first += kTogether) {
+    const size_t n = std::min(kTogether, q.rows - first);
+    score(q.rows_from(first, n), weights.rows_from(first, n), keys, position + first + n);
+    parallel_for(n, [&](size_t i, size_t thread) {
+      const size_t row = first + i;
+      choose(scores_ + i * max_context_, position + row, ranked_ + thread * max_context_,
+             out.positions + row * out.stride, out.counts + row);
+    });
+  }
+}
+
+// Of all keys that the last of the queries sees.
+void IndexChoice::score(MatView<const float> q, MatView<const float> weights, const KvRows& keys,
+                        size_t n_keys) const {
+  const AttentionKernels& floats = attention_kernels(table_, AttentionPrecision::kF32);
+  parallel_for(ceil_div(n_keys, kBlockKeys), [&](size_t block, size_t thread) {
+    const size_t first = block * kBlockKeys, n = std::min(kBlockKeys, n_keys - first);
+    float* panels = panels_ + thread * panel_floats_;
+    floats.pack_keys(keys.type, panels, keys.row(first), nullptr, n, keys.head_dim);
+    for (size_t i = 0; i < q.rows; ++i) {
+      table_.index_scores_f32(scores_ + i * max_context_ + first, q.row(i), weights.row(i), heads_.n_heads,
+                              panels, n, heads_.key_dim);
+    }
+  });
+}
+
+void IndexChoice::choose(const float* scores, size_t position, float* ranked, int32_t* out,
+                         int32_t* count) const {
+  constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  size_t n = 0;
+  for (size_t i = 0; i <= position; ++i) {
+    if (scores[i] > kLowest) ranked[n++] = scores[i];
+  }
+  if (n == 0) {  // a softmax needs something
+    *out = static_cast<int32_t>(position);
+    *count = 1;
+    return;
+  }
+  const size_t n_chosen = std::min(n, heads_.top_k);
+  std::nth_element(ranked, ranked + n_chosen - 1, ranked + n, std::greater<float>());
+  const float least = ranked[n_chosen - 1];
+  const auto n_above = static_cast<size_t>(
+      std::count_if(ranked, ranked + n_chosen, [least](float score) { return score > least; }));
+  size_t n_equal = n_chosen - n_above;  // that are taken
+  int32_t* end = out;
+  for (size_t i = 0; i <= position; ++i) {
+    const bool is_equal = scores[i] == least && n_equal > 0;
+    if (is_equal) --n_equal;
+    if (scores[i] > least || is_equal) *end++ = static_cast<int32_t>(i);
+  }
+  *count = static_cast<int32_t>(n_chosen);
+}
+
+}  // namespace edgeh2o

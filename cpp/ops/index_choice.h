@@ -1,0 +1,54 @@
+// What the queries of a layer with a lightning indexer read: the positions whose scores are the largest, of
+// equal ones those of the lower positions, and none whose score is no number; where there are no more
+// positions than are read, all.
+#pragma once
+
+#include "base/arena.h"
+#include "base/kv_rows.h"
+#include "base/mat_view.h"
+#include "isa/kernel_table.h"
+#include "ops/attention_sizes.h"
+
+namespace edgeh2o {
+
+// The positions that rows of queries read, row by row: ascending, `counts` of `stride`.
+struct ChosenPositions {
+  int32_t* positions = nullptr;  // [n][stride]
+  int32_t* counts = nullptr;     // [n]; 0: all up to the query's own
+  size_t stride = 0;
+
+  const int32_t* row(size_t i) const { return positions + i * stride; }
+  ChosenPositions rows_from(size_t first) const {
+    return {positions + first * stride, counts + first, stride};
+  }
+};
+
+class IndexChoice {
+ public:
+  // scratch: scratch_bytes bytes. With as many positions as are read nothing is ever chosen, nor needed.
+  IndexChoice(const KernelTable& table, const IndexHeads& heads, size_t max_context, uint8_t* scratch,
+              size_t n_threads);
+  static size_t scratch_bytes(const KernelTable& table, const IndexHeads& heads, size_t max_context,
+                              size_t n_threads) {
+    return IndexChoice(table, heads, max_context, nullptr, n_threads).n_used_;
+  }
+
+  // Queries q [n][n_heads * key_dim] and weights [n][n_heads] of the tokens from `position` on, whose keys
+  // are written. What comes out for one depends neither on the others nor on the number of threads.
+  void run(MatView<const float> q, MatView<const float> weights, const KvRows& keys, size_t position,
+           const ChosenPositions& out) const;
+
+ private:
+  void score(MatView<const float> q, MatView<const float> weights, const KvRows& keys, size_t n_keys) const;
+  void choose(const float* scores, size_t position, float* ranked, int32_t* out, int32_t* count) const;
+
+  const KernelTable& table_;
+  IndexHeads heads_;
+  size_t max_context_;
+  float* scores_;  // [kTogether][max_context]
+  float* panels_;  // [n_threads] keys of a block
+  float* ranked_;  // [n_threads][max_context]
+  size_t panel_floats_, n_used_;
+};
+
+}  // namespace edgeh2o
