@@ -41,6 +41,11 @@ class ModelConfig:
         """Whether layers have a state in the place of keys and values, or beside them."""
         return False
 
+    @property
+    def index_top_k(self) -> int:
+        """Tokens that an indexer of the model's own lets a query read; 0: it has none."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xielu:
@@ -71,7 +76,9 @@ class LayerConfig:
     what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
     attention beside it. A layer whose mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
-    network. ``xielu`` is of the activation of that name.
+    network. ``xielu`` is of the activation of that name. With an ``index_top_k`` a query reads so
+    many tokens: those that score best by an indexer of ``index_heads`` queries and one key of
+    ``index_key_dim`` numbers per token, or, without any, what the layer before has read.
     """
 
     n_heads: int
@@ -93,6 +100,9 @@ class LayerConfig:
     ssd_state_dim: int = 0
     is_dense: bool = False
     xielu: Xielu = Xielu()
+    index_heads: int = 0
+    index_key_dim: int = 0
+    index_top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +206,15 @@ class DecoderConfig(ModelConfig):
     @property
     def has_like_layers(self) -> bool:
         differ = any(layer.head_dim or layer.kv_distance for layer in self.layers)
-        return not differ and not self.has_sinks and not self.is_recurrent
+        return not (differ or self.has_sinks or self.is_recurrent or self.index_top_k)
 
     @property
     def is_recurrent(self) -> bool:
         return any(layer.mixer not in ("attention", "none") for layer in self.layers)
+
+    @property
+    def index_top_k(self) -> int:
+        return max(layer.index_top_k for layer in self.layers)
 
     @property
     def n_slots(self) -> int:

@@ -40,6 +40,7 @@ class Family:
             first layer has one feed-forward network.
         output_norm: name of the norm behind the last layer.
         is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
+        is_indexed: its layers have indexers, which choose what is read.
         has_sections: rotated pairs are parted among axes.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
@@ -71,6 +72,7 @@ class Family:
     has_softmax_gate: bool = False
     output_norm: str = "output_norm"
     is_latent: bool = False
+    is_indexed: bool = False
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
@@ -94,6 +96,14 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
         keys={"rope.scaling.yarn_log_multiplier": 0.08},
     ),
+    "deepseek32": Family(
+        is_latent=True,
+        is_indexed=True,
+        has_experts=True,
+        has_expert_bias=True,
+        keys={"rope.scaling.yarn_log_multiplier": 0.1},
+    ),
+    "glm-dsa": Family(is_latent=True, is_indexed=True, has_experts=True, has_expert_bias=True),
     "minicpm3": Family(is_latent=True),
     "apertus": Family(qk_norm="head", is_ungated=True, has_xielu=True),
     "arcee": Family(is_ungated=True),

@@ -15,6 +15,7 @@ from tools.fuzz_loop import instrumented_imports, run_fuzzer
 from tools.make_tiny_model import write_tiny_model
 
 with instrumented_imports():
+    from edgeh2o.attention.dense import DenseConfig
     from edgeh2o.attention.h2o import H2OConfig
     from edgeh2o.runners.base import SessionShape
     from edgeh2o.runners.native import NativeModelFile, estimate_session_bytes
@@ -66,7 +67,8 @@ def make_target(folder: Path) -> Callable[[bytes], None]:
     def read(content: bytes) -> None:
         path.write_bytes(content)
         with NativeModelFile(path) as file:
-            estimate_session_bytes(file.config, policy, SHAPE)
+            rule = DenseConfig() if file.config.index_top_k else policy
+            estimate_session_bytes(file.config, rule, SHAPE)
             if file.n_weight_bytes <= MAX_LOADED_BYTES:
                 file.load()
 

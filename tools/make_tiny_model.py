@@ -84,6 +84,8 @@ class TinyModel:
         n_shared_experts: how many experts wide the shared one is, where the file says so.
         has_softmax_gate: experts without biases are weighted by a softmax, of deepseek2.
         kv_rank, q_rank, nope_dim, rope_dim, value_dim: of latent attention; a q_rank of 0 is none.
+        index_heads, index_key_dim, index_top_k: of indexers, which every so many layers
+            (indexer_period) have one of.
         has_matrices_per_head: its keys and values have matrices per head, of deepseek2.
         rotary_dim: rotated elements per head; None for head_dim.
         rotates: there is a rotary embedding, of granitehybrid.
@@ -134,6 +136,10 @@ class TinyModel:
     nope_dim: int = 16
     rope_dim: int = 16
     value_dim: int = 24
+    index_heads: int = 8
+    index_key_dim: int = 32
+    index_top_k: int = 24
+    indexer_period: int = 1
     has_matrices_per_head: bool = True
     vocab_size: int = 320
     context_length: int = 2048
@@ -189,6 +195,9 @@ class TinyModel:
         return (self.family.has_experts and self.n_experts > 0) and (
             not self.family.has_expert_bias or layer >= self.n_dense_layers
         )
+
+    def has_indexer(self, layer: int) -> bool:
+        return self.family.is_indexed and layer % self.indexer_period == 0
 
     @property
     def pattern(self) -> list[bool]:

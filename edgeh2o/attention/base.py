@@ -33,6 +33,10 @@ class AttentionModel(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    @property
+    def index_top_k(self) -> int:
+        """Tokens that an indexer of the model's own lets a query read; 0: it has none."""
+
 
 def has_equal_kv_heads(model: AttentionModel) -> bool:
     """Whether every layer has as many KV heads as the others: what budget tables are for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .base import AttentionModel, SparseAttentionConfig
 from .registry import register_sparse_attention
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 @register_sparse_attention("dense")
 @dataclass(frozen=True, slots=True)
 class DenseConfig(SparseAttentionConfig):
-    """No sparsity; chunks only bound the working memory."""
+    """No sparsity but the model's own; chunks only bound the working memory."""
 
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
         from .. import _core
 
         return _core.dense_policy()
+
+    def report(self, model: AttentionModel) -> dict[str, Any]:
+        top_k = model.index_top_k
+        return {**self.to_dict(), **({"indexer_top_k": top_k} if top_k else {})}

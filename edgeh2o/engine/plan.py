@@ -13,6 +13,7 @@ from .. import isa as instruction_sets
 from ..attention.base import SparseAttentionConfig
 from ..attention.dense import DenseConfig
 from ..attention.kept_profiles import PROFILE_TOKENS
+from ..attention.registry import make_sparse_attention
 from ..config import PrefillConfig, RuntimeConfig
 from ..errors import ResourceError, UsageError
 from ..host import memory
@@ -50,6 +51,26 @@ def fit_chunks(
     """
     _, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
     return attention.clamped(chunk_size), chunk_size
+
+
+def _fit_model(
+    config: ModelConfig, attention: SparseAttentionConfig, prefill: PrefillConfig
+) -> SparseAttentionConfig:
+    """The attention, or dense where the model itself chooses and nothing was asked for.
+
+    Dense is what its indexer chooses from. Raises UsageError for another rule beside it.
+    """
+    if not config.index_top_k or isinstance(attention, DenseConfig):
+        return attention
+    default = make_sparse_attention(None)
+    with warnings.catch_warnings():  # they were shown for what was asked for
+        warnings.simplefilter("ignore")
+        if attention in (default, fit_chunks(default, prefill)[0]):
+            return DenseConfig()
+    raise UsageError(
+        f"queries of this model ({config.architecture}) read what its own indexer chooses, so that "
+        f"'{attention.describe()}' would choose a second time; leave --attention and its flags out"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +111,10 @@ class RunPlan:
     ) -> RunPlan:
         """Chooses what the settings leave open, for this machine.
 
-        Raises UsageError for settings that do not fit together or this machine, and FormatError
-        for a budget table that cannot be used.
+        Raises UsageError for settings that do not fit together, this machine or the model, and
+        FormatError for a budget table that cannot be used.
         """
-        settings, chunk_size = fit_chunks(attention, prefill)
+        settings, chunk_size = fit_chunks(_fit_model(config, attention, prefill), prefill)
         return cls(
             config=config,
             settings=settings,
@@ -139,7 +160,8 @@ class RunPlan:
         self, attention: SparseAttentionConfig | None = None, prefill: PrefillConfig | None = None
     ) -> RunPlan:
         """The same with another attention or other chunks."""
-        attention, prefill = attention or self.settings, prefill or self.prefill
+        prefill = prefill or self.prefill
+        attention = _fit_model(self.config, attention or self.settings, prefill)
         if (attention, prefill) == (self.settings, self.prefill):
             return self
         settings, chunk_size = fit_chunks(attention, prefill)

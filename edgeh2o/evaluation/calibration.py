@@ -105,6 +105,11 @@ def calibrate(
             "calibration is for models without recurrent layers, and this one has some; "
             "give --budget, for all heads the same"
         )
+    if llm.config.index_top_k:
+        raise UsageError(
+            "calibration is for models that have no indexer of their own, and this one has: it "
+            "chooses what is read without a budget table"
+        )
     require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
     if not llm.config.has_like_layers:
         raise UsageError(

@@ -12,6 +12,7 @@ from ..option_fields import MAX_CONTEXT
 from ..rope_config import RopeConfig
 from .experts import MAX_WIDTH, ExpertRule, FeedForwardSizes, read_feed_forward
 from .hybrids import HybridRule, replace_attention, ssd_sizes
+from .indexer import index_sizes, with_indexers
 from .keys import ArchitectureKeys
 from .latent import LatentLayout, LatentRule, latent_sizes, read_latent
 from .rope import (
@@ -110,6 +111,7 @@ class Hyperparameters:
             "n_delta_key_heads": layer.n_delta_key_heads,
             "n_delta_gates": 2 * layer.n_delta_value_heads,
             **ssd_sizes(layer),
+            **index_sizes(layer),
             "gated_q_dim": 2 * layer.n_heads * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
@@ -151,6 +153,8 @@ def read_hyperparameters(
     if layout is not None:
         head_dim = layout.heads.row_dim
         layers = tuple(replace(layer, n_kv_heads=1) for layer in layers)
+        if layout.index is not None:
+            layers = with_indexers(keys, layout.index, layout.heads, layers)
     else:
         head_dim = _read_head_dim(keys, model_dim, n_heads)
     rotary_dim = _read_rotary_dim(keys, "rope.dimension_count", head_dim)

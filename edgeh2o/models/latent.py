@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import FormatError
 from ..model_config import LatentHeads
+from .indexer import IndexRule
 from .keys import ArchitectureKeys
 
 KEY_LENGTH = "attention.key_length_mla"
@@ -26,17 +27,20 @@ class LatentRule:
     Attributes:
         has_lengths: files may name the sizes of heads apart from those of the cached rows, and then
             have matrices per head.
+        index: None: queries read everything; else layers have indexers.
     """
 
     has_lengths: bool = True
+    index: IndexRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentLayout:
-    """The heads of a file, and whether it has matrices per head."""
+    """The heads of a file, whether it has matrices per head, and its indexers."""
 
     heads: LatentHeads
     is_per_head: bool
+    index: IndexRule | None = None
 
 
 def latent_sizes(latent: LatentHeads | None, n_heads: int) -> Mapping[str, int]:
@@ -90,4 +94,4 @@ def read_latent(
         rope_dim=rope_dim,
         value_dim=value_dim,
     )
-    return LatentLayout(heads=heads, is_per_head=is_per_head)
+    return LatentLayout(heads=heads, is_per_head=is_per_head, index=rule.index)

@@ -6,8 +6,10 @@ ones, and all of MiniCPM3, one matrix for keys and values of all heads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .latent import LatentLayout
-from .tensors import TensorPart, TensorRule, tensor
+from .tensors import TensorPart, TensorRule, tensor, tensors_of
 
 _OUTPUT = tensor("blk.{layer}.attn_output.weight", "latent_out_dim", "model_dim")
 _ROW = (
@@ -61,11 +63,39 @@ _OF_ALL_HEADS = (
 )
 
 
+_INDEX_ROTATED = (
+    tensor("blk.{layer}.indexer.attn_q_b.weight", "latent_q_rank", "index_q_dim"),
+    tensor("blk.{layer}.indexer.attn_k.weight", "model_dim", "index_key_dim"),
+    tensor("blk.{layer}.indexer.k_norm.weight", "index_key_dim"),
+    tensor("blk.{layer}.indexer.k_norm.bias", "index_key_dim"),
+)
+_INDEX_WEIGHTS = tensor("blk.{layer}.indexer.proj.weight", "model_dim", "index_heads")
+
+
+def _index_tensors(*, is_interleaved: bool) -> tuple[TensorRule, ...]:
+    """Queries and keys are half-split already unless they are interleaved."""
+    rows = tuple(
+        replace(rule, rotated=is_interleaved, head_of="index_key_dim") for rule in _INDEX_ROTATED
+    )
+    return tensors_of("indexer", (*rows, _INDEX_WEIGHTS))
+
+
 # Whatever a file may have.
-ALL_TENSORS = (*_ROW, *_QUERIES_OF_INPUT, *_QUERIES_OF_VECTORS, *_PER_HEAD, *_OF_ALL_HEADS, _OUTPUT)
+ALL_TENSORS = (
+    *_ROW,
+    *_QUERIES_OF_INPUT,
+    *_QUERIES_OF_VECTORS,
+    *_PER_HEAD,
+    *_OF_ALL_HEADS,
+    _OUTPUT,
+    *_index_tensors(is_interleaved=False),
+)
 
 
 def latent_tensors(layout: LatentLayout) -> tuple[TensorRule, ...]:
     """Those of attention, as a file of this layout has them."""
     queries = _QUERIES_OF_VECTORS if layout.heads.q_rank else _QUERIES_OF_INPUT
-    return (*_ROW, *queries, *(_PER_HEAD if layout.is_per_head else _OF_ALL_HEADS), _OUTPUT)
+    products = _PER_HEAD if layout.is_per_head else _OF_ALL_HEADS
+    index = layout.index
+    indexer = () if index is None else _index_tensors(is_interleaved=index.is_interleaved)
+    return (*_ROW, *queries, *products, _OUTPUT, *indexer)

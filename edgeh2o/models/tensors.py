@@ -47,13 +47,14 @@ class TensorRule:
     if it is another one. A part whose name contains ``{part}`` is one of several, equal but for the
     last. Layers that share keys and values leave out what is ``of_kv``, or have it for nothing.
     ``is_vectors``: rows are vectors, not a matrix. Only layers ``of`` a kind have it, if one is
-    named: a mixer, or "experts" and "dense" in a mixture of experts with layers of both. ``groups``
-    names the number of groups of rows, each of which has two halves: the core has the second halves
-    of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the size of a head
-    whose last rows are those that RoPE turns, of a matrix that is ``rotated``. ``repeats`` names
-    how often the ``parts`` follow each other; names that contain ``{part}`` then get the number of
-    the repetition. A layer without the tensor has that of the name ``stand_in`` in its place, if
-    one is named.
+    named: a mixer, "experts" and "dense" in a mixture of experts with layers of both, or "indexer".
+    ``groups`` names the number of groups of rows, each of which has two halves: the core has the
+    second halves of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the
+    size of a head whose last rows are those that RoPE turns, of a matrix that is ``rotated``,
+    ``head_of`` that of one whose first rows are, if its heads are not those of attention.
+    ``repeats`` names how often the ``parts`` follow each other; names that contain ``{part}`` then
+    get the number of the repetition. A layer without the tensor has that of the name ``stand_in``
+    in its place, if one is named.
     """
 
     name: str
@@ -70,6 +71,7 @@ class TensorRule:
     tail_of: str = ""
     repeats: str = ""
     stand_in: str = ""
+    head_of: str = ""
 
 
 def tensor(
@@ -221,7 +223,7 @@ def bind_tensors(
                 row_order = _split_halves(n_rows, sizes[layer][rule.groups], rule.swaps_halves)
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
-                head_dim = sizes[layer][rule.tail_of or "head_dim"]
+                head_dim = sizes[layer][rule.tail_of or rule.head_of or "head_dim"]
                 key = n_ordered, head_dim, rule.tail_of
                 if key not in row_orders:
                     row_orders[key] = half_split_row_order(
@@ -272,8 +274,9 @@ def _split_halves(n_rows: int, n_groups: int, swaps: bool) -> array[int]:
     )
 
 
-def _kinds(layer: LayerConfig) -> tuple[str, str]:
-    return layer.mixer, "dense" if layer.is_dense else "experts"
+def _kinds(layer: LayerConfig) -> tuple[str, ...]:
+    indexer = ("indexer",) if layer.index_heads else ()
+    return layer.mixer, "dense" if layer.is_dense else "experts", *indexer
 
 
 def _parts(

@@ -67,6 +67,28 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "has_matrices_per_head": False,
         "has_softmax_gate": True,
     },
+    # Queries read 24 tokens; seeds by which no choice is a near tie. The Hadamard matrix that
+    # llama.cpp multiplies by has 64 rows at least.
+    "deepseek32": {
+        "architecture": "deepseek32",
+        "n_layers": 4,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "n_expert_groups": 4,
+        "n_expert_groups_used": 2,
+        "index_key_dim": 64,
+        "rope_scaling": "yarn",
+        "original_context": 64,
+        "tied": False,
+    },
+    "glm-dsa": {
+        "architecture": "glm-dsa",
+        "seed": 2,
+        "n_layers": 5,
+        "index_key_dim": 64,
+        "indexer_period": 2,
+        "tied": False,
+    },
     "deepseek2_dense": {"architecture": "deepseek2", "n_experts": 0},
     "arcee": {"architecture": "arcee", "rope_scaling": "yarn", "original_context": 64},
     "bailingmoe2": {

@@ -126,6 +126,19 @@ def decisive_prompt(pair: ModelPair, n_tokens: int, *, min_margin: float = 0.02)
     raise AssertionError(f"no prompt of {n_tokens} tokens decides every choice clearly")
 
 
+def clear_prompt(pair: ModelPair, n_tokens: int, *, min_margin: float = 2e-5) -> Tokens:
+    """Random tokens for which no choice of an indexer is a near tie in the reference."""
+    for seed in range(50):
+        tokens = random_tokens(n_tokens, seed=seed)
+        if not pair.reference.config.index_top_k:
+            return tokens
+        run = pair.reference.start(DenseLayer)
+        run.prefill(tokens)
+        if min(run.margins) > min_margin:
+            return tokens
+    raise AssertionError(f"no prompt of {n_tokens} tokens decides every choice clearly")
+
+
 def layers_of(
     attention: str,
 ) -> tuple[Callable[[], AttentionLayer], Callable[[], _core.SparsePolicy]]:

@@ -11,6 +11,7 @@ from tests.model.model_pair import (
     HEAVY,
     LOCAL,
     UNEQUAL,
+    clear_prompt,
     decisive_prompt,
     layers_of,
     load_pair,
@@ -53,6 +54,7 @@ MODELS = {
     "starcoder2-window": {"architecture": "starcoder2", "sliding_window": NARROW},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8},
     "olmo2": {"architecture": "olmo2", "tied": False},
+    "glm-dsa": {"architecture": "glm-dsa", "n_layers": 3, "indexer_period": 2, "n_experts": 0},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
     "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},
     "granitemoe-shared": {"architecture": "granitemoe", "shared_ffn_dim": 80},
@@ -108,7 +110,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: str) -> None:
     pair = load_pair(tiny_model, **{**SHAPE, **MODELS[name]})
-    tokens = random_tokens(3 * CHUNK_SIZE + 17)
+    tokens = clear_prompt(pair, 3 * CHUNK_SIZE + 17)
     make_layer, make_policy = layers_of("dense")
     expected = pair.reference.start(make_layer).prefill(tokens)
     session = pair.session(make_policy(), cache_type="f32")
@@ -120,8 +122,8 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
     assert relative_error(np.stack(decoded), expected[-3:]) < 2e-5
 
 
-# All layers have windows, or sinks.
-NO_SPARSE = ("mistral", "phi3-window", "starcoder2-window", "gpt-oss")
+# All layers have windows, or sinks, or indexers.
+NO_SPARSE = ("mistral", "phi3-window", "starcoder2-window", "gpt-oss", "deepseek32", "glm-dsa")
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in NO_SPARSE])

@@ -31,6 +31,13 @@ def add_latent_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_head_count_kv(n_heads)
         writer.add_key_length(head_dim)
         writer.add_value_length(model.value_dim)
+    if model.family.is_indexed:
+        writer.add_indexer_head_count(model.index_heads)
+        writer.add_indexer_key_length(model.index_key_dim)
+        writer.add_indexer_top_k(model.index_top_k)
+        if model.indexer_period > 1:
+            key = f"{model.architecture}.attention.indexer.types"
+            writer.add_array(key, [model.has_indexer(i) for i in range(model.n_layers)])
     if not is_deepseek:
         return
     if not model.n_experts:
@@ -85,4 +92,13 @@ def add_latent_tensors(
     else:
         rows = n_heads * (model.nope_dim + model.value_dim)
         matrices.append(("attn_kv_b", rows, rank, std(rank)))
+    if model.has_indexer(int(prefix.split(".")[1])):
+        key_dim = model.index_key_dim
+        normal(f"{prefix}indexer.k_norm.weight", key_dim, std=0.1, mean=1.0)
+        normal(f"{prefix}indexer.k_norm.bias", key_dim, std=0.2)
+        rows = model.index_heads * key_dim
+        matrices.append(("indexer.attn_q_b", rows, q_rank, q_rank**-0.5))
+        matrices.append(("indexer.attn_k", key_dim, width, width**-0.5))
+        # Of both signs: a head may count against a token.
+        matrices.append(("indexer.proj", model.index_heads, width, width**-0.5))
     return matrices

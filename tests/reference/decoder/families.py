@@ -12,6 +12,7 @@ class Family:
 
     Attributes:
         is_interleaved: the two elements of a rotated pair are neighbours in the file.
+        has_interleaved_indexer: so are those of indexers, not half a rotated part apart.
         window_period: every so many layers one has no window; 0: all have one.
         sliding_base: RoPE base of layers with a window, which have no scaling; None: as others.
         rotates_windows_only: of a model with windows, other layers have no rotary embedding.
@@ -41,6 +42,7 @@ class Family:
     """
 
     is_interleaved: bool = False
+    has_interleaved_indexer: bool = False
     window_period: int = 0
     sliding_base: float | None = None
     rotates_windows_only: bool = False
@@ -94,6 +96,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "nanbeige": Family(is_interleaved=True),
     "deepseek2": Family(is_interleaved=True),
+    "deepseek32": Family(is_interleaved=True),
+    "glm-dsa": Family(is_interleaved=True, has_interleaved_indexer=True, has_sigmoid_gate=True),
     "ernie4_5": Family(is_interleaved=True),
     "ernie4_5-moe": Family(is_interleaved=True),
     "exaone": Family(),

@@ -25,7 +25,8 @@ class ReferenceConfig:
     `inv_freq` has one entry per layer: radians per position of its rotated pairs, already scaled,
     all 0 in a layer without positions. `windows`, `head_dims` and `kv_layers`, the layers whose
     keys and values are read, have one entry per layer. A query at position p is multiplied by
-    `1 + temperature_scale * ln(1 + floor(p / original_context))`.
+    `1 + temperature_scale * ln(1 + floor(p / original_context))`. With an `index_top_k` it reads as
+    many tokens, which the layer's indexer chooses, or that of a layer before it.
     """
 
     family: Family
@@ -52,6 +53,7 @@ class ReferenceConfig:
     n_expert_groups: int = 1
     n_expert_groups_used: int = 1
     latent: LatentSizes | None = None
+    index_top_k: int = 0
     n_ssd_groups: int = 0
     xielu: tuple[tuple[float, ...], ...] = ()
 
@@ -182,6 +184,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         n_expert_groups=int(number("expert_group_count", 1.0)),
         n_expert_groups_used=int(number("expert_group_used_count", 1.0)),
         latent=latent,
+        index_top_k=int(number("attention.indexer.top_k", 0.0)),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
     )
 

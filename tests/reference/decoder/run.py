@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tests.reference.cached_rows import stored
 from tests.reference.dense import DenseLayer
+from tests.reference.indexer import choose_tokens, index_scores, layer_norm, margin_of
 from tests.reference.pairs import chunk_bounds
 from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
@@ -129,6 +130,10 @@ class DecoderRun:
         self._delta_states: dict[int, Array] = {}  # [value_head, key, value], by layer
         self._ssd_states: dict[int, Array] = {}  # [head, row, value], by layer
         self._kv: dict[int, tuple[Array, Array]] = {}  # of the layers of the present call
+        self._index_keys: dict[int, Array] = {}  # of the tokens before, by layer
+        self._rows: dict[int, Array] = {}  # of indexed layers, the same
+        self.chosen: list[Array] = []  # of the present call's tokens: what they read
+        self.margins: list[float] = []  # by which the scores decided it, of every choice
 
     def prefill(self, tokens: Tokens) -> Array:
         """Runs one logical batch layer by layer; returns logits [n_tokens, vocab_size]."""
@@ -241,9 +246,56 @@ class DecoderRun:
         )
         q = np.concatenate([q[..., : sizes.nope_dim], rotated_q], axis=-1)
         keys = stored(np.concatenate([latent[None], rotated_k], axis=-1), self._cache_type)
-        attended = attend(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
+        if self._decoder.config.index_top_k:
+            if f"{prefix}indexer.proj.weight" in self._decoder.weights:
+                self._choose(layer, normed, vectors, angles)
+            attended = self._attend_chosen(layer, absorbed_queries(q, w_k), keys[0])
+        else:
+            attended = attend(absorbed_queries(q, w_k), keys, keys[..., : sizes.rank])
         values = absorbed_values(attended, w_v)
         return self._linear(prefix + "attn_output", values.transpose(1, 0, 2).reshape(len(x), -1))
+
+    def _choose(self, layer: int, normed: Array, vectors: Array, angles: Array) -> None:
+        """What every token of the call reads: see ``tests.reference.indexer``."""
+        prefix, config, n = f"blk.{layer}.indexer.", self._decoder.config, len(normed)
+        weights = self._linear(f"{prefix}proj", normed)
+        n_heads, names = weights.shape[1], (f"{prefix}k_norm.weight", f"{prefix}k_norm.bias")
+        norm = (self._decoder.weights[name].astype(np.float64) for name in names)
+        layout: RopeLayout = (
+            "interleaved" if config.family.has_interleaved_indexer else "half_split"
+        )
+        q = self._linear(f"{prefix}attn_q_b", vectors).reshape(n, n_heads, -1).transpose(1, 0, 2)
+        q = rotate(q, angles, layout)
+        keys = layer_norm(self._linear(f"{prefix}attn_k", normed), *norm)[None]
+        keys = rotate(keys, angles, layout)
+        cache_type = "f16" if self._cache_type == "q8_0" else self._cache_type
+        before = self._index_keys.get(layer, np.zeros((0, keys.shape[-1])))
+        keys = np.concatenate([before, stored(keys, cache_type)[0]])
+        self._index_keys[layer] = keys
+        scores = index_scores(
+            q.transpose(1, 0, 2), weights / (n_heads * keys.shape[1]) ** 0.5, keys
+        )
+        self.chosen = [
+            choose_tokens(row, config.index_top_k, self.position + i)
+            for i, row in enumerate(scores)
+        ]
+        self.margins += [
+            margin_of(row[: self.position + i + 1], config.index_top_k)
+            for i, row in enumerate(scores)
+        ]
+
+    def _attend_chosen(self, layer: int, q: Array, rows: Array) -> Array:
+        """Attention of q [heads, n, row_dim] to the rows that their tokens read."""
+        config = self._decoder.config
+        assert config.latent is not None
+        before = self._rows.get(layer, np.zeros((0, rows.shape[1])))
+        self._rows[layer] = rows = np.concatenate([before, rows])
+        out = [
+            softmax(config.attention_scale * q[:, i] @ rows[chosen].T)
+            @ rows[chosen, : config.latent.rank]
+            for i, chosen in enumerate(self.chosen)
+        ]
+        return np.stack(out, axis=1)
 
     def _query_halves(self, layer: int, normed: Array) -> tuple[Array, Array]:
         """Queries and gates, both [n, q_dim], which the matrix has by turns, head by head."""

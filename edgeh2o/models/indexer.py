@@ -1,0 +1,84 @@
+"""Lightning indexers of DeepSeek sparse attention: what files say of them.
+
+A small head of its own in a layer of latent attention scores all tokens, and the layer's queries
+read those with the largest scores (DeepSeek-V3.2, 2025, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..errors import FormatError
+from ..formats.metadata import quote
+from ..model_config import LatentHeads, LayerConfig
+from .keys import ArchitectureKeys
+
+TYPES_KEY = "attention.indexer.types"
+MAX_INDEX_HEADS = 2**10
+MAX_INDEX_DIM = 1024
+MAX_TOP_K = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRule:
+    """What an architecture assumes of its indexers.
+
+    Attributes:
+        is_interleaved: the two elements of a rotated pair are neighbours.
+        may_share: files may say which layers read what the one before them has chosen.
+    """
+
+    is_interleaved: bool = False
+    may_share: bool = False
+
+
+def index_sizes(layer: LayerConfig) -> Mapping[str, int]:
+    """Named sizes that the shapes of tensors are declared in."""
+    return {
+        "index_heads": layer.index_heads,
+        "index_key_dim": layer.index_key_dim,
+        "index_q_dim": layer.index_heads * layer.index_key_dim,
+    }
+
+
+def with_indexers(
+    keys: ArchitectureKeys,
+    rule: IndexRule,
+    heads: LatentHeads,
+    layers: tuple[LayerConfig, ...],
+) -> tuple[LayerConfig, ...]:
+    """The layers with what chooses for them. Raises ``FormatError`` that names the key."""
+    if not heads.q_rank:
+        raise FormatError(
+            f"{keys.quoted('attention.q_lora_rank')} is missing or 0, but the queries of an "
+            "indexer are made of vectors of so many numbers; the file is incomplete"
+        )
+    n_heads = keys.integer("attention.indexer.head_count", maximum=MAX_INDEX_HEADS)
+    key_dim = keys.integer(
+        "attention.indexer.key_length", minimum=heads.rope_dim, maximum=MAX_INDEX_DIM
+    )
+    top_k = keys.integer("attention.indexer.top_k", maximum=MAX_TOP_K)
+    return tuple(
+        replace(
+            layer,
+            index_heads=n_heads if has_own else 0,
+            index_key_dim=key_dim if has_own else 0,
+            index_top_k=top_k,
+        )
+        for layer, has_own in zip(layers, _read_types(keys, rule), strict=True)
+    )
+
+
+def _read_types(keys: ArchitectureKeys, rule: IndexRule) -> tuple[bool, ...]:
+    """Which layers have an indexer of their own."""
+    if not rule.may_share or not keys.has(TYPES_KEY):
+        return (True,) * keys.n_layers
+    name = keys.full(TYPES_KEY)
+    types = keys.metadata.get_array(name, kinds="b", length=keys.n_layers).tolist()
+    if not types[0]:
+        raise FormatError(
+            f"metadata key {quote(name)} says that the first layer reads what a layer before it "
+            "has chosen; the file is damaged or was converted wrongly"
+        )
+    return tuple(types)
