@@ -79,6 +79,15 @@ _DEEPSEEK: Mapping[str, Any] = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+_DSA: Mapping[str, Any] = {
+    **_DEEPSEEK,
+    "q_lora_rank": 20,
+    "index_topk": 30,  # by which no choice is a near tie
+    "index_head_dim": 16,
+    "index_n_heads": 8,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
 _MAMBA2: Mapping[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
@@ -133,6 +142,21 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "norm_topk_prob": True,
             "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        {
+            **_DSA,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm_moe_dsa": ("glm_moe_dsa", _DSA),
+    "glm_moe_dsa_shared": (
+        "glm_moe_dsa",
+        {**_DSA, "indexer_types": ["full", "shared", "full", "shared"]},
     ),
     "minicpm3": ("minicpm3", {**_LATENT, "q_lora_rank": 20}),
     "gemma4_text": (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import FormatError
+from ...formats.metadata import StoredNumbers
 from .family import BASE, EXPERTS, GATED, TransformersFamily
 from .settings import Settings
 from .sources import Source, Sources
@@ -57,6 +58,15 @@ _MIXTURE: Mapping[str, Sources] = {
         f"blk.{{layer}}.ffn_{part}_shexp": f"{_PREFIX}mlp.shared_experts.{part}_proj"
         for part in ("gate", "up", "down")
     },
+}
+_INDEXER: Mapping[str, Sources] = {
+    f"blk.{{layer}}.indexer.{name}": f"{_PREFIX}self_attn.indexer.{source}"
+    for name, source in (
+        ("attn_q_b", "wq_b"),
+        ("attn_k", "wk"),
+        ("k_norm", "k_norm"),
+        ("proj", "weights_proj"),
+    )
 }
 
 
@@ -116,12 +126,53 @@ def _read_v3(settings: Settings, keys: dict[str, Any]) -> None:
     }
 
 
+def _read_v32(settings: Settings, keys: dict[str, Any]) -> None:
+    _read_v3(settings, keys)
+    keys |= {
+        "attention.indexer.head_count": settings.integer("index_n_heads"),
+        "attention.indexer.key_length": settings.integer("index_head_dim"),
+        "attention.indexer.top_k": settings.integer("index_topk"),
+    }
+    n_layers = keys["block_count"]
+    kinds = settings.kinds("mlp_layer_types", n_layers, ("dense", "sparse"))
+    if kinds is not None:
+        n_dense = kinds.count("dense")
+        if "dense" in kinds[n_dense:]:
+            raise FormatError(
+                f"{settings.label('mlp_layer_types')}: dense layers behind mixtures of experts are "
+                "not supported"
+            )
+        keys["leading_dense_block_count"] = n_dense
+
+
+def _read_glm_dsa(settings: Settings, keys: dict[str, Any]) -> None:
+    """Layers with an indexer are named one by one, or all have one."""
+    _read_v32(settings, keys)
+    kinds = settings.kinds("indexer_types", keys["block_count"], ("full", "shared"))
+    settings.take("index_skip_topk_offset")
+    if kinds is None:
+        settings.require("index_topk_freq", (1, None))
+        settings.require("index_topk_pattern", (None,))
+        return
+    for key in ("index_topk_freq", "index_topk_pattern"):  # what they were made of
+        settings.take(key)
+    types = bytes(kind == "full" for kind in kinds)
+    keys["attention.indexer.types"] = StoredNumbers(types, "?")
+
+
 def _read_minicpm3(settings: Settings, keys: dict[str, Any]) -> None:
     _, nope, rope, value = _read_latent(settings, keys)
     keys |= {"attention.key_length": nope + rope, "attention.value_length": value}
 
 
 _SCALES = ("mscale", "mscale_all_dim")
+_SIGMOID: Mapping[str, tuple[object, ...]] = {
+    "topk_method": ("noaux_tc", None),
+    "scoring_func": ("sigmoid", None),
+    "rope_interleave": (True, None),
+    "moe_layer_freq": (1, None),
+}
+_UNREAD = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers")
 
 LATENT: Mapping[str, TransformersFamily] = {
     "deepseek_v2": TransformersFamily(
@@ -144,15 +195,32 @@ LATENT: Mapping[str, TransformersFamily] = {
         architecture="deepseek2",
         tensors={**_LATENT, **_MIXTURE},
         has_half_split_rows=False,
-        values={
-            "topk_method": ("noaux_tc", None),
-            "scoring_func": ("sigmoid", None),
-            "rope_interleave": (True, None),
-            "moe_layer_freq": (1, None),
-        },
-        ignored=("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers"),
+        values=_SIGMOID,
+        ignored=_UNREAD,
         rope_keys=_SCALES,
         read_more=_read_v3,
+        has_drafting_layers=True,
+    ),
+    "deepseek_v32": TransformersFamily(
+        architecture="deepseek32",
+        tensors={**_LATENT, **_MIXTURE, **_INDEXER},
+        has_half_split_rows=False,
+        values=_SIGMOID,
+        ignored=_UNREAD,
+        rope_keys=_SCALES,
+        layer_types=("indexed_attention",),
+        read_more=_read_v32,
+        has_drafting_layers=True,
+    ),
+    "glm_moe_dsa": TransformersFamily(
+        architecture="glm-dsa",
+        tensors={**_LATENT, **_MIXTURE, **_INDEXER},
+        has_half_split_rows=False,
+        values=_SIGMOID,
+        ignored=_UNREAD,
+        rope_keys=_SCALES,
+        layer_types=("indexed_attention",),
+        read_more=_read_glm_dsa,
         has_drafting_layers=True,
     ),
     "minicpm3": TransformersFamily(
