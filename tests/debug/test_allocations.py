@@ -24,9 +24,22 @@ POLICIES = {
 def test_calls_allocate_nothing(
     tiny_model: TinyModelFactory, policy: str, tensor_type: str
 ) -> None:
+    check_calls(load_pair(tiny_model, tensor_type=tensor_type).core, POLICIES[policy]())
+
+
+@pytest.mark.parametrize("architecture", ["deepseek2", "deepseek32"])
+def test_latent_attention_allocates_nothing(
+    tiny_model: TinyModelFactory, architecture: str
+) -> None:
+    shape = {"model_dim": 64, "n_heads": 4, "ffn_dim": 32}
+    pair = load_pair(tiny_model, architecture=architecture, **shape)
+    check_calls(pair.core, _core.dense_policy())
+
+
+def check_calls(model: _core.Model, policy: _core.SparsePolicy) -> None:
     session = _core.Sequence(
-        load_pair(tiny_model, tensor_type=tensor_type).core,
-        POLICIES[policy](),
+        model,
+        policy,
         max_context=640,
         batch_size=256,
         chunk_size=64,
