@@ -250,10 +250,21 @@ template <typename T>
 std::unique_ptr<BoundWeightReader> make_reader(const std::shared_ptr<T>& decoder, int descriptor,
                                                const std::vector<BoundWeightReader::Tensor>& tensors) {
   auto& weights = decoder->weights();
-  const auto sink = [&weights](const TensorSource& source, const uint8_t* data) {
+  TensorSink sink;
+  sink.set_tensor = [&weights](const TensorSource& source, const uint8_t* data) {
     weights.set_tensor(source.name, source.type_name, data, source.n_bytes, source.rows, source.cols,
                        source.row_order);
   };
+  if constexpr (std::is_same_v<std::decay_t<decltype(weights)>, Weights>) {
+    sink.rows_at_once = [&weights](const TensorSource& source, size_t max_bytes) {
+      return weights.rows_at_once(source.name, source.n_bytes, source.rows, source.cols, source.row_order,
+                                  max_bytes);
+    };
+    sink.set_rows = [&weights](const TensorSource& source, const uint8_t* data, size_t n_bytes, size_t first,
+                               size_t n_rows) {
+      weights.set_rows(source.name, source.type_name, data, n_bytes, source.rows, source.cols, first, n_rows);
+    };
+  }
   return std::make_unique<BoundWeightReader>(decoder, sink, descriptor, tensors);
 }
 

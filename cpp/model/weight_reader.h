@@ -21,26 +21,26 @@ struct TensorSource {
 };
 
 // Takes the bytes of a tensor, which are gone afterwards.
-using TensorSink = std::function<void(const TensorSource&, const uint8_t* data)>;
+struct TensorSink {
+  std::function<void(const TensorSource&, const uint8_t* data)> set_tensor;
+  // Null where tensors are taken whole. How many rows at once, about max_bytes; and `n_rows` from row `first`
+  // on, n_bytes.
+  std::function<size_t(const TensorSource&, size_t max_bytes)> rows_at_once = {};
+  std::function<void(const TensorSource&, const uint8_t* data, size_t n_bytes, size_t first, size_t n_rows)>
+      set_rows = {};
+};
 
 enum class ReadStatus { kDone, kCancelled, kFileTooShort, kReadError };
 
 class WeightReader {
  public:
-  WeightReader(Weights& weights, int descriptor, std::vector<TensorSource> sources)
-      : WeightReader(
-            [&weights](const TensorSource& source, const uint8_t* data) {
-              weights.set_tensor(source.name, source.type_name, data, source.n_bytes, source.rows,
-                                 source.cols, source.row_order);
-            },
-            descriptor, std::move(sources)) {}
   WeightReader(TensorSink sink, int descriptor, std::vector<TensorSource> sources)
       : sink_(std::move(sink)), descriptor_(descriptor), sources_(std::move(sources)) {}
 
-  // Reads and packs everything, one tensor at a time. For kReadError `error_number` says why. Throws what
-  // the sink does: std::invalid_argument for what Weights::set_tensor refuses, std::bad_alloc.
-  // One thread less than there are is used, so that another thread can work beside it undisturbed, until
-  // that calls take_all_threads.
+  // Reads and packs everything, one tensor, or some MiB of one, at a time. For kReadError `error_number` says
+  // why. Throws what the sink does: std::invalid_argument for what Weights::set_tensor refuses,
+  // std::bad_alloc. One thread less than there are is used, so that another thread can work beside it
+  // undisturbed, until that calls take_all_threads.
   ReadStatus run();
   void take_all_threads() { spares_thread_.store(false, std::memory_order_relaxed); }
   // From another thread: run() ends after the tensor at hand.

@@ -223,6 +223,30 @@ void Weights::set_tensor(const std::string& name, const std::string& type_name, 
   }
 }
 
+size_t Weights::rows_at_once(const std::string& name, size_t n_bytes, size_t rows, size_t cols,
+                             const int32_t* row_order, size_t max_bytes) const {
+  const Slot& slot = find_slot(name, rows, cols);
+  const size_t panel_cols = table_->layout.panel_cols;
+  if (!slot.matrix || slot.is_transposed || row_order || n_bytes % rows != 0) return rows;
+  const size_t panel_bytes = std::max<size_t>(1, n_bytes / rows * panel_cols);
+  return std::min(rows, std::max<size_t>(1, max_bytes / panel_bytes) * panel_cols);
+}
+
+void Weights::set_rows(const std::string& name, const std::string& type_name, const uint8_t* data,
+                       size_t n_bytes, size_t rows, size_t cols, size_t first, size_t n_rows) {
+  PackedMatrix& matrix = *find_slot(name, rows, cols).matrix;
+  const HeldTensor held(type_name, data, n_bytes);
+  const FormatInfo& info = held.info();
+  check_tensor_data(info, held.n_bytes(), n_rows, cols, nullptr);
+  if (first == 0) {
+    n_bytes_ -= matrix.n_bytes();
+    matrix = PackedMatrix(info, table_->layout.panel_cols, table_->layout.is_signed(info.format), rows, cols,
+                          &pool_);
+    n_bytes_ += matrix.n_bytes();
+  }
+  matrix.pack_rows(info, held.data(), first, n_rows);
+}
+
 void Weights::set_matrix(PackedMatrix& matrix, const FormatInfo& info, const uint8_t* data, size_t n_bytes,
                          size_t rows, size_t cols, const int32_t* row_order) {
   n_bytes_ -= matrix.n_bytes();

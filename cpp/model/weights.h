@@ -87,6 +87,15 @@ class Weights {
   void set_tensor(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
                   size_t rows, size_t cols, const int32_t* row_order);
 
+  // How many rows of a tensor set_rows takes at once, so that they are about max_bytes: all of them where a
+  // tensor is not packed row by row.
+  size_t rows_at_once(const std::string& name, size_t n_bytes, size_t rows, size_t cols,
+                      const int32_t* row_order, size_t max_bytes) const;
+  // set_tensor for n_rows of its rows, from row `first`, a multiple of rows_at_once, on. Parts are given in
+  // ascending order.
+  void set_rows(const std::string& name, const std::string& type_name, const uint8_t* data, size_t n_bytes,
+                size_t rows, size_t cols, size_t first, size_t n_rows);
+
   // Throws std::invalid_argument that lists the required tensors that are missing: those that are not filled
   // here, or for which is_filled, if it is given, says so.
   void check_complete(const std::function<bool(const Slot&)>& is_filled = {}) const;
@@ -110,7 +119,7 @@ class Weights {
   const std::vector<float>& output_norm() const { return output_norm_; }
   const std::vector<float>& output_norm_bias() const { return output_norm_bias_; }  // may be empty
   // [vocab][n_layers * width], in parts of DecoderConfig::token_input_rows tokens: it is the largest tensor
-  // by far, and one that is loaded is held twice.
+  // by far.
   const std::vector<PackedMatrix>& token_inputs() const { return token_inputs_; }
   const std::vector<float>& token_input_norm() const { return token_input_norm_; }  // [width]
   const LayerWeights& layer(size_t i) const { return layers_[i]; }

@@ -258,35 +258,45 @@ void check_tensor_data(const FormatInfo& info, size_t n_bytes, size_t rows, size
   }
 }
 
-PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
-                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order,
-                           BlockPool* pool)
+PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, size_t rows,
+                           size_t cols, BlockPool* pool)
     : format_(info.format),
       is_quantised_(info.is_quantised),
       is_signed_(is_signed),
       rows_(rows),
       cols_(cols),
       panel_cols_(panel_cols) {
-  check_tensor_data(info, n_bytes, rows, cols, row_order);
-  const size_t row_bytes = cols / info.block_values * info.block_bytes;
-  const size_t n_records = cols / kBlock;
-  panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, n_records)
+  EH2O_CHECK(rows > 0 && cols > 0, "a matrix of ", rows, " x ", cols, " has no weights");
+  panel_bytes_ = round_up(is_quantised_ ? quantised_panel_bytes(format_, panel_cols, cols / kBlock)
                                         : cols * panel_cols * info.block_bytes,
                           kAlignment);
   if (!pool) buffer_ = AlignedBuffer(panel_bytes_ * n_panels());
-  uint8_t* panels = pool ? pool->take(panel_bytes_ * n_panels()) : buffer_.data();
-  panels_ = panels;
-  parallel_for(n_panels(), [&](size_t p, size_t) {
-    uint8_t* panel = panels + p * panel_bytes_;
-    const size_t n_columns = std::min(panel_cols, rows - p * panel_cols);
+  panels_ = pool ? pool->take(panel_bytes_ * n_panels()) : buffer_.data();
+}
+
+PackedMatrix::PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data,
+                           size_t n_bytes, size_t rows, size_t cols, const int32_t* row_order,
+                           BlockPool* pool)
+    : PackedMatrix((check_tensor_data(info, n_bytes, rows, cols, row_order), info), panel_cols, is_signed,
+                   rows, cols, pool) {
+  pack_rows(info, data, 0, rows, row_order);
+}
+
+void PackedMatrix::pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
+                             const int32_t* row_order) {
+  const size_t row_bytes = cols_ / info.block_values * info.block_bytes, n_records = cols_ / kBlock;
+  EH2O_DASSERT(info.format == format_ && first % panel_cols_ == 0 && first + n_rows <= rows_);
+  parallel_for(ceil_div(n_rows, panel_cols_), [&](size_t p, size_t) {
+    uint8_t* panel = panels_ + (first / panel_cols_ + p) * panel_bytes_;
+    const size_t n_columns = std::min(panel_cols_, n_rows - p * panel_cols_);
     for (size_t column = 0; column < n_columns; ++column) {
-      const size_t i = p * panel_cols + column;
+      const size_t i = p * panel_cols_ + column;
       const uint8_t* row = data + (row_order ? static_cast<size_t>(row_order[i]) : i) * row_bytes;
       if (is_quantised_) {
-        pack_quantised_column(format_, panel, row, column, panel_cols, n_records, is_signed);
+        pack_quantised_column(format_, panel, row, column, panel_cols_, n_records, is_signed_);
       } else {
         (info.block_bytes == 4 ? pack_float_column<uint32_t>
-                               : pack_float_column<uint16_t>)(panel, row, column, panel_cols, cols);
+                               : pack_float_column<uint16_t>)(panel, row, column, panel_cols_, cols_);
       }
     }
   });

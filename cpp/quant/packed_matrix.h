@@ -42,6 +42,14 @@ class PackedMatrix {
   PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, const uint8_t* data, size_t n_bytes,
                size_t rows, size_t cols, const int32_t* row_order, BlockPool* pool = nullptr);
 
+  // Memory for such a matrix, whose rows pack_rows fills.
+  PackedMatrix(const FormatInfo& info, size_t panel_cols, bool is_signed, size_t rows, size_t cols,
+               BlockPool* pool);
+  // Packs n_rows of the rows, from row `first`, a multiple of the panel's columns, on. data: theirs alone, or
+  // those of the whole matrix where there is a row_order, which is then the part's own.
+  void pack_rows(const FormatInfo& info, const uint8_t* data, size_t first, size_t n_rows,
+                 const int32_t* row_order = nullptr);
+
   PackedFormat format() const { return format_; }
   bool is_quantised() const { return is_quantised_; }
   size_t rows() const { return rows_; }
@@ -67,7 +75,7 @@ class PackedMatrix {
   bool is_signed_ = false;
   size_t rows_ = 0, cols_ = 0, panel_cols_ = 0, panel_bytes_ = 0;
   AlignedBuffer buffer_;  // empty where the panels lie in a pool
-  const uint8_t* panels_ = nullptr;
+  uint8_t* panels_ = nullptr;
 };
 
 // bfloat16 to single precision.

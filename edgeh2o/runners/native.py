@@ -149,10 +149,10 @@ class NativeModelFile(GgufModelFile):
     ) -> NativeModel:
         """Packs every tensor for the active instruction set; builds the tokenizer meanwhile.
 
-        One tensor at a time is held as it is stored, so that the peak stays near the packed
-        size. ``check_tensors`` refuses NaN and infinite weights, at the cost of one more pass over
-        the data. ``on_bytes(done, total)`` counts bytes of the file. ``meanwhile()`` is called
-        once the packing has begun.
+        One tensor at a time, or 8 MiB of a large one, is held as it is stored, so that the peak
+        stays near the packed size. ``check_tensors`` refuses NaN and infinite weights, at the cost
+        of one more pass over the data. ``on_bytes(done, total)`` counts bytes of the file.
+        ``meanwhile()`` is called once the packing has begun.
         """
         core_model = _core.Model(core_config(self.config))
         tokenizer = self._read_weights(

@@ -29,8 +29,14 @@ def _loading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "edgeh2o-load"]
 
 
-def test_weights_are_those_of_tensors_set_one_by_one(path: Path) -> None:
-    with NativeModelFile(path) as file:
+# The second has matrices that are read and packed in parts, the last part not of whole panels.
+@pytest.mark.parametrize(
+    "options", [{"tensor_type": "Q4_0"}, {"tensor_type": "F32", "ffn_dim": 33001, "n_layers": 1}]
+)
+def test_weights_are_those_of_tensors_set_one_by_one(
+    tiny_model: TinyModelFactory, options: dict[str, object]
+) -> None:
+    with NativeModelFile(tiny_model(**options)) as file:
         model = file.load()
         expected = _core.Model(native.core_config(file.config))
         for item in file._bindings:
@@ -141,7 +147,7 @@ def test_a_file_that_cannot_be_read(path: Path, tmp_path: Path) -> None:
         reader = _core.WeightReader(
             _core.Model(native.core_config(file.config)),
             closed_for_reading,
-            [("output_norm.weight", "F32", 0, 4, 1, 1, None)],
+            [("output_norm.weight", "F32", 0, 1024, 1, 256, None)],
         )
         try:
             with pytest.raises(OSError, match="Bad file descriptor"):
