@@ -89,6 +89,11 @@ class SparseAttentionConfig(ABC):
         return None
 
     @property
+    def is_taught(self) -> bool:
+        """Whether what ``resolved`` filled in is from prompts, and not from a calibration."""
+        return False
+
+    @property
     def profiled_prompts(self) -> int | None:
         """Prompts that what ``resolved`` filled in is learnt from, if more would improve it."""
         return None
@@ -121,6 +126,7 @@ class SparseAttentionConfig(ABC):
     def holding(self, saved: Mapping[str, Any]) -> Self:
         """These settings with what was looked up when a session was saved, given as ``to_dict``.
 
+        And with ``is_taught`` of what was looked up, which older files lack.
         Where the settings themselves say something else they stay as they are.
         """
         return self

@@ -44,6 +44,8 @@ ERROR_OF_PROFILE = 1.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 UNIFORM = "uniform"
+# Of a session file, whose budgets came from a table, or from prompts.
+HELD, HELD_PROFILE = "session", "session (profile)"
 DECODE_ATTENTIONS = ("dense", "headwise")
 # Of a shorter prompt generated tokens read everything: there is little to spare.
 DECODE_FROM = 2048
@@ -274,10 +276,14 @@ class HeadwiseConfig(SparseAttentionConfig):
     def default_max_error(self, resolved: SparseAttentionConfig) -> float | None:
         if self.budget is not None or self.budgets is not None:
             return None
-        if self.max_loss is None and getattr(resolved, "prompts", None) is not None:
+        if self.max_loss is None and resolved.is_taught:
             return ERROR_OF_PROFILE
         loss = DEFAULT_MAX_LOSS if self.max_loss is None else self.max_loss
         return ERROR_OF_DEFAULT_LOSS * math.sqrt(loss / DEFAULT_MAX_LOSS)
+
+    @property
+    def is_taught(self) -> bool:
+        return self.prompts is not None or self.source == HELD_PROFILE
 
     @property
     def profiled_prompts(self) -> int | None:
@@ -323,8 +329,10 @@ class HeadwiseConfig(SparseAttentionConfig):
             return self
         if self.budget is not None and budget != self.budget:
             return self
+        # A file that does not say where they came from is judged by the stricter limit.
+        source = HELD if saved.get("is_taught") is False else HELD_PROFILE
         return replace(
-            self, budgets=tuple(budgets), budget=budget, max_past=max_past, source="session"
+            self, budgets=tuple(budgets), budget=budget, max_past=max_past, source=source
         )
 
     @property

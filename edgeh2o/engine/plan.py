@@ -198,11 +198,11 @@ class RunPlan:
         return {self.chunk_size, preferred} if is_free else {self.chunk_size}
 
     def holding(self, saved: Mapping[str, Any]) -> RunPlan:
-        """The same with the budgets of a session file, whose fingerprint is ``saved``."""
+        """The same with the budgets of a session file, as ``read_settings`` gives them."""
         values, chunk_size = saved.get("attention"), saved.get("chunk_size")
         if not isinstance(values, Mapping) or values.get("algorithm") != self.settings.algorithm:
             return self
-        attention = self.settings.holding(values)
+        attention = self.settings.holding({**values, "is_taught": saved.get("is_taught")})
         if attention is self.settings or len(values["budgets"]) != self.config.n_slots:
             return self
         if not isinstance(chunk_size, int) or chunk_size not in self._dense_chunks:

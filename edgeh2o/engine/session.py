@@ -347,6 +347,7 @@ class Session:
             write_session(
                 path,
                 fingerprint=self.fingerprint,
+                is_taught=self._running.attention.is_taught,
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
@@ -356,9 +357,8 @@ class Session:
         """Takes up a session file; returns its ``extra``."""
         from .session_file import open_session
 
-        vocab_size = self.plan.config.vocab_size
         with self.access.call(), ExitStack() as stack:
-            plan = self._plan_of_file(path)
+            plan, vocab_size = self._plan_of_file(path), self.plan.config.vocab_size
             fingerprint = plan.fingerprint(self.model)
             saved = stack.enter_context(
                 open_session(path, fingerprint=fingerprint, vocab_size=vocab_size)

@@ -4,7 +4,8 @@ Layout, little-endian: magic, format version (u32), length of the header (u32), 
 then the parts whose sizes it gives: token ids (i32), the document (JSON text of the caller), the
 state of the core, the logits after the prompt (f32), the rows of the cache; at the end the BLAKE2b
 hash of everything before it. The header also holds the fingerprint of what made the file: model,
-attention, chunk size and cache type.
+attention, chunk size and cache type; and whether its budgets are from prompts (``is_taught``, which
+older files lack).
 
 A file is checked as a whole before anything of it is used.
 """
@@ -79,6 +80,7 @@ def write_session(
     path: Path,
     *,
     fingerprint: Mapping[str, Any],
+    is_taught: bool,
     state: RunnerState,
     rows: Iterable[NDArray[np.uint8]],
     document: Mapping[str, Any],
@@ -89,9 +91,9 @@ def write_session(
     parts = [tokens, json.dumps(document).encode("ascii"), state.core, logits]
     all_rows = list(rows)
     sizes = [*map(len, parts), sum(map(len, all_rows))]
-    header = json.dumps(
-        {"fingerprint": fingerprint, "sizes": dict(zip(_SIZES, sizes, strict=True))}
-    ).encode("ascii")
+    said = {"fingerprint": fingerprint, "is_taught": is_taught}
+    said["sizes"] = dict(zip(_SIZES, sizes, strict=True))
+    header = json.dumps(said).encode("ascii")
     digest = blake2b(digest_size=DIGEST_BYTES)
     try:
         with replacing(path) as file:
@@ -135,14 +137,16 @@ def check_session_file(path: Path, fingerprint: Mapping[str, Any] | None = None)
 
 
 def read_settings(path: Path) -> Mapping[str, Any]:
-    """What a file says it was made with, unchecked: the model, and how it was run.
+    """What a file says it was made with, unchecked: its fingerprint, and ``is_taught`` if it does.
 
     Raises as ``check_session_file`` does.
     """
     with _open(path) as file:
         header, _ = _read_header(path, file)
     fingerprint = header.get("fingerprint")
-    return fingerprint if isinstance(fingerprint, dict) else {}
+    if not isinstance(fingerprint, dict):
+        return {}
+    return {**fingerprint, "is_taught": header.get("is_taught")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_a_profile_serves_where_there_is_no_table(tmp_path: Path) -> None:
 
 def test_only_what_was_looked_up_is_held_by_a_session() -> None:
     saved = HeadwiseConfig().resolved(Model()).to_dict()
-    held = HeadwiseConfig().holding(saved | {"budgets": [4, None, 6]})
+    held = HeadwiseConfig().holding(saved | {"budgets": [4, None, 6], "is_taught": False})
     assert (held.budgets, held.source) == ((4, None, 6), "session")
     own = HeadwiseConfig(budgets=(1, 2, 3))
     assert own.holding(saved) is own
@@ -83,6 +83,21 @@ def test_only_what_was_looked_up_is_held_by_a_session() -> None:
     for bad in ([], [0, 1, 2], ["4"], "456", None):
         assert config.holding(saved | {"budgets": bad}) is config
     assert config.holding(saved | {"max_past": 7}) is config
+
+
+@pytest.mark.parametrize(
+    ("said", "percent"),
+    [({"is_taught": False}, 4.5), ({"is_taught": True}, 1.5), ({}, 1.5), ({"is_taught": 0}, 1.5)],
+)
+def test_budgets_of_a_session_may_err_as_much_as_where_they_are_from(
+    said: dict[str, object], percent: float
+) -> None:
+    config = HeadwiseConfig()
+    values = config.resolved(Model()).to_dict() | {"budgets": [4, None, 6]} | said
+    held = config.holding(values).resolved(Model())
+    assert config.default_max_error(held) == percent
+    # And so it goes on when that session is saved once more.
+    assert held.is_taught is (percent == 1.5)
 
 
 def test_the_packaged_table_is_found_by_the_weights(

@@ -257,7 +257,7 @@ def test_sessions_hold_the_budgets_they_were_made_with(path: Path, tmp_path: Pat
             result = llm.generate(more, GREEDY, keep_cache=True)
             assert result.stats.cached_tokens >= 3000
             assert result.token_ids == ids
-            assert result.stats.attention["table"] == "session"
+            assert result.stats.attention["table"] == "session (profile)"
         assert table_of(llm, prompt) == "profile (2 prompts)"
     with (
         load(path, HeadwiseConfig(budget=700)) as llm,
