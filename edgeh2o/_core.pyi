@@ -165,10 +165,14 @@ class Matmul:
 class SparsePolicy:
     """The rule of one session that names which earlier positions a chunk of the prompt reads."""
 
-    def memory_set(self, layer: int, kv_head: int) -> NDArray[np.int32]:
+    @property
+    def splits_groups(self) -> bool:
+        """Whether query heads have memory sets of their own: what ``head`` names, else KV heads."""
+
+    def memory_set(self, layer: int, head: int) -> NDArray[np.int32]:
         """Sorted positions that the latest chunk read besides itself."""
 
-    def scores(self, layer: int, kv_head: int, n: int | None = None) -> NDArray[np.float32]:
+    def scores(self, layer: int, head: int, n: int | None = None) -> NDArray[np.float32]:
         """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
     def set_budgets(self, budgets: abc.Sequence[int | None]) -> None:
@@ -202,6 +206,7 @@ def h2o_policy(
 def headwise_policy(
     budgets: abc.Sequence[int | None],
     *,
+    by_query_head: bool = False,
     local: int = 256,
     sinks: int = 4,
     decay: float = 0.9,
@@ -212,6 +217,9 @@ def headwise_policy(
     decode_pages: int = 512,
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
+
+    ``by_query_head``: per layer and query head, each with a memory set of its own. Generated tokens
+    read everything then.
 
     Once that is longer than ``max_past`` (0: never), such a head reads about so many positions:
     the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as

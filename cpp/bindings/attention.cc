@@ -24,7 +24,7 @@ using PolicyPtr = std::shared_ptr<SparsePolicy>;
 size_t checked_slot(const SparsePolicy& policy, size_t layer, size_t kv_head) {
   const PolicyShape& shape = policy.shape();
   EH2O_CHECK(shape.n_slots() > 0, "this policy serves no session yet");
-  EH2O_CHECK(layer < shape.n_layers() && kv_head < shape.n_kv_heads(layer), "layer ", layer, ", KV head ",
+  EH2O_CHECK(layer < shape.n_layers() && kv_head < shape.n_slots(layer), "layer ", layer, ", KV head ",
              kv_head, " does not exist; there are ", shape.n_layers(), " layers with ", shape.n_slots(),
              " KV heads");
   return shape.slot(layer, kv_head);
@@ -93,8 +93,9 @@ PolicyPtr make_python_policy(py::object rule, const std::string& column_sums, si
 
 void bind_attention(py::module_& module) {
   py::class_<SparsePolicy, PolicyPtr>(module, "SparsePolicy")
-      .def("memory_set", &memory_set, py::arg("layer"), py::arg("kv_head"))
-      .def("scores", &scores, py::arg("layer"), py::arg("kv_head"), py::arg("n") = py::none())
+      .def_property_readonly("splits_groups", &SparsePolicy::splits_groups)
+      .def("memory_set", &memory_set, py::arg("layer"), py::arg("head"))
+      .def("scores", &scores, py::arg("layer"), py::arg("head"), py::arg("n") = py::none())
       .def("set_budgets", &set_budgets, py::arg("budgets"))
       .def("__repr__",
            [](const SparsePolicy& policy) { return "<SparsePolicy: " + policy.describe() + ">"; });

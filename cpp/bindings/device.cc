@@ -99,7 +99,7 @@ struct DeviceSequence {
                            const SequenceShape& shape) {
     const SequenceBytes host =
         Sequence::estimate_bytes(active_kernel_table(), config.keeps(), policy, shape, 1);
-    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.keeps(), shape));
+    const PolicyNeeds needs = policy.needs(Sequence::policy_shape(config.keeps(), shape, false));
     check_supported(needs);
     py::dict result;
     result["kv_cache"] = DeviceState::cache_bytes(config, shape);

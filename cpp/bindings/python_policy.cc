@@ -108,7 +108,7 @@ void PythonPolicy::call_python(const char* method, std::optional<size_t> slot, c
     std::string place;
     if (slot) {
       place = " (layer " + std::to_string(shape().slots[*slot].layer) + ", KV head " +
-              std::to_string(shape().slots[*slot].kv_head) + ")";
+              std::to_string(shape().slots[*slot].index) + ")";
     }
     return std::string(method) + " of the rule in Python" + place + ": " + cause;
   };
@@ -133,7 +133,7 @@ void PythonPolicy::begin_prompt() {
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     slots_[slot] = SlotState{};
     call_python("is_scored", slot, [&](const py::object& method) {
-      slots_[slot].is_scored = py::bool_(method(shape().slots[slot].layer, shape().slots[slot].kv_head));
+      slots_[slot].is_scored = py::bool_(method(shape().slots[slot].layer, shape().slots[slot].index));
     });
   }
 }
@@ -160,7 +160,7 @@ MemorySet PythonPolicy::end_prompt(size_t slot, const SelectionInput& input) {
   const size_t n_tokens = input.chunk.begin;
   call_python("end_prompt", slot, [&](const py::object& method) {
     Selection read =
-        read_selection(method(head.layer, head.kv_head, n_tokens, copy_rows(input, input.past_keys, n_tokens),
+        read_selection(method(head.layer, head.index, n_tokens, copy_rows(input, input.past_keys, n_tokens),
                               copy_rows(input, input.past_values, n_tokens)),
                        input);
     EH2O_CHECK(read.positions.size() + read.biases.size() <= n_tokens, read.positions.size(),
@@ -184,7 +184,7 @@ MemorySet PythonPolicy::select_decode(size_t slot, const SelectionInput& input) 
 py::object PythonPolicy::ask(const py::object& method, size_t slot, const SelectionInput& input) const {
   const SlotShape& head = shape().slots[slot];
   const size_t n_past = input.chunk.begin;
-  return method(head.layer, head.kv_head, chunk_tuple(input.chunk), copy_queries(input, head.group_size),
+  return method(head.layer, head.index, chunk_tuple(input.chunk), copy_queries(input, head.group_size),
                 copy_rows(input, input.past_keys, n_past), copy_rows(input, input.past_values, n_past));
 }
 
@@ -213,7 +213,7 @@ MemorySet PythonPolicy::Selection::set() const {
 
 void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) {
   call_python("observe_intra", slot, [&](const py::object& method) {
-    method(shape().slots[slot].layer, shape().slots[slot].kv_head, chunk_tuple(chunk),
+    method(shape().slots[slot].layer, shape().slots[slot].index, chunk_tuple(chunk),
            py::array_t<float>(static_cast<py::ssize_t>(sums.size), sums.data));
   });
 }
@@ -221,7 +221,7 @@ void PythonPolicy::observe_intra(size_t slot, PositionRange chunk, Span<const fl
 void PythonPolicy::observe_memory(size_t slot, PositionRange chunk, const MemorySet& memory,
                                   Span<const float> sums) {
   call_python("observe_memory", slot, [&](const py::object& method) {
-    method(shape().slots[slot].layer, shape().slots[slot].kv_head, chunk_tuple(chunk),
+    method(shape().slots[slot].layer, shape().slots[slot].index, chunk_tuple(chunk),
            py::array_t<int32_t>(static_cast<py::ssize_t>(memory.n_listed), memory.positions),
            py::array_t<float>(static_cast<py::ssize_t>(sums.size), sums.data));
   });
@@ -231,7 +231,7 @@ void PythonPolicy::evict(size_t slot, const EvictionInput& input, int32_t* dropp
   drop_lowest(input, dropped);  // what a rule without the method leaves to the default
   call_python("evict", slot, [&](const py::object& method) {
     const std::vector<int32_t> positions = copy_positions(
-        method(shape().slots[slot].layer, shape().slots[slot].kv_head, input.n_dropped,
+        method(shape().slots[slot].layer, shape().slots[slot].index, input.n_dropped,
                py::array_t<float>(static_cast<py::ssize_t>(input.scores.size), input.scores.data)),
         input.scores.size);
     EH2O_CHECK(positions.size() == input.n_dropped, positions.size(), " positions were given, ",

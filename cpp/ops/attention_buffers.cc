@@ -15,20 +15,20 @@ size_t tile_floats(const AttentionSizes& sizes) {
 
 void AttentionBuffers::take(Arena& arena, const AttentionShape& shape, const AttentionSizes& sizes,
                             size_t n_threads) {
-  const size_t n_heads = shape.heads.n_kv_heads;
-  batch_k = arena.take<float>(n_heads * sizes.batch_keys * sizes.key_words);
-  batch_v = arena.take<float>(n_heads * sizes.batch_keys * sizes.value_words);
-  gather_k = arena.take<float>(n_heads * sizes.gather_keys * sizes.key_words);
-  gather_v = arena.take<float>(n_heads * sizes.gather_keys * sizes.value_words);
+  const size_t n_kv_heads = shape.heads.n_kv_heads, n_sets = shape.n_sets();
+  batch_k = arena.take<float>(n_kv_heads * sizes.batch_keys * sizes.key_words);
+  batch_v = arena.take<float>(n_kv_heads * sizes.batch_keys * sizes.value_words);
+  gather_k = arena.take<float>(n_sets * sizes.gather_keys * sizes.key_words);
+  gather_v = arena.take<float>(n_sets * sizes.gather_keys * sizes.value_words);
   m = arena.take<float>(shape.batch_size * shape.heads.n_heads);
   l = arena.take<float>(shape.batch_size * shape.heads.n_heads);
   if (sizes.is_scoring) {
-    intra_sums = arena.take<float>(sizes.n_chunks * n_heads * sizes.n_tasks * sizes.chunk_keys);
-    memory_sums = arena.take<float>(n_heads * sizes.n_tasks * sizes.memory_keys);
-    reduced_sums = arena.take<float>(n_heads * std::max(sizes.chunk_keys, sizes.memory_keys));
+    intra_sums = arena.take<float>(sizes.n_chunks * n_sets * sizes.n_tasks * sizes.chunk_keys);
+    memory_sums = arena.take<float>(n_sets * sizes.n_tasks * sizes.memory_keys);
+    reduced_sums = arena.take<float>(n_sets * std::max(sizes.chunk_keys, sizes.memory_keys));
   }
-  heads = arena.take<HeadWork>(n_heads);
-  order = arena.take<size_t>(n_heads);
+  sets = arena.take<SetWork>(n_sets);
+  order = arena.take<size_t>(n_sets);
   tiles = arena.take<float>(n_threads * tile_floats(sizes));
 }
 
@@ -42,7 +42,7 @@ TileScratch AttentionBuffers::tile_scratch(const AttentionSizes& sizes, const At
     next += sizes.tile_rows * row_floats;
     return rows;
   };
-  tile.group_size = shape.heads.group_size();
+  tile.group_size = shape.set_heads();
   tile.key_dim = shape.heads.key_dim;
   tile.value_dim = shape.heads.value_dim;
   tile.soft_cap = shape.heads.soft_cap * kLog2E;

@@ -1,4 +1,4 @@
-// Scratch memory of ChunkedAttention, and what is noted per KV head and per thread while it runs.
+// Scratch memory of ChunkedAttention, and what is noted per memory set and per thread while it runs.
 #pragma once
 
 #include "base/arena.h"
@@ -16,9 +16,9 @@ struct GatherJob {
   size_t dest_key = 0;
 };
 
-// The memory set of one KV head for the chunk at hand, and which part of it the tiles attend to in this
+// One memory set for the chunk at hand, and which part of it the tiles attend to in this
 // round.
-struct HeadWork {
+struct SetWork {
   static constexpr size_t kMaxPieces = 8;
 
   MemorySet memory;
@@ -46,14 +46,14 @@ struct AttentionBuffers {
   TileScratch tile_scratch(const AttentionSizes& sizes, const AttentionShape& shape, size_t thread) const;
 
   float *batch_k = nullptr, *batch_v = nullptr;  // [n_kv_heads] panels of this call's tokens, chunk by chunk
-  float *gather_k = nullptr, *gather_v = nullptr;  // [n_kv_heads] panels of gathered memory
+  float *gather_k = nullptr, *gather_v = nullptr;  // [n_sets] panels of gathered memory
   float *m = nullptr,
-        *l = nullptr;             // [n_kv_heads][batch_size * group_size] softmax state of this call's rows
-  float* intra_sums = nullptr;    // [n_chunks][n_kv_heads][n_tasks][chunk_keys] partial column sums
-  float* memory_sums = nullptr;   // [n_kv_heads][n_tasks][memory_keys]
-  float* reduced_sums = nullptr;  // [n_kv_heads][max(chunk_keys, memory_keys)]
-  HeadWork* heads = nullptr;      // [n_kv_heads]
-  size_t* order = nullptr;        // [n_kv_heads] the heads, those that read the most memory first
+        *l = nullptr;             // [n_sets][batch_size * set_heads] softmax state of this call's rows
+  float* intra_sums = nullptr;    // [n_chunks][n_sets][n_tasks][chunk_keys] partial column sums
+  float* memory_sums = nullptr;   // [n_sets][n_tasks][memory_keys]
+  float* reduced_sums = nullptr;  // [n_sets][max(chunk_keys, memory_keys)]
+  SetWork* sets = nullptr;        // [n_sets]
+  size_t* order = nullptr;        // [n_sets] the largest first
   float* tiles = nullptr;         // [n_threads]: see tile_scratch
 };
 

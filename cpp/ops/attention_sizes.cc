@@ -102,10 +102,10 @@ AttentionSizes::AttentionSizes(const KernelTable& table, const AttentionShape& s
   // The odd multiple of a cache line keeps the rows of a tile out of each other's cache sets.
   weight_stride = is_int8 ? round_up(weight_words(block_keys), 32) + 16 : block_keys + 16;
 
-  const size_t group_size = shape.heads.group_size(), float_rows = table.layout.float_rows;
+  const size_t set_heads = shape.set_heads(), float_rows = table.layout.float_rows;
   const size_t max_rows = std::clamp(kTileWeights / weight_stride, 2 * float_rows, kMaxTileRows);
-  tile_queries = std::min(std::max(max_rows / group_size, size_t{1}), chunk);
-  tile_rows = round_up(tile_queries * group_size, float_rows);
+  tile_queries = std::min(std::max(max_rows / set_heads, size_t{1}), chunk);
+  tile_rows = round_up(tile_queries * set_heads, float_rows);
   const size_t n_tiles = ceil_div(chunk, tile_queries);
   tiles_per_task = ceil_div(n_tiles, kMaxTasks);
   n_tasks = ceil_div(n_tiles, tiles_per_task);

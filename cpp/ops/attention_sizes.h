@@ -74,7 +74,12 @@ struct AttentionShape {
   size_t chunk_size = 0;
   AttentionPrecision precision = AttentionPrecision::kF32;
   bool sums_weights = false;  // those of generated tokens: KeySums
+  // Every query head has a memory set of its own, instead of one for all query heads of a KV head.
+  bool splits_groups = false;
 
+  size_t n_sets() const { return splits_groups ? heads.n_heads : heads.n_kv_heads; }
+  size_t set_heads() const { return heads.n_heads / n_sets(); }  // query heads that share a memory set
+  size_t kv_head_of(size_t set) const { return set * set_heads() / heads.group_size(); }
   size_t longest_chunk() const;
   void check() const;  // throws std::invalid_argument
 };
@@ -98,13 +103,13 @@ struct AttentionSizes {
   size_t batch_keys;   // all chunks of a call
   size_t piece_keys;   // longest piece of keys where no column sums are wanted
   size_t memory_keys;  // longest memory set with column sums
-  size_t gather_keys;  // gather buffer of a KV head: memory positions, then synthetic rows
+  size_t gather_keys;  // gather buffer of a memory set: positions, then synthetic rows
   size_t block_keys;   // widest block of weights
   size_t weight_stride;
   size_t tile_queries;    // queries of a tile
   size_t tile_rows;       // rows of a tile, padded
   size_t tiles_per_task;  // tiles that share one partial column sum
-  size_t n_tasks;         // most tasks of a chunk and KV head
+  size_t n_tasks;         // most tasks of a chunk and memory set
 };
 
 }  // namespace edgeh2o

@@ -27,6 +27,8 @@ ChunkedAttention::ChunkedAttention(const AttentionPlan& plan, SparsePolicy& poli
       kernels_(plan.kernels),
       shape_(plan.shape),
       heads_(plan.shape.heads),
+      n_sets_(plan.shape.n_sets()),
+      set_heads_(plan.shape.set_heads()),
       needs_(plan.needs),
       sizes_(plan.sizes),
       policy_(policy),
@@ -74,7 +76,7 @@ uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t
     run_part(tail);
   }
   if (window == 0) policy_.end_layer();
-  return n_pairs_;
+  return n_pairs_ * heads_.n_kv_heads / n_sets_;
 }
 
 // Tokens [first, first + n_tokens) of the call.
@@ -91,24 +93,22 @@ ChunkedAttention::Call ChunkedAttention::part_of(const Call& call, size_t first,
 void ChunkedAttention::run_part(const Call& call) {
   const size_t first_position = call.plan.first_position, window = call.window;
   const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
-  std::iota(buffers_.order, buffers_.order + heads_.n_kv_heads, size_t{0});
+  std::iota(buffers_.order, buffers_.order + n_sets_, size_t{0});
   rounds_.pack_batch(call.kv, call.plan);
   run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
-    n_pairs_ += heads_.n_kv_heads * causal_pairs(0, call.plan.chunk(i).size(), window);
+    n_pairs_ += n_sets_ * causal_pairs(0, call.plan.chunk(i).size(), window);
     if (i >= n_without_past) run_phase_2(call, i);
   }
   if (!call.is_last) {
-    parallel_for(heads_.n_kv_heads,
-                 [&](size_t kv_head, size_t) { observe_chunk(call, n_chunks - 1, kv_head); });
+    parallel_for(n_sets_, [&](size_t set, size_t) { observe_chunk(call, n_chunks - 1, set); });
   }
 }
 
 void ChunkedAttention::read_state(size_t n_tokens, float* m, float* l) const {
-  const size_t group_size = heads_.group_size();
   for (size_t token = 0; token < n_tokens; ++token) {
     for (size_t head = 0; head < heads_.n_heads; ++head) {
-      const size_t row = head / group_size * rows_per_head() + token * group_size + head % group_size;
+      const size_t row = head / set_heads_ * rows_per_set() + token * set_heads_ + head % set_heads_;
       m[token * heads_.n_heads + head] = buffers_.m[row] / kLog2E;
       l[token * heads_.n_heads + head] = buffers_.l[row];
     }
@@ -123,22 +123,21 @@ void ChunkedAttention::run_phase_1(const Call& call, size_t n_chunks) const {
 }
 
 void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
-  const HeadWork* heads = buffers_.heads;
-  const size_t n_heads = heads_.n_kv_heads;
-  parallel_for(n_heads, [&](size_t kv_head, size_t) { advance_head(call, chunk_idx, kv_head); });
-  order_heads();
+  const SetWork* sets = buffers_.sets;
+  parallel_for(n_sets_, [&](size_t set, size_t) { advance_set(call, chunk_idx, set); });
+  order_sets();
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   if (call.window == 0) {
-    for (size_t i = 0; i < n_heads; ++i) n_pairs_ += chunk.size() * heads[i].memory.n_rows();
+    for (size_t i = 0; i < n_sets_; ++i) n_pairs_ += chunk.size() * sets[i].memory.n_rows();
   } else {
-    n_pairs_ += n_heads * (causal_pairs(chunk.begin, chunk.size(), call.window) -
+    n_pairs_ += n_sets_ * (causal_pairs(chunk.begin, chunk.size(), call.window) -
                            causal_pairs(0, chunk.size(), call.window));
   }
 
   for (bool is_first = true;; is_first = false) {
     rounds_.gather();
     for_each_task(call, chunk_idx, 1, [&](const Task& task, size_t thread) {
-      const HeadWork& work = heads[task.kv_head];
+      const SetWork& work = sets[task.set];
       const bool is_intra_left = is_joint(call) && work.is_last_round;
       if (work.is_over || (work.n_pieces == 0 && !is_intra_left)) return;
       clear_sums(call, task, is_joint(call), true);
@@ -149,17 +148,17 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
         if (work.is_scored) add_joint_memory_sums(call, task, tile);
       });
     });
-    if (std::all_of(heads, heads + n_heads, [](const HeadWork& work) { return work.is_last_round; })) return;
-    for (size_t i = 0; i < n_heads; ++i) rounds_.plan_next(i, call.kv, call.plan);
+    if (std::all_of(sets, sets + n_sets_, [](const SetWork& work) { return work.is_last_round; })) return;
+    for (size_t i = 0; i < n_sets_; ++i) rounds_.plan_next(i, call.kv, call.plan);
   }
 }
 
 // What the next chunk reads besides itself: the policy's choice, or the windows of its queries.
-MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk, size_t kv_head) const {
+MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk, size_t set) const {
   if (call.window > 0) return MemorySet::all_seen(chunk.begin, call.window);
-  const size_t width = heads_.group_size() * heads_.key_dim;
-  const float* queries = call.q.row(chunk.begin - call.plan.first_position) + kv_head * width;
-  return policy_.select(Phase::kPrefill, slot(kv_head),
+  const size_t width = set_heads_ * heads_.key_dim, kv_head = shape_.kv_head_of(set);
+  const float* queries = call.q.row(chunk.begin - call.plan.first_position) + set * width;
+  return policy_.select(Phase::kPrefill, slot(set),
                         {chunk,
                          {queries, chunk.size(), width, call.q.stride},
                          call.kv.k(kv_head),
@@ -168,30 +167,30 @@ MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk,
                          &page_scores_});
 }
 
-// What happens for one KV head between two chunks.
-void ChunkedAttention::advance_head(const Call& call, size_t chunk_idx, size_t kv_head) {
-  if (chunk_idx > 0) observe_chunk(call, chunk_idx - 1, kv_head);
+// What happens for one memory set between two chunks.
+void ChunkedAttention::advance_set(const Call& call, size_t chunk_idx, size_t set) {
+  if (chunk_idx > 0) observe_chunk(call, chunk_idx - 1, set);
   const PositionRange chunk = call.plan.chunk(chunk_idx);
-  const MemorySet memory = select_memory(call, chunk, kv_head);
+  const MemorySet memory = select_memory(call, chunk, set);
   EH2O_DASSERT(memory.is_valid(chunk.begin) && memory.synthetic.count <= needs_.max_synthetic);
-  EH2O_DASSERT(!is_scored(call, kv_head) || memory.n_positions() <= needs_.max_scored_memory);
-  rounds_.begin(kv_head, memory, first_seen(chunk.begin, call.window), is_scored(call, kv_head));
-  rounds_.plan_next(kv_head, call.kv, call.plan);
+  EH2O_DASSERT(!is_scored(call, set) || memory.n_positions() <= needs_.max_scored_memory);
+  rounds_.begin(set, memory, first_seen(chunk.begin, call.window), is_scored(call, set));
+  rounds_.plan_next(set, call.kv, call.plan);
 }
 
-bool ChunkedAttention::is_scored(const Call& call, size_t kv_head) const {
-  return call.window == 0 && needs_.column_sums != ColumnSums::kNone && policy_.is_scored(slot(kv_head));
+bool ChunkedAttention::is_scored(const Call& call, size_t set) const {
+  return call.window == 0 && needs_.column_sums != ColumnSums::kNone && policy_.is_scored(slot(set));
 }
 
 bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
-  return is_scored(call, task.kv_head) && !(call.is_last && task.chunk_idx + 1 == call.plan.n_chunks());
+  return is_scored(call, task.set) && !(call.is_last && task.chunk_idx + 1 == call.plan.n_chunks());
 }
 
-// Heads with much to read first: a long task that begins last leaves the other threads waiting.
-void ChunkedAttention::order_heads() const {
-  const HeadWork* heads = buffers_.heads;
-  std::sort(buffers_.order, buffers_.order + heads_.n_kv_heads, [&](size_t a, size_t b) {
-    const size_t rows_a = heads[a].memory.n_rows(), rows_b = heads[b].memory.n_rows();
+// Sets with much to read first: a long task that begins last leaves the other threads waiting.
+void ChunkedAttention::order_sets() const {
+  const SetWork* sets = buffers_.sets;
+  std::sort(buffers_.order, buffers_.order + n_sets_, [&](size_t a, size_t b) {
+    const size_t rows_a = sets[a].memory.n_rows(), rows_b = sets[b].memory.n_rows();
     return rows_a != rows_b ? rows_a > rows_b : a < b;
   });
 }
@@ -200,9 +199,9 @@ void ChunkedAttention::order_heads() const {
 template <typename F>
 void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks,
                                      const F& f) const {
-  parallel_for(n_chunks * heads_.n_kv_heads * sizes_.n_tasks, [&](size_t i, size_t thread) {
-    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / heads_.n_kv_heads;
-    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % heads_.n_kv_heads],
+  parallel_for(n_chunks * n_sets_ * sizes_.n_tasks, [&](size_t i, size_t thread) {
+    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / n_sets_;
+    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % n_sets_],
                     sizes_.n_tasks - 1 - i % sizes_.n_tasks, call.plan.chunk(chunk_idx)};
     if (task.task_idx * task_queries() < task.chunk.size()) f(task, thread);
   });
@@ -211,7 +210,7 @@ void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_
 // Loads the tiles of a task one after another and runs f on each.
 template <typename F>
 void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t thread, const F& f) const {
-  const size_t group_size = heads_.group_size(), width = group_size * heads_.key_dim;
+  const size_t width = set_heads_ * heads_.key_dim;
   const size_t row_words = sizes_.query_words;
   const size_t end = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
   LoadedTile tile{buffers_.tile_scratch(sizes_, shape_, thread), {}, 0};
@@ -220,27 +219,26 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
     const size_t n_queries = std::min(sizes_.tile_queries, end - first);
     const size_t token = task.chunk.begin - call.plan.first_position + first;
     for (size_t i = 0; i < n_queries; ++i) {
-      const float* row = call.q.row(token + i) + task.kv_head * width;
-      kernels_.pack_queries(q + i * group_size * row_words, row, heads_.scale * kLog2E, group_size,
+      const float* row = call.q.row(token + i) + task.set * width;
+      kernels_.pack_queries(q + i * set_heads_ * row_words, row, heads_.scale * kLog2E, set_heads_,
                             heads_.key_dim);
     }
-    const size_t n_rows = n_queries * group_size;
+    const size_t n_rows = n_queries * set_heads_;
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
     std::memset(q + n_rows * row_words, 0, n_padding * row_words * sizeof(float));
     tile.scratch.tile.n_rows = n_rows;
-    const size_t row = task.kv_head * rows_per_head() + (call.first_row + token) * group_size;
+    const size_t row = task.set * rows_per_set() + (call.first_row + token) * set_heads_;
     tile.state = {buffers_.m + row, buffers_.l + row,
-                  call.out.row(token) + task.kv_head * group_size * heads_.value_dim, call.out.stride};
+                  call.out.row(token) + task.set * set_heads_ * heads_.value_dim, call.out.stride};
     tile.first_query = first;
     f(tile);
   }
 }
 
 // Whether the rows have sinks, which they begin with.
-bool ChunkedAttention::has_begun(const Call& call, size_t kv_head, const LoadedTile& tile) const {
-  const size_t group_size = heads_.group_size();
+bool ChunkedAttention::has_begun(const Call& call, size_t set, const LoadedTile& tile) const {
   if (call.kv.sinks) {
-    begin_with_sinks(tile.state, call.kv.sinks + kv_head * group_size, tile.scratch.tile.n_rows, group_size,
+    begin_with_sinks(tile.state, call.kv.sinks + set * set_heads_, tile.scratch.tile.n_rows, set_heads_,
                      heads_.value_dim);
   }
   return call.kv.sinks != nullptr;
@@ -249,9 +247,9 @@ bool ChunkedAttention::has_begun(const Call& call, size_t kv_head, const LoadedT
 // Attends to the chunk's own keys: in one piece if they get column sums.
 void ChunkedAttention::attend_intra(const Call& call, const Task& task, const LoadedTile& tile,
                                     bool is_first) const {
-  is_first = is_first && !has_begun(call, task.kv_head, tile);
+  is_first = is_first && !has_begun(call, task.set, tile);
   AttentionTile part = tile.scratch.tile;
-  const bool is_whole = is_scored(call, task.kv_head);
+  const bool is_whole = is_scored(call, task.set);
   const size_t n_visible = tile.first_query + part.n_rows / part.group_size;  // keys that the last query sees
   const size_t step = is_whole ? task.chunk.size() : sizes_.piece_keys;
   if (is_whole && is_joint(call)) part.weights += sizes_.weight_words(sizes_.memory_keys);
@@ -261,23 +259,22 @@ void ChunkedAttention::attend_intra(const Call& call, const Task& task, const Lo
   const size_t first_key =
       static_cast<size_t>(std::max<ptrdiff_t>(0, n_hidden)) / sizes_.key_block * sizes_.key_block;
   for (size_t begin = first_key; begin < n_visible; begin += step) {
-    AttentionPiece piece =
-        rounds_.batch_piece(task.kv_head, task.chunk_idx, begin, std::min(step, task.chunk.size() - begin));
+    AttentionPiece piece = rounds_.batch_piece(shape_.kv_head_of(task.set), task.chunk_idx, begin,
+                                               std::min(step, task.chunk.size() - begin));
     piece.n_visible = static_cast<ptrdiff_t>(tile.first_query + 1) - static_cast<ptrdiff_t>(begin);
     if (call.window > 0) piece.n_hidden = n_hidden - static_cast<ptrdiff_t>(begin);
     kernels_.attention_tile(part, piece);
     table_.merge_softmax_f32(tile.state, part, tile.scratch.factors, is_first && begin == first_key);
     if (wants_sums(call, task)) {
-      add_sums(call, task, tile, part, piece, part.m,
-               intra_sums(task.chunk_idx, task.kv_head, task.task_idx));
+      add_sums(call, task, tile, part, piece, part.m, intra_sums(task.chunk_idx, task.set, task.task_idx));
     }
   }
 }
 
 void ChunkedAttention::attend_memory(const Call& call, const Task& task, const LoadedTile& tile,
                                      bool is_first) const {
-  const HeadWork& work = buffers_.heads[task.kv_head];
-  is_first = is_first && !has_begun(call, task.kv_head, tile);
+  const SetWork& work = buffers_.sets[task.set];
+  is_first = is_first && !has_begun(call, task.set, tile);
   for (size_t i = 0; i < work.n_pieces; ++i) {
     AttentionTile part = tile.scratch.tile;
     const bool has_sums = work.is_scored && i == 0 && work.memory.n_positions() > 0;
@@ -292,7 +289,7 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
     if (is_joint(call)) {
       std::memcpy(tile.scratch.memory_m, part.m, part.n_rows * sizeof(float));
     } else if (wants_sums(call, task)) {
-      add_sums(call, task, tile, part, piece, part.m, memory_sums(task.kv_head, task.task_idx));
+      add_sums(call, task, tile, part, piece, part.m, memory_sums(task.set, task.task_idx));
     }
   }
 }
@@ -300,10 +297,10 @@ void ChunkedAttention::attend_memory(const Call& call, const Task& task, const L
 // Once a row's state is final: the sums of the memory part, whose weights were kept.
 void ChunkedAttention::add_joint_memory_sums(const Call& call, const Task& task,
                                              const LoadedTile& tile) const {
-  const HeadWork& work = buffers_.heads[task.kv_head];
+  const SetWork& work = buffers_.sets[task.set];
   if (work.memory.n_positions() == 0 || !wants_sums(call, task)) return;
   add_sums(call, task, tile, tile.scratch.tile, work.pieces[0], tile.scratch.memory_m,
-           memory_sums(task.kv_head, task.task_idx));
+           memory_sums(task.set, task.task_idx));
 }
 
 // Adds the column sums of a part's weights, normalised by the part's own or by the joint state.
@@ -329,13 +326,13 @@ float ChunkedAttention::query_weight(const Task& task, size_t first_query, size_
   return static_cast<float>(std::min(static_cast<size_t>(piece.n_visible) + query, piece.n_keys));
 }
 
-float* ChunkedAttention::intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const {
-  const size_t row = (chunk_idx * heads_.n_kv_heads + kv_head) * sizes_.n_tasks + task_idx;
+float* ChunkedAttention::intra_sums(size_t chunk_idx, size_t set, size_t task_idx) const {
+  const size_t row = (chunk_idx * n_sets_ + set) * sizes_.n_tasks + task_idx;
   return buffers_.intra_sums + row * sizes_.chunk_keys;
 }
 
-float* ChunkedAttention::memory_sums(size_t kv_head, size_t task_idx) const {
-  return buffers_.memory_sums + (kv_head * sizes_.n_tasks + task_idx) * sizes_.memory_keys;
+float* ChunkedAttention::memory_sums(size_t set, size_t task_idx) const {
+  return buffers_.memory_sums + (set * sizes_.n_tasks + task_idx) * sizes_.memory_keys;
 }
 
 // The sums of a task's tiles reach as far as its last query sees, in whole blocks of keys.
@@ -347,28 +344,28 @@ void ChunkedAttention::clear_sums(const Call& call, const Task& task, bool with_
   };
   if (with_intra) {
     const size_t n_keys = std::min((task.task_idx + 1) * task_queries(), task.chunk.size());
-    clear(intra_sums(task.chunk_idx, task.kv_head, task.task_idx), n_keys);
+    clear(intra_sums(task.chunk_idx, task.set, task.task_idx), n_keys);
   }
   if (with_memory) {
-    clear(memory_sums(task.kv_head, task.task_idx), buffers_.heads[task.kv_head].memory.n_positions());
+    clear(memory_sums(task.set, task.task_idx), buffers_.sets[task.set].memory.n_positions());
   }
 }
 
-void ChunkedAttention::observe_chunk(const Call& call, size_t chunk_idx, size_t kv_head) {
-  if (!is_scored(call, kv_head)) return;
+void ChunkedAttention::observe_chunk(const Call& call, size_t chunk_idx, size_t set) {
+  if (!is_scored(call, set)) return;
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   const size_t n_tasks = ceil_div(chunk.size(), task_queries());
-  float* sums = buffers_.reduced_sums + kv_head * std::max(sizes_.chunk_keys, sizes_.memory_keys);
+  float* sums = buffers_.reduced_sums + set * std::max(sizes_.chunk_keys, sizes_.memory_keys);
   std::fill_n(sums, chunk.size(), 0.0f);
   for (size_t i = 0; i < n_tasks; ++i) {
-    table_.add_f32(sums, intra_sums(chunk_idx, kv_head, i), std::min((i + 1) * task_queries(), chunk.size()));
+    table_.add_f32(sums, intra_sums(chunk_idx, set, i), std::min((i + 1) * task_queries(), chunk.size()));
   }
-  policy_.observe_intra(slot(kv_head), chunk, {sums, chunk.size()});
+  policy_.observe_intra(slot(set), chunk, {sums, chunk.size()});
   if (chunk.begin == 0) return;
-  const MemorySet& memory = buffers_.heads[kv_head].memory;
+  const MemorySet& memory = buffers_.sets[set].memory;
   std::fill_n(sums, memory.n_positions(), 0.0f);
-  for (size_t i = 0; i < n_tasks; ++i) table_.add_f32(sums, memory_sums(kv_head, i), memory.n_positions());
-  policy_.observe_memory(slot(kv_head), chunk, memory, {sums, memory.n_positions()});
+  for (size_t i = 0; i < n_tasks; ++i) table_.add_f32(sums, memory_sums(set, i), memory.n_positions());
+  policy_.observe_memory(slot(set), chunk, memory, {sums, memory.n_positions()});
 }
 
 }  // namespace edgeh2o

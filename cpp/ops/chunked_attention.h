@@ -1,11 +1,12 @@
 // Attention of a logical batch of prompt tokens: every query sees its own chunk causally, and the memory set
-// that the sparse policy names for its chunk and KV head. Both parts are fused exactly by online softmax.
+// that the sparse policy names for its chunk and its KV head, or its query head where the shape splits
+// groups. Both parts are fused exactly by online softmax.
 //
 // A layer with a sliding window has no policy: its queries see the last `window` positions, their own
 // included, wherever chunks begin.
 //
 // Phase 1 computes the chunks' own (intra) parts, all in parallel. Phase 2 goes chunk after chunk: the policy
-// selects a memory set per KV head, its rows are gathered, and the inter part is merged into the output. For
+// selects the memory sets, their rows are gathered, and the inter part is merged into the output. For
 // a policy that asks for joint column sums, phase 2 computes both parts, because a row's weights are known
 // only when both are.
 #pragma once
@@ -31,7 +32,7 @@ enum class PromptEnd : uint8_t { kLater, kOpen, kFinal };
 // The attention of one layer, for the calls that follow: nothing in it outlives them.
 class ChunkedAttention {
  public:
-  // first_slot: the policy's, of the layer's first KV head. scratch: plan.scratch_bytes(n_threads) bytes, of
+  // first_slot: the policy's first of the layer. scratch: plan.scratch_bytes(n_threads) bytes, of
   // anything; n_threads: the number that parallel_for takes.
   ChunkedAttention(const AttentionPlan& plan, SparsePolicy& policy, size_t first_slot, uint8_t* scratch,
                    size_t n_threads);
@@ -39,9 +40,9 @@ class ChunkedAttention {
   ChunkedAttention& operator=(const ChunkedAttention&) = delete;
 
   // Attention of tokens [first_position, first_position + q.rows) of the prompt; returns the query-key pairs,
-  // summed over the KV heads. kv: the layer's cache, their rows written. q [n_tokens][q_dim] after rotary
-  // embedding, out [n_tokens][out_dim]. window: of the layer, or 0. Tokens of a dense tail are scored no more
-  // than decoded ones.
+  // summed over the KV heads, where sets of the same one count by their mean. kv: the layer's cache, their
+  // rows written. q [n_tokens][q_dim] after rotary embedding, out [n_tokens][out_dim]. window: of the layer,
+  // or 0. Tokens of a dense tail are scored no more than decoded ones.
   uint64_t run(MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window, PromptEnd end,
                MatView<float> out);
 
@@ -61,10 +62,10 @@ class ChunkedAttention {
     size_t first_row = 0;  // token of the call of run that this part of it begins with
   };
 
-  // Consecutive tiles of one chunk and KV head. They share partial column sums, which are added up in task
+  // Consecutive tiles of one chunk and memory set. They share partial column sums, which are added up in task
   // order.
   struct Task {
-    size_t chunk_idx, kv_head, task_idx;
+    size_t chunk_idx, set, task_idx;
     PositionRange chunk;
   };
 
@@ -76,9 +77,9 @@ class ChunkedAttention {
   };
 
   void check_call(const Call& call) const;
-  size_t slot(size_t kv_head) const { return first_slot_ + kv_head; }
-  size_t rows_per_head() const { return shape_.batch_size * heads_.group_size(); }
-  bool is_scored(const Call& call, size_t kv_head) const;
+  size_t slot(size_t set) const { return first_slot_ + set; }
+  size_t rows_per_set() const { return shape_.batch_size * set_heads_; }
+  bool is_scored(const Call& call, size_t set) const;
   bool wants_sums(const Call& call, const Task& task) const;
 
   bool is_joint(const Call& call) const {
@@ -90,10 +91,10 @@ class ChunkedAttention {
   void run_part(const Call& call);
   void run_phase_1(const Call& call, size_t n_chunks) const;
   void run_phase_2(const Call& call, size_t chunk_idx);
-  MemorySet select_memory(const Call& call, PositionRange chunk, size_t kv_head) const;
-  void advance_head(const Call& call, size_t chunk_idx, size_t kv_head);
-  void order_heads() const;
-  void observe_chunk(const Call& call, size_t chunk_idx, size_t kv_head);
+  MemorySet select_memory(const Call& call, PositionRange chunk, size_t set) const;
+  void advance_set(const Call& call, size_t chunk_idx, size_t set);
+  void order_sets() const;
+  void observe_chunk(const Call& call, size_t chunk_idx, size_t set);
 
   template <typename F>
   void for_each_task(const Call& call, size_t first_chunk, size_t n_chunks, const F& f) const;
@@ -102,20 +103,21 @@ class ChunkedAttention {
   void attend_intra(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
   void attend_memory(const Call& call, const Task& task, const LoadedTile& tile, bool is_first) const;
 
-  bool has_begun(const Call& call, size_t kv_head, const LoadedTile& tile) const;
+  bool has_begun(const Call& call, size_t set, const LoadedTile& tile) const;
   void clear_sums(const Call& call, const Task& task, bool with_intra, bool with_memory) const;
   void add_sums(const Call& call, const Task& task, const LoadedTile& tile, const AttentionTile& part,
                 const AttentionPiece& piece, const float* m_part, float* sums) const;
   float query_weight(const Task& task, size_t first_query, size_t query, const AttentionPiece& piece) const;
   void add_joint_memory_sums(const Call& call, const Task& task, const LoadedTile& tile) const;
-  float* intra_sums(size_t chunk_idx, size_t kv_head, size_t task_idx) const;
-  float* memory_sums(size_t kv_head, size_t task_idx) const;
+  float* intra_sums(size_t chunk_idx, size_t set, size_t task_idx) const;
+  float* memory_sums(size_t set, size_t task_idx) const;
 
   const AttentionPlan& plan_;
   const KernelTable& table_;
   const AttentionKernels& kernels_;
   const AttentionShape& shape_;
   const AttentionHeads& heads_;
+  size_t n_sets_, set_heads_;
   const PolicyNeeds& needs_;
   const AttentionSizes& sizes_;
   SparsePolicy& policy_;
@@ -125,7 +127,7 @@ class ChunkedAttention {
   AttentionBuffers buffers_;
   MemoryRounds rounds_;
   PageScores page_scores_;
-  uint64_t n_pairs_ = 0;  // of the run at hand, summed over KV heads
+  uint64_t n_pairs_ = 0;  // of the run at hand, summed over memory sets
 };
 
 }  // namespace edgeh2o

@@ -13,9 +13,8 @@ constexpr size_t kPackKeys = 128;
 
 }  // namespace
 
-void MemoryRounds::begin(size_t kv_head, const MemorySet& memory, ptrdiff_t first_seen,
-                         bool is_scored) const {
-  HeadWork& work = buffers_.heads[kv_head];
+void MemoryRounds::begin(size_t set, const MemorySet& memory, ptrdiff_t first_seen, bool is_scored) const {
+  SetWork& work = buffers_.sets[set];
   work.memory = memory;
   work.first_seen = first_seen;
   work.is_scored = is_scored;
@@ -24,21 +23,22 @@ void MemoryRounds::begin(size_t kv_head, const MemorySet& memory, ptrdiff_t firs
   work.n_pieces = work.n_jobs = 0;
 }
 
-AttentionPiece MemoryRounds::add_job(HeadWork& work, size_t kv_head, const GatherJob& job) const {
+AttentionPiece MemoryRounds::add_job(SetWork& work, size_t set, const GatherJob& job) const {
   work.jobs[work.n_jobs++] = job;
   AttentionPiece piece;
-  piece.k = gather_k(kv_head) + job.dest_key * sizes_.key_words;
-  piece.v = gather_v(kv_head) + job.dest_key * sizes_.value_step;
+  piece.k = gather_k(set) + job.dest_key * sizes_.key_words;
+  piece.v = gather_v(set) + job.dest_key * sizes_.value_step;
   piece.v_panel_stride = sizes_.gather_keys * sizes_.value_step;
   piece.n_keys = job.n_keys;
   piece.n_visible = static_cast<ptrdiff_t>(job.n_keys);
   return piece;
 }
 
-void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan& plan) const {
-  HeadWork& work = buffers_.heads[kv_head];
+void MemoryRounds::plan_next(size_t set, const LayerKv& kv, const ChunkPlan& plan) const {
+  SetWork& work = buffers_.sets[set];
   const MemorySet& memory = work.memory;
   const size_t n_positions = memory.n_positions();
+  const size_t kv_head = shape_.kv_head_of(set);
   const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
   const size_t position_keys = std::max(sizes_.piece_keys, sizes_.memory_keys);  // of the gather buffer
   size_t n_gathered = 0;
@@ -46,7 +46,7 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
   work.is_over = work.is_last_round;
   if (work.is_over) return;
   // The last piece is left to the synthetic rows.
-  while (work.next < n_positions && work.n_pieces + 1 < HeadWork::kMaxPieces) {
+  while (work.next < n_positions && work.n_pieces + 1 < SetWork::kMaxPieces) {
     const size_t first = memory.positions ? 0 : memory.range.begin;
     const size_t boundary = round_up(first + work.next + 1, sizes_.piece_keys) - first;
     const size_t end = work.is_scored ? n_positions : std::min(boundary, n_positions),
@@ -62,7 +62,7 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
         job.k = k.row(range.begin);
         job.v = v.row(range.begin);
       }
-      piece = add_job(work, kv_head, job);
+      piece = add_job(work, set, job);
       n_gathered += round_up(n_keys, sizes_.key_block);
     }
     if (work.first_seen != kNoneHidden) {
@@ -77,8 +77,8 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
     const auto* row_k = reinterpret_cast<const uint8_t*>(rows.k);
     const auto* row_v = reinterpret_cast<const uint8_t*>(rows.v);
     AttentionPiece& piece = work.pieces[work.n_pieces++];
-    piece = add_job(work, kv_head,
-                    {CacheType::kF32, CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
+    piece =
+        add_job(work, set, {CacheType::kF32, CacheType::kF32, row_k, row_v, nullptr, rows.count, n_gathered});
     piece.biases = rows.biases;
   }
   work.is_last_round = true;
@@ -86,9 +86,9 @@ void MemoryRounds::plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan&
 
 void MemoryRounds::gather() const {
   const size_t n_blocks = ceil_div(sizes_.gather_keys, kPackKeys);
-  parallel_for(shape_.heads.n_kv_heads * n_blocks, [&](size_t task, size_t) {
-    const size_t kv_head = task / n_blocks, block = task % n_blocks * kPackKeys;
-    const HeadWork& work = buffers_.heads[kv_head];
+  parallel_for(shape_.n_sets() * n_blocks, [&](size_t task, size_t) {
+    const size_t set = task / n_blocks, block = task % n_blocks * kPackKeys;
+    const SetWork& work = buffers_.sets[set];
     for (size_t i = 0; i < work.n_jobs; ++i) {
       const GatherJob& job = work.jobs[i];
       const size_t begin = std::max(block, job.dest_key),
@@ -98,10 +98,10 @@ void MemoryRounds::gather() const {
       const size_t key_dim = shape_.heads.key_dim, value_dim = shape_.heads.value_dim;
       const size_t first_row = job.positions ? 0 : first;
       const int32_t* positions = job.positions ? job.positions + first : nullptr;
-      kernels_.pack_keys(job.k_type, gather_k(kv_head) + begin * sizes_.key_words,
+      kernels_.pack_keys(job.k_type, gather_k(set) + begin * sizes_.key_words,
                          job.k + first_row * kv_row_bytes(job.k_type, key_dim), positions, n_keys, key_dim);
       kernels_.pack_values(
-          job.v_type, gather_v(kv_head) + begin * sizes_.value_step, sizes_.gather_keys * sizes_.value_step,
+          job.v_type, gather_v(set) + begin * sizes_.value_step, sizes_.gather_keys * sizes_.value_step,
           job.v + first_row * kv_row_bytes(job.v_type, value_dim), positions, n_keys, value_dim);
     }
   });

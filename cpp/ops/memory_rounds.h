@@ -1,4 +1,4 @@
-// Turns the memory set of a KV head into pieces of key and value panels. A set may be longer than the gather
+// Turns memory sets into pieces of key and value panels. A set may be longer than the gather
 // buffer: it is then attended to in several rounds. Pieces of a range begin at fixed absolute positions, so
 // that results do not depend on where a call began.
 #pragma once
@@ -16,13 +16,13 @@ class MemoryRounds {
                const AttentionBuffers& buffers)
       : kernels_(kernels), shape_(shape), sizes_(sizes), buffers_(buffers) {}
 
-  // Starts on a new memory set. first_seen: see HeadWork; only for ranges.
-  void begin(size_t kv_head, const MemorySet& memory, ptrdiff_t first_seen, bool is_scored) const;
+  // Starts on a new memory set. first_seen: see SetWork; only for ranges.
+  void begin(size_t set, const MemorySet& memory, ptrdiff_t first_seen, bool is_scored) const;
 
   // Fills pieces and jobs of the next round. A scored set comes whole, positions first: one piece.
-  void plan_next(size_t kv_head, const LayerKv& kv, const ChunkPlan& plan) const;
+  void plan_next(size_t set, const LayerKv& kv, const ChunkPlan& plan) const;
 
-  // Runs the jobs of all KV heads, in parallel.
+  // Runs the jobs of all sets, in parallel.
   void gather() const;
 
   // Makes panels of the call's own tokens, in parallel.
@@ -33,12 +33,12 @@ class MemoryRounds {
 
  private:
   bool find_in_batch(size_t kv_head, const ChunkPlan& plan, PositionRange range, AttentionPiece* piece) const;
-  AttentionPiece add_job(HeadWork& work, size_t kv_head, const GatherJob& job) const;
-  float* gather_k(size_t kv_head) const {
-    return buffers_.gather_k + kv_head * sizes_.gather_keys * sizes_.key_words;
+  AttentionPiece add_job(SetWork& work, size_t set, const GatherJob& job) const;
+  float* gather_k(size_t set) const {
+    return buffers_.gather_k + set * sizes_.gather_keys * sizes_.key_words;
   }
-  float* gather_v(size_t kv_head) const {
-    return buffers_.gather_v + kv_head * sizes_.gather_keys * sizes_.value_words;
+  float* gather_v(size_t set) const {
+    return buffers_.gather_v + set * sizes_.gather_keys * sizes_.value_words;
   }
 
   const AttentionKernels& kernels_;

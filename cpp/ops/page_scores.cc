@@ -8,19 +8,19 @@ namespace edgeh2o {
 void PageScores::take_scratch(Arena& arena) {
   if (max_keys_ == 0) return;
   const size_t width = 2 * key_dim_;
-  panels_ = arena.take<float>(n_kv_heads_ * max_keys_ * width);
-  q_ = arena.take<float>(n_kv_heads_ * tile_rows() * width);
-  weights_ = arena.take<float>(n_kv_heads_ * tile_rows() * weight_stride());
-  states_ = arena.take<float>(n_kv_heads_ * 3 * tile_rows());
-  sums_ = arena.take<float>(n_kv_heads_ * max_keys_);
+  panels_ = arena.take<float>(n_sets_ * max_keys_ * width);
+  q_ = arena.take<float>(n_sets_ * tile_rows() * width);
+  weights_ = arena.take<float>(n_sets_ * tile_rows() * weight_stride());
+  states_ = arena.take<float>(n_sets_ * 3 * tile_rows());
+  sums_ = arena.take<float>(n_sets_ * max_keys_);
 }
 
 // Attention of all the chunk's query rows to the pages, without values: a tile whose output has no columns.
-void PageScores::score(size_t kv_head, MatView<const float> queries, const float* bounds, size_t n_pages,
+void PageScores::score(size_t set, MatView<const float> queries, const float* bounds, size_t n_pages,
                        float* out) const {
   const size_t dim = key_dim_, width = 2 * dim, group_size = queries.cols / dim;
   AttentionPiece piece;
-  float* panels = panels_ + kv_head * max_keys_ * width;
+  float* panels = panels_ + set * max_keys_ * width;
   kernels_.pack_keys(CacheType::kF32, panels, bounds, nullptr, n_pages, width);
   piece.k = panels;
   piece.v = panels;  // not read
@@ -28,17 +28,17 @@ void PageScores::score(size_t kv_head, MatView<const float> queries, const float
   piece.n_visible = static_cast<ptrdiff_t>(n_pages);
 
   AttentionTile tile;
-  float *q = q_ + kv_head * tile_rows() * width, *states = states_ + kv_head * 3 * tile_rows();
+  float *q = q_ + set * tile_rows() * width, *states = states_ + set * 3 * tile_rows();
   tile.group_size = 1;
   tile.key_dim = width;
   tile.q = q;
-  tile.weights = weights_ + kv_head * tile_rows() * weight_stride();
+  tile.weights = weights_ + set * tile_rows() * weight_stride();
   tile.weight_stride = weight_stride();
   tile.o = tile.weights;  // no columns, so never written
   tile.soft_cap = soft_cap_;
   tile.m = states;
   tile.l = states + tile_rows();
-  float *factors = states + 2 * tile_rows(), *sums = sums_ + kv_head * max_keys_;
+  float *factors = states + 2 * tile_rows(), *sums = sums_ + set * max_keys_;
   std::fill_n(sums, round_up(n_pages, table_.layout.panel_cols), 0.0f);
 
   const size_t n_rows = queries.rows * group_size;

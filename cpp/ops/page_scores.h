@@ -13,7 +13,7 @@ class PageScores final : public PageScorer {
   PageScores(const KernelTable& table, const AttentionShape& shape, const PolicyNeeds& needs)
       : table_(table),
         kernels_(attention_kernels(table, AttentionPrecision::kF32)),
-        n_kv_heads_(shape.heads.n_kv_heads),
+        n_sets_(shape.n_sets()),
         key_dim_(shape.heads.key_dim),
         max_keys_(round_up(needs.max_scored_pages, table.layout.panel_cols)),
         scale_(shape.heads.scale * kLog2E),
@@ -21,7 +21,7 @@ class PageScores final : public PageScorer {
 
   void take_scratch(Arena& arena);
 
-  void score(size_t kv_head, MatView<const float> queries, const float* bounds, size_t n_pages,
+  void score(size_t set, MatView<const float> queries, const float* bounds, size_t n_pages,
              float* out) const override;
 
  private:
@@ -32,10 +32,10 @@ class PageScores final : public PageScorer {
 
   const KernelTable& table_;
   const AttentionKernels& kernels_;
-  size_t n_kv_heads_, key_dim_;
+  size_t n_sets_, key_dim_;
   size_t max_keys_;  // pages, rounded up to panels; 0: nobody asks
   float scale_, soft_cap_;
-  // The KV heads run in parallel: [n_kv_heads] each.
+  // The sets run in parallel: [n_sets] each.
   float* panels_ = nullptr;   // [max_keys * 2 * key_dim]
   float* q_ = nullptr;        // [tile_rows][2 * key_dim]
   float* weights_ = nullptr;  // [tile_rows][weight_stride]

@@ -26,7 +26,7 @@ void gather_rows(const KernelTable& table, const KvRows& cached, const MemorySet
 PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer,
                            CacheTypes types, bool values_are_keys, Arena& arena)
     : first_slot_(shape.first_slots[layer]),
-      n_kv_heads_(shape.n_kv_heads(layer)),
+      n_kv_heads_(shape.n_slots(layer)),
       values_are_keys_(values_are_keys) {
   is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;

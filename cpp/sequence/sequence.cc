@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/check.h"
 
@@ -24,6 +25,15 @@ bool are_equal(const AttentionHeads& a, const AttentionHeads& b) {
          a.soft_cap == b.soft_cap && a.index == b.index;
 }
 
+// Of reads that the policy has no part in, which need no memory sets of single query heads.
+AttentionPlan dense_plan(const AttentionPlan& plan) {
+  AttentionShape shape = plan.shape;
+  shape.splits_groups = false;
+  PolicyNeeds needs;
+  needs.reads_all = true;
+  return {plan.table, shape, needs};
+}
+
 // Checks all shapes; gives the plans, and the plan of every layer.
 std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                                       const SparsePolicy& policy, const SequenceShape& shape,
@@ -41,7 +51,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
                    source.values_are_keys == heads.values_are_keys,
                "layer ", i, " reads keys and values of heads of another shape");
   }
-  const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape));
+  const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape, policy.splits_groups()));
   const bool is_indexed = std::any_of(layers.begin(), layers.end(),
                                       [](const LayerKeeps& keeps) { return !keeps.heads.index.is_none(); });
   EH2O_CHECK(!is_indexed || (needs.reads_all && !policy.chooses_in_decode()),
@@ -55,7 +65,9 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
     });
     if (plan_of_layer) plan_of_layer->push_back(static_cast<size_t>(found - plans.begin()));
     if (found == plans.end() && !heads.is_none()) {
-      plans.emplace_back(table, attention_shape(heads, shape), needs);
+      AttentionShape attention = attention_shape(heads, shape);
+      attention.splits_groups = policy.splits_groups();
+      plans.emplace_back(table, attention, needs);
     }
   }
   EH2O_CHECK(!plans.empty(), "no layer has attention; models without any are not supported");
@@ -64,20 +76,25 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
 
 size_t most_scratch(const std::vector<AttentionPlan>& plans, size_t n_threads) {
   size_t most = 0;
-  for (const AttentionPlan& plan : plans) most = std::max(most, plan.scratch_bytes(n_threads));
+  for (const AttentionPlan& plan : plans) {
+    most = std::max(most, plan.scratch_bytes(n_threads));
+    if (plan.shape.splits_groups) most = std::max(most, dense_plan(plan).scratch_bytes(n_threads));
+  }
   return most;
 }
 
 }  // namespace
 
-PolicyShape Sequence::policy_shape(const std::vector<LayerKeeps>& layers, const SequenceShape& shape) {
+PolicyShape Sequence::policy_shape(const std::vector<LayerKeeps>& layers, const SequenceShape& shape,
+                                   bool splits_groups) {
   PolicyShape result;
   result.max_context = shape.max_context;
   result.chunk_size = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
   for (const LayerKeeps& layer : layers) {
     const AttentionHeads& heads = layer.heads;
-    const size_t group_size = heads.is_none() ? 0 : heads.group_size();
-    result.add_layer(heads.n_kv_heads, {0, 0, group_size, heads.key_dim, heads.value_dim});
+    const size_t n_slots = splits_groups ? heads.n_heads : heads.n_kv_heads;
+    const size_t group_size = heads.is_none() ? 0 : heads.n_heads / n_slots;
+    result.add_layer(n_slots, {0, 0, group_size, heads.key_dim, heads.value_dim});
   }
   return result;
 }
@@ -89,7 +106,9 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
              "; it must be at least 0");
   std::vector<size_t> plan_of_layer;
   plans_ = make_plans(table, layers, *policy_, shape, &plan_of_layer);
-  const PolicyShape told = policy_shape(layers, shape);
+  if (policy_->splits_groups())
+    std::transform(plans_.begin(), plans_.end(), std::back_inserter(dense_plans_), dense_plan);
+  const PolicyShape told = policy_shape(layers, shape, policy_->splits_groups());
   const auto make_layers = [&] {
     layers_.clear();
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -130,7 +149,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
                                        const SparsePolicy& policy, const SequenceShape& shape,
                                        size_t n_threads) {
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
-  const PolicyShape told = policy_shape(layers, shape);
+  const PolicyShape told = policy_shape(layers, shape, policy.splits_groups());
   Arena rows, recurrent;
   size_t received = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -158,10 +177,14 @@ size_t Sequence::position() const {
   return most;
 }
 
-uint64_t Sequence::pairs_computed(size_t n_layers) const {
+size_t Sequence::n_kv_heads_before(size_t layer) const {
   size_t n_heads = 0;
-  for (size_t i = 0; i < n_layers; ++i) n_heads += attends(i) ? layer(i).n_kv_heads() : 0;
-  return n_pairs_ / std::max<size_t>(1, n_heads);
+  for (size_t i = 0; i < layer; ++i) n_heads += attends(i) ? this->layer(i).n_kv_heads() : 0;
+  return n_heads;
+}
+
+uint64_t Sequence::pairs_computed(size_t n_layers) const {
+  return n_pairs_ / std::max<size_t>(1, n_kv_heads_before(n_layers));
 }
 
 uint64_t Sequence::pairs_dense(size_t n_layers) const {
@@ -213,7 +236,7 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
   const auto run = [&](size_t seen) {
-    return attention(layer, scratch, n_threads).run(q, kv, first, seen, end, out);
+    return attention(layer, scratch, n_threads, seen > 0).run(q, kv, first, seen, end, out);
   };
   // A window over everything: the policy is neither asked nor told.
   const size_t everything = first + q.rows;

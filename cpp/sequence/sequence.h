@@ -70,7 +70,8 @@ class Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   // What a policy is told of sequences of this shape.
-  static PolicyShape policy_shape(const std::vector<LayerKeeps>& layers, const SequenceShape& shape);
+  static PolicyShape policy_shape(const std::vector<LayerKeeps>& layers, const SequenceShape& shape,
+                                  bool splits_groups);
   static SequenceBytes estimate_bytes(const KernelTable& table, const std::vector<LayerKeeps>& layers,
                                       const SparsePolicy& policy, const SequenceShape& shape,
                                       size_t n_threads);
@@ -88,8 +89,9 @@ class Sequence {
   // One layer's attention on so much scratch, and its cache.
   size_t scratch_bytes(size_t n_threads) const;
   const AttentionPlan& plan(size_t layer) const { return plans_[layers_[layer].plan]; }
-  ChunkedAttention attention(size_t layer, uint8_t* scratch, size_t n_threads) {
-    return {plan(layer), *policy_, policy_->shape().first_slots[layer], scratch, n_threads};
+  ChunkedAttention attention(size_t layer, uint8_t* scratch, size_t n_threads, bool has_window = false) {
+    const auto& plans = has_window && !dense_plans_.empty() ? dense_plans_ : plans_;
+    return {plans[layers_[layer].plan], *policy_, policy_->shape().first_slots[layer], scratch, n_threads};
   }
   // For generated tokens, which go by the policy, and for the last row of a prompt that reads all it may see.
   DecodeCall decode_call(size_t layer, bool asks_policy, uint8_t* scratch, size_t n_threads) {
@@ -103,12 +105,12 @@ class Sequence {
             n_threads,
             asks_policy ? &n_decode_bytes_ : nullptr,
             received ? received->begin_queries(position() + 1, 1) : KeySums{},
-            asks_policy && !reads_.empty() ? &reads_[policy_->shape().first_slots[layer]] : nullptr};
+            asks_policy && !reads_.empty() ? &reads_[n_kv_heads_before(layer)] : nullptr};
   }
 
-  // Notes, or no more, what decode calls read, for inspection: by slot of the policy, the positions that the
-  // latest token read. This allocates while they run.
-  void note_reads(bool is_wanted) { reads_.resize(is_wanted ? policy_->shape().n_slots() : 0); }
+  // Notes, or no more, what decode calls read, for inspection: by KV head of every layer, the positions that
+  // the latest token read. This allocates while they run.
+  void note_reads(bool is_wanted) { reads_.resize(is_wanted ? n_kv_heads_before(n_layers()) : 0); }
   const std::vector<std::vector<int32_t>>& reads() const { return reads_; }
 
   // The attention of a prefill call in one layer, whose rows are in the cache: ChunkedAttention::run under
@@ -279,11 +281,13 @@ class Sequence {
   void restart_policy(const std::vector<std::vector<int32_t>>& dropped,
                       const std::vector<std::vector<float>>& scores, size_t n_dropped, size_t n);
   void note_chosen(size_t layer, const int32_t* positions, size_t count, size_t position);
+  size_t n_kv_heads_before(size_t layer) const;
   bool ends_prompts() const { return plans_[0].needs.ends_prompts; }
 
   SequenceShape shape_;
   std::shared_ptr<SparsePolicy> policy_;
-  std::vector<AttentionPlan> plans_;  // one for all layers of equal heads
+  std::vector<AttentionPlan> plans_;        // one for all layers of equal heads
+  std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;
   size_t n_attending_ = 0;  // layers with attention
   bool is_recurrent_ = false;

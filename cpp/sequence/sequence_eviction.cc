@@ -90,14 +90,15 @@ void Sequence::observe(size_t layer, MatView<const float> q, uint8_t* scratch, s
 
 std::vector<int32_t> Sequence::choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores) {
   const size_t n_heads = this->layer(layer).n_kv_heads(), n = this->layer(layer).n_tokens();
+  const size_t n_sets = policy_->shape().n_slots(layer) / n_heads;
   std::vector<int32_t> dropped(n_heads * n_dropped);
   std::vector<uint64_t> ranks(n_heads * n);
   scores->resize(n_heads * n);
   parallel_for(n_heads, [&](size_t head, size_t) {
     float* own = scores->data() + head * n;
     layers_[layer].received->read_means(head, n, own);
-    policy_->evict(policy_->shape().slot(layer, head), {{own, n}, n_dropped, ranks.data() + head * n},
-                   dropped.data() + head * n_dropped);
+    policy_->evict(policy_->shape().slot(layer, head * n_sets),
+                   {{own, n}, n_dropped, ranks.data() + head * n}, dropped.data() + head * n_dropped);
   });
   policy_->end_layer();
   return dropped;
@@ -173,9 +174,14 @@ void Sequence::restart_policy(const std::vector<std::vector<int32_t>>& dropped,
     if (scores[source].empty()) continue;  // of a window
     for (size_t head = 0; head < layer(i).n_kv_heads(); ++head) {
       const float* all = scores[source].data() + head * n;
-      for_each_kept(dropped[source].data() + head * n_dropped, n_dropped, n,
-                    [&](size_t position, size_t rank) { kept[rank] = all[position]; });
-      policy_->restart(policy_->shape().slot(i, head), {kept.data(), kept.size()});
+      // Slots of query heads share what their KV head received.
+      const size_t n_sets = policy_->shape().n_slots(i) / layer(i).n_kv_heads();
+      for_each_kept(
+          dropped[source].data() + head * n_dropped, n_dropped, n,
+          [&](size_t position, size_t rank) { kept[rank] = all[position] / static_cast<float>(n_sets); });
+      for (size_t set = 0; set < n_sets; ++set) {
+        policy_->restart(policy_->shape().slot(i, head * n_sets + set), {kept.data(), kept.size()});
+      }
     }
   }
 }

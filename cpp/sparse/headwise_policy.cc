@@ -11,24 +11,23 @@ namespace {
 // Pages of 16 lose twice as much with as many positions.
 constexpr size_t kDecodePageSize = 4;
 
-const PolicyRegistration kRegistration("headwise", {"budgets"},
-                                       [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
-                                         HeadwiseOptions options;
-                                         for (const auto& budget : settings.counts("budgets")) {
-                                           options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
-                                         }
-                                         options.n_local = settings.count("local", options.n_local);
-                                         options.n_sinks = settings.count("sinks", options.n_sinks);
-                                         options.decay = settings.number("decay", options.decay);
-                                         options.page_size = settings.count("page_size", options.page_size);
-                                         options.max_past = settings.count("max_past", options.max_past);
-                                         options.n_tail = settings.count("tail", options.n_tail);
-                                         options.decode_from =
-                                             settings.count("decode_from", options.decode_from);
-                                         options.decode_pages =
-                                             settings.count("decode_pages", options.decode_pages);
-                                         return std::make_shared<HeadwisePolicy>(options);
-                                       });
+const PolicyRegistration kRegistration(
+    "headwise", {"budgets"}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
+      HeadwiseOptions options;
+      for (const auto& budget : settings.counts("budgets")) {
+        options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
+      }
+      options.by_query_head = settings.flag("by_query_head", options.by_query_head);
+      options.n_local = settings.count("local", options.n_local);
+      options.n_sinks = settings.count("sinks", options.n_sinks);
+      options.decay = settings.number("decay", options.decay);
+      options.page_size = settings.count("page_size", options.page_size);
+      options.max_past = settings.count("max_past", options.max_past);
+      options.n_tail = settings.count("tail", options.n_tail);
+      options.decode_from = settings.count("decode_from", options.decode_from);
+      options.decode_pages = settings.count("decode_pages", options.decode_pages);
+      return std::make_shared<HeadwisePolicy>(options);
+    });
 
 }  // namespace
 
@@ -39,11 +38,13 @@ HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
       recall_(options.max_past),
       pages_(kDecodePageSize, options.decode_pages, 2 * options.decode_pages) {
   check_budgets(options.budgets);
+  EH2O_CHECK(!options.by_query_head || options.decode_from == SIZE_MAX,
+             "generated tokens read by KV heads: by_query_head does not go with decode_from");
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
 }
 
 void HeadwisePolicy::check_budgets(const std::vector<size_t>& budgets) const {
-  EH2O_CHECK(!budgets.empty(), "headwise needs a budget for every layer and KV head, got none");
+  EH2O_CHECK(!budgets.empty(), "headwise needs a budget for every layer and head, got none");
   for (const size_t budget : budgets) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
 }
 
@@ -63,14 +64,16 @@ void HeadwisePolicy::set_budgets(const std::vector<size_t>& budgets) {
 
 std::string HeadwisePolicy::describe() const {
   const auto n_full = std::count(options_.budgets.begin(), options_.budgets.end(), HeadwiseOptions::kFull);
-  return "headwise, " + std::to_string(options_.budgets.size()) + " budgets, " + std::to_string(n_full) +
+  return "headwise, " + std::to_string(options_.budgets.size()) + " budgets" +
+         (options_.by_query_head ? " of query heads, " : ", ") + std::to_string(n_full) +
          " of them the whole past, local " + std::to_string(options_.n_local) + ", sinks " +
          std::to_string(options_.n_sinks) + ", landmarks of " + std::to_string(options_.page_size);
 }
 
 std::vector<size_t> HeadwisePolicy::capacities(const PolicyShape& shape) const {
   EH2O_CHECK(options_.budgets.size() == shape.n_slots(), options_.budgets.size(), " budgets do not fit ",
-             shape.n_layers(), " layers with ", shape.n_slots(), " KV heads");
+             shape.n_layers(), " layers with ", shape.n_slots(),
+             options_.by_query_head ? " query heads" : " KV heads");
   std::vector<size_t> result = options_.budgets;
   for (size_t& capacity : result) {
     capacity = capacity == HeadwiseOptions::kFull ? 0 : std::min(capacity, shape.max_context);
@@ -131,7 +134,7 @@ void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
   for (size_t i = 0; i < all.size(); ++i) {
     max_prompt_positions_ = std::max(max_prompt_positions_, prompt_positions(shape, i));
   }
-  prompt_memory_ = arena.take<int32_t>(shape.max_kv_heads * max_prompt_positions_);
+  prompt_memory_ = arena.take<int32_t>(shape.max_layer_slots * max_prompt_positions_);
 }
 
 size_t HeadwisePolicy::state_bytes(const PolicyShape& shape) const {
@@ -190,7 +193,7 @@ MemorySet HeadwisePolicy::end_prompt(size_t slot, const SelectionInput& input) {
   if (!has_budget || n_tokens < options_.decode_from || n_tokens <= capacity) {
     return MemorySet::all_of({0, n_tokens});
   }
-  int32_t* positions = prompt_memory_ + shape().slots[slot].kv_head * max_prompt_positions_;
+  int32_t* positions = prompt_memory_ + shape().slots[slot].index * max_prompt_positions_;
   MemorySet set = hitters_.peek(slot, input, forced(capacity), capacity, positions);
   set.synthetic = landmarks_.summarise(slot, input, set);
   return set;

@@ -14,8 +14,8 @@ void HeavyHitters::take_buffers(Arena& arena, const PolicyShape& shape,
   EH2O_DASSERT(capacities.size() == shape.n_slots());
   shape_ = shape;
   slots_ = arena.take<Slot>(shape.n_slots());
-  ranks_ = arena.take<uint64_t>(shape.max_kv_heads * 2 * shape.max_context);
-  value_rows_ = arena.take<float>(shape.max_kv_heads * shape.max_value_dim);
+  ranks_ = arena.take<uint64_t>(shape.max_layer_slots * 2 * shape.max_context);
+  value_rows_ = arena.take<float>(shape.max_layer_slots * shape.max_value_dim);
   for (size_t i = 0; i < capacities.size(); ++i) {
     Slot slot;
     if (capacities[i] > 0) {
@@ -58,7 +58,7 @@ uint64_t HeavyHitters::rank(size_t slot, size_t position, const SelectionInput& 
   float value = score(slots_[slot], position);
   if (rule_.by_values) {
     const size_t dim = shape_.slots[slot].value_dim;
-    float* row = value_rows_ + shape_.slots[slot].kv_head * shape_.max_value_dim;
+    float* row = value_rows_ + shape_.slots[slot].index * shape_.max_value_dim;
     std::fill_n(row, dim, 0.0f);
     input.add_kv_rows(input.past_values.type, row, input.past_values.row(position), nullptr, 1, dim);
     float norm = 0.0f;
@@ -93,7 +93,7 @@ size_t HeavyHitters::choose(size_t slot, const SelectionInput& input, const Forc
   const size_t n_room = capacity - sinks_end - (chunk_begin - local_begin);
 
   // In ascending order: the old memory lies before the chunk that read it.
-  uint64_t* ranks = ranks_ + shape_.slots[slot].kv_head * 2 * shape_.max_context;
+  uint64_t* ranks = ranks_ + shape_.slots[slot].index * 2 * shape_.max_context;
   size_t n_candidates = 0;
   for (size_t i = 0; i < state.n_memory; ++i) {
     const auto position = static_cast<size_t>(state.memory[i]);

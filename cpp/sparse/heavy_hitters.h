@@ -77,8 +77,8 @@ class HeavyHitters {
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // Scratch: the slots of one layer run in parallel.
-  uint64_t* ranks_ = nullptr;    // [max_kv_heads][2][max_context]
-  float* value_rows_ = nullptr;  // [max_kv_heads][max_value_dim]
+  uint64_t* ranks_ = nullptr;    // [max_layer_slots][2][max_context]
+  float* value_rows_ = nullptr;  // [max_layer_slots][max_value_dim]
 };
 
 }  // namespace edgeh2o

@@ -17,9 +17,9 @@ void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::
   const size_t n_rows = max_rows(shape);
   shape_ = shape;
   slots_ = arena.take<Slot>(shape.n_slots());
-  k_ = arena.take<float>(shape.max_kv_heads * n_rows * shape.max_key_dim);
-  v_ = arena.take<float>(shape.max_kv_heads * n_rows * shape.max_value_dim);
-  biases_ = arena.take<float>(shape.max_kv_heads * n_rows);
+  k_ = arena.take<float>(shape.max_layer_slots * n_rows * shape.max_key_dim);
+  v_ = arena.take<float>(shape.max_layer_slots * n_rows * shape.max_value_dim);
+  biases_ = arena.take<float>(shape.max_layer_slots * n_rows);
   for (size_t i = 0; i < has_landmarks.size(); ++i) {
     Slot slot;
     if (has_landmarks[i]) {
@@ -77,7 +77,7 @@ SyntheticRows Landmarks::summarise(size_t slot, const SelectionInput& input, con
   add_pages(state, input);
 
   const SlotShape& head = shape_.slots[slot];
-  const size_t first_row = head.kv_head * max_rows(shape_);
+  const size_t first_row = head.index * max_rows(shape_);
   float *k = k_ + first_row * shape_.max_key_dim, *v = v_ + first_row * shape_.max_value_dim,
         *biases = biases_ + first_row;
   SyntheticRows rows{k, v, biases, 0};

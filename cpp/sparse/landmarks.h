@@ -45,8 +45,8 @@ class Landmarks {
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // The slots of one layer run in parallel.
-  float *k_ = nullptr, *v_ = nullptr;  // [max_kv_heads][max_rows][max_key_dim], [...][max_value_dim]
-  float* biases_ = nullptr;            // [max_kv_heads][max_rows]
+  float *k_ = nullptr, *v_ = nullptr;  // [max_layer_slots][max_rows][max_key_dim], [...][max_value_dim]
+  float* biases_ = nullptr;            // [max_layer_slots][max_rows]
 };
 
 }  // namespace edgeh2o

@@ -9,8 +9,8 @@ namespace edgeh2o {
 void PageBounds::take_buffers(Arena& arena, const PolicyShape& shape, const std::vector<bool>& has_pages) {
   shape_ = shape;
   slots_ = arena.take<Slot>(shape.n_slots());
-  bounds_ = arena.take<float>(shape.max_kv_heads * kBlockPages * 2 * shape.max_key_dim);
-  row_ = arena.take<float>(shape.max_kv_heads * std::max(shape.max_key_dim, kBlockPages));
+  bounds_ = arena.take<float>(shape.max_layer_slots * kBlockPages * 2 * shape.max_key_dim);
+  row_ = arena.take<float>(shape.max_layer_slots * std::max(shape.max_key_dim, kBlockPages));
   for (size_t i = 0; i < has_pages.size(); ++i) {
     Slot slot;
     if (has_pages[i]) {
@@ -40,7 +40,7 @@ void PageBounds::rebuild(size_t slot, const SelectionInput& input, const int32_t
 void PageBounds::add_block(Slot& slot, size_t slot_idx, const SelectionInput& input,
                            const int32_t* positions) const {
   const KvRows& keys = input.past_keys;
-  const size_t dim = keys.head_dim, width = 2 * dim, kv_head = shape_.slots[slot_idx].kv_head;
+  const size_t dim = keys.head_dim, width = 2 * dim, kv_head = shape_.slots[slot_idx].index;
   float *bounds = bounds_ + kv_head * kBlockPages * 2 * shape_.max_key_dim,
         *row = row_ + kv_head * std::max(shape_.max_key_dim, kBlockPages);
   for (size_t page = 0; page < kBlockPages; ++page) {

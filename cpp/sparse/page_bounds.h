@@ -53,8 +53,8 @@ class PageBounds {
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // The slots of one layer run in parallel.
-  float* bounds_ = nullptr;  // [max_kv_heads][kBlockPages][2 * max_key_dim]
-  float* row_ = nullptr;     // [max_kv_heads][max(max_key_dim, kBlockPages)]
+  float* bounds_ = nullptr;  // [max_layer_slots][kBlockPages][2 * max_key_dim]
+  float* row_ = nullptr;     // [max_layer_slots][max(max_key_dim, kBlockPages)]
 };
 
 }  // namespace edgeh2o

@@ -45,7 +45,7 @@ void PageChoice::take_buffers(Arena& arena, const PolicyShape& shape, const std:
     max_group_ = std::max(max_group_, slot.group_size);
     max_query_dim_ = std::max(max_query_dim_, slot.group_size * slot.key_dim);
   }
-  const size_t n_heads = is_any ? shape.max_kv_heads : 0;
+  const size_t n_heads = is_any ? shape.max_layer_slots : 0;
   queries_ = arena.take<float>(n_heads * 2 * max_query_dim_);
   scores_ = arena.take<float>(n_heads * max_group_ * max_pages());
   keys_ = arena.take<uint32_t>(n_heads * 2 * max_pages());
@@ -56,7 +56,7 @@ bool PageChoice::prepare_decode(size_t slot, const SelectionInput& input) {
   if (!is_worth(slot)) return false;
   const SlotShape& head = shape_.slots[slot];
   const size_t dim = head.key_dim;
-  float* out = queries(head.kv_head);
+  float* out = queries(head.index);
   const float* q = input.queries.row(0);
   for (size_t g = 0; g < head.group_size; ++g, out += 2 * dim, q += dim) {
     for (size_t d = 0; d < dim; ++d) out[d] = std::max(q[d], 0.0f), out[dim + d] = std::min(q[d], 0.0f);
@@ -70,8 +70,8 @@ void PageChoice::score_decode(size_t slot, const SelectionInput& input, size_t p
   const size_t n_blocks = bounds_.n_blocks(slot), first = part * n_blocks / n_parts,
                end = (part + 1) * n_blocks / n_parts, width = 2 * head.key_dim, stride = max_pages();
   if (first == end) return;
-  float* out = scores(head.kv_head) + first * PageBounds::kBlockPages;
-  input.page_kernels->score_blocks(out, stride, queries(head.kv_head), width, head.group_size, nullptr, width,
+  float* out = scores(head.index) + first * PageBounds::kBlockPages;
+  input.page_kernels->score_blocks(out, stride, queries(head.index), width, head.group_size, nullptr, width,
                                    bounds_.block(slot, first), end - first, width);
   const size_t n_pages = (end - first) * PageBounds::kBlockPages;
   for (size_t g = 1; g < head.group_size; ++g) {
@@ -82,8 +82,7 @@ void PageChoice::score_decode(size_t slot, const SelectionInput& input, size_t p
 
 MemorySet PageChoice::select_decode(size_t slot, const SelectionInput& input) {
   if (!is_worth(slot)) return MemorySet::all_of({0, input.chunk.begin});
-  const size_t kv_head = shape_.slots[slot].kv_head,
-               n_pages = bounds_.n_blocks(slot) * PageBounds::kBlockPages;
+  const size_t kv_head = shape_.slots[slot].index, n_pages = bounds_.n_blocks(slot) * PageBounds::kBlockPages;
   float* all = scores(kv_head);
   all[0] = std::numeric_limits<float>::infinity();  // the sinks of attention
   int32_t* const positions = positions_ + kv_head * shape_.max_context;

@@ -64,7 +64,7 @@ class PageChoice {
   size_t n_kept_, least_;
   PolicyShape shape_;
   size_t max_group_ = 0, max_query_dim_ = 0;  // of the query heads of a KV head
-  // The slots of one layer run in parallel: [max_kv_heads] each.
+  // The slots of one layer run in parallel: [max_layer_slots] each.
   float* queries_ = nullptr;      // [group_size][2 * key_dim] what is positive, then what is negative
   float* scores_ = nullptr;       // [group_size][max_pages]
   uint32_t* keys_ = nullptr;      // [2][max_pages]

@@ -21,9 +21,9 @@ void PageRecall::take_buffers(Arena& arena, const PolicyShape& shape, const std:
   slots_ = arena.take<Slot>(shape.n_slots());
   const bool is_any = std::find(has_recall.begin(), has_recall.end(), true) != has_recall.end();
   const size_t n_pages = is_any ? max_pages(shape) : 0;
-  scores_ = arena.take<float>(shape.max_kv_heads * n_pages);
-  pages_ = arena.take<int32_t>(shape.max_kv_heads * n_pages);
-  row_ = arena.take<float>(shape.max_kv_heads * shape.max_key_dim);
+  scores_ = arena.take<float>(shape.max_layer_slots * n_pages);
+  pages_ = arena.take<int32_t>(shape.max_layer_slots * n_pages);
+  row_ = arena.take<float>(shape.max_layer_slots * shape.max_key_dim);
   for (size_t i = 0; i < has_recall.size(); ++i) {
     Slot slot;
     if (has_recall[i]) {
@@ -52,10 +52,10 @@ void PageRecall::join_pages(Slot& slot, size_t key_dim) const {
 }
 
 // Bounds of the pages that the past has filled since the last call.
-void PageRecall::add_pages(Slot& slot, size_t kv_head, const SelectionInput& input) const {
+void PageRecall::add_pages(Slot& slot, size_t index, const SelectionInput& input) const {
   const KvRows& keys = input.past_keys;
   const size_t dim = keys.head_dim, n_most = max_pages(shape_);
-  float* row = row_ + kv_head * shape_.max_key_dim;
+  float* row = row_ + index * shape_.max_key_dim;
   while ((slot.n_pages + 1) * slot.page_size <= input.chunk.begin) {
     if (slot.n_pages == n_most) {
       join_pages(slot, dim);
@@ -75,14 +75,14 @@ void PageRecall::add_pages(Slot& slot, size_t kv_head, const SelectionInput& inp
 }
 
 // Puts the n_room best of `pages`, in ascending order, at the front of pages_; returns their number.
-size_t PageRecall::choose_pages(Slot& slot, size_t kv_head, const SelectionInput& input, PositionRange pages,
+size_t PageRecall::choose_pages(Slot& slot, size_t index, const SelectionInput& input, PositionRange pages,
                                 size_t n_room) const {
   const size_t n_most = max_pages(shape_);
-  float* scores = scores_ + kv_head * n_most;
-  int32_t* chosen = pages_ + kv_head * n_most;
+  float* scores = scores_ + index * n_most;
+  int32_t* chosen = pages_ + index * n_most;
   std::iota(chosen, chosen + pages.size(), static_cast<int32_t>(pages.begin));
   if (n_room >= pages.size()) return pages.size();
-  input.page_scorer->score(kv_head, input.queries, slot.bounds + pages.begin * 2 * input.past_keys.head_dim,
+  input.page_scorer->score(index, input.queries, slot.bounds + pages.begin * 2 * input.past_keys.head_dim,
                            pages.size(), scores);
   const auto is_better = [&](int32_t a, int32_t b) {
     const float score_a = scores[static_cast<size_t>(a) - pages.begin],
@@ -96,15 +96,15 @@ size_t PageRecall::choose_pages(Slot& slot, size_t kv_head, const SelectionInput
 
 MemorySet PageRecall::select(size_t slot_idx, const SelectionInput& input, size_t n_sinks, size_t n_local) {
   Slot& slot = slots_[slot_idx];
-  const size_t kv_head = shape_.slots[slot_idx].kv_head, n_past = input.chunk.begin;
-  add_pages(slot, kv_head, input);
+  const size_t index = shape_.slots[slot_idx].index, n_past = input.chunk.begin;
+  add_pages(slot, index, input);
   const size_t page_size = slot.page_size;
   // Sinks and local window are whole pages too, within a quarter and half of the limit.
   const size_t local_page = (n_past - std::min(n_local, max_past_ / 2)) / page_size;
   const size_t n_sink_pages = std::min(ceil_div(std::min(n_sinks, max_past_ / 4), page_size), local_page);
   const size_t n_forced = n_sink_pages * page_size + n_past - local_page * page_size;
   const size_t n_room = (max_past_ - std::min(max_past_, n_forced)) / page_size;
-  const size_t n_chosen = choose_pages(slot, kv_head, input, {n_sink_pages, local_page}, n_room);
+  const size_t n_chosen = choose_pages(slot, index, input, {n_sink_pages, local_page}, n_room);
 
   int32_t* next = slot.positions;
   const auto append = [&next](size_t begin, size_t end) {
@@ -112,7 +112,7 @@ MemorySet PageRecall::select(size_t slot_idx, const SelectionInput& input, size_
   };
   append(0, n_sink_pages * page_size);
   for (size_t i = 0; i < n_chosen; ++i) {
-    const auto page = static_cast<size_t>(pages_[kv_head * max_pages(shape_) + i]);
+    const auto page = static_cast<size_t>(pages_[index * max_pages(shape_) + i]);
     append(page * page_size, (page + 1) * page_size);
   }
   append(local_page * page_size, n_past);

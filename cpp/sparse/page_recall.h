@@ -46,17 +46,17 @@ class PageRecall {
   size_t most_pages() const { return 2 * std::max<size_t>(max_past_ / kPageSize, 1); }
   size_t capacity(const PolicyShape& shape) const;
   void join_pages(Slot& slot, size_t key_dim) const;
-  void add_pages(Slot& slot, size_t kv_head, const SelectionInput& input) const;
-  size_t choose_pages(Slot& slot, size_t kv_head, const SelectionInput& input, PositionRange pages,
+  void add_pages(Slot& slot, size_t index, const SelectionInput& input) const;
+  size_t choose_pages(Slot& slot, size_t index, const SelectionInput& input, PositionRange pages,
                       size_t n_room) const;
 
   size_t max_past_;
   PolicyShape shape_;
   Slot* slots_ = nullptr;  // [n_slots]
   // The slots of one layer run in parallel.
-  float* scores_ = nullptr;   // [max_kv_heads][max_pages]
-  int32_t* pages_ = nullptr;  // [max_kv_heads][max_pages]
-  float* row_ = nullptr;      // [max_kv_heads][max_key_dim]
+  float* scores_ = nullptr;   // [max_layer_slots][max_pages]
+  int32_t* pages_ = nullptr;  // [max_layer_slots][max_pages]
+  float* row_ = nullptr;      // [max_layer_slots][max_key_dim]
 };
 
 }  // namespace edgeh2o

@@ -125,7 +125,7 @@ class RocketKvPolicy final : public SparsePolicy {
   Arena arena_;
   Slot* slots_ = nullptr;  // [n_slots]
   size_t max_group_ = 0;
-  // The slots of one layer run in parallel: [max_kv_heads] each.
+  // The slots of one layer run in parallel: [max_layer_slots] each.
   float* queries_ = nullptr;      // [max_group][2 * max_key_dim]
   int32_t* channels_ = nullptr;   // [max_key_dim] of the upper bounds, or key_dim on: of the lower ones
   size_t* n_channels_ = nullptr;  // 1
@@ -146,13 +146,13 @@ void RocketKvPolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
     max_group_ = std::max(max_group_, shape.slots[i].group_size);
     if (slots_) slots_[i] = slot;
   }
-  queries_ = arena.take<float>(shape.max_kv_heads * max_group_ * 2 * shape.max_key_dim);
-  channels_ = arena.take<int32_t>(shape.max_kv_heads * shape.max_key_dim);
-  n_channels_ = arena.take<size_t>(shape.max_kv_heads);
-  pooled_ = arena.take<float>(shape.max_kv_heads * std::max(shape.max_context, shape.max_key_dim));
-  logits_ = arena.take<float>(shape.max_kv_heads * (max_group_ + 1) * max_pages(shape));
-  keys_ = arena.take<uint32_t>(shape.max_kv_heads * 2 * std::max(shape.max_context, shape.max_key_dim));
-  positions_ = arena.take<int32_t>(shape.max_kv_heads * shape.max_context);
+  queries_ = arena.take<float>(shape.max_layer_slots * max_group_ * 2 * shape.max_key_dim);
+  channels_ = arena.take<int32_t>(shape.max_layer_slots * shape.max_key_dim);
+  n_channels_ = arena.take<size_t>(shape.max_layer_slots);
+  pooled_ = arena.take<float>(shape.max_layer_slots * std::max(shape.max_context, shape.max_key_dim));
+  logits_ = arena.take<float>(shape.max_layer_slots * (max_group_ + 1) * max_pages(shape));
+  keys_ = arena.take<uint32_t>(shape.max_layer_slots * 2 * std::max(shape.max_context, shape.max_key_dim));
+  positions_ = arena.take<int32_t>(shape.max_layer_slots * shape.max_context);
 }
 
 // Stage 1.
@@ -178,7 +178,7 @@ MemorySet RocketKvPolicy::end_prompt(size_t slot_idx, const SelectionInput& inpu
   slot.n_kept = 0;
   // Without votes of all rows, as after tokens that were not scored, nothing is left out.
   if (n_tokens > options_.prompt_budget && slot.n_voted == n_tokens) {
-    keep_rows(slot, shape().slots[slot_idx].kv_head);
+    keep_rows(slot, shape().slots[slot_idx].index);
   }
   bounds_.rebuild(slot_idx, input, slot.n_kept > 0 ? slot.kept : nullptr,
                   slot.n_kept > 0 ? slot.n_kept : n_tokens);
@@ -188,7 +188,7 @@ MemorySet RocketKvPolicy::end_prompt(size_t slot_idx, const SelectionInput& inpu
 bool RocketKvPolicy::prepare_decode(size_t slot, const SelectionInput& input) {
   if (!has_pages(slot)) return false;
   const SlotShape& head = shape().slots[slot];
-  const size_t dim = head.key_dim, kv_head = head.kv_head;
+  const size_t dim = head.key_dim, kv_head = head.index;
   const size_t stride = std::max(shape().max_context, shape().max_key_dim);
   const float* q = input.queries.row(0);
   float *sizes = pooled_ + kv_head * stride, *out = queries_ + kv_head * max_group_ * 2 * shape().max_key_dim;
@@ -217,10 +217,10 @@ void RocketKvPolicy::score_decode(size_t slot, const SelectionInput& input, size
   const SlotShape& head = shape().slots[slot];
   const size_t n_blocks = bounds_.n_blocks(slot), first = part * n_blocks / n_parts,
                end = (part + 1) * n_blocks / n_parts, width = 2 * head.key_dim;
-  input.page_kernels->score_blocks(logits(head.kv_head) + first * PageBounds::kBlockPages, max_pages(shape()),
-                                   queries_ + head.kv_head * max_group_ * 2 * shape().max_key_dim, width,
-                                   head.group_size, channels_ + head.kv_head * shape().max_key_dim,
-                                   n_channels_[head.kv_head], bounds_.block(slot, first), end - first, width);
+  input.page_kernels->score_blocks(logits(head.index) + first * PageBounds::kBlockPages, max_pages(shape()),
+                                   queries_ + head.index * max_group_ * 2 * shape().max_key_dim, width,
+                                   head.group_size, channels_ + head.index * shape().max_key_dim,
+                                   n_channels_[head.index], bounds_.block(slot, first), end - first, width);
 }
 
 MemorySet RocketKvPolicy::select_decode(size_t slot_idx, const SelectionInput& input) {
@@ -228,7 +228,7 @@ MemorySet RocketKvPolicy::select_decode(size_t slot_idx, const SelectionInput& i
   const SlotShape& head = shape().slots[slot_idx];
   const size_t n_past = input.chunk.begin, n_rows = slot.n_kept > 0 ? slot.n_kept : slot.n_prompt;
   if (slot.n_kept == 0 && !has_pages(slot_idx)) return MemorySet::all_of({0, n_past});
-  int32_t* const positions = positions_ + head.kv_head * shape().max_context;
+  int32_t* const positions = positions_ + head.index * shape().max_context;
   int32_t* next = positions;
   const auto append = [&](size_t first, size_t end) {
     for (size_t i = first; i < end; ++i) *next++ = slot.n_kept > 0 ? slot.kept[i] : static_cast<int32_t>(i);
@@ -236,7 +236,7 @@ MemorySet RocketKvPolicy::select_decode(size_t slot_idx, const SelectionInput& i
   size_t n_in_pages = 0;
   if (has_pages(slot_idx)) {
     const size_t pages = n_pages(slot_idx), stride = max_pages(shape());
-    float *logits = this->logits(head.kv_head), *mean = logits + max_group_ * stride;
+    float *logits = this->logits(head.index), *mean = logits + max_group_ * stride;
     std::fill_n(mean, pages, 0.0f);
     for (size_t g = 0; g < head.group_size; ++g, logits += stride) {
       const float largest = *std::max_element(logits, logits + pages);
@@ -246,7 +246,7 @@ MemorySet RocketKvPolicy::select_decode(size_t slot_idx, const SelectionInput& i
     }
     mean[0] = std::numeric_limits<float>::infinity();
     const size_t stride_of_keys = std::max(shape().max_context, shape().max_key_dim);
-    const BestScores best(mean, pages, options_.topk, keys_ + head.kv_head * 2 * stride_of_keys);
+    const BestScores best(mean, pages, options_.topk, keys_ + head.index * 2 * stride_of_keys);
     best.for_each([&](size_t page) { append(page * options_.page_size, (page + 1) * options_.page_size); });
     n_in_pages = pages * options_.page_size;
   }

@@ -63,7 +63,7 @@ class RuvllmPolicy final : public SparsePolicy {
     return set;
   }
   MemorySet select_decode(size_t slot, const SelectionInput& input) override {
-    int32_t* tokens = decode_tokens_ + shape().slots[slot].kv_head * max_tokens(shape());
+    int32_t* tokens = decode_tokens_ + shape().slots[slot].index * max_tokens(shape());
     MemorySet set = MemorySet::list(tokens, list_tokens(input.chunk.begin, tokens));
     set.synthetic = list_landmarks(slot, input);
     return set;
@@ -90,7 +90,7 @@ class RuvllmPolicy final : public SparsePolicy {
   }
 
   void take_buffers(Arena& arena, const PolicyShape& shape) {
-    const size_t n_rows = shape.max_kv_heads * max_landmarks(shape);
+    const size_t n_rows = shape.max_layer_slots * max_landmarks(shape);
     slots_ = arena.take<Slot>(shape.n_slots());
     for (size_t i = 0; i < shape.n_slots(); ++i) {
       Slot slot;
@@ -98,7 +98,7 @@ class RuvllmPolicy final : public SparsePolicy {
       slot.means = arena.take<float>(max_blocks(shape) * (shape.slots[i].key_dim + shape.slots[i].value_dim));
       if (slots_) slots_[i] = slot;
     }
-    decode_tokens_ = arena.take<int32_t>(shape.max_kv_heads * max_tokens(shape));
+    decode_tokens_ = arena.take<int32_t>(shape.max_layer_slots * max_tokens(shape));
     k_ = arena.take<float>(n_rows * shape.max_key_dim);
     v_ = arena.take<float>(n_rows * shape.max_value_dim);
     biases_ = arena.take<float>(max_landmarks(shape));
@@ -131,8 +131,8 @@ class RuvllmPolicy final : public SparsePolicy {
     if (n_complete == 0) return {};
     update_means(slot, input, n_complete);
     const size_t most = max_landmarks(shape());
-    float *k = k_ + head.kv_head * most * shape().max_key_dim,
-          *v = v_ + head.kv_head * most * shape().max_value_dim;
+    float *k = k_ + head.index * most * shape().max_key_dim,
+          *v = v_ + head.index * most * shape().max_value_dim;
     size_t count = 0;
     const auto append = [&](size_t block) {
       const float* mean = slots_[slot].means + block * (head.key_dim + head.value_dim);
@@ -170,8 +170,8 @@ class RuvllmPolicy final : public SparsePolicy {
   RuvllmOptions options_;
   Arena arena_;
   Slot* slots_ = nullptr;              // [n_slots]
-  int32_t* decode_tokens_ = nullptr;   // [max_kv_heads][max_tokens]
-  float *k_ = nullptr, *v_ = nullptr;  // [max_kv_heads][max_landmarks][max_key_dim], [...][max_value_dim]
+  int32_t* decode_tokens_ = nullptr;   // [max_layer_slots][max_tokens]
+  float *k_ = nullptr, *v_ = nullptr;  // [max_layer_slots][max_landmarks][max_key_dim], [...][max_value_dim]
   float* biases_ = nullptr;            // [max_landmarks] zeros
 };
 

@@ -6,15 +6,15 @@
 
 namespace edgeh2o {
 
-void PolicyShape::add_layer(size_t n_kv_heads, const SlotShape& head) {
+void PolicyShape::add_layer(size_t n_layer_slots, const SlotShape& slot) {
   const size_t layer = n_layers();
   first_slots.push_back(n_slots());
-  for (size_t kv_head = 0; kv_head < n_kv_heads; ++kv_head) {
-    slots.push_back({layer, kv_head, head.group_size, head.key_dim, head.value_dim});
+  for (size_t i = 0; i < n_layer_slots; ++i) {
+    slots.push_back({layer, i, slot.group_size, slot.key_dim, slot.value_dim});
   }
-  max_kv_heads = std::max(max_kv_heads, n_kv_heads);
-  max_key_dim = std::max(max_key_dim, head.key_dim);
-  max_value_dim = std::max(max_value_dim, head.value_dim);
+  max_layer_slots = std::max(max_layer_slots, n_layer_slots);
+  max_key_dim = std::max(max_key_dim, slot.key_dim);
+  max_value_dim = std::max(max_value_dim, slot.value_dim);
 }
 
 bool MemorySet::is_valid(size_t end) const {

@@ -1,6 +1,6 @@
-// What a sparse attention algorithm is to the attention op: per layer and KV head (a "slot"), a rule that
-// names the past positions that the next chunk of the prompt, or the next generated token, may read. A chunk
-// always reads itself, causally.
+// What a sparse attention algorithm is to the attention op: per layer and KV head (a "slot"), or query head
+// where it splits groups, a rule that names the past positions that the next chunk of the prompt, or the next
+// generated token, may read. A chunk always reads itself, causally.
 //
 // For every chunk that begins after position 0, in this order and per slot:
 //   observe_intra and observe_memory of the chunk before, if scored and if that chunk was not the prompt's
@@ -21,27 +21,29 @@
 
 namespace edgeh2o {
 
-// One KV head of one layer.
+// One memory set of one layer: that of a KV head, or of a query head.
 struct SlotShape {
-  size_t layer = 0, kv_head = 0;
-  size_t group_size = 0;  // query heads of the KV head
+  size_t layer = 0;
+  size_t index = 0;       // among those of the layer
+  size_t group_size = 0;  // query heads that share it
   size_t key_dim = 0, value_dim = 0;
 };
 
 struct PolicyShape {
-  std::vector<SlotShape> slots;                                 // layer by layer
-  std::vector<size_t> first_slots;                              // of every layer
-  size_t max_kv_heads = 0, max_key_dim = 0, max_value_dim = 0;  // of a layer
+  std::vector<SlotShape> slots;                                    // layer by layer
+  std::vector<size_t> first_slots;                                 // of every layer
+  size_t max_layer_slots = 0, max_key_dim = 0, max_value_dim = 0;  // of a layer
   size_t max_context = 0;
   size_t chunk_size = 0;  // longest chunk
 
-  void add_layer(size_t n_kv_heads, const SlotShape& head);
+  // n_layer_slots like `slot`.
+  void add_layer(size_t n_layer_slots, const SlotShape& slot);
   size_t n_slots() const { return slots.size(); }
   size_t n_layers() const { return first_slots.size(); }
-  size_t n_kv_heads(size_t layer) const {
+  size_t n_slots(size_t layer) const {
     return (layer + 1 < n_layers() ? first_slots[layer + 1] : n_slots()) - first_slots[layer];
   }
-  size_t slot(size_t layer, size_t kv_head) const { return first_slots[layer] + kv_head; }
+  size_t slot(size_t layer, size_t index) const { return first_slots[layer] + index; }
 };
 
 // Positions [begin, end).
@@ -128,7 +130,7 @@ class PageScorer {
   // out[n_pages]: sum over the query rows of the squared softmax over the pages of the largest logit that a
   // page may have. queries as in SelectionInput; bounds: [n_pages][2 * key_dim], maxima of the keys, then
   // minima.
-  virtual void score(size_t kv_head, MatView<const float> queries, const float* bounds, size_t n_pages,
+  virtual void score(size_t index, MatView<const float> queries, const float* bounds, size_t n_pages,
                      float* out) const = 0;
 };
 
@@ -165,6 +167,10 @@ class SparsePolicy {
   SparsePolicy& operator=(const SparsePolicy&) = delete;
 
   virtual std::string describe() const = 0;
+
+  // Whether every query head of a prompt has a slot, instead of every KV head. Not for policies that act in
+  // decode, which goes by KV heads. An eviction asks the first slot of each KV head.
+  virtual bool splits_groups() const { return false; }
 
   // What the op has to provide, and the bytes that begin_session allocates, for sessions of this shape.
   virtual PolicyNeeds needs(const PolicyShape& shape) const = 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.past_context import RuleConfig
-from edgeh2o import LLM, DenseConfig, PrefillConfig, UsageError
+from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig, UsageError
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.runners.base import free_positions
 from tests.model.model_pair import random_tokens
@@ -190,6 +191,29 @@ def test_what_follows_reads_the_rows_that_are_left(model: LLM) -> None:
     for token in random_tokens(30, seed=3):
         np.testing.assert_array_equal(runner.decode(int(token)), twin.decode(int(token)))
     assert free_positions(runner) == 0
+
+
+@pytest.mark.parametrize("n_heads", [N_HEADS, N_KV_HEADS])
+def test_memory_sets_begin_anew(model: LLM, n_heads: int) -> None:
+    """With room for all that is left, those of query heads too, the next chunk reads all of it."""
+    budgets = (CONTEXT,) * n_heads * N_LAYERS
+    sparse = HeadwiseConfig(
+        budgets=budgets, by_query_head=n_heads == N_HEADS, local=8, landmark_size=0, tail=0
+    )
+    sizes = PrefillConfig(batch_size=32, chunk_size=16)
+    runners = [_start(model, attention, prefill=sizes) for attention in (sparse, DenseConfig())]
+    outputs = []
+    for runner in runners:
+        for seed in range(3):
+            runner.prefill(random_tokens(32, seed=seed), is_last=True)
+        runner.evict(40)
+        runner.prefill(random_tokens(32, seed=3), is_last=False)
+        outputs.append(runner.prefill(random_tokens(8, seed=4), is_last=True))
+    heads = range(n_heads)
+    for layer, head in product(range(N_LAYERS), heads):
+        memory = runners[0].policy.memory_set(layer, head)
+        np.testing.assert_array_equal(memory, np.arange(88))
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-4)
 
 
 def test_old_attention_counts_less(model: LLM) -> None:

@@ -67,7 +67,12 @@ POLICIES: dict[str, MakePolicy] = {
     "recall": _headwise(None, 8, 16, None, local=4, max_past=32),
     "ruvllm": lambda n_slots=4: _core.ruvllm_policy(window=9, block_size=8),
     "joined pages": _headwise(None, 8, 16, None, local=4, page_size=1, max_past=20),
+    # Four to a KV head.
+    "query heads": lambda n_slots=4: _core.headwise_policy(
+        [8, None, 16, 40, 8, 8, None, None] * (n_slots // 2), by_query_head=True, local=4, sinks=2
+    ),
 }
+OF_KV_HEADS = sorted(POLICIES.keys() - {"query heads"})
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0", "q8_0/f16"])
@@ -79,7 +84,7 @@ def test_a_loaded_session_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", OF_KV_HEADS)
 def test_a_session_of_layers_that_differ_goes_on_too(
     tiny_model: TinyModelFactory, policy: str, architecture: str
 ) -> None:

@@ -353,7 +353,7 @@ def test_whole_past_heads_keep_no_scores() -> None:
 @pytest.mark.parametrize(
     ("budgets", "options", "message"),
     [
-        ([], {}, "headwise needs a budget for every layer and KV head, got none"),
+        ([], {}, "headwise needs a budget for every layer and head, got none"),
         ([4, 0], {}, "a budget is 0; it must be at least 1"),
         ([4], {"decay": 1.5}, r"decay = 1.5 is not in \[0, 1\]"),
         ([4], {"decay": -0.5}, r"decay = -0.5 is not in \[0, 1\]"),
