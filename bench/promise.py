@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig, SamplingParams
-from edgeh2o.attention.headwise import NO_TABLE
+from edgeh2o.attention.head_budgets import NO_TABLE
 from edgeh2o.attention.kept_profiles import PROFILE_TOKENS, merge_profiles
 from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.config import RuntimeConfig

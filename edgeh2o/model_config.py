@@ -11,7 +11,8 @@ class ModelConfig:
 
     ``n_heads`` and ``n_kv_heads`` are the largest of a layer. ``context_length`` is in positions.
     An ``attention_soft_cap`` of 0 is none. ``has_key_bias`` tells of biases of the key projection.
-    ``fingerprint`` names the weights, whatever their quantisation.
+    ``fingerprint`` names the weights, whatever their quantisation. ``has_shared_sets`` says that
+    where the model computes query heads of a KV head read the same.
     """
 
     architecture: str
@@ -25,11 +26,21 @@ class ModelConfig:
     attention_soft_cap: float = 0.0
     has_key_bias: bool = False
     fingerprint: str = ""
+    has_shared_sets: bool = False
 
     @property
     def n_slots(self) -> int:
         """KV heads of all layers."""
         return self.n_layers * self.n_kv_heads
+
+    @property
+    def splits_groups(self) -> bool:
+        """Whether query heads that share a KV head may have memory sets of their own."""
+        return self._may_split_groups
+
+    @property
+    def _may_split_groups(self) -> bool:
+        return not self.has_shared_sets and self.n_heads > self.n_kv_heads
 
     @property
     def has_like_layers(self) -> bool:
@@ -219,3 +230,8 @@ class DecoderConfig(ModelConfig):
     @property
     def n_slots(self) -> int:
         return sum(layer.n_kv_heads for layer in self.layers)
+
+    @property
+    def splits_groups(self) -> bool:
+        are_equal = len({(layer.n_heads, layer.n_kv_heads) for layer in self.layers}) == 1
+        return are_equal and self.latent is None and self._may_split_groups

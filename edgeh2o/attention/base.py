@@ -27,8 +27,16 @@ class AttentionModel(Protocol):
         """The largest number of a layer."""
 
     @property
+    def n_heads(self) -> int:
+        """The largest number of a layer."""
+
+    @property
     def n_slots(self) -> int:
         """KV heads of all layers."""
+
+    @property
+    def splits_groups(self) -> bool:
+        """Whether query heads that share a KV head may have memory sets of their own."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -36,6 +44,11 @@ class AttentionModel(Protocol):
     @property
     def index_top_k(self) -> int:
         """Tokens that an indexer of the model's own lets a query read; 0: it has none."""
+
+
+def count_sets(model: AttentionModel, *, by_query_head: bool) -> int:
+    """Memory sets of a prompt: one per KV head of every layer, or one per query head."""
+    return model.n_layers * model.n_heads if by_query_head else model.n_slots
 
 
 def has_equal_kv_heads(model: AttentionModel) -> bool:
@@ -130,6 +143,10 @@ class SparseAttentionConfig(ABC):
         Where the settings themselves say something else they stay as they are.
         """
         return self
+
+    def fits(self, model: AttentionModel) -> bool:
+        """Whether what ``holding`` gave can be run for the model."""
+        return True
 
     def to_dict(self) -> dict[str, Any]:
         """The algorithm's name and its settings as plain values, fit for JSON."""

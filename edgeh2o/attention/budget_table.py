@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
 from pathlib import Path
@@ -33,11 +33,12 @@ _PACKAGED_TABLES = Path(__file__).parent / "tables"
 class BudgetTable:
     """Errors of memory sizes per head, and what was measured with the budgets they lead to.
 
-    ``errors[head][level]`` is the error of head ``layer * n_kv_heads + kv_head`` with
+    ``errors[head][level]`` is the error of head ``layer * n_layer_heads + head`` with
     ``levels[level]`` keys: the squared norm of what it adds wrongly to the residual stream,
     relative to that of the stream. ``mean_past`` is the mean number of earlier keys in the text
     of the measurement, which is what a head without a limit reads. ``losses`` gives perplexity
-    losses in percent by mean budget, measured on ``length`` tokens.
+    losses in percent by mean budget, measured on ``length`` tokens. The heads are ``n_heads`` query
+    heads of every layer, or its ``n_kv_heads`` if that is 0.
 
     Where it is from: ``texts`` says what was read, ``version`` is that of edgeh2o. A profile, which
     was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
@@ -47,6 +48,7 @@ class BudgetTable:
     fingerprint: str
     n_layers: int
     n_kv_heads: int
+    n_heads: int = 0
     chunk_size: int
     length: int
     mean_past: float
@@ -56,6 +58,40 @@ class BudgetTable:
     texts: tuple[str, ...] = ()
     version: str = ""
     prompts: int = 0
+
+    @property
+    def n_layer_heads(self) -> int:
+        """Rows of ``errors`` of a layer."""
+        return self.n_heads or self.n_kv_heads
+
+    def of_kv_heads(self) -> BudgetTable:
+        """The table for memory sets that all query heads of a KV head share.
+
+        Its errors are the sums of theirs, as if they were independent.
+        """
+        if not self.n_heads:
+            return self
+        size = self.n_heads // self.n_kv_heads
+        groups = (self.errors[i : i + size] for i in range(0, len(self.errors), size))
+        errors = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in groups)
+        return replace(self, n_heads=0, errors=errors, losses={})
+
+    def smoothed(self, share: float) -> BudgetTable:
+        """The table with errors of query heads that have ``share`` of the mean of their KV head."""
+        if not self.n_heads:
+            return self
+        size = self.n_heads // self.n_kv_heads
+        errors: list[tuple[float, ...]] = []
+        for i in range(0, len(self.errors), size):
+            rows = self.errors[i : i + size]
+            means = [sum(column) / size for column in zip(*rows, strict=True)]
+            errors += [
+                tuple(
+                    (1 - share) * own + share * mean for own, mean in zip(row, means, strict=True)
+                )
+                for row in rows
+            ]
+        return replace(self, errors=tuple(errors))
 
     def budgets(self, mean: float) -> tuple[Budget, ...]:
         """Budgets per head whose mean cost is at most ``mean`` keys, or all at the lowest level.
@@ -111,6 +147,7 @@ class BudgetTable:
             "fingerprint": self.fingerprint,
             "n_layers": self.n_layers,
             "n_kv_heads": self.n_kv_heads,
+            **({"n_heads": self.n_heads} if self.n_heads else {}),
             "chunk_size": self.chunk_size,
             "length": self.length,
             "mean_past": self.mean_past,
@@ -161,6 +198,7 @@ def _read_table(data: Any) -> BudgetTable:
         fingerprint=str(data["fingerprint"]),
         n_layers=int(data["n_layers"]),
         n_kv_heads=int(data["n_kv_heads"]),
+        n_heads=int(data.get("n_heads", 0)),
         chunk_size=int(data["chunk_size"]),
         length=int(data["length"]),
         mean_past=float(data["mean_past"]),
@@ -177,7 +215,11 @@ def _read_table(data: Any) -> BudgetTable:
         raise ValueError("levels must be positive and ascend")
     if levels[-1] > MAX_CONTEXT or not levels[-1] <= table.mean_past < math.inf:
         raise ValueError("mean_past must be at least the highest level")
-    if len(table.errors) != table.n_layers * table.n_kv_heads or not table.errors:
+    if table.n_heads and (
+        table.n_heads < 0 or table.n_kv_heads < 1 or table.n_heads % table.n_kv_heads
+    ):
+        raise ValueError(f"{table.n_heads} query heads cannot share {table.n_kv_heads} KV heads")
+    if len(table.errors) != table.n_layers * table.n_layer_heads or not table.errors:
         raise ValueError(f"{len(table.errors)} rows of errors do not fit its layers and heads")
     if any(len(row) != len(levels) for row in table.errors):
         raise ValueError("a row of errors does not have one entry per level")

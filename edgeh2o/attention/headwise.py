@@ -1,10 +1,12 @@
-"""Heavy hitters with a budget of its own for every KV head.
+"""Heavy hitters with a budget of its own for every head.
 
-A few KV heads carry most of the error that sparsity makes (retrieval and induction heads). They get
+A few heads carry most of the error that sparsity makes (retrieval and induction heads). They get
 large budgets or the whole past, the others small ones, by a table that `edgeh2o calibrate`
-measures once per model. Scores are means over the queries that saw a key, with decay, of the joint
-softmax weights; what a memory set leaves out is stood for by landmarks: the mean key and value of
-the rest of every page. The last tokens of a prompt, which ask the question, read everything.
+measures once per model. They are query heads: of those that share a KV head one or two often need
+most of the past and the others next to nothing. Scores are means over the queries that saw a key,
+with decay, of the joint softmax weights; what a memory set leaves out is stood for by landmarks:
+the mean key and value of the rest of every page. The last tokens of a prompt, which ask the
+question, read everything.
 """
 
 from __future__ import annotations
@@ -13,62 +15,37 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UsageError
 from ..option_fields import check_int, check_real, option
-from .base import (
-    AttentionModel,
-    SparseAttentionConfig,
-    has_equal_kv_heads,
-    require_equal_kv_heads,
+from .base import AttentionModel, SparseAttentionConfig, count_sets
+from .budget_table import Budget, BudgetTable
+from .head_budgets import (
+    DEFAULT_BUDGET,
+    DEFAULT_MAX_LOSS,
+    NO_TABLE,
+    PROFILE_BUDGET,
+    UNKNOWN,
+    HeadBudgets,
+    find_budgets,
 )
-from .budget_table import Budget, BudgetTable, find_table, read_table
-from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS, find_profile
+from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .registry import register_sparse_attention
 
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
-DEFAULT_BUDGET = 1024
-# With a profile, which says less than a calibration does.
-PROFILE_BUDGET = 1536
-# What a default run may lose on the texts of its calibration, in percent.
-DEFAULT_MAX_LOSS = 0.5
 # The error of the attention, in percent of its output, that goes with that loss. Losses follow the
 # square of the error: see "The guard" in docs/quality.md.
 ERROR_OF_DEFAULT_LOSS = 4.5
 # With a profile: prompts of prose do not show which heads look things up.
 ERROR_OF_PROFILE = 1.5
-UNKNOWN = "dense: nothing is known of this model yet"
-TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
-UNIFORM = "uniform"
 # Of a session file, whose budgets came from a table, or from prompts.
 HELD, HELD_PROFILE = "session", "session (profile)"
 DECODE_ATTENTIONS = ("dense", "headwise")
 # Of a shorter prompt generated tokens read everything: there is little to spare.
 DECODE_FROM = 2048
-# Instead of a file: no table, whether of the cache folder or of the package.
-NO_TABLE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadBudgets:
-    """Keys per layer and KV head, their intended mean, and where they come from.
-
-    ``prompts`` have said something of a model that may be profiled; None for others.
-    """
-
-    per_head: tuple[Budget, ...]
-    mean: int
-    source: str
-    prompts: int | None = None
-
-    @property
-    def reads_all(self) -> bool:
-        """Whether prompts are read dense, for want of anything better."""
-        return self.source in (UNKNOWN, TOO_LOSSY)
 
 
 @register_sparse_attention("headwise")
@@ -82,7 +59,8 @@ class HeadwiseConfig(SparseAttentionConfig):
     whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
     always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
     of 0.5 % is taken, or everything is read if there is none. ``budgets`` gives the
-    budgets themselves, ``None`` for the whole past, and ``source`` tells where they are from.
+    budgets themselves, ``None`` for the whole past, one per KV head or, ``by_query_head``, one per
+    query head, and ``source`` tells where they are from.
     Raises UsageError for values out of range.
     """
 
@@ -92,7 +70,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     budget: int | None = option(
         None,
         "--budget",
-        help="earlier keys that a query reads besides its chunk, mean over the KV heads "
+        help="earlier keys that a query reads besides its chunk, mean over the heads "
         f"(default: what --max-loss {DEFAULT_MAX_LOSS} takes of a budget table, which is "
         f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all)",
         metavar="KEYS",
@@ -148,6 +126,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         "reads of prompts with at least twice as many, each generated token its own; 0 = all",
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
+    by_query_head: bool = field(default=False, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
     profile: BudgetTable | None = field(
@@ -184,73 +163,37 @@ class HeadwiseConfig(SparseAttentionConfig):
         layers differ in KV heads.
         """
         if self.budgets is not None:
-            if len(self.budgets) != model.n_slots:
-                raise UsageError(
-                    f"budgets has {len(self.budgets)} entries; the {model.n_layers} layers of the "
-                    f"model have {model.n_slots} KV heads"
-                )
+            self._check_budgets(model, self.budgets)
             mean = self.budget or DEFAULT_BUDGET
-            return HeadBudgets(self.budgets, mean, self.source, self.prompts)
-        found = self._find_table(model)
-        if found is None:
-            if self.max_loss is not None:
-                raise UsageError(
-                    "--max-loss needs the measured losses of the model; make them once with "
-                    "`edgeh2o calibrate MODEL`, or give --budget"
-                )
-            prompts = 0 if has_equal_kv_heads(model) else None
-            if self.budget is None:
-                return HeadBudgets((None,) * model.n_slots, PROFILE_BUDGET, UNKNOWN, prompts)
-            return HeadBudgets((self.budget,) * model.n_slots, self.budget, UNIFORM, prompts)
-        table, source = found
-        if source == "profile":
-            mean = self.budget or PROFILE_BUDGET
-            source = f"profile ({table.prompts} prompt{'s' if table.prompts > 1 else ''})"
-            return HeadBudgets(table.budgets(mean), mean, source, table.prompts)
-        budget = self.budget or self._budget_of_loss(table)
-        if budget is None:
-            return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
-        return HeadBudgets(table.budgets(budget), budget, source)
+            return HeadBudgets(
+                self.budgets, mean, self.source, self.prompts, by_query_head=self.by_query_head
+            )
+        return find_budgets(
+            model,
+            budget=self.budget,
+            max_loss=self.max_loss,
+            budget_table=self.budget_table,
+            profile=self.profile,
+            splits_groups=self._splits_groups(model),
+        )
 
-    def _budget_of_loss(self, table: BudgetTable) -> int | None:
-        """The smallest that the table allows; None where none does and nobody asked for it."""
-        if self.max_loss is None:
-            # Tables that do not say what they read were made on plain prose and code.
-            is_promised = bool(table.texts and table.losses)
-            return table.smallest_budget(DEFAULT_MAX_LOSS) if is_promised else DEFAULT_BUDGET
-        budget = table.smallest_budget(self.max_loss)
-        if budget is None:
-            measured = ", ".join(
-                f"{loss:.2f} % at {keys}" for keys, loss in sorted(table.losses.items())
-            )
-            raise UsageError(
-                f"no calibrated budget keeps the loss below {self.max_loss} % "
-                f"({measured or 'none was measured'}); allow more, or use --attention dense"
-            )
-        return budget
+    def _splits_groups(self, model: AttentionModel) -> bool:
+        """Whether query heads of a KV head get budgets of their own."""
+        # Generated tokens read the sets of KV heads.
+        return model.splits_groups and self.decode_attention == "dense"
 
-    def _find_table(self, model: AttentionModel) -> tuple[BudgetTable, str] | None:
-        if self.profile is not None:
-            return self.profile, "profile"
-        if self.budget_table not in (None, NO_TABLE) or self.max_loss is not None:
-            require_equal_kv_heads(model, "a budget table", "give --budget, for all heads the same")
-        if not has_equal_kv_heads(model):
-            return None
-        if self.budget_table in (None, NO_TABLE):
-            found = find_table(model.fingerprint) if self.budget_table is None else None
-            if found is not None:
-                return found
-            profile = None if self.max_loss is not None else find_profile(model.fingerprint)
-            is_fit = profile and len(profile.errors) == model.n_slots
-            return (profile, "profile") if profile and is_fit else None
-        table = read_table(Path(str(self.budget_table)))
-        if (table.n_layers, table.n_kv_heads) != (model.n_layers, model.n_kv_heads):
+    def _check_budgets(self, model: AttentionModel, budgets: tuple[Budget, ...]) -> None:
+        if self.by_query_head and not self._splits_groups(model):
             raise UsageError(
-                f"the budget table {self.budget_table} is for {table.n_layers} layers of "
-                f"{table.n_kv_heads} KV heads, the model has {model.n_layers} of "
-                f"{model.n_kv_heads}; make one with `edgeh2o calibrate MODEL`"
+                "budgets of query heads (by_query_head) need a model on the CPU with as many heads "
+                "in every layer, several to a KV head, and --decode-attention dense"
             )
-        return table, "file"
+        n_sets = count_sets(model, by_query_head=self.by_query_head)
+        if len(budgets) != n_sets:
+            raise UsageError(
+                f"budgets has {len(budgets)} entries; the {model.n_layers} layers of the model "
+                f"have {n_sets} {'query' if self.by_query_head else 'KV'} heads"
+            )
 
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
         from .. import _core
@@ -261,6 +204,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             decode = {"decode_from": DECODE_FROM, "decode_pages": self.decode_pages}
         return _core.headwise_policy(
             chosen.per_head,
+            by_query_head=chosen.by_query_head,
             local=self.local,
             sinks=self.sinks,
             decay=self.decay,
@@ -304,10 +248,12 @@ class HeadwiseConfig(SparseAttentionConfig):
     def learning(self, model: AttentionModel, context: int) -> HeadwiseConfig | None:
         if 0 < self.max_past < context:
             return None
+        by_query_head = self._splits_groups(model)
         return replace(
             self,
             # Room for every budget of a table, and enough to keep all of what is read first.
-            budgets=(PROFILE_TOKENS,) * model.n_slots,
+            budgets=(PROFILE_TOKENS,) * count_sets(model, by_query_head=by_query_head),
+            by_query_head=by_query_head,
             budget=self.budget or PROFILE_BUDGET,
             source=UNKNOWN,
             prompts=0,
@@ -332,8 +278,19 @@ class HeadwiseConfig(SparseAttentionConfig):
         # A file that does not say where they came from is judged by the stricter limit.
         source = HELD if saved.get("is_taught") is False else HELD_PROFILE
         return replace(
-            self, budgets=tuple(budgets), budget=budget, max_past=max_past, source=source
+            self,
+            budgets=tuple(budgets),
+            by_query_head=saved.get("by_query_head") is True,
+            budget=budget,
+            max_past=max_past,
+            source=source,
         )
+
+    def fits(self, model: AttentionModel) -> bool:
+        if self.by_query_head and not self._splits_groups(model):
+            return False
+        n_sets = count_sets(model, by_query_head=self.by_query_head)
+        return self.budgets is None or len(self.budgets) == n_sets
 
     @property
     def _is_chosen_by_hand(self) -> bool:
@@ -345,6 +302,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         return replace(
             self,
             budgets=chosen.per_head,
+            by_query_head=chosen.by_query_head,
             budget=chosen.mean,
             source=chosen.source,
             prompts=chosen.prompts,
@@ -362,6 +320,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             "algorithm": self.algorithm,
             "budget": chosen.mean,
             "table": chosen.source,
+            "heads": "query" if chosen.by_query_head else "KV",
             "full_heads": chosen.per_head.count(None),
             "local": self.local,
             "sinks": self.sinks,
@@ -380,6 +339,8 @@ class HeadwiseConfig(SparseAttentionConfig):
         values = SparseAttentionConfig.to_dict(self)
         if self.decode_attention == "dense":  # as in session files that know of nothing else
             del values["decode_attention"], values["decode_pages"]
+        if not self.by_query_head:
+            del values["by_query_head"]
         return values
 
 

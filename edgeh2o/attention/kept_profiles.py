@@ -106,7 +106,15 @@ def _agree(known: BudgetTable, measured: BudgetTable) -> bool:
     """Whether the errors of both mean the same."""
     return all(
         getattr(known, name) == getattr(measured, name)
-        for name in ("fingerprint", "n_layers", "n_kv_heads", "chunk_size", "length", "levels")
+        for name in (
+            "fingerprint",
+            "n_layers",
+            "n_kv_heads",
+            "n_heads",
+            "chunk_size",
+            "length",
+            "levels",
+        )
     )
 
 

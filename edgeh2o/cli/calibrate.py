@@ -1,4 +1,4 @@
-"""``edgeh2o calibrate``: measures once what every KV head of a model needs to remember."""
+"""``edgeh2o calibrate``: measures once what every head of a model needs to remember."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .model_options import (
 )
 from .prompt import read_text
 
-HELP = "measure the memory that every KV head of a model needs"
+HELP = "measure the memory that every head of a model needs"
 DESCRIPTION = (
-    "Measure the error that every KV head makes with memory sets of several sizes, "
+    "Measure the error that every head makes with memory sets of several sizes, "
     "and write the table from which --budget and --max-loss take the budgets. `run` finds it "
     "by itself for every quantisation of the same weights."
 )

@@ -1,4 +1,4 @@
-"""``edgeh2o heatmap``: which positions each layer and KV head keeps."""
+"""``edgeh2o heatmap``: which positions each layer and head keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .evaluation_options import (
 
 HELP = "draw which positions each layer and head keeps"
 DESCRIPTION = (
-    "Draw which positions of a text each layer and KV head keeps, how it treats "
+    "Draw which positions of a text each layer and head keeps, how it treats "
     "the first ones, and how similar the choices of runs, chunks, heads and texts are. Needs "
     "edgeh2o[plot]."
 )

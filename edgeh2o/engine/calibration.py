@@ -1,4 +1,4 @@
-"""Measures what every KV head loses with a small memory: the errors of a ``BudgetTable``.
+"""Measures what every head loses with a small memory: the errors of a ``BudgetTable``.
 
 The text is read dense once. On every layer's queries, keys and values the sparse rule runs with the
 same budget for all heads, once per level, and the error of a head is what its difference from
@@ -22,7 +22,7 @@ from ..attention.headwise import HeadwiseConfig
 from ..runners.base import SessionShape
 
 if TYPE_CHECKING:
-    from ..model_config import LatentHeads
+    from ..model_config import LatentHeads, ModelConfig
     from ..runners.native import NativeModel
     from .models import LoadedModel
 
@@ -34,9 +34,17 @@ FIRST_QUERY = 1024
 Floats = NDArray[np.float32]
 
 
+def n_table_heads(config: ModelConfig) -> int:
+    """``BudgetTable.n_heads`` of what is measured of the model."""
+    return config.n_heads if config.splits_groups else 0
+
+
 @dataclass(frozen=True, slots=True)
 class HeadErrors:
-    """``errors`` [n_layers * n_kv_heads, n_levels], and the mean past of the measured queries."""
+    """``errors`` [n_layers * n_layer_heads, n_levels], and the mean past of the measured queries.
+
+    The heads are those of a table: query heads where the model ``splits_groups``, else KV heads.
+    """
 
     errors: NDArray[np.float64]
     mean_past: float
@@ -57,8 +65,9 @@ def measure_head_errors(
 
     The error of head h is mean_i |Wo_h (o_sparse - o_dense)_ih|^2 / mean_i |x_i|^2 over the
     queries i >= ``first_query``, with x the residual stream before the layer and Wo_h the
-    columns of the output projection that read the head's group. ``first_query`` must be below n;
-    ``threads`` of the CPU share the work, ``chunk_size`` defaults to what the rule prefers.
+    columns of the output projection that read the head, or a KV head's group. ``first_query`` must
+    be below n; ``threads`` of the CPU share the work, ``chunk_size`` defaults to what the rule
+    prefers.
     """
     rule = rule or HeadwiseConfig()
     native = cast("NativeModel", model)  # what shows its attention
@@ -88,9 +97,9 @@ class LayerProbe:
     """Runs the sparse rule on one layer after the other and notes the heads' errors.
 
     It is an ``on_attention`` of a prefill call of at least ``n_tokens`` tokens, and looks at that
-    many of the first. Errors [n_layers * n_kv_heads, n_levels] are exact, or with ``n_directions``
-    estimates: |Wo d|^2 is the mean of (r Wo d)^2 over directions r of independent normal entries.
-    Of the queries from ``first_query`` on every ``query_step``-th counts.
+    many of the first. Errors [n_layers * n_layer_heads, n_levels] are exact, or with
+    ``n_directions`` estimates: |Wo d|^2 is the mean of (r Wo d)^2 over directions r of independent
+    normal entries. Of the queries from ``first_query`` on every ``query_step``-th counts.
     """
 
     def __init__(
@@ -113,7 +122,7 @@ class LayerProbe:
         self._n_tokens = n_tokens
         self._measured = slice(first_query, n_tokens, query_step)
         self._head_dim = config.head_dim
-        self._n_kv_heads = config.n_kv_heads
+        self._n_layer_heads = n_layer_heads = n_table_heads(config) or config.n_kv_heads
         self._layers = config.layers
         self._latent = config.latent
         # One head of all the queries' rows would make larger products than there are rows.
@@ -126,7 +135,8 @@ class LayerProbe:
 
         def make(n_heads: int, budget: int | None) -> _core.ChunkedAttention:
             policy = _core.headwise_policy(
-                [budget] * config.n_kv_heads,
+                [budget] * n_layer_heads,
+                by_query_head=n_table_heads(config) > 0,
                 local=rule.local,
                 sinks=rule.sinks,
                 decay=rule.decay,
@@ -149,7 +159,7 @@ class LayerProbe:
         self._attentions = {n: [make(n, level) for level in levels] for n in counts}
         self._dense = {n: make(n, None) for n in counts}
         self._outputs = {n: np.empty((2, n_tokens, n, config.head_dim), np.float32) for n in counts}
-        self.errors = np.zeros((config.n_layers * config.n_kv_heads, len(levels)))
+        self.errors = np.zeros((config.n_layers * n_layer_heads, len(levels)))
 
     def __call__(
         self,
@@ -178,7 +188,7 @@ class LayerProbe:
                 outputs = self._multiply(part, products)
                 other = part if self._has_grams else outputs
                 error = float(np.sum(outputs * other, dtype=np.float64))
-                self.errors[layer * self._n_kv_heads + head, level] = error / stream
+                self.errors[layer * self._n_layer_heads + head, level] = error / stream
 
     @staticmethod
     def _run(attention: _core.ChunkedAttention, heads: Sequence[Floats], out: Floats) -> Floats:
@@ -187,16 +197,16 @@ class LayerProbe:
         return output.reshape(len(output), -1)
 
     def _error_products(self, layer: int) -> list[Floats]:
-        """Per KV head, with the output weights W of its group: W'W, or W', or W' times directions.
+        """Per head, with its output weights W: W'W, or W', or W' times directions.
 
-        |W d|^2 = d' (W'W) d: the group's own columns suffice.
+        |W d|^2 = d' (W'W) d: the head's own columns suffice.
         """
         weights = self._model.output_weights(layer)
         if len(self._directions):
             weights = self._multiply(self._directions, weights)
         if self._latent is not None:
             weights = self._of_rows(layer, weights, self._latent)
-        parts = [np.ascontiguousarray(w) for w in np.split(weights, self._n_kv_heads, axis=1)]
+        parts = [np.ascontiguousarray(w) for w in np.split(weights, self._n_layer_heads, axis=1)]
         transposed = [np.ascontiguousarray(part.T) for part in parts]
         if not self._has_grams:
             return transposed

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.budget_table import BudgetTable
-from ..attention.headwise import PROFILE_BUDGET, UNKNOWN
+from ..attention.head_budgets import PROFILE_BUDGET, UNKNOWN
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 
 if TYPE_CHECKING:

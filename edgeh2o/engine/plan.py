@@ -203,7 +203,7 @@ class RunPlan:
         if not isinstance(values, Mapping) or values.get("algorithm") != self.settings.algorithm:
             return self
         attention = self.settings.holding({**values, "is_taught": saved.get("is_taught")})
-        if attention is self.settings or len(values["budgets"]) != self.config.n_slots:
+        if attention is self.settings or not attention.fits(self.config):
             return self
         if not isinstance(chunk_size, int) or chunk_size not in self._dense_chunks:
             return self

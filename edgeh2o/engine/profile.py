@@ -20,7 +20,7 @@ from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
 from ..attention.kept_profiles import PARTS, PROFILE_TOKENS
 from ..runners.base import SessionShape
-from .calibration import FIRST_QUERY, LEVELS, LayerProbe
+from .calibration import FIRST_QUERY, LEVELS, LayerProbe, n_table_heads
 
 if TYPE_CHECKING:
     from ..runners.native import NativeModel
@@ -73,7 +73,7 @@ class PromptProfiler:
         """What this prompt measured, without losses; None if its numbers are not finite."""
         errors = _interpolate(self._probe.errors)
         if self._n_known == 0:
-            _fill_last_layer(errors, self._config.n_kv_heads)
+            _fill_last_layer(errors, len(errors) // self._config.n_layers)
         if not np.isfinite(errors).all():
             return None
         config = self._config
@@ -82,6 +82,7 @@ class PromptProfiler:
             fingerprint=config.fingerprint,
             n_layers=config.n_layers,
             n_kv_heads=config.n_kv_heads,
+            n_heads=n_table_heads(config),
             chunk_size=PROFILE_CHUNK,
             length=PROFILE_TOKENS,
             mean_past=float(np.mean(np.arange(FIRST_QUERY, PROFILED_LENGTH))),
@@ -106,15 +107,17 @@ def _interpolate(measured: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(measured.any(axis=1, keepdims=True), errors, 0.0)
 
 
-def _fill_last_layer(errors: NDArray[np.float64], n_kv_heads: int) -> None:
+def _fill_last_layer(errors: NDArray[np.float64], n_layer_heads: int) -> None:
     """Of a prompt it attends for the last token only, and is not shown.
 
     What evaluations, which need all its rows, then get is what the last layer before it has.
     """
-    if not errors[-n_kv_heads:].any():
-        rows = [i for i in range(0, len(errors), n_kv_heads) if errors[i : i + n_kv_heads].any()]
+    if not errors[-n_layer_heads:].any():
+        rows = [
+            i for i in range(0, len(errors), n_layer_heads) if errors[i : i + n_layer_heads].any()
+        ]
         if rows:
-            errors[-n_kv_heads:] = errors[rows[-1] : rows[-1] + n_kv_heads]
+            errors[-n_layer_heads:] = errors[rows[-1] : rows[-1] + n_layer_heads]
 
 
 def example_text() -> str:

@@ -1,8 +1,9 @@
-"""Pictures of what every layer and KV head keeps of a prompt."""
+"""Pictures of what every layer and head keeps of a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ SUMMARY_NAME = "summary.csv"
 # Columns of a heat map: more than a screen shows are averaged.
 _MAX_COLUMNS = 512
 _SHOWN_LAYERS = 4
-# KV heads of a layer that stand below each other in a picture.
+# Heads of a layer that stand below each other in a picture.
 _MAX_PANEL_ROWS = 8
 
 
@@ -117,7 +118,7 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 
 
 def draw_kept_positions(selection: Selection, path: Path) -> None:
-    """What the last chunk read: one row per layer and KV head, one column per few positions."""
+    """What the last chunk read: one row per layer and head, one column per few positions."""
     mask = selection.kept(len(selection.begins) - 1).astype(np.float64)
     with figures.picture(path, 12, 9) as figure:
         axes = figure.subplots()
@@ -129,9 +130,9 @@ def draw_decode_reads(selection: Selection, reads: Float, path: Path) -> None:
     """The share of generated tokens that read a position: what ``record_reads`` gave."""
     with figures.picture(path, 12, 9) as figure:
         axes = figure.subplots()
-        _show_heads(
-            figure, axes, selection, _column_means(reads), "share of tokens", reads.shape[1]
-        )
+        n_heads = len(reads) // selection.n_layers
+        rows = replace(selection, n_layer_heads=n_heads, by_query_head=False)
+        _show_heads(figure, axes, rows, _column_means(reads), "share of tokens", reads.shape[1])
         axes.set_title("Positions that generated tokens read, their own included")
 
 
@@ -150,8 +151,8 @@ def draw_scores(selection: Selection, path: Path) -> None:
 
 
 def draw_layer(selection: Selection, layer: int, path: Path) -> None:
-    """What every chunk read, a panel for each KV head of one layer."""
-    n_heads, n_chunks = selection.n_kv_heads, len(selection.begins)
+    """What every chunk read, a panel for each head of one layer."""
+    n_heads, n_chunks = selection.n_layer_heads, len(selection.begins)
     n_columns = -(-n_heads // _MAX_PANEL_ROWS)
     n_rows = -(-n_heads // n_columns)
     size = 4.0 + 8.0 * n_columns, 1.5 + n_rows * (1.0 + 0.1 * n_chunks)
@@ -173,7 +174,7 @@ def draw_layer(selection: Selection, layer: int, path: Path) -> None:
                 aspect="auto",
                 interpolation="nearest",
             )
-            axes.set_ylabel(f"KV head {head}\nchunk")
+            axes.set_ylabel(f"{selection.head_name} {head}\nchunk")
             _mark_integers(axes.yaxis)
             figures.mark_thousands(axes.xaxis)
         for axes in grid[-1]:
@@ -184,7 +185,7 @@ def draw_layer(selection: Selection, layer: int, path: Path) -> None:
 
 def draw_sinks(selection: Selection, path: Path) -> None:
     """The first positions: how often they are kept, and their share of the scores."""
-    shape = selection.n_layers, selection.n_kv_heads
+    shape = selection.n_layers, selection.n_layer_heads
     rows = (
         (f"Kept of the first {N_SINKS} positions", "share kept", sink_kept(selection)),
         (f"Scores of the first {N_SINKS} positions", "share of scores", sink_score(selection)),
@@ -195,7 +196,7 @@ def draw_sinks(selection: Selection, path: Path) -> None:
             image = axes.imshow(
                 values.reshape(shape).T, vmin=0, vmax=1, cmap="viridis", aspect="auto"
             )
-            axes.set_ylabel("KV head")
+            axes.set_ylabel(selection.head_name)
             _mark_integers(axes.yaxis)
             axes.set_title(f"{title}{_note_missing(values)}")
             figure.colorbar(image, ax=axes, label=label)
@@ -252,7 +253,7 @@ def _show_heads(
     label: str,
     end: int | None = None,
 ) -> None:
-    """A heat map with a row per layer and KV head over the positions before the last chunk.
+    """A heat map with a row per layer and head over the positions before the last chunk.
 
     Or before ``end``.
     """
@@ -282,14 +283,14 @@ def _mark_integers(axis: Axis) -> None:
 
 
 def _layer_label(selection: Selection) -> str:
-    return f"layer ({format_count(selection.n_kv_heads, 'KV head')} each)"
+    return f"layer ({format_count(selection.n_layer_heads, selection.head_name)} each)"
 
 
 def _layer_ticks(selection: Selection) -> tuple[list[int], list[str]]:
-    """Rows of the first KV head of some layers, and the layers' names."""
+    """Rows of the first head of some layers, and the layers' names."""
     step = max(1, selection.n_layers // 10)
     layers = range(0, selection.n_layers, step)
-    return [layer * selection.n_kv_heads for layer in layers], [str(layer) for layer in layers]
+    return [layer * selection.n_layer_heads for layer in layers], [str(layer) for layer in layers]
 
 
 def _column_means(values: Float) -> Float:

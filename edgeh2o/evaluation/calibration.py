@@ -1,4 +1,4 @@
-"""Makes the budget table of a model: errors per KV head, and the loss that the budgets lead to."""
+"""Makes the budget table of a model: errors per head, and the loss that the budgets lead to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..attention.base import require_equal_kv_heads
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
-from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors
+from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
 from ..errors import UsageError
 from .comparison import WindowComparer
 from .long_texts import make_window
@@ -148,6 +148,7 @@ def calibrate(
         fingerprint=config.fingerprint,
         n_layers=config.n_layers,
         n_kv_heads=config.n_kv_heads,
+        n_heads=n_table_heads(config),
         chunk_size=HeadwiseConfig.preferred_chunk_size,
         length=length,
         mean_past=measured[0].mean_past,
@@ -183,7 +184,9 @@ def _measure_losses(
     for window in windows:
         progress.advance()
         for budget, parts in differences.items():
-            attention = HeadwiseConfig(budgets=table.budgets(budget))
+            attention = HeadwiseConfig(
+                budgets=table.budgets(budget), by_query_head=table.n_heads > 0
+            )
             sparse = llm.start_runner(length, attention=attention, all_rows=True)
             scores = comparer.compare(sparse, window)
             scores = scores.part(FIRST_QUERY, length - 1)

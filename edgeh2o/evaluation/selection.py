@@ -1,4 +1,4 @@
-"""Which positions each layer and KV head keeps, and how stable the choice is.
+"""Which positions each layer and head keeps, and how stable the choice is.
 
 Similarity is that of Jaccard: the share of the positions in either set that are in both.
 """
@@ -33,21 +33,28 @@ class Selection:
     """What one prompt's chunks read besides themselves.
 
     ``begins`` are the first positions of the chunks after the first. ``memory[c][slot]`` are the
-    sorted positions that chunk c of them read; a slot is layer * n_kv_heads + kv_head.
+    sorted positions that chunk c of them read; a slot is layer * n_layer_heads + head, of the KV
+    heads, or ``by_query_head`` of the query heads.
     ``scores[slot]`` [n_tokens] are the scores after the last choice, None where none are kept.
     """
 
     n_tokens: int
     n_layers: int
-    n_kv_heads: int
+    n_layer_heads: int
     begins: tuple[int, ...]
     memory: tuple[tuple[NDArray[np.int32], ...], ...]
     scores: tuple[NDArray[np.float32] | None, ...]
+    by_query_head: bool = False
 
     @property
     def n_slots(self) -> int:
-        """Layers times KV heads."""
-        return self.n_layers * self.n_kv_heads
+        """Layers times their heads."""
+        return self.n_layers * self.n_layer_heads
+
+    @property
+    def head_name(self) -> str:
+        """What has a memory set of its own."""
+        return "query head" if self.by_query_head else "KV head"
 
     def kept(self, chunk: int) -> Bool:
         """[n_slots, begin of the chunk]: true where the chunk read the position."""
@@ -75,7 +82,8 @@ def record_selection(
     one_chunk = PrefillConfig(batch_size=chunk_size, chunk_size=chunk_size)
     runner = llm.start_runner(len(tokens), prefill=one_chunk, all_rows=True)
     config, policy = llm.config, runner.policy
-    slots = [(layer, h) for layer in range(config.n_layers) for h in range(config.n_kv_heads)]
+    n_heads = config.n_heads if policy.splits_groups else config.n_kv_heads
+    slots = [(layer, head) for layer in range(config.n_layers) for head in range(n_heads)]
     memory = []
     begins = range(0, len(tokens), chunk_size)
     for begin in begins:
@@ -94,7 +102,8 @@ def record_selection(
     return Selection(
         n_tokens=len(tokens),
         n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
+        n_layer_heads=n_heads,
+        by_query_head=policy.splits_groups,
         begins=tuple(begins[1:]),
         memory=tuple(memory),
         scores=tuple(scores),
@@ -170,14 +179,14 @@ def sink_score(selection: Selection) -> Float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPattern:
-    """One KV head of one layer; shares and similarities lie between 0 and 1.
+    """One head of one layer with a memory set of its own; shares and similarities are in [0, 1].
 
     ``kept_keys`` is the mean size of its memory set. A similarity is None when there is nothing to
     compare with: no second choice, no second text; ``sink_score`` when the rule keeps no scores.
     """
 
     layer: int
-    kv_head: int
+    head: int
     kept_keys: float
     sink_kept: float
     sink_score: float | None
@@ -187,7 +196,7 @@ class HeadPattern:
     other_text_similarity: float | None
 
 
-_MEASURES = [item.name for item in fields(HeadPattern) if item.name not in ("layer", "kv_head")]
+_MEASURES = [item.name for item in fields(HeadPattern) if item.name not in ("layer", "head")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +214,7 @@ class SelectionReport:
         return {**asdict(self), "means": _means(self.heads)}
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One flat record per layer and KV head, fit for CSV."""
+        """One flat record per layer and head, fit for CSV."""
         return [asdict(head) for head in self.heads]
 
     def format_text(self) -> str:
@@ -223,7 +232,7 @@ class SelectionReport:
         ]
         heading = (
             f"{self.model}: {describe_settings(self.attention)}, chunks of {self.chunk_size:,}, "
-            f"windows of {self.context:,} tokens; means over KV heads"
+            f"windows of {self.context:,} tokens; means over heads"
         )
         return f"{heading}\n\n{markdown_table(header, cells)}"
 
@@ -262,8 +271,8 @@ def describe_selection(
 
     return tuple(
         HeadPattern(
-            layer=slot // selection.n_kv_heads,
-            kv_head=slot % selection.n_kv_heads,
+            layer=slot // selection.n_layer_heads,
+            head=slot % selection.n_layer_heads,
             kept_keys=float(kept[slot]),
             sink_kept=float(sinks[slot]),
             sink_score=pick(sink_scores, slot),

@@ -58,6 +58,11 @@ class OnnxConfig(ModelConfig):
         return sum(layer.n_kv_heads for layer in self.layers)
 
     @property
+    def splits_groups(self) -> bool:
+        are_equal = len({(layer.n_heads, layer.n_kv_heads) for layer in self.layers}) == 1
+        return are_equal and self._may_split_groups
+
+    @property
     def is_recurrent(self) -> bool:
         return any(layer.n_recurrent for layer in self.layers)
 

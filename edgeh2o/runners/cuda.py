@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class CudaModelFile(GgufModelFile):
 
     def __init__(self, path: Path, device: _core.Device, rope: RopeConfig = ROPE_OF_FILE) -> None:
         super().__init__(path, rope)
+        self.config = replace(self.config, has_shared_sets=True)
         self._device = device
         try:
             require_supported(self.config)

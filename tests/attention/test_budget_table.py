@@ -171,3 +171,38 @@ def test_the_cache_comes_before_the_package(
     write_table(replace(own, fingerprint="0" * 32), table_path(table.fingerprint))
     with pytest.raises(FormatError, match="of other weights"):
         find_table(table.fingerprint)
+
+
+OF_QUERY_HEADS = replace(
+    make_table([[4.0, 2.0, 1.0], [0.0, 0.0, 0.0], [2.0, 1.0, 0.5], [1.0, 1.0, 1.0]]),
+    n_layers=1,
+    n_kv_heads=2,
+    n_heads=4,
+)
+
+
+def test_a_table_of_query_heads_survives_its_file_and_serves_kv_heads(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    write_table(OF_QUERY_HEADS, path)
+    assert read_table(path) == OF_QUERY_HEADS
+    assert len(OF_QUERY_HEADS.budgets(8)) == 4
+    shared = OF_QUERY_HEADS.of_kv_heads()
+    assert (shared.n_heads, shared.losses) == (0, {})
+    assert shared.errors == ((4.0, 2.0, 1.0), (3.0, 2.0, 1.5))
+    assert TABLE.of_kv_heads() is TABLE
+
+
+def test_errors_of_query_heads_can_be_mixed_with_those_of_their_group() -> None:
+    mixed = OF_QUERY_HEADS.smoothed(0.5).errors
+    assert mixed[0] == (3.0, 1.5, 0.75)
+    assert mixed[1] == (1.0, 0.5, 0.25)
+    assert mixed[3] == (1.25, 1.0, 0.875)
+    assert OF_QUERY_HEADS.smoothed(0.0).errors == OF_QUERY_HEADS.errors
+    assert TABLE.smoothed(0.5) is TABLE
+
+
+@pytest.mark.parametrize("n_heads", [-4, 3, 8])
+def test_query_heads_that_do_not_fit_are_refused(n_heads: int) -> None:
+    text = json.dumps(json.loads(OF_QUERY_HEADS.to_json()) | {"n_heads": n_heads})
+    with pytest.raises(FormatError, match=r"query heads cannot share|do not fit its layers"):
+        parse_table(text, "table.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import pytest
 
 from edgeh2o.attention.budget_table import BudgetTable, find_table, write_table
-from edgeh2o.attention.headwise import (
+from edgeh2o.attention.head_budgets import (
     DEFAULT_BUDGET,
     DEFAULT_MAX_LOSS,
     PROFILE_BUDGET,
+    SHARED_ERROR,
     TOO_LOSSY,
     UNKNOWN,
     HeadBudgets,
-    HeadwiseConfig,
 )
+from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.attention.kept_profiles import find_profile, keep_profile
 from edgeh2o.attention.registry import make_sparse_attention
 from edgeh2o.errors import UsageError
@@ -31,6 +33,9 @@ class Model:
     n_layers: int = 3
     n_kv_heads: int = 1
     fingerprint: str = ""
+    n_heads: int = 2
+    splits_groups: bool = False
+    index_top_k: int = 0
 
     @property
     def n_slots(self) -> int:
@@ -71,6 +76,47 @@ def test_a_profile_serves_where_there_is_no_table(tmp_path: Path) -> None:
     assert HeadwiseConfig().choose_budgets(other).source == UNKNOWN
     with pytest.raises(UsageError, match="--max-loss needs the measured losses"):
         HeadwiseConfig(max_loss=1.0).choose_budgets(model)
+
+
+def test_query_heads_have_budgets_of_their_own_where_they_may(tmp_path: Path) -> None:
+    model = Model(fingerprint="f" * 32, splits_groups=True)
+    rows = ((9.0, 8.0, 7.0), (0.01, 0.001, 0.0)) * 3
+    keep_profile(replace(TABLE, n_heads=2, errors=rows, losses={}))
+    kept = find_profile(model.fingerprint)
+    assert kept is not None
+    resolved = HeadwiseConfig(budget=20).resolved(model)
+    assert resolved.by_query_head
+    assert resolved.budgets == kept.smoothed(SHARED_ERROR).budgets(20)
+    assert len(resolved.budgets) == 6
+    assert resolved.report(model)["heads"] == "query"
+    held = HeadwiseConfig(budget=20).holding(json.loads(json.dumps(resolved.to_dict())))
+    assert (held.budgets, held.by_query_head) == (resolved.budgets, True)
+    assert held.fits(model)
+    assert not held.fits(replace(model, splits_groups=False))
+    assert not replace(held, by_query_head=False).fits(model)
+    # Where they may not, the same profile gives those of KV heads.
+    decode = HeadwiseConfig(budget=20, decode_attention="headwise")
+    for config, other in (
+        (HeadwiseConfig(budget=20), replace(model, splits_groups=False)),
+        (decode, model),
+    ):
+        shared = config.resolved(other)
+        assert (shared.budgets, shared.by_query_head) == (kept.of_kv_heads().budgets(20), False)
+        assert "by_query_head" not in shared.to_dict()
+    with pytest.raises(UsageError, match="several to a KV head"):
+        resolved.choose_budgets(replace(model, splits_groups=False))
+    with pytest.raises(UsageError, match=r"4 entries; the 3 layers of the model have 6 query"):
+        replace(resolved, budgets=(4,) * 4).choose_budgets(model)
+
+
+def test_a_profile_of_kv_heads_is_made_anew_for_query_heads() -> None:
+    model = Model(fingerprint="f" * 32, splits_groups=True)
+    keep_profile(replace(TABLE, losses={}))
+    chosen = HeadwiseConfig().choose_budgets(model)
+    assert (chosen.source, chosen.prompts) == (UNKNOWN, 0)
+    learning = HeadwiseConfig().learning(model, 4096)
+    assert learning is not None and learning.budgets is not None
+    assert (len(learning.budgets), learning.by_query_head) == (6, True)
 
 
 def test_only_what_was_looked_up_is_held_by_a_session() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeh2o.attention.headwise import UNKNOWN
+from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from tests.cli.conftest import ExpectUsageError
@@ -50,10 +50,11 @@ def test_a_run_takes_the_table(
         return table
 
     assert source() == UNKNOWN
-    assert source("--budget-table", str(given)) == "file"
+    # Heads of random weights lose what they lose: the budget is given.
+    assert source("--budget-table", str(given), "--budget", "600") == "file"
     assert main(["calibrate", model, *options, "--quiet"]) == 0
     assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "cache"
-    assert source() == "cache"
+    assert source("--budget", "600") == "cache"
 
 
 def test_progress_where_stderr_is_no_terminal(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
-from edgeh2o.attention import headwise
+from edgeh2o.attention import head_budgets
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import table_path, write_table
-from edgeh2o.attention.headwise import PROFILE_BUDGET, UNKNOWN
+from edgeh2o.attention.head_budgets import PROFILE_BUDGET, UNKNOWN
 from edgeh2o.attention.kept_profiles import (
     ENOUGH_PROMPTS,
     MIN_PROMPT,
@@ -74,8 +74,9 @@ def test_the_first_long_prompt_begins_dense_and_teaches(path: Path, keep_cache: 
         assert stats.attention["budget"] == PROFILE_BUDGET
         assert stats.note == "the first 1,024 tokens read dense and profiled"
         assert stats.note in stats.format_table()
+        budgets = (1024,) * llm.config.n_layers * llm.config.n_heads
         runner = llm.start_runner(
-            3200, attention=HeadwiseConfig(budgets=(1024,) * llm.config.n_slots)
+            3200, attention=HeadwiseConfig(budgets=budgets, by_query_head=True)
         )
         runner.prefill(prompt[:1024], is_last=False)
         resolved = llm.attention.resolved(llm.config)
@@ -163,8 +164,8 @@ def test_a_later_prompt_refines_every_third_layer(path: Path) -> None:
             tables.append(find_profile(llm.config.fingerprint))
         first, second = tables
         assert first is not None and second is not None
-        n_kv_heads = llm.config.n_kv_heads
-        changed = [i // n_kv_heads for i, row in enumerate(second.errors) if row != first.errors[i]]
+        n_heads = llm.config.n_heads
+        changed = [i // n_heads for i, row in enumerate(second.errors) if row != first.errors[i]]
         assert {layer % PARTS for layer in changed} == {1}
 
 
@@ -196,13 +197,13 @@ def test_a_profile_is_a_calibration_at_a_quarter_of_the_length(llm: LLM) -> None
     )
     assert (measured.errors[:, 0] > measured.errors[:, -1]).all()
     # Some directions for the norm, and sizes between those measured.
-    n_kv_heads = llm.config.n_kv_heads
+    n_heads = llm.config.n_heads
     errors = np.array(table.errors)
-    ratio = (errors / measured.errors)[:-n_kv_heads]
+    ratio = (errors / measured.errors)[:-n_heads]
     assert np.abs(np.log(ratio)).max() < np.log(2)
     assert np.abs(np.log(ratio)).mean() < np.log(1.3)
     # The last layer attends for the last token only, and is not measured.
-    np.testing.assert_array_equal(errors[-n_kv_heads:], errors[-2 * n_kv_heads : -n_kv_heads])
+    np.testing.assert_array_equal(errors[-n_heads:], errors[-2 * n_heads : -n_heads])
 
 
 def test_a_broken_model_teaches_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +319,7 @@ def test_a_run_looks_for_its_table_once(path: Path, monkeypatch: pytest.MonkeyPa
     def count(fingerprint: str) -> None:
         found.append(fingerprint)
 
-    monkeypatch.setattr(headwise, "find_table", count)
+    monkeypatch.setattr(head_budgets, "find_table", count)
     with load(path) as other:
         other.generate(random_prompt(other, 300), ONE_TOKEN)
         other.generate(random_prompt(other), ONE_TOKEN)

@@ -46,7 +46,7 @@ def make_selection(*chunks: tuple[list[int], ...], size: int = 4) -> Selection:
     return Selection(
         n_tokens=size * (len(chunks) + 1),
         n_layers=1,
-        n_kv_heads=n_heads,
+        n_layer_heads=n_heads,
         begins=tuple(size * (index + 1) for index in range(len(chunks))),
         memory=tuple(tuple(np.array(head, np.int32) for head in chunk) for chunk in chunks),
         scores=(None,) * n_heads,
@@ -59,7 +59,7 @@ def test_every_choice_of_every_chunk_is_recorded(llm: LLM) -> None:
     selection = record_selection(llm, tokens, on_tokens=counted.append)
     assert selection.begins == (16, 32, 48, 64, 80)
     assert counted == [16] * 5 + [11]
-    assert (selection.n_layers, selection.n_kv_heads, selection.n_slots) == (3, 2, 6)
+    assert (selection.n_layers, selection.n_layer_heads, selection.n_slots) == (3, 2, 6)
     for chunk, begin in enumerate(selection.begins):
         # The latest chunk of a prompt that ends after this one made the same choice.
         runner = llm.start_runner(WINDOW, all_rows=True)
@@ -121,7 +121,7 @@ def test_sinks_are_the_first_four_positions() -> None:
     scored = Selection(
         n_tokens=24,
         n_layers=1,
-        n_kv_heads=2,
+        n_layer_heads=2,
         begins=selection.begins,
         memory=selection.memory,
         scores=(scores, None),
@@ -159,7 +159,7 @@ def test_every_picture_and_both_summaries_are_written(llm: LLM, tmp_path: Path) 
     assert progress[-1] == ("evaluate", 4 * WINDOW, 4 * WINDOW)
     assert {path.name for path in folder.glob("*.png")} == PICTURES
     assert all(min(png_size(path)) > 400 for path in folder.glob("*.png"))
-    assert [(head.layer, head.kv_head) for head in report.heads] == [
+    assert [(head.layer, head.head) for head in report.heads] == [
         (layer, head) for layer in range(3) for head in range(2)
     ]
     assert {head.same_text_similarity for head in report.heads} == {1.0}

@@ -1,0 +1,146 @@
+"""Budgets of a model's heads: by its table, by what prompts taught, or none as nothing is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from .base import AttentionModel, has_equal_kv_heads, require_equal_kv_heads
+from .budget_table import Budget, BudgetTable, find_table, read_table
+from .kept_profiles import find_profile
+
+DEFAULT_BUDGET = 1024
+# With a profile, which says less than a calibration does.
+PROFILE_BUDGET = 1536
+# Of a profiled query head's error, what it has from those that share its KV head: a prompt does not
+# show all that they look for.
+SHARED_ERROR = 0.3
+# What a default run may lose on the texts of its calibration, in percent.
+DEFAULT_MAX_LOSS = 0.5
+UNKNOWN = "dense: nothing is known of this model yet"
+TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
+UNIFORM = "uniform"
+# Instead of a file: no table, whether of the cache folder or of the package.
+NO_TABLE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBudgets:
+    """Keys per layer and KV head, or query head, their intended mean, and where they come from.
+
+    ``prompts`` have said something of a model that may be profiled; None for others.
+    """
+
+    per_head: tuple[Budget, ...]
+    mean: int
+    source: str
+    prompts: int | None = None
+    by_query_head: bool = False
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether prompts are read dense, for want of anything better."""
+        return self.source in (UNKNOWN, TOO_LOSSY)
+
+
+def find_budgets(
+    model: AttentionModel,
+    *,
+    budget: int | None,
+    max_loss: float | None,
+    budget_table: str | None,
+    profile: BudgetTable | None,
+    splits_groups: bool,
+) -> HeadBudgets:
+    """Those for a model by the settings of ``HeadwiseConfig``, which has their names.
+
+    ``splits_groups``: query heads may have memory sets of their own, and get budgets of their own
+    where what is known of the model says them. Raises FormatError for a table that cannot be used,
+    UsageError for ``max_loss`` without a measured loss below it and for a table where layers differ
+    in KV heads.
+    """
+    found = _find_table(model, max_loss, budget_table, profile)
+    if found is None:
+        if max_loss is not None:
+            raise UsageError(
+                "--max-loss needs the measured losses of the model; make them once with "
+                "`edgeh2o calibrate MODEL`, or give --budget"
+            )
+        prompts = 0 if has_equal_kv_heads(model) else None
+        if budget is None:
+            return HeadBudgets((None,) * model.n_slots, PROFILE_BUDGET, UNKNOWN, prompts)
+        return HeadBudgets((budget,) * model.n_slots, budget, UNIFORM, prompts)
+    table, source = found
+    if not splits_groups:
+        table = table.of_kv_heads()
+    prompts = None
+    if source == "profile":
+        prompts = table.prompts
+        table = table.smoothed(SHARED_ERROR)
+        source = f"profile ({prompts} prompt{'s' if prompts > 1 else ''})"
+        budget = budget or PROFILE_BUDGET
+    else:
+        budget = budget or _budget_of_loss(table, max_loss)
+        if budget is None:
+            return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
+    per_head = table.budgets(budget)
+    return HeadBudgets(per_head, budget, source, prompts, by_query_head=table.n_heads > 0)
+
+
+def _budget_of_loss(table: BudgetTable, max_loss: float | None) -> int | None:
+    """The smallest that the table allows; None where none does and nobody asked for it."""
+    if max_loss is None:
+        # Tables that do not say what they read were made on plain prose and code.
+        is_promised = bool(table.texts and table.losses)
+        return table.smallest_budget(DEFAULT_MAX_LOSS) if is_promised else DEFAULT_BUDGET
+    budget = table.smallest_budget(max_loss)
+    if budget is None:
+        measured = ", ".join(
+            f"{loss:.2f} % at {keys}" for keys, loss in sorted(table.losses.items())
+        )
+        raise UsageError(
+            f"no calibrated budget keeps the loss below {max_loss} % "
+            f"({measured or 'none was measured'}); allow more, or use --attention dense"
+        )
+    return budget
+
+
+def _fits(table: BudgetTable, model: AttentionModel) -> bool:
+    """Whether the layers and heads of a table are those of the model."""
+    sizes = table.n_layers, table.n_kv_heads
+    return sizes == (model.n_layers, model.n_kv_heads) and table.n_heads in (0, model.n_heads)
+
+
+def _find_table(
+    model: AttentionModel,
+    max_loss: float | None,
+    budget_table: str | None,
+    profile: BudgetTable | None,
+) -> tuple[BudgetTable, str] | None:
+    """What is known of the model, and where that is from."""
+    if profile is not None:
+        return profile, "profile"
+    if budget_table not in (None, NO_TABLE) or max_loss is not None:
+        require_equal_kv_heads(model, "a budget table", "give --budget, for all heads the same")
+    if not has_equal_kv_heads(model):
+        return None
+    if budget_table in (None, NO_TABLE):
+        found = find_table(model.fingerprint) if budget_table is None else None
+        if found is not None:
+            return found
+        kept = None if max_loss is not None else find_profile(model.fingerprint)
+        if kept is None or not _fits(kept, model):
+            return None
+        # One of KV heads, of a version that had no others, is made anew.
+        return None if model.splits_groups and not kept.n_heads else (kept, "profile")
+    table = read_table(Path(str(budget_table)))
+    if not _fits(table, model):
+        heads = f" with {table.n_heads} query heads" if table.n_heads else ""
+        raise UsageError(
+            f"the budget table {budget_table} is for {table.n_layers} layers of "
+            f"{table.n_kv_heads} KV heads{heads}, the model has {model.n_layers} of "
+            f"{model.n_kv_heads} with {model.n_heads} query heads; make one with "
+            "`edgeh2o calibrate MODEL`"
+        )
+    return table, "file"
