@@ -12,7 +12,7 @@ from edgeh2o import LLM, HeadwiseConfig, PrefillConfig, SamplingParams
 from edgeh2o.attention import head_budgets
 from edgeh2o.attention.base import SparseAttentionConfig
 from edgeh2o.attention.budget_table import table_path, write_table
-from edgeh2o.attention.head_budgets import PROFILE_BUDGET, UNKNOWN
+from edgeh2o.attention.head_budgets import PROFILE_BUDGET, SHARED_ERROR, UNKNOWN
 from edgeh2o.attention.kept_profiles import (
     ENOUGH_PROMPTS,
     MIN_PROMPT,
@@ -137,7 +137,7 @@ def test_budgets_by_hand_serve_until_something_is_known(llm: LLM) -> None:
     assert isinstance(llm.attention, HeadwiseConfig)
     assert llm.attention.profile is not None
     budgets = llm.attention.choose_budgets(llm.config).per_head
-    assert budgets == llm.attention.profile.budgets(600)
+    assert budgets == llm.attention.profile.smoothed(SHARED_ERROR).budgets(600)
     assert len(set(budgets)) > 1
     assert "profile" not in llm.attention.to_dict()
     assert "profile" not in llm.attention.describe()
