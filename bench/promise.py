@@ -182,7 +182,7 @@ def measure_chat(model: Path, args: argparse.Namespace, seed: int) -> Loss:
                 lengths.append(len(answer))
                 tokens += answer
                 errors += [] if stats.attention_error is None else [stats.attention_error]
-                n_dense += stats.layers_read_densely
+                n_dense += stats.heads_read_densely
             sides.append(np.array(logprobs))
             if attention is UNKNOWN_MODEL:
                 largest, n_read = max(errors), n_dense
@@ -220,7 +220,7 @@ def make_table(losses: list[Loss]) -> str:
                 sum(loss.dense_reads for loss in group),
             ]
         )
-    return markdown_table([*header, "layers read densely"], rows)
+    return markdown_table([*header, "heads read densely"], rows)
 
 
 def parse_arguments() -> argparse.Namespace:

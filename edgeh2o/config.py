@@ -194,8 +194,8 @@ class PrefillConfig:
         None,
         "--max-attention-error",
         help="most error of a sparse attention relative to its output, measured on a sample of "
-        "queries: layers that would exceed it are read densely (default, if the attention chooses "
-        "its own budget: 4.5 with a table, 1.5 with what prompts taught; else it is only shown)",
+        "queries: heads by which it would be exceeded read everything (default, if the attention "
+        "chooses its own budget: 4.5 with a table, 1.5 with what prompts taught; else it is only shown)",
         metavar="PERCENT",
     )
 

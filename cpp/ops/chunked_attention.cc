@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -55,15 +54,16 @@ void ChunkedAttention::check_call(const Call& call) const {
 }
 
 uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                               size_t window, PromptEnd end, MatView<float> out) {
+                               size_t window, PromptEnd end, MatView<float> out, const SetReads* reads) {
   const ChunkPlan plan{first_position, q.rows, shape_.longest_chunk()};
   const bool is_last = end == PromptEnd::kFinal && !needs_.ends_prompts;
-  const Call call{q, kv, plan, window, is_last, out};
+  const Call call{q, kv, plan, window, is_last, out, reads};
   check_call(call);
 #ifdef EH2O_DEBUG
   std::memset(scratch_, 0xFF, plan_.scratch_bytes(n_threads_));  // nobody counts on what others left
 #endif
   n_pairs_ = 0;
+  choose_sets(call);
   const bool has_tail = end != PromptEnd::kLater && window == 0;
   const size_t n_tail = has_tail ? std::min(needs_.n_dense_tail, q.rows) : 0;
   if (n_tail == 0) {
@@ -75,8 +75,25 @@ uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t
     tail.window = first_position + q.rows;  // everything
     run_part(tail);
   }
-  if (window == 0) policy_.end_layer();
+  bool asks_policy = false;
+  for (size_t set = 0; set < n_sets_; ++set) asks_policy |= reads_of(call, set) == SetReads::kByPolicy;
+  if (window == 0 && asks_policy) policy_.end_layer();
   return n_pairs_ * heads_.n_kv_heads / n_sets_;
+}
+
+// The others have nothing to gather, nor tasks.
+void ChunkedAttention::choose_sets(const Call& call) {
+  n_read_ = 0;
+  for (size_t set = 0; set < n_sets_; ++set) {
+    buffers_.sets[set].n_jobs = 0;
+    if (reads_of(call, set) != SetReads::kNone) buffers_.order[n_read_++] = set;
+  }
+}
+
+// Runs f for the sets of the run, in parallel.
+template <typename F>
+void ChunkedAttention::for_each_set(const F& f) const {
+  parallel_for(n_read_, [&](size_t i, size_t) { f(buffers_.order[i]); });
 }
 
 // Tokens [first, first + n_tokens) of the call.
@@ -93,15 +110,15 @@ ChunkedAttention::Call ChunkedAttention::part_of(const Call& call, size_t first,
 void ChunkedAttention::run_part(const Call& call) {
   const size_t first_position = call.plan.first_position, window = call.window;
   const size_t n_chunks = call.plan.n_chunks(), n_without_past = first_position == 0 ? 1 : 0;
-  std::iota(buffers_.order, buffers_.order + n_sets_, size_t{0});
+  std::sort(buffers_.order, buffers_.order + n_read_);
   rounds_.pack_batch(call.kv, call.plan);
   run_phase_1(call, is_joint(call) ? n_without_past : n_chunks);
   for (size_t i = 0; i < n_chunks; ++i) {
-    n_pairs_ += n_sets_ * causal_pairs(0, call.plan.chunk(i).size(), window);
+    n_pairs_ += n_read_ * causal_pairs(0, call.plan.chunk(i).size(), window);
     if (i >= n_without_past) run_phase_2(call, i);
   }
   if (!call.is_last) {
-    parallel_for(n_sets_, [&](size_t set, size_t) { observe_chunk(call, n_chunks - 1, set); });
+    for_each_set([&](size_t set) { observe_chunk(call, n_chunks - 1, set); });
   }
 }
 
@@ -124,13 +141,16 @@ void ChunkedAttention::run_phase_1(const Call& call, size_t n_chunks) const {
 
 void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
   const SetWork* sets = buffers_.sets;
-  parallel_for(n_sets_, [&](size_t set, size_t) { advance_set(call, chunk_idx, set); });
+  const size_t *const first_set = buffers_.order, *const end_set = first_set + n_read_;
+  for_each_set([&](size_t set) { advance_set(call, chunk_idx, set); });
   order_sets();
   const PositionRange chunk = call.plan.chunk(chunk_idx);
   if (call.window == 0) {
-    for (size_t i = 0; i < n_sets_; ++i) n_pairs_ += chunk.size() * sets[i].memory.n_rows();
+    for (const size_t* set = first_set; set < end_set; ++set) {
+      n_pairs_ += chunk.size() * sets[*set].memory.n_rows();
+    }
   } else {
-    n_pairs_ += n_sets_ * (causal_pairs(chunk.begin, chunk.size(), call.window) -
+    n_pairs_ += n_read_ * (causal_pairs(chunk.begin, chunk.size(), call.window) -
                            causal_pairs(0, chunk.size(), call.window));
   }
 
@@ -148,14 +168,16 @@ void ChunkedAttention::run_phase_2(const Call& call, size_t chunk_idx) {
         if (work.is_scored) add_joint_memory_sums(call, task, tile);
       });
     });
-    if (std::all_of(sets, sets + n_sets_, [](const SetWork& work) { return work.is_last_round; })) return;
-    for (size_t i = 0; i < n_sets_; ++i) rounds_.plan_next(i, call.kv, call.plan);
+    if (std::all_of(first_set, end_set, [&](size_t set) { return sets[set].is_last_round; })) return;
+    for (const size_t* set = first_set; set < end_set; ++set) rounds_.plan_next(*set, call.kv, call.plan);
   }
 }
 
-// What the next chunk reads besides itself: the policy's choice, or the windows of its queries.
+// What the next chunk reads besides itself: the policy's choice, the windows of its queries, or everything.
 MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk, size_t set) const {
-  if (call.window > 0) return MemorySet::all_seen(chunk.begin, call.window);
+  if (call.window > 0 || reads_of(call, set) == SetReads::kAll) {
+    return MemorySet::all_seen(chunk.begin, call.window);
+  }
   const size_t width = set_heads_ * heads_.key_dim, kv_head = shape_.kv_head_of(set);
   const float* queries = call.q.row(chunk.begin - call.plan.first_position) + set * width;
   return policy_.select(Phase::kPrefill, slot(set),
@@ -179,7 +201,8 @@ void ChunkedAttention::advance_set(const Call& call, size_t chunk_idx, size_t se
 }
 
 bool ChunkedAttention::is_scored(const Call& call, size_t set) const {
-  return call.window == 0 && needs_.column_sums != ColumnSums::kNone && policy_.is_scored(slot(set));
+  return call.window == 0 && reads_of(call, set) == SetReads::kByPolicy &&
+         needs_.column_sums != ColumnSums::kNone && policy_.is_scored(slot(set));
 }
 
 bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
@@ -189,7 +212,7 @@ bool ChunkedAttention::wants_sums(const Call& call, const Task& task) const {
 // Sets with much to read first: a long task that begins last leaves the other threads waiting.
 void ChunkedAttention::order_sets() const {
   const SetWork* sets = buffers_.sets;
-  std::sort(buffers_.order, buffers_.order + n_sets_, [&](size_t a, size_t b) {
+  std::sort(buffers_.order, buffers_.order + n_read_, [&](size_t a, size_t b) {
     const size_t rows_a = sets[a].memory.n_rows(), rows_b = sets[b].memory.n_rows();
     return rows_a != rows_b ? rows_a > rows_b : a < b;
   });
@@ -199,9 +222,9 @@ void ChunkedAttention::order_sets() const {
 template <typename F>
 void ChunkedAttention::for_each_task(const Call& call, size_t first_chunk, size_t n_chunks,
                                      const F& f) const {
-  parallel_for(n_chunks * n_sets_ * sizes_.n_tasks, [&](size_t i, size_t thread) {
-    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / n_sets_;
-    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % n_sets_],
+  parallel_for(n_chunks * n_read_ * sizes_.n_tasks, [&](size_t i, size_t thread) {
+    const size_t chunk_idx = first_chunk + i / sizes_.n_tasks / n_read_;
+    const Task task{chunk_idx, buffers_.order[i / sizes_.n_tasks % n_read_],
                     sizes_.n_tasks - 1 - i % sizes_.n_tasks, call.plan.chunk(chunk_idx)};
     if (task.task_idx * task_queries() < task.chunk.size()) f(task, thread);
   });

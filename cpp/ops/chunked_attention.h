@@ -29,6 +29,10 @@ namespace edgeh2o {
 // Whether a prompt ends with a call, and whether another may go on from there (the next turn of a chat).
 enum class PromptEnd : uint8_t { kLater, kOpen, kFinal };
 
+// What a call does for a memory set, whatever the policy would say: asks it, reads everything without telling
+// it, or leaves the set's part of the output as it is.
+enum class SetReads : uint8_t { kByPolicy, kAll, kNone };
+
 // The attention of one layer, for the calls that follow: nothing in it outlives them.
 class ChunkedAttention {
  public:
@@ -42,9 +46,10 @@ class ChunkedAttention {
   // Attention of tokens [first_position, first_position + q.rows) of the prompt; returns the query-key pairs,
   // summed over the KV heads, where sets of the same one count by their mean. kv: the layer's cache, their
   // rows written. q [n_tokens][q_dim] after rotary embedding, out [n_tokens][out_dim]. window: of the layer,
-  // or 0. Tokens of a dense tail are scored no more than decoded ones.
+  // or 0. Tokens of a dense tail are scored no more than decoded ones. reads: of every set, or null if all go
+  // by the policy.
   uint64_t run(MatView<const float> q, const LayerKv& kv, size_t first_position, size_t window, PromptEnd end,
-               MatView<float> out);
+               MatView<float> out, const SetReads* reads = nullptr);
 
   // Softmax state of the first n_tokens rows of the run before on this scratch: maxima of the logits and sums
   // of exp(logit - maximum), both [n_tokens][n_heads]. The third part of the state is the output.
@@ -59,7 +64,8 @@ class ChunkedAttention {
     size_t window;  // 0: none
     bool is_last;   // nothing is scored for a later call
     MatView<float> out;
-    size_t first_row = 0;  // token of the call of run that this part of it begins with
+    const SetReads* reads;  // [n_sets] or null
+    size_t first_row = 0;   // token of the call of run that this part of it begins with
   };
 
   // Consecutive tiles of one chunk and memory set. They share partial column sums, which are added up in task
@@ -78,6 +84,9 @@ class ChunkedAttention {
 
   void check_call(const Call& call) const;
   size_t slot(size_t set) const { return first_slot_ + set; }
+  static SetReads reads_of(const Call& call, size_t set) {
+    return call.reads ? call.reads[set] : SetReads::kByPolicy;
+  }
   size_t rows_per_set() const { return shape_.batch_size * set_heads_; }
   bool is_scored(const Call& call, size_t set) const;
   bool wants_sums(const Call& call, const Task& task) const;
@@ -87,6 +96,9 @@ class ChunkedAttention {
   }
   size_t task_queries() const { return sizes_.tiles_per_task * sizes_.tile_queries; }
 
+  void choose_sets(const Call& call);
+  template <typename F>
+  void for_each_set(const F& f) const;
   static Call part_of(const Call& call, size_t first, size_t n_tokens);
   void run_part(const Call& call);
   void run_phase_1(const Call& call, size_t n_chunks) const;
@@ -127,7 +139,8 @@ class ChunkedAttention {
   AttentionBuffers buffers_;
   MemoryRounds rounds_;
   PageScores page_scores_;
-  uint64_t n_pairs_ = 0;  // of the run at hand, summed over memory sets
+  size_t n_read_ = 0;     // sets that the run at hand reads: the first of buffers_.order
+  uint64_t n_pairs_ = 0;  // of the run, summed over memory sets
 };
 
 }  // namespace edgeh2o

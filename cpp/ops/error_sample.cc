@@ -54,10 +54,10 @@ size_t ErrorSample::scratch_bytes(const AttentionPlan& plan, size_t n_threads) {
   return row_bytes(plan) + DecodeAttention::scratch_bytes(plan, n_threads);
 }
 
-AttentionError ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                                    MatView<const float> out, const SampledRows& rows) {
+void ErrorSample::measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
+                          MatView<const float> out, const SampledRows& rows, AttentionError* errors) {
   const AttentionHeads& heads = plan_.shape.heads;
-  AttentionError error;
+  const size_t width = plan_.shape.set_heads() * heads.value_dim;
   for (size_t first = 0; first < rows.size(); first += kMaxDecodeTokens) {
     const size_t n = std::min(kMaxDecodeTokens, rows.size() - first);
     const MatView<float> queries{q_, n, heads.q_dim(), heads.q_dim()};
@@ -71,10 +71,12 @@ AttentionError ErrorSample::measure(MatView<const float> q, const LayerKv& kv, s
     }
     attention_.run({q_, n, heads.q_dim(), heads.q_dim()}, kv, dense);
     for (size_t i = 0; i < n; ++i) {
-      error.add_row(out.row(rows[first + i]), dense.row(i), heads.out_dim());
+      const float *const sparse = out.row(rows[first + i]), *const exact = dense.row(i);
+      for (size_t set = 0; set < plan_.shape.n_sets(); ++set) {
+        errors[set].add_row(sparse + set * width, exact + set * width, width);
+      }
     }
   }
-  return error;
 }
 
 }  // namespace edgeh2o

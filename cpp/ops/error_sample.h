@@ -45,10 +45,10 @@ class ErrorSample {
   ErrorSample(const AttentionPlan& plan, uint8_t* scratch, size_t n_threads);
   static size_t scratch_bytes(const AttentionPlan& plan, size_t n_threads);
 
-  // Of some rows of a call that gave `out` [n_tokens][out_dim]. q, first_position, kv: as for
-  // ChunkedAttention::run.
-  AttentionError measure(MatView<const float> q, const LayerKv& kv, size_t first_position,
-                         MatView<const float> out, const SampledRows& rows);
+  // Adds to `errors`, one of every memory set, those of some rows of a call that gave `out`
+  // [n_tokens][out_dim]. q, first_position, kv: as for ChunkedAttention::run.
+  void measure(MatView<const float> q, const LayerKv& kv, size_t first_position, MatView<const float> out,
+               const SampledRows& rows, AttentionError* errors);
 
  private:
   const AttentionPlan& plan_;

@@ -27,7 +27,8 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
                            CacheTypes types, bool values_are_keys, Arena& arena)
     : first_slot_(shape.first_slots[layer]),
       n_kv_heads_(shape.n_slots(layer)),
-      values_are_keys_(values_are_keys) {
+      values_are_keys_(values_are_keys),
+      reads_all_(shape.n_slots(layer)) {
   is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;
   rows_ = arena.take<Rows>(n_kv_heads_);
@@ -54,7 +55,7 @@ void PromptMemory::choose(SparsePolicy& policy, const KernelTable& table, const 
   const PageKernels pages{table.store_kv_row_f32, table.score_blocks_f32};
   parallel_for(n_kv_heads_, [&](size_t head, size_t) {
     rows_[head].is_chosen = false;
-    if (reads_all_ && rows_[head].capacity > 0) return;
+    if (reads_all_[head] && rows_[head].capacity > 0) return;
     const MemorySet set = policy.end_prompt(
         first_slot_ + head,
         {{n_tokens, n_tokens}, {}, kv.k(head), kv.v(head), table.add_kv_rows_f32, nullptr, &pages});

@@ -3,6 +3,8 @@
 // that every generated token reads them as a stream.
 #pragma once
 
+#include <vector>
+
 #include "base/arena.h"
 #include "base/kv_rows.h"
 #include "isa/kernel_table.h"
@@ -27,17 +29,17 @@ class PromptMemory {
 
   // There is another prompt.
   void forget() { is_current_ = false; }
-  // Of the prompts from now on everything is read, because the policy has not seen, or has not served, all of
-  // what it would choose from; and whether that is so.
-  void read_all(bool reads_all) { reads_all_ = reads_all; }
-  bool reads_all() const { return reads_all_; }
+  // Of the prompts from now on a slot's generated tokens read everything, because the policy has not seen, or
+  // has not served, all of what it would choose from; and whether that is so.
+  void read_all(size_t slot, bool reads_all) { reads_all_[slot] = reads_all; }
+  bool reads_all(size_t slot) const { return reads_all_[slot]; }
 
   // Asks the policy for what is read of a prompt of n_tokens, unless that is known. kv: the layer's cache.
   void choose(SparsePolicy& policy, const KernelTable& table, const LayerKv& kv, size_t n_tokens);
 
   // After `choose`: the rows of a KV head, null if it reads the whole prompt.
   const Rows* rows(size_t kv_head) const {
-    return is_current_ && !reads_all_ && rows_[kv_head].is_chosen ? &rows_[kv_head] : nullptr;
+    return is_current_ && !reads_all_[kv_head] && rows_[kv_head].is_chosen ? &rows_[kv_head] : nullptr;
   }
   size_t n_tokens() const { return n_tokens_; }
 
@@ -49,7 +51,7 @@ class PromptMemory {
   bool values_are_keys_;
   bool is_used_ = false;  // a KV head has a capacity
   bool is_current_ = false;
-  bool reads_all_ = false;
+  std::vector<bool> reads_all_;  // [n_slots]
   size_t n_tokens_ = 0;
 };
 

@@ -9,7 +9,7 @@
 namespace edgeh2o {
 namespace {
 
-// The part of the layers that a call may read twice.
+// The part of the memory sets that a call may read twice.
 constexpr size_t kMaxRepeats = 8;
 
 AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
@@ -128,6 +128,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                          std::move(recurrent),
                          plan_of_layer[i],
                          PromptMemory(*policy_, told, i, shape.cache_types, heads.values_are_keys, arena_),
+                         std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
                          {},
                          {}});
     }
@@ -139,6 +140,9 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
     n_attending_ += !layer.heads.is_none();
     is_recurrent_ |= layer.n_recurrent > 0;
   }
+  n_all_sets_ = told.n_slots();
+  errors_.reserve(told.max_layer_slots);
+  again_.reserve(told.max_layer_slots);
   tokens_.reserve(shape.max_context);
   ahead_.reserve(shape.batch_size);
   allow_errors();
@@ -232,29 +236,46 @@ void Sequence::allow_errors() {
 
 void Sequence::attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
                       size_t n_threads, MatView<float> out) {
-  const AttentionPlan& plan = this->plan(layer);
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
-  const auto run = [&](size_t seen) {
-    return attention(layer, scratch, n_threads, seen > 0).run(q, kv, first, seen, end, out);
-  };
-  // A window over everything: the policy is neither asked nor told.
-  const size_t everything = first + q.rows;
-  const bool is_guarded = this->is_guarded(layer, window);
-  const bool is_dense = is_guarded && reads_densely_at_once();
-  uint64_t n_pairs = run(is_dense ? everything : window);
-  if (is_dense) count_dense_read(layer);
-  if (is_guarded && !is_dense) {
-    const MatView<const float> given{out.data, out.rows, out.cols, out.stride};
-    const SampledRows rows = sampled_rows(layer, first, q.rows, end);
-    const AttentionError error = ErrorSample(plan, scratch, n_threads).measure(q, kv, first, given, rows);
-    if (take_error(layer, error)) n_pairs += run(everything);
-  }
+  const uint64_t n_pairs =
+      is_guarded(layer, window)
+          ? attend_guarded(layer, q, end, scratch, n_threads, out)
+          : attention(layer, scratch, n_threads, window > 0).run(q, kv, first, window, end, out);
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
 }
 
+uint64_t Sequence::attend_guarded(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
+                                  size_t n_threads, MatView<float> out) {
+  const AttentionPlan& plan = this->plan(layer);
+  const LayerKv& kv = this->layer(layer).rows();
+  const size_t first = this->layer(layer).n_tokens() - q.rows, everything = first + q.rows;
+  const std::vector<SetReads>& reads = layers_[layer].reads;
+  const auto run = [&](size_t window, const SetReads* reads) {
+    return attention(layer, scratch, n_threads, window > 0).run(q, kv, first, window, end, out, reads);
+  };
+  const auto is_all = [](SetReads reads) { return reads == SetReads::kAll; };
+  // A window over everything: the policy is neither asked nor told, and query heads share what they read.
+  if (reads_densely_at_once() || std::all_of(reads.begin(), reads.end(), is_all)) {
+    count_dense_read(layer);
+    return run(everything, nullptr);
+  }
+  uint64_t n_pairs = run(0, reads.data());
+  errors_.assign(reads.size(), {});
+  ErrorSample(plan, scratch, n_threads)
+      .measure(q, kv, first, {out.data, out.rows, out.cols, out.stride},
+               sampled_rows(layer, first, q.rows, end), errors_.data());
+  choose_again(layer);
+  if (std::all_of(again_.begin(), again_.end(), is_all)) {
+    n_pairs += run(everything, nullptr);
+  } else if (std::any_of(again_.begin(), again_.end(), is_all)) {
+    n_pairs += run(0, again_.data());
+  }
+  return n_pairs;
+}
+
 bool Sequence::reads_densely_at_once() const {
-  return n_repeats_ >= std::max<size_t>(1, n_attending_ / kMaxRepeats);
+  return n_repeats_ >= std::max<size_t>(1, n_all_sets_ / kMaxRepeats);
 }
 
 SampledRows Sequence::sampled_rows(size_t layer, size_t first, size_t n, PromptEnd end) const {
@@ -263,21 +284,55 @@ SampledRows Sequence::sampled_rows(size_t layer, size_t first, size_t n, PromptE
   return {plan, n, first, n_dense, ceil_div(shape_.guard.n_rows * n, shape_.batch_size), layer};
 }
 
+// By errors_: the fewest sets without which the layer's error is its share.
+void Sequence::choose_again(size_t layer) {
+  const auto sum = [&] {
+    AttentionError left;
+    for (size_t set = 0; set < errors_.size(); ++set) left += errors_[set];
+    return left;
+  };
+  Layer& state = layers_[layer];
+  again_.assign(errors_.size(), SetReads::kNone);
+  n_dense_reads_ += static_cast<size_t>(std::count(state.reads.begin(), state.reads.end(), SetReads::kAll));
+  AttentionError left = sum();
+  if (exceeds(left)) {
+    size_t n_layers_left = 0;
+    for (size_t i = layer; i < n_layers(); ++i) n_layers_left += attends(i);
+    const double share = error_left_ / static_cast<double>(std::max<size_t>(2, n_layers_left));
+    for (; left.relative() > share; left = sum()) {
+      const auto worst = std::max_element(errors_.begin(), errors_.end(), [](const auto& a, const auto& b) {
+        return a.difference < b.difference;
+      });
+      const auto set = static_cast<size_t>(worst - errors_.begin());
+      worst->difference = 0.0;
+      again_[set] = state.reads[set] = SetReads::kAll;
+      state.prompt.read_all(set, true);  // generated tokens would err as much
+      ++n_repeats_;
+      ++n_dense_reads_;
+    }
+  }
+  end_errors(layer, left);
+}
+
 bool Sequence::take_error(size_t layer, AttentionError error) {
-  const bool is_too_large = error.relative() > 0.5 * error_left_;
+  const bool is_too_large = exceeds(error);
   if (is_too_large) {
     error.difference = 0.0;
-    ++n_repeats_;
+    n_repeats_ += n_sets(layer);
     count_dense_read(layer);
   }
-  error_left_ -= error.relative();
-  layers_[layer].error += error;
+  end_errors(layer, error);
   return is_too_large;
 }
 
+void Sequence::end_errors(size_t layer, const AttentionError& error) {
+  error_left_ -= error.relative();
+  layers_[layer].error += error;
+}
+
 void Sequence::count_dense_read(size_t layer) {
-  ++n_dense_reads_;
-  layers_[layer].prompt.read_all(true);  // generated tokens would err as much
+  n_dense_reads_ += n_sets(layer);
+  for (size_t set = 0; set < n_sets(layer); ++set) layers_[layer].prompt.read_all(set, true);
 }
 
 }  // namespace edgeh2o

@@ -27,8 +27,9 @@ namespace edgeh2o {
 // A guard of the sparse attention while it runs. In every layer n_rows queries of a prefill call of
 // batch_size tokens, and in proportion of a shorter one, also read everything; what they differ by is the
 // layer's error (AttentionError::relative). The errors of a call may sum to `limit` times the number of
-// layers: a layer whose error is more than half of what is left of that is read again, densely. Once an
-// eighth of the layers was, the others are read densely at once.
+// layers: where a layer's is more than half of what is left of that, the memory sets that err most are read
+// again, densely, until it has its share of the layers to come; from then on they read the whole prompt. Once
+// an eighth of all sets was read again, the layers to come are read densely at once.
 struct ErrorGuard {
   size_t n_rows = 0;  // 0: nothing is measured
   double limit = std::numeric_limits<double>::infinity();
@@ -132,10 +133,10 @@ class Sequence {
   // Most positions that a query chooses; 0: queries read everything.
   size_t most_chosen() const;
 
-  // The parts of the guard, for attention that runs elsewhere. Whether it looks at a layer, whose queries may
-  // see `window` positions; whether so many layers of the call were read again that the others are read
-  // densely at once; of which rows the error is measured, where n tokens follow the first of a call; what it
-  // is: true if the layer must be read again, densely.
+  // The parts of the guard, for attention that runs elsewhere and is read again a layer at a time. Whether it
+  // looks at a layer, whose queries may see `window` positions; whether so much of the call was read again
+  // that the others are read densely at once; of which rows the error is measured, where n tokens follow the
+  // first of a call; what it is: true if the layer must be read again, densely.
   bool is_guarded(size_t layer, size_t window) const {
     return shape_.guard.n_rows > 0 && window == 0 && !plan(layer).needs.reads_all;
   }
@@ -213,7 +214,7 @@ class Sequence {
 
   // Of the layer, over all calls since the last reset: what the guard measured and let pass.
   const AttentionError& error(size_t layer) const { return layers_[layer].error; }
-  // Layers of calls that it had read densely.
+  // Memory sets of calls that it had read densely.
   size_t n_dense_reads() const { return n_dense_reads_; }
 
   void reset();
@@ -253,6 +254,7 @@ class Sequence {
     std::unique_ptr<RecurrentState> recurrent;
     size_t plan;  // if it attends
     PromptMemory prompt;
+    std::vector<SetReads> reads;  // of the prompt from now on, [n_sets]: by the policy, or all
     AttentionError error = {};
     std::shared_ptr<ReceivedAttention> received = {};  // if rows may be evicted; with whom it shares them
   };
@@ -273,6 +275,13 @@ class Sequence {
   void drop_marks();
   void rewind_layers(size_t position);
   void allow_errors();
+  size_t n_sets(size_t layer) const { return attends(layer) ? plan(layer).shape.n_sets() : 0; }
+  uint64_t attend_guarded(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
+                          size_t n_threads, MatView<float> out);
+  bool exceeds(const AttentionError& error) const { return error.relative() > 0.5 * error_left_; }
+  void choose_again(size_t layer);
+  static void read_as(Layer& layer, size_t set, unsigned number);
+  void end_errors(size_t layer, const AttentionError& error);
   void check_eviction() const;
   size_t owner_of(size_t layer) const;
   std::vector<int32_t> choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores);
@@ -290,6 +299,7 @@ class Sequence {
   std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;
   size_t n_attending_ = 0;  // layers with attention
+  size_t n_all_sets_ = 0;   // of all layers
   bool is_recurrent_ = false;
   Arena arena_;  // of the rows of all layers
   std::vector<int32_t> tokens_;
@@ -298,8 +308,10 @@ class Sequence {
   size_t prefill_end_ = 0;
   size_t call_begin_ = 0;
   size_t n_evicted_ = 0;
-  double error_left_ = 0.0;  // of what the guard lets the call have
-  size_t n_repeats_ = 0;     // layers of the call that were read twice
+  double error_left_ = 0.0;             // of what the guard lets the call have
+  size_t n_repeats_ = 0;                // memory sets of the call that were read twice
+  std::vector<AttentionError> errors_;  // of the memory sets of the layer at hand
+  std::vector<SetReads> again_;         // and which of them are read twice
   size_t n_dense_reads_ = 0;
   uint64_t n_pairs_ = 0;        // summed over layers and KV heads
   uint64_t n_pairs_dense_ = 0;  // summed over layers

@@ -23,6 +23,12 @@ void Sequence::rewind_layers(size_t position) {
   tokens_.resize(std::min(tokens_.size(), position + n_evicted_));
 }
 
+// 0: by the policy; 1: all by generated tokens; 2: and by the rest of the prompt.
+void Sequence::read_as(Layer& layer, size_t set, unsigned number) {
+  layer.reads[set] = number == 2 ? SetReads::kAll : SetReads::kByPolicy;
+  layer.prompt.read_all(set, number > 0);
+}
+
 void Sequence::reset() {
   policy_->begin_prompt();
   rewind_layers(0);
@@ -31,7 +37,7 @@ void Sequence::reset() {
   n_pairs_ = n_pairs_dense_ = 0;
   for (Layer& layer : layers_) {
     layer.error = {};
-    layer.prompt.read_all(false);
+    for (size_t set = 0; set < layer.reads.size(); ++set) read_as(layer, set, 0);
   }
   n_dense_reads_ = 0;
   allow_errors();
@@ -149,7 +155,9 @@ std::vector<uint8_t> Sequence::save_state() const {
   for (const Layer& layer : layers_) {
     if (layer.own) layer.own->save(out);
     if (layer.recurrent) layer.recurrent->save(out);
-    if (ends_prompts()) out.put<uint8_t>(layer.prompt.reads_all());
+    for (size_t set = 0; set < layer.reads.size(); ++set) {
+      out.put<uint8_t>(layer.reads[set] == SetReads::kAll ? 2 : layer.prompt.reads_all(set));
+    }
   }
   policy_->save(position(), out);
   return out.bytes();
@@ -166,8 +174,9 @@ void Sequence::load_state(Span<const uint8_t> state) {
     for (Layer& layer : layers_) {
       if (layer.own) layer.own->load(position, in);
       if (layer.recurrent) layer.recurrent->load(position, in);
-      if (ends_prompts())
-        layer.prompt.read_all(in.take_at_most<uint8_t>(1, "whether a layer reads all") == 1);
+      for (size_t set = 0; set < layer.reads.size(); ++set) {
+        read_as(layer, set, in.take_at_most<uint8_t>(2, "whether a head reads all"));
+      }
     }
     policy_->load(position, in);
     in.check_end();

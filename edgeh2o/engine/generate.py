@@ -106,7 +106,7 @@ class Generation:
         self.pairs_computed = 0
         self.pairs_dense = 0
         self.attention_error: float | None = None
-        self.layers_read_densely = 0
+        self.heads_read_densely = 0
         self.context_shifts = 0
         self.evicted_tokens = 0
         self._bytes_before = runner.decode_bytes
@@ -207,7 +207,7 @@ class Generation:
             self.pairs_computed = runner.pairs_computed - pairs_before[0]
             self.pairs_dense = runner.pairs_dense - pairs_before[1]
             self.attention_error = attention_error(runner.error_sums - errors_before)
-            self.layers_read_densely = runner.n_dense_reads - again_before
+            self.heads_read_densely = runner.n_dense_reads - again_before
             if self._learner is not None and call.stop == self._learner.first_call:
                 self._learner.finish()
         if logits is None:
@@ -346,7 +346,7 @@ class Generation:
             pairs_computed=self.pairs_computed,
             pairs_dense=self.pairs_dense,
             attention_error=self.attention_error,
-            layers_read_densely=self.layers_read_densely,
+            heads_read_densely=self.heads_read_densely,
             context_shifts=self.context_shifts,
             evicted_tokens=self.evicted_tokens,
             cache_bytes_per_token=self.cache_bytes_per_token,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC = b"EH2OSESS"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_HEADER_BYTES = 2**20
 DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sII")

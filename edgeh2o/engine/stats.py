@@ -20,10 +20,11 @@ class GenerationStats:
     layers and KV heads; ``memory_bytes`` lists what the run allocated by purpose. ``note`` says why
     a prompt was read dense that was to be read sparse; empty for others. ``attention_error`` is the
     norm of what the sparse attention is wrong by, relative to its output, measured on a sample of
-    queries, None where nothing was; ``layers_read_densely`` counts layers of logical batches that
-    were read densely because of it. With prompt lookup or a draft model, ``decode_calls`` gave the
-    tokens after the first, and ``accepted_tokens`` of the ``drafted_tokens`` were right, those of
-    the ``draft_model`` included, which took ``draft_s`` of ``decode_s``; all are 0 without.
+    queries, None where nothing was; ``heads_read_densely`` counts memory sets, of query heads or KV
+    heads, of logical batches that read everything because of it. With prompt lookup or a draft
+    model, ``decode_calls`` gave the tokens after the first, and ``accepted_tokens`` of the
+    ``drafted_tokens`` were right, those of the ``draft_model`` included, which took ``draft_s`` of
+    ``decode_s``; all are 0 without.
     ``context_shifts`` counts how often a full context was cut to half and read again, which is part
     of ``decode_s``; ``evicted_tokens`` counts those that every KV head dropped from its cache.
     ``cache_bytes_per_token`` were read of the cache, and of what a rule chooses by, for a generated
@@ -56,7 +57,7 @@ class GenerationStats:
     device: str = "cpu"
     note: str = ""
     attention_error: float | None = None
-    layers_read_densely: int = 0
+    heads_read_densely: int = 0
     decode_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -132,9 +133,9 @@ class GenerationStats:
         if self.attention_error is None:
             return ""
         text = f"error {100 * self.attention_error:.1f} %"
-        again = self.layers_read_densely
+        again = self.heads_read_densely
         if again:
-            text += f", {again} layer{'s' if again > 1 else ''} read densely"
+            text += f", {again:,} head{'s' if again > 1 else ''} read densely"
         return text
 
 

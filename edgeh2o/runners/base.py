@@ -32,8 +32,9 @@ class SessionShape:
     Of a prefill call of a batch so many ``checked_rows`` in each layer, and of a shorter one in
     proportion, also read everything; the square of what that changes, relative to that of the
     dense output, is the layer's error. The errors of a call may sum to ``error_limit`` times the
-    number of layers: a layer that has more than half of what is left of that is read again,
-    densely; once an eighth of the layers was, the others are read densely at once.
+    number of layers: where a layer has more than half of what is left of that, the memory sets
+    that err most are read again, densely, and so is the rest of the prompt by them; once an eighth
+    of all was, the layers to come are read densely at once.
     """
 
     max_context: int
@@ -168,7 +169,7 @@ class Runner(Protocol):
 
     @property
     def n_dense_reads(self) -> int:
-        """Layers of calls that were read densely for their error since the prompt began."""
+        """Memory sets of calls that were read densely for their error since the prompt began."""
 
     @property
     def memory_bytes(self) -> Mapping[str, int]:

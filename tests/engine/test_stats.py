@@ -49,10 +49,10 @@ def test_table() -> None:
 def test_table_says_what_the_sparse_attention_costs() -> None:
     measured = replace(STATS, attention_error=0.0321)
     assert measured.format_table().splitlines()[-2] == "attention    error 3.2 %"
-    guarded = replace(measured, layers_read_densely=4, note="as it was")
+    guarded = replace(measured, heads_read_densely=4, note="as it was")
     assert (
         guarded.format_table().splitlines()[-2]
-        == "attention    error 3.2 %, 4 layers read densely; as it was"
+        == "attention    error 3.2 %, 4 heads read densely; as it was"
     )
 
 

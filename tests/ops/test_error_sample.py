@@ -1,4 +1,4 @@
-"""The guard of the sparse attention: what it measures, and layers that it has read again."""
+"""The guard of the sparse attention: what it measures, and memory sets that it has read again."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def make_attention(
     checked_rows: int,
     *,
     error_limit: float = math.inf,
+    n_layers: int = N_LAYERS,
     policy: _core.SparsePolicy | None = None,
     threads: int | None = None,
 ) -> _core.ChunkedAttention:
@@ -35,7 +36,7 @@ def make_attention(
         SHAPE.n_heads,
         SHAPE.n_kv_heads,
         SHAPE.head_dim,
-        n_layers=N_LAYERS,
+        n_layers=n_layers,
         chunk_size=CHUNK,
         batch_size=N_TOKENS,
         max_context=2 * N_TOKENS,
@@ -134,22 +135,97 @@ def test_nothing_is_measured_where_everything_is_read() -> None:
         assert attention.n_dense_reads == 0
 
 
-def test_layers_that_would_exceed_the_limit_are_read_again_densely() -> None:
-    """Half of what is left of the call's sum may go to a layer."""
-    loose = make_attention(1000)
-    outputs = [run(loose, layer) for layer in range(N_LAYERS)]
-    errors = loose.error_sums[:, 0] / loose.error_sums[:, 1]
-    # The first layer fits just so, and what is left is too little for the second.
-    limit = 2.05 * errors[0] / N_LAYERS
-    assert errors[1] > 0.525 * errors[0]
+def set_errors(sparse: np.ndarray, layer: int, n_sets: int) -> np.ndarray:
+    """[n_sets] squares of what an output is wrong by, relative to the layer's dense output."""
+    dense = causal_attention(*layer_qkv(layer))
+    rows = slice(CHUNK, N_TOKENS - TAIL)
+    squares = ((sparse - dense)[:, rows] ** 2).sum(axis=(1, 2)).reshape(n_sets, -1).sum(axis=1)
+    return np.asarray(squares / np.sum(dense[:, rows] ** 2))
+
+
+def test_sets_that_would_exceed_the_limit_are_read_again_densely() -> None:
+    plain = make_attention(0)
+    outputs = [run(plain, layer) for layer in range(2)]
+    errors = [set_errors(output, layer, SHAPE.n_kv_heads) for layer, output in enumerate(outputs)]
+    # What the first layer leaves is too little for the second, if it has all its sets.
+    limit = 2.05 * errors[0].sum() / N_LAYERS
+    left = N_LAYERS * limit - errors[0].sum()
+    worst = int(errors[1].argmax())
+    assert errors[1].sum() > left / 2 > errors[1].min()
     attention = make_attention(1000, error_limit=limit)
     attention.begin_call()
     np.testing.assert_array_equal(run(attention, 0), outputs[0])
     assert attention.n_dense_reads == 0
-    again = run(attention, 1)
-    np.testing.assert_allclose(again, causal_attention(*layer_qkv(1)), rtol=0, atol=2e-5)
+    again = run(attention, 1).reshape(SHAPE.n_kv_heads, -1)
+    dense = causal_attention(*layer_qkv(1)).reshape(SHAPE.n_kv_heads, -1)
+    np.testing.assert_allclose(again[worst], dense[worst], rtol=0, atol=2e-5)
+    kept = outputs[1].reshape(SHAPE.n_kv_heads, -1)[1 - worst]
+    np.testing.assert_array_equal(again[1 - worst], kept)
     assert attention.n_dense_reads == 1
-    assert attention.error_sums[1, 0] == 0 < attention.error_sums[1, 1]
+    ratio = attention.error_sums[1, 0] / attention.error_sums[1, 1]
+    assert ratio == pytest.approx(errors[1].min(), rel=1e-4)
+
+
+HALF = 120
+
+
+def read_half(attention: _core.ChunkedAttention, start: int, end: int) -> np.ndarray:
+    """Output [n_heads, end - start, d] of a call of one layer."""
+    attention.begin_call()
+    qkv = (token_major(array)[start:end] for array in layer_qkv(0))
+    output = attention.run(0, *qkv, is_last=end == N_TOKENS)
+    attention.end_call()
+    return head_major(output)
+
+
+@pytest.mark.parametrize("by_query_head", [False, True])
+def test_a_set_that_was_read_again_reads_the_rest_of_the_prompt(by_query_head: bool) -> None:
+    n_sets = SHAPE.n_heads if by_query_head else SHAPE.n_kv_heads
+
+    def make(limit: float, threads: int | None = None) -> _core.ChunkedAttention:
+        policy = _core.headwise_policy(
+            [24] * n_sets, by_query_head=by_query_head, local=8, sinks=2, tail=TAIL
+        )
+        return make_attention(1000, n_layers=1, policy=policy, error_limit=limit, threads=threads)
+
+    plain = make(math.inf)
+    sparse = [read_half(plain, 0, HALF), read_half(plain, HALF, N_TOKENS)]
+    dense = causal_attention(*layer_qkv(0))
+    squares = (sparse[0] - dense[:, :HALF])[:, CHUNK:] ** 2
+    errors = squares.sum(axis=(1, 2)).reshape(n_sets, -1).sum(axis=1)
+    errors /= np.sum(dense[:, CHUNK:HALF] ** 2)
+    worst = int(errors.argmax())
+    limit = 1.98 * float(errors.sum())  # a layer may have half of it
+
+    def is_dense(found: np.ndarray, start: int, end: int) -> np.ndarray:
+        wrong = np.abs(found - dense[:, start:end]).max(axis=(1, 2))
+        return np.asarray(wrong.reshape(n_sets, -1).max(axis=1) < 2e-5)
+
+    attention = make(limit)
+    found = read_half(attention, 0, HALF)
+    np.testing.assert_array_equal(np.flatnonzero(is_dense(found, 0, HALF)), [worst])
+    others = np.arange(n_sets) != worst
+    by_set = (n_sets, -1)
+    np.testing.assert_array_equal(found.reshape(by_set)[others], sparse[0].reshape(by_set)[others])
+    assert attention.n_dense_reads == 1
+    state = attention.save_state()
+    chosen = attention.policy.memory_set(0, worst)
+    found = read_half(attention, HALF, N_TOKENS)
+    reads_all = is_dense(found, HALF, N_TOKENS)
+    assert reads_all[worst]
+    assert not reads_all.all()
+    assert attention.n_dense_reads == 1 + reads_all.sum()
+    np.testing.assert_array_equal(
+        found.reshape(by_set)[~reads_all], sparse[1].reshape(by_set)[~reads_all]
+    )
+    np.testing.assert_array_equal(attention.policy.memory_set(0, worst), chosen)  # it is not asked
+
+    for other in (make(limit, threads=3), attention):
+        other.reset()
+        assert other.n_dense_reads == 0
+        read_half(other, 0, HALF)
+        assert other.save_state() == state
+        np.testing.assert_array_equal(read_half(other, HALF, N_TOKENS), found)
 
 
 def test_once_an_eighth_was_read_twice_the_others_are_read_densely_at_once() -> None:
@@ -162,7 +238,7 @@ def test_once_an_eighth_was_read_twice_the_others_are_read_densely_at_once() -> 
         pairs.append(attention.pairs_computed * N_LAYERS - before)
         expected = causal_attention(*layer_qkv(layer))
         np.testing.assert_allclose(output, expected, rtol=0, atol=2e-5)
-    assert attention.n_dense_reads == N_LAYERS
+    assert attention.n_dense_reads == SHAPE.n_kv_heads * N_LAYERS
     assert attention_error(attention.error_sums) == 0.0
     dense = N_TOKENS * (N_TOKENS + 1) // 2
     rounding = N_LAYERS  # they are counted as the mean of the layers
@@ -181,9 +257,10 @@ def test_every_call_may_err_anew() -> None:
             attention.run(layer, q[start:end], k[start:end], v[start:end], is_last=False)
         attention.end_call()
         tried.append(attention.error_sums[:, 1].copy())
-    assert attention.n_dense_reads == 2 * N_LAYERS
-    assert 0 < tried[0][0] < tried[1][0]
-    assert not tried[1][1:].any()  # layers that were not tried
+    assert attention.n_dense_reads == 2 * SHAPE.n_kv_heads * N_LAYERS
+    assert 0 < tried[0][0] == tried[1][0]  # all its sets read everything by then
+    assert not tried[0][1:].any()  # layers that were not tried
+    assert tried[1][1] > 0 == tried[1][2]
 
 
 @pytest.mark.parametrize("limit", [-1.0, math.nan])
