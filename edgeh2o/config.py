@@ -195,7 +195,8 @@ class PrefillConfig:
         "--max-attention-error",
         help="most error of a sparse attention relative to its output, measured on a sample of "
         "queries: heads by which it would be exceeded read everything (default, if the attention "
-        "chooses its own budget: 4.5 with a table, 1.5 with what prompts taught; else it is only shown)",
+        "chooses its own budget: 4.5 with a table, 1.5 with what prompts taught; else it is "
+        "only shown)",
         metavar="PERCENT",
     )
 
