@@ -45,7 +45,8 @@ class ByteReader {
   template <typename T>
   T take_at_most(T largest, const char* name) {
     const T value = take<T>();
-    EH2O_CHECK(value <= largest, name, " is ", value, ", at most ", largest, " is possible");
+    // Bytes as numbers, not as characters.
+    EH2O_CHECK(value <= largest, name, " is ", +value, ", at most ", +largest, " is possible");
     return value;
   }
   template <typename T>
