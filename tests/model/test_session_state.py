@@ -27,8 +27,8 @@ from tests.tiny_models import TinyModelFactory
 MakePolicy = Callable[..., _core.SparsePolicy]
 N_PROMPT, N_ANSWER, N_MORE = 3 * CHUNK_SIZE + 20, 5, 2 * CHUNK_SIZE + 9
 WINDOW = 24
-# u64 position, prefill_end, pairs_dense, pairs, u8 for each of four slots how it is read; per slot of H2O: u64
-# n_memory, chunk_begin, n_scored.
+# u64 position, prefill_end, pairs_dense, pairs, u8 for each of four slots how it is read; per slot
+# of H2O: u64 n_memory, chunk_begin, n_scored.
 SESSION_HEADER, SLOT_HEADER = struct.Struct("<4Q4x"), struct.Struct("<3Q")
 
 
