@@ -193,10 +193,11 @@ class PrefillConfig:
     max_error: float | None = option(
         None,
         "--max-attention-error",
-        help="most error of a sparse attention relative to its output, measured on a sample of "
-        "queries: heads by which it would be exceeded read everything (default, if the attention "
-        "chooses its own budget: 4.5 with a table, 1.5 with what prompts taught; else it is "
-        "only shown)",
+        help="most error of a layer's sparse attention relative to its output, measured on a "
+        "sample of queries; four times as much in the last third of the layers, where it does not "
+        "show in the predictions. Heads by which it would be exceeded read everything (default, if "
+        "the attention chooses its own budget: 4.5 with a table, 1 with what prompts taught; else "
+        "it is only shown)",
         metavar="PERCENT",
     )
 

@@ -10,7 +10,7 @@ namespace edgeh2o {
 namespace {
 
 // The part of the memory sets that a call may read twice.
-constexpr size_t kMaxRepeats = 8;
+constexpr size_t kMaxRepeats = 2;
 
 AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
   const AttentionShape result{heads,           shape.max_context, shape.batch_size, shape.chunk_size,
@@ -137,7 +137,6 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   arena_.allocate();
   make_layers();
   for (const LayerKeeps& layer : layers) {
-    n_attending_ += !layer.heads.is_none();
     is_recurrent_ |= layer.n_recurrent > 0;
   }
   n_all_sets_ = told.n_slots();
@@ -145,7 +144,6 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   again_.reserve(told.max_layer_slots);
   tokens_.reserve(shape.max_context);
   ahead_.reserve(shape.batch_size);
-  allow_errors();
   policy_->begin_session(told);
 }
 
@@ -201,7 +199,7 @@ void Sequence::begin_call() {
   check_whole();
   call_begin_ = position();
   ahead_.clear();
-  allow_errors();
+  n_repeats_ = 0;
   is_broken_ = true;
 }
 
@@ -227,11 +225,6 @@ void Sequence::accept(size_t n) {
   for_each_state([&](LayerState& state) { state.advance(n); });
   append_tokens({ahead_.data(), n});
   ahead_.erase(ahead_.begin(), ahead_.begin() + static_cast<ptrdiff_t>(n));
-}
-
-void Sequence::allow_errors() {
-  error_left_ = shape_.guard.limit * static_cast<double>(n_attending_);
-  n_repeats_ = 0;
 }
 
 void Sequence::attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
@@ -284,7 +277,7 @@ SampledRows Sequence::sampled_rows(size_t layer, size_t first, size_t n, PromptE
   return {plan, n, first, n_dense, ceil_div(shape_.guard.n_rows * n, shape_.batch_size), layer};
 }
 
-// By errors_: the fewest sets without which the layer's error is its share.
+// By errors_: the fewest sets without which the layer's error is within its limit.
 void Sequence::choose_again(size_t layer) {
   const auto sum = [&] {
     AttentionError left;
@@ -295,39 +288,29 @@ void Sequence::choose_again(size_t layer) {
   again_.assign(errors_.size(), SetReads::kNone);
   n_dense_reads_ += static_cast<size_t>(std::count(state.reads.begin(), state.reads.end(), SetReads::kAll));
   AttentionError left = sum();
-  if (exceeds(left)) {
-    size_t n_layers_left = 0;
-    for (size_t i = layer; i < n_layers(); ++i) n_layers_left += attends(i);
-    const double share = error_left_ / static_cast<double>(std::max<size_t>(2, n_layers_left));
-    for (; left.relative() > share; left = sum()) {
-      const auto worst = std::max_element(errors_.begin(), errors_.end(), [](const auto& a, const auto& b) {
-        return a.difference < b.difference;
-      });
-      const auto set = static_cast<size_t>(worst - errors_.begin());
-      worst->difference = 0.0;
-      again_[set] = state.reads[set] = SetReads::kAll;
-      state.prompt.read_all(set, true);  // generated tokens would err as much
-      ++n_repeats_;
-      ++n_dense_reads_;
-    }
+  for (; exceeds(layer, left); left = sum()) {
+    const auto worst = std::max_element(errors_.begin(), errors_.end(), [](const auto& a, const auto& b) {
+      return a.difference < b.difference;
+    });
+    const auto set = static_cast<size_t>(worst - errors_.begin());
+    worst->difference = 0.0;
+    again_[set] = state.reads[set] = SetReads::kAll;
+    state.prompt.read_all(set, true);  // generated tokens would err as much
+    ++n_repeats_;
+    ++n_dense_reads_;
   }
-  end_errors(layer, left);
+  state.error += left;
 }
 
 bool Sequence::take_error(size_t layer, AttentionError error) {
-  const bool is_too_large = exceeds(error);
+  const bool is_too_large = exceeds(layer, error);
   if (is_too_large) {
     error.difference = 0.0;
     n_repeats_ += n_sets(layer);
     count_dense_read(layer);
   }
-  end_errors(layer, error);
-  return is_too_large;
-}
-
-void Sequence::end_errors(size_t layer, const AttentionError& error) {
-  error_left_ -= error.relative();
   layers_[layer].error += error;
+  return is_too_large;
 }
 
 void Sequence::count_dense_read(size_t layer) {

@@ -26,13 +26,20 @@ namespace edgeh2o {
 
 // A guard of the sparse attention while it runs. In every layer n_rows queries of a prefill call of
 // batch_size tokens, and in proportion of a shorter one, also read everything; what they differ by is the
-// layer's error (AttentionError::relative). The errors of a call may sum to `limit` times the number of
-// layers: where a layer's is more than half of what is left of that, the memory sets that err most are read
-// again, densely, until it has its share of the layers to come; from then on they read the whole prompt. Once
-// an eighth of all sets was read again, the layers to come are read densely at once.
+// layer's error (AttentionError::relative). Where it is more than the layer's limit, the memory sets that err
+// most are read again, densely, until it is not; from then on they read the whole prompt. Once half of all
+// sets was read again, the layers to come are read densely at once.
 struct ErrorGuard {
+  // The last third of the layers may err so many times as much: what they are wrong by no later layer looks
+  // anything up with (docs/quality.md, "The guard").
+  static constexpr double kLate = 16.0;
+
   size_t n_rows = 0;  // 0: nothing is measured
   double limit = std::numeric_limits<double>::infinity();
+
+  double limit_of(size_t layer, size_t n_layers) const {
+    return 3 * layer < 2 * n_layers ? limit : kLate * limit;
+  }
 };
 
 struct SequenceShape {
@@ -274,14 +281,14 @@ class Sequence {
   bool can_rewind_to(size_t position) const;  // without a mark
   void drop_marks();
   void rewind_layers(size_t position);
-  void allow_errors();
   size_t n_sets(size_t layer) const { return attends(layer) ? plan(layer).shape.n_sets() : 0; }
   uint64_t attend_guarded(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
                           size_t n_threads, MatView<float> out);
-  bool exceeds(const AttentionError& error) const { return error.relative() > 0.5 * error_left_; }
+  bool exceeds(size_t layer, const AttentionError& error) const {
+    return error.relative() > shape_.guard.limit_of(layer, n_layers());
+  }
   void choose_again(size_t layer);
   static void read_as(Layer& layer, size_t set, unsigned number);
-  void end_errors(size_t layer, const AttentionError& error);
   void check_eviction() const;
   size_t owner_of(size_t layer) const;
   std::vector<int32_t> choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores);
@@ -298,7 +305,6 @@ class Sequence {
   std::vector<AttentionPlan> plans_;        // one for all layers of equal heads
   std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;
-  size_t n_attending_ = 0;  // layers with attention
   size_t n_all_sets_ = 0;   // of all layers
   bool is_recurrent_ = false;
   Arena arena_;  // of the rows of all layers
@@ -308,7 +314,6 @@ class Sequence {
   size_t prefill_end_ = 0;
   size_t call_begin_ = 0;
   size_t n_evicted_ = 0;
-  double error_left_ = 0.0;             // of what the guard lets the call have
   size_t n_repeats_ = 0;                // memory sets of the call that were read twice
   std::vector<AttentionError> errors_;  // of the memory sets of the layer at hand
   std::vector<SetReads> again_;         // and which of them are read twice

@@ -40,7 +40,7 @@ void Sequence::reset() {
     for (size_t set = 0; set < layer.reads.size(); ++set) read_as(layer, set, 0);
   }
   n_dense_reads_ = 0;
-  allow_errors();
+  n_repeats_ = 0;
   is_broken_ = false;
 }
 

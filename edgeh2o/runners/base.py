@@ -31,10 +31,9 @@ class SessionShape:
 
     Of a prefill call of a batch so many ``checked_rows`` in each layer, and of a shorter one in
     proportion, also read everything; the square of what that changes, relative to that of the
-    dense output, is the layer's error. The errors of a call may sum to ``error_limit`` times the
-    number of layers: where a layer has more than half of what is left of that, the memory sets
-    that err most are read again, densely, and so is the rest of the prompt by them; once an eighth
-    of all was, the layers to come are read densely at once.
+    dense output, is the layer's error. Where it is above ``error_limit`` (16 times that in the last
+    third of the layers), the memory sets that err most are read again, densely, and so is the rest
+    of the prompt by them; once half of all was, the layers to come are read densely at once.
     """
 
     max_context: int

@@ -27,15 +27,15 @@ def test_the_first_prompts_keep_the_promise(smollm2_path: Path) -> None:
     for loss in losses.values():
         assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 2
         assert loss.kl is not None and 4e-3 < loss.kl < 12e-3
-        assert 0.5 < loss.attention_error_percent < 1.55  # the guard's limit, and half a digit
-        assert 0 < loss.dense_reads < 12
+        assert 0.5 < loss.attention_error_percent < 2.5  # 1 % for early layers, 4 % for late ones
+        assert 0 < loss.dense_reads < 40
 
 
 def test_a_chat_keeps_the_promise(smollm2_path: Path) -> None:
     args = Namespace(threads=None, document=3000)
     loss = measure_chat(smollm2_path, args, 0)
     assert loss.loss_percent < 0.5 + 2 * loss.loss_percent_error < 3
-    assert 0 < loss.attention_error_percent < 2.0  # in calls of 1,024 tokens
+    assert 0 < loss.attention_error_percent < 2.5  # in calls of 1,024 tokens
 
 
 def test_windows_of_a_kind_share_a_row() -> None:
