@@ -305,7 +305,7 @@ class Sequence {
   std::vector<AttentionPlan> plans_;        // one for all layers of equal heads
   std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;
-  size_t n_all_sets_ = 0;   // of all layers
+  size_t n_all_sets_ = 0;  // of all layers
   bool is_recurrent_ = false;
   Arena arena_;  // of the rows of all layers
   std::vector<int32_t> tokens_;

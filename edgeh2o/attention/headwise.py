@@ -36,8 +36,8 @@ from .registry import register_sparse_attention
 if TYPE_CHECKING:
     from .._core import SparsePolicy
 
-# The error of a layer's attention, in percent of its output, that goes with that loss. Losses follow
-# the square of the error: see "The guard" in docs/quality.md.
+# The error of a layer's attention, in percent of its output, that goes with that loss. Losses
+# follow the square of the error: see "The guard" in docs/quality.md.
 ERROR_OF_DEFAULT_LOSS = 4.5
 # With a profile: prompts of prose do not show which heads look things up.
 ERROR_OF_PROFILE = 1.0
