@@ -26,6 +26,8 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         size_t panel_cols
         size_t tile_rows
         int dot_bias
+        cbool has_pairs
+        size_t scale_block(PackedFormat)
         cbool is_signed(PackedFormat)
     cdef cppclass AttentionKernels:
         uint64_t (*peak)(float*, size_t) noexcept
@@ -46,7 +48,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
         void (*score_blocks_f32)(float*, size_t, const float*, size_t, size_t, const int32_t*, size_t,
                                  const void*, size_t, size_t) noexcept
-        void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t) noexcept
+        void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t, size_t) noexcept
         void (*gemm_f32_f32_f32p)(float*, size_t, const float*, size_t, const float*, size_t, size_t, size_t,
                                   size_t, cbool) noexcept
         uint64_t (*peak_q4)(float*, size_t) noexcept
@@ -86,7 +88,10 @@ cdef extern from "ops/matmul.h" namespace "edgeh2o" nogil:
         const MatmulOutput* data
         size_t size
     size_t matmul_scratch_bytes(const KernelTable&)
-    Activations8 quantize_rows(const KernelTable&, ConstRows, uint8_t*) except +
+    cdef cppclass PackedOut:
+        uint8_t* packed
+        size_t scale_block
+    Activations8 quantize_rows(const KernelTable&, ConstRows, const PackedOut&) except +
     void c_matmul "edgeh2o::matmul"(const KernelTable&, const MatmulInput&, ConstOutputs, uint8_t*) except +
 
 cdef extern from "ops/read_bandwidth.h" namespace "edgeh2o" nogil:
@@ -272,32 +277,26 @@ def score_blocks(str isa, const float[:, ::1] q, const uint8_t[:, :, ::1] blocks
     return np.asarray(out)
 
 
-def quantize_q8(str isa, const float[:, ::1] x):
-    """Packed 8-bit activations of x [n_rows][depth], taken apart again.
+def scale_block(str isa, str type_name):
+    """How many neighbouring activations share a scale where they meet weights of a type: 32 or 256."""
+    return table_of(isa).layout.scale_block(find_held_format(type_name.encode()).format)
 
-    Returns (scales float32 [n_rows][depth / 32], sums float32 [n_rows][depth / 32] = scale times the sum
-    of a block, quants int8 [n_rows][depth]).
+
+def quantize_q8(str isa, const float[:, ::1] x, size_t scale_block=32):
+    """Packed 8-bit activations of x [n_rows][depth] (quant/packed_format.h); scale_block of them share a scale.
+
+    Returns (records uint8 [tiles][depth / 32][56 tile_rows], what dot products start at, whether starts are pairs).
     """
     cdef const KernelTable* table = table_of(isa)
-    cdef size_t n_rows = <size_t>x.shape[0], depth = <size_t>x.shape[1], mr = table.layout.tile_rows
-    if depth % 32 or n_rows == 0 or depth == 0:
-        raise ValueError(f"depth must be a multiple of 32, got {depth} for {n_rows} rows")
-    cdef size_t n_tiles = (n_rows + mr - 1) // mr, n_blocks = depth // 32, tile
-    cdef size_t header = 24 * mr
-    packed = np.zeros((n_tiles, n_blocks, header + 32 * mr), np.uint8)
+    cdef size_t n_rows = <size_t>x.shape[0], depth = <size_t>x.shape[1], mr = table.layout.tile_rows, tile
+    if scale_block not in (32, 256) or depth % scale_block or n_rows == 0 or depth == 0:
+        raise ValueError(f"depth must be a multiple of {scale_block}, 32 or 256; got {depth} for {n_rows} rows")
+    packed = np.zeros(((n_rows + mr - 1) // mr, depth // 32, 56 * mr), np.uint8)
     cdef uint8_t[:, :, ::1] out = packed
-    for tile in range(n_tiles):
-        table.quantize_q8p_f32(&out[tile, 0, 0], &x[tile * mr, 0], depth, min(mr, n_rows - tile * mr), mr, depth)
-    floats = packed[:, :, : 8 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 2, mr)
-    starts = packed[:, :, 8 * mr : header].copy().view(np.int32).reshape(n_tiles, n_blocks, 4, mr)
-    quants = packed[:, :, header:].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
-    quants = quants.transpose(0, 3, 1, 2, 4).reshape(n_tiles * mr, depth)[:n_rows]
-    starts = starts.transpose(2, 0, 3, 1).reshape(4, n_tiles * mr, n_blocks)[:, :n_rows] - table.layout.dot_bias
-    halves = quants.reshape(n_rows, n_blocks, 2, 16).sum(3, dtype=np.int32).transpose(2, 0, 1)
-    if not np.array_equal(starts, [-8 * halves.sum(0), -128 * halves.sum(0), *(-32 * halves)]):
-        raise AssertionError("the stored sums are not those of the quants")
-    split = floats.transpose(2, 0, 3, 1).reshape(2, n_tiles * mr, n_blocks)[:, :n_rows]
-    return split[0], split[1], quants
+    for tile in range(<size_t>out.shape[0]):
+        table.quantize_q8p_f32(&out[tile, 0, 0], &x[tile * mr, 0], depth, min(mr, n_rows - tile * mr), mr, depth,
+                               scale_block)
+    return packed, table.layout.dot_bias, table.layout.has_pairs
 
 
 def gemm_f32(str isa, const float[:, ::1] a, const float[:, ::1] b):
@@ -326,16 +325,17 @@ cdef class Weights:
     cdef PackedMatrix matrix
     cdef const KernelTable* table
     cdef cbool is_quantised
+    cdef size_t scale_block
     cdef readonly size_t rows, cols
 
     def __init__(self, str isa, str type_name, const uint8_t[::1] data, size_t rows, size_t cols):
         cdef const FormatInfo* info = &find_held_format(type_name.encode())
         self.table = table_of(isa)
         self.is_quantised = info.is_quantised
+        self.scale_block = self.table.layout.scale_block(info.format)
         self.matrix = pack_tensor(type_name.encode(), &data[0], <size_t>data.shape[0], rows, cols,
                                   self.table.layout.panel_cols, self.table.layout.is_signed(info.format))
-        self.rows = rows
-        self.cols = cols
+        self.rows, self.cols = rows, cols
 
     @property
     def n_bytes(self):
@@ -374,8 +374,10 @@ cdef class Weights:
         cdef double start, middle
         cdef int i
         cdef MatmulInput input
+        cdef PackedOut rounded
         cdef MatmulOutput output
         cdef ConstOutputs outputs
+        rounded.packed, rounded.scale_block = &packed[0], self.scale_block
         input.rows.data = &x[0, 0]
         input.rows.rows = n_rows
         input.rows.cols = input.rows.stride = self.cols
@@ -383,16 +385,14 @@ cdef class Weights:
         output.bias = NULL
         if bias is not None:
             output.bias = &bias[0]
-        output.out = &out[0, 0]
-        output.out_stride = self.rows
+        output.out, output.out_stride = &out[0, 0], self.rows
         output.accumulate = accumulate
-        outputs.data = &output
-        outputs.size = 1
+        outputs.data, outputs.size = &output, 1
         with nogil:
             for i in range(n_rounds):
                 start = seconds_now()
                 if self.is_quantised:
-                    input.packed = quantize_rows(self.table[0], input.rows, &packed[0])
+                    input.packed = quantize_rows(self.table[0], input.rows, rounded)
                 middle = seconds_now()
                 c_matmul(self.table[0], input, outputs, aligned)
                 seconds[i, 0] = middle - start

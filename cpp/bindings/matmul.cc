@@ -89,7 +89,7 @@ class Matmul {
     EH2O_CHECK(weights.size() == outs.size() && !weights.empty(), weights.size(), " weights for ",
                outs.size(), " outputs");
     std::vector<MatmulOutput> outputs;
-    bool is_quantised = false;
+    PackedOut out;
     for (size_t i = 0; i < weights.size(); ++i) {
       const Linear& linear = weights[i]->linear;
       EH2O_CHECK(&weights[i]->table == &table_, "the weight is packed for ", weights[i]->table.name,
@@ -99,7 +99,8 @@ class Matmul {
       EH2O_CHECK(outs[i].ndim() == 2 && static_cast<size_t>(outs[i].shape(0)) == n_rows &&
                      static_cast<size_t>(outs[i].shape(1)) == linear.weight.rows() && outs[i].writeable(),
                  "output ", i, " must be a writable array [", n_rows, "][", linear.weight.rows(), "]");
-      is_quantised |= linear.weight.is_quantised();
+      const PackedOut own = packed_for(table_, packed_.data(), {&linear.weight});
+      if (own.packed) out = {own.packed, std::max(out.scale_block, own.scale_block)};
       outputs.push_back({&linear.weight, linear.bias.empty() ? nullptr : linear.bias.data(),
                          outs[i].mutable_data(), linear.weight.rows()});
     }
@@ -108,7 +109,7 @@ class Matmul {
     const std::lock_guard<std::mutex> lock(mutex_);
     const ThreadScope threads(n_threads_);
     Activations8 packed;
-    if (is_quantised) packed = quantize_rows(table_, rows, packed_.data());
+    if (out.packed) packed = quantize_rows(table_, rows, out);
     matmul(table_, {packed, rows}, {outputs.data(), outputs.size()}, scratch_.data());
   }
 

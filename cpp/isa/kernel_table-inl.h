@@ -11,6 +11,10 @@
 //
 #include "kernels/gemm_q8-inl.h"
 #include "kernels/gemv_q8-inl.h"
+//
+#include "kernels/gemm_words-inl.h"
+//
+#include "kernels/products_q8-inl.h"
 #include "kernels/quantize_q8-inl.h"
 #include "kernels/rows-inl.h"
 //
@@ -54,6 +58,9 @@ inline constexpr uint32_t kSignedBit =
         ? uint32_t{1} << static_cast<int>(kFormat)
         : 0;
 
+template <PackedFormat kFormat>
+inline constexpr uint32_t kWordBit =
+    WordFormat<kFormat>::kExists ? uint32_t{1} << static_cast<int>(kFormat) : 0;
 template <typename Products, bool kExists>
 constexpr AttentionKernels attention_kernels() {
   if constexpr (kExists) {
@@ -81,11 +88,12 @@ constexpr AttentionKernels byte_attention_kernels() {
 }
 
 #define EH2O_SIGNED(name) | kSignedBit<PackedFormat::name>
+#define EH2O_WORDS(name) | kWordBit<PackedFormat::name>
 extern const KernelTable kTable;
 const KernelTable kTable = {
     EH2O_STRING(EH2O_ISA),
     {kGemmQ8Columns, simd::kGemmQ8Rows, simd::kGemvRows, kFewRows, 0 EH2O_QUANTISED_FORMATS(EH2O_SIGNED),
-     simd::kGemmF32Rows, simd::kDotBias},
+     simd::kGemmF32Rows, simd::kDotBias, 0 EH2O_QUANTISED_FORMATS(EH2O_WORDS), kHasPairs<simd::WordDot>},
     {attention_kernels<F32Products, true>(), attention_kernels<Bf16Products, simd::kHasBf16>(),
      attention_kernels<F16Products<simd::Halves>, simd::kHasF16>(),
      byte_attention_kernels<simd::Bytes, simd::kHasBytes>()},
@@ -127,6 +135,7 @@ const KernelTable kTable = {
     peak_q8<8>,
     peak_read,
 };
+#undef EH2O_WORDS
 #undef EH2O_SIGNED
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -21,7 +21,13 @@ struct PackLayout {
   uint32_t signed_formats;  // bit f: 8-bit quants of PackedFormat f are stored with the offset removed
   size_t float_rows;        // rows that a float matrix product takes at once
   int32_t dot_bias;         // where dot products start, added to the sums of packed activations
+  uint32_t word_formats;    // bit f: PackedFormat f wants activations that share a scale by 256
+  bool has_pairs;           // starts in packed activations are pairs
   bool is_signed(PackedFormat format) const { return signed_formats >> static_cast<int>(format) & 1; }
+  // Neighbouring activations that share a scale where they meet weights of this format.
+  size_t scale_block(PackedFormat format) const {
+    return word_formats >> static_cast<int>(format) & 1 ? kSuperBlock : kBlock;
+  }
 };
 
 // Prefill attention, by what it multiplies. Buffers are 32-bit words of values_per_word values.
@@ -45,7 +51,7 @@ struct KernelTable {
   AttentionPrecision best_precision;                 // the fastest, as far as is known
 
   void (*quantize_q8p_f32)(uint8_t* out, const float* x, size_t x_stride, size_t n_rows, size_t tile_rows,
-                           size_t depth);
+                           size_t depth, size_t scale_block);
   void (*unpack_q_qp)(PackedFormat, uint8_t* out, const uint8_t* w, size_t n_records);
   void (*gemm_f32_q8_qp)(PackedFormat, float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes,
                          const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols, bool accumulate);

@@ -20,6 +20,12 @@ struct DotScale {
   EH2O_INLINE simd::F32 times(simd::I32 dot) const { return simd::mul_dot(dot, scale, negated_bias); }
 };
 
+// Whether starts of packed activations are pairs.
+template <typename Dot, bool kExists = simd::kHasWordDot>
+inline constexpr bool kHasPairs = false;
+template <typename Dot>
+inline constexpr bool kHasPairs<Dot, true> = Dot::kHasPairs;
+
 // One record of packed activations, a tile of kRows rows.
 template <size_t kRows>
 struct ActivationRecord {
@@ -37,7 +43,11 @@ struct ActivationRecord {
   template <size_t kSubBlocks>
   EH2O_INLINE float sum(size_t sub, size_t row) const {
     if constexpr (kSubBlocks == 1) return sums[row];
-    return scale[row] * (-0.03125f * static_cast<float>(starts[(2 + sub) * kRows + row] - simd::kDotBias));
+    const int32_t start = starts[(2 + sub) * kRows + row];
+    if constexpr (kHasPairs<simd::WordDot>) {
+      return scale[row] * (-0.03125f * static_cast<float>(static_cast<int16_t>(start) + (start >> 16)));
+    }
+    return scale[row] * (-0.03125f * static_cast<float>(start - simd::kDotBias));
   }
 };
 
@@ -178,34 +188,6 @@ EH2O_INLINE void gemm_q8_tile(float* c,          // [n_rows][c_stride]
   }
 
   unroll<kRows>([&](auto r) { store_tile_row<kVectors>(c + r * c_stride, sum[r], r < n_rows ? n_cols : 0); });
-}
-
-template <PackedFormat kFormat>
-void gemm_q8(float* c, size_t c_stride, const uint8_t* x, size_t x_tile_bytes, const uint8_t* w,
-             size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
-  for (size_t row = 0; row < n_rows; row += simd::kGemmQ8Rows) {
-    const size_t rows = n_rows - row < simd::kGemmQ8Rows ? n_rows - row : simd::kGemmQ8Rows;
-    gemm_q8_tile<kFormat>(c + row * c_stride, c_stride, x, w, n_records, rows, n_cols, accumulate);
-    x += x_tile_bytes;
-  }
-}
-
-// c: [n_rows][c_stride], (+)= x times w. x: packed tiles of activations, x_tile_bytes from one tile to the
-// next
-// (>= n_records records). w: one unpacked panel of n_records. n_cols <= kGemmQ8Columns outputs are written.
-inline void gemm_f32_q8_qp(PackedFormat format, float* c, size_t c_stride, const uint8_t* x,
-                           size_t x_tile_bytes, const uint8_t* w, size_t n_records, size_t n_rows,
-                           size_t n_cols, bool accumulate) {
-  switch (format) {
-#define EH2O_CASE(name)                                                                            \
-  case PackedFormat::name:                                                                         \
-    return gemm_q8<PackedFormat::name>(c, c_stride, x, x_tile_bytes, w, n_records, n_rows, n_cols, \
-                                       accumulate);
-    EH2O_QUANTISED_FORMATS(EH2O_CASE)
-#undef EH2O_CASE
-    default:
-      return;
-  }
 }
 
 }  // namespace edgeh2o::EH2O_ISA

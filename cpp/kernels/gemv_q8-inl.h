@@ -4,6 +4,19 @@
 
 namespace edgeh2o::EH2O_ISA {
 
+// Two-level formats whose scales are applied in integers (gemm_words-inl.h). Those with a min would gain
+// little by it, and lose what scales by 32 values are worth.
+template <PackedFormat kFormat>
+struct WordFormat {
+  using Traits = PackedTraits<kFormat>;
+  static constexpr bool kExists =
+      simd::kHasWordDot && Traits::kTwoLevel && !Traits::kHasMin && Traits::kBits < 8;
+  static constexpr int kOffsetLog2 = Traits::kOffsetLog2;
+  // Of a dot product that fits 16 bits.
+  static constexpr size_t kDepth = Traits::kSubBlock < 32 || kOffsetLog2 > 4 ? 16 : 32;
+  static_assert(!kExists || kMostOf16 * static_cast<int>(kDepth / 16) << kOffsetLog2 <= 32767);
+};
+
 // Walks over the records of a packed panel: f32 scales and mins of kGemmQ8Columns columns, and the quants.
 template <PackedFormat kFormat>
 class RecordReader {
@@ -12,7 +25,9 @@ class RecordReader {
   static constexpr size_t kCols = kGemmQ8Columns, kVectors = simd::kGemmQ8Vectors;
 
  public:
-  EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {}
+  EH2O_INLINE explicit RecordReader(const uint8_t* panel) : record_(panel) {
+    if constexpr (WordFormat<kFormat>::kExists) simd::unroll<kVectors>([&](auto v) { d_[v] = simd::zero(); });
+  }
 
   // Enters record number `record`; call it for 0, 1, 2, ...
   EH2O_INLINE void enter(size_t record) {
@@ -63,6 +78,12 @@ class RecordReader {
       return simd::load_f16(reinterpret_cast<const uint16_t*>(record_) + kCols + column);
     }
   }
+  // The scale of a WordFormat in integers, and what it counts.
+  template <typename Dot>
+  EH2O_INLINE simd::I32 fine_scale(size_t sub, size_t v) const {
+    return Dot::load_scales(record_ + sub * kCols + v * simd::kLanes);
+  }
+  EH2O_INLINE simd::F32 coarse_scale(size_t v) const { return d_[v]; }
   EH2O_INLINE const uint8_t* quants() const { return record_ + Sizes::kScalesPerColumn * kCols; }
 
  private:
@@ -201,87 +222,6 @@ __attribute__((flatten)) void gemv_q8(float* y, size_t y_stride, const uint8_t* 
     x += kActivationRecordPerRow * kRows;
   }
   unroll<kRows>([&](auto r) { store_tile_row<kVectors>(y + r * y_stride, sum[r], r < n_rows ? n_cols : 0); });
-}
-
-template <PackedFormat kFormat>
-void gemv_q8_rows(float* y, size_t y_stride, const uint8_t* x, size_t tile_rows, const uint8_t* w,
-                  size_t n_records, size_t n_rows, size_t n_cols, bool accumulate) {
-  simd::with_constant<simd::kGemvRows>(tile_rows, [&](auto rows) {
-    gemv_q8<kFormat, rows>(y, y_stride, x, w, n_records, n_rows, n_cols, accumulate);
-  });
-}
-
-// y: [n_rows][y_stride], n_cols <= kGemmQ8Columns outputs of one panel (+)= x times w. x: one packed tile of
-// tile_rows <= kGemvRows rows, of which n_rows count. w: one packed panel.
-inline void gemv_f32_q8_qp(PackedFormat format, float* y, size_t y_stride, const uint8_t* x, size_t tile_rows,
-                           const uint8_t* w, size_t n_records, size_t n_rows, size_t n_cols,
-                           bool accumulate) {
-  switch (format) {
-#define EH2O_CASE(name)                                                                              \
-  case PackedFormat::name:                                                                           \
-    return gemv_q8_rows<PackedFormat::name>(y, y_stride, x, tile_rows, w, n_records, n_rows, n_cols, \
-                                            accumulate);
-    EH2O_QUANTISED_FORMATS(EH2O_CASE)
-#undef EH2O_CASE
-    default:
-      return;
-  }
-}
-
-// Unpacks n_records of a packed panel for gemm_f32_q8_qp; the first record starts a two-level header.
-template <PackedFormat kFormat>
-void unpack_panel_q(uint8_t* out, const uint8_t* w, size_t n_records) {
-  using namespace simd;
-  using Traits = PackedTraits<kFormat>;
-  using Sizes = PackedSizes<kFormat>;
-  constexpr size_t kVectors = kGemmQ8Vectors, kCols = kGemmQ8Columns;
-  constexpr size_t kSubBlocks = Sizes::kSubBlocks;
-  RecordReader<kFormat> weights(w);
-  for (size_t record = 0; record < n_records; ++record) {
-    weights.enter(record);
-    const uint8_t* w_quants = weights.quants();
-    float* out_scale = reinterpret_cast<float*>(out);
-    unroll<kVectors>([&](auto v) {
-      for (size_t sub = 0; sub < kSubBlocks; ++sub) {
-        store(out_scale + sub * kCols + v * kLanes, weights.scale(sub, v));
-        if constexpr (Traits::kHasMin) {
-          store(out_scale + (kSubBlocks + sub) * kCols + v * kLanes, weights.min(sub, v));
-        }
-      }
-    });
-    uint8_t* out_quants = out + 4 * kCols * kSubBlocks * Sizes::kParts;
-    if constexpr (kHasMmla) {
-      using Dot = Dot4<Traits::kBits>;
-      unroll<4>([&](auto step) {
-        unroll<kVectors>([&](auto v) {
-          const I8 even = load_weights<kFormat, 2 * step>(w_quants, v);
-          const I8 odd = load_weights<kFormat, 2 * step + 1>(w_quants, v);
-          uint8_t* columns = out_quants + (step * kCols + v * kLanes) * 8;
-          store_i8(columns, Dot::low_pair(even, odd));
-          store_i8(columns + 4 * kLanes, Dot::high_pair(even, odd));
-        });
-      });
-    } else {
-      unroll<8>([&](auto step) {
-        unroll<kVectors>([&](auto v) {
-          store_i8(out_quants + (step * kCols + v * kLanes) * 4, load_weights<kFormat, step>(w_quants, v));
-        });
-      });
-    }
-    out += Sizes::kUnpackedPerColumn * kCols;
-  }
-}
-
-inline void unpack_q_qp(PackedFormat format, uint8_t* out, const uint8_t* w, size_t n_records) {
-  switch (format) {
-#define EH2O_CASE(name)    \
-  case PackedFormat::name: \
-    return unpack_panel_q<PackedFormat::name>(out, w, n_records);
-    EH2O_QUANTISED_FORMATS(EH2O_CASE)
-#undef EH2O_CASE
-    default:
-      return;
-  }
 }
 
 }  // namespace edgeh2o::EH2O_ISA

@@ -13,8 +13,13 @@ bool any_float(std::initializer_list<const Linear*> layers) {
 
 }  // namespace
 
-bool any_quantised(std::initializer_list<const Linear*> layers) {
-  return std::any_of(layers.begin(), layers.end(), [](const Linear* l) { return l->weight.is_quantised(); });
+PackedOut packed_for(const LayerCall& call, std::initializer_list<const Linear*> layers) {
+  PackedOut out;
+  for (const Linear* layer : layers) {
+    const PackedOut own = packed_for(call.table(), call.buffers().packed, {&layer->weight});
+    if (own.packed) out = {own.packed, std::max(out.scale_block, own.scale_block)};
+  }
+  return out;
 }
 
 RowNorm row_norm(const DecoderConfig& config, const std::vector<float>& weight,
@@ -29,7 +34,7 @@ MatmulOutput output_of(const Linear& linear, float* out, size_t stride, bool acc
 MatmulInput begin_branch(const LayerCall& call, MatView<float> x, const std::vector<float>& pre_norm,
                          std::initializer_list<const Linear*> layers, const std::vector<float>& bias) {
   Activations& a = call.buffers();
-  uint8_t* packed = any_quantised(layers) ? a.packed : nullptr;
+  const PackedOut packed = packed_for(call, layers);
   const MatView<const float> rows{x.data, x.rows, x.cols, x.stride};
   if (pre_norm.empty()) return pack_rows(call.table(), rows, packed);
   const ActivationsOut norm{{any_float(layers) ? a.norm : nullptr, x.rows, x.cols, x.cols}, packed};

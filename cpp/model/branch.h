@@ -10,7 +10,8 @@
 
 namespace edgeh2o {
 
-bool any_quantised(std::initializer_list<const Linear*> layers);
+// Where the rows that are the input of all these layers are packed to 8 bits, if one of them wants that.
+PackedOut packed_for(const LayerCall& call, std::initializer_list<const Linear*> layers);
 
 // The norm of weights [model_dim] and of the bias, unless it is empty, as the model has it.
 RowNorm row_norm(const DecoderConfig& config, const std::vector<float>& weight,

@@ -22,8 +22,7 @@ MatView<float> make_inputs(const LayerCall& call, Span<const int32_t> tokens) {
   const MatView<const float> rows{embedded.data, n, embedded.cols, embedded.stride};
   const MatView<float> projected{a.gate, n, dim, dim}, inputs{a.up, n, dim, dim};
   const MatmulOutput output = output_of(proj, projected.data, dim);
-  matmul(table, pack_rows(table, rows, proj.weight.is_quantised() ? a.packed : nullptr), {&output, 1},
-         a.scratch);
+  matmul(table, pack_rows(table, rows, packed_for(call, {&proj})), {&output, 1}, a.scratch);
   const std::vector<PackedMatrix>& parts = weights.token_inputs();
   embed_columns(table, {parts.data(), parts.size()}, tokens, call.layer * dim,
                 std::sqrt(static_cast<float>(dim)), inputs);
@@ -42,9 +41,8 @@ void add_token_input(const LayerCall& call, size_t first, MatView<float> x) {
   const MatView<float> inputs = make_inputs(call, {call.step.tokens.data + first, n});
   const MatmulOutput gate = output_of(w.token_input_gate, a.gate, dim);
   matmul(table, begin_branch(call, x, {}, {&w.token_input_gate}), {&gate, 1}, a.scratch);
-  const bool is_quantised = w.token_input_out.weight.is_quantised();
-  const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, dim, dim},
-                               is_quantised ? a.packed : nullptr};
+  const PackedOut packed = packed_for(call, {&w.token_input_out});
+  const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, dim, dim}, packed};
   const MatmulInput gated = gate_rows(table, table.geglu_f32, {a.gate, n, dim, dim},
                                       {inputs.data, n, dim, dim}, product, a.scratch);
   end_branch(call, x, gated, w.token_input_out, w.token_input_post_norm);

@@ -10,7 +10,7 @@ namespace {
 
 // Depth of a weight panel that is unpacked at a time: 768 x 32 outputs of unpacked 4-bit weights are 28 KB
 // and stay in a 32 KB L1 cache; a float panel of 256 x 32 is 32 KB. Multiples of 256 (two-level headers).
-constexpr size_t kDepthQ = 768, kDepthF32 = 256;
+constexpr size_t kDepthQ = 3 * kSuperBlock, kDepthF32 = 256;
 // Rows that share an unpacked panel: the more, the cheaper the unpacking; 192 x 1,536 8-bit activations are
 // 0.4 MB.
 constexpr size_t kRowBlock = 192;
@@ -125,14 +125,18 @@ size_t activation_tile_rows(const KernelTable& table, size_t n_rows) {
 }
 
 size_t matmul_scratch_bytes(const KernelTable& table) {
-  const size_t per_column = std::max(kDepthQ / kBlock * max_unpacked_per_column(), kDepthF32 * sizeof(float));
+  const size_t per_column =
+      std::max(kDepthQ / kSuperBlock * max_unpacked_super_per_column(), kDepthF32 * sizeof(float));
   return round_up(per_column * table.layout.panel_cols, kAlignment);
 }
 
 void matmul(const KernelTable& table, const MatmulInput& input, Span<const MatmulOutput> outputs,
             uint8_t* scratch) {
   for (const MatmulOutput& output : outputs) {
-    const size_t n_columns = (output.input ? *output.input : input).rows.cols;
+    const MatmulInput& own = output.input ? *output.input : input;
+    const size_t n_columns = own.rows.cols;
+    EH2O_DASSERT(!output.weight->is_quantised() ||
+                 own.packed.scale_block >= table.layout.scale_block(output.weight->format()));
     EH2O_CHECK(output.weight->cols() == n_columns, "matmul: activations have ", n_columns,
                " columns, the weight has ", output.weight->cols());
   }
@@ -164,33 +168,54 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
   });
 }
 
-void matmul_heads(const KernelTable& table, const MatmulInput& input, size_t step,
+void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,
                   Span<const PackedMatrix> weights, float* out, size_t out_stride, size_t out_step,
                   uint8_t* scratch) {
+  const size_t depth = weights.data[0].cols();
+  EH2O_CHECK(depth <= step && weights.size * step <= rows.cols, "matmul_heads: ", weights.size, " heads of ",
+             depth, " values, ", step, " apart, in rows of ", rows.cols);
+  const PackedOut packed_out = packed_for(table, packed, {&weights.data[0]});
+  Activations8 all{packed_out.packed, activation_tile_rows(table, rows.rows), depth, packed_out.scale_block};
+  const size_t n_tiles = ceil_div(rows.rows, all.tile_rows);
+  if (all.packed) {
+    parallel_for(weights.size * n_tiles, [&](size_t i, size_t) {
+      const size_t column = i / n_tiles * step, first = i % n_tiles * all.tile_rows;
+      table.quantize_q8p_f32(all.packed + i * all.tile_bytes(), rows.row(first) + column, rows.stride,
+                             std::min(all.tile_rows, rows.rows - first), all.tile_rows, depth,
+                             all.scale_block);
+    });
+  }
   MatmulInput inputs[kHeadsAtOnce];
   MatmulOutput outputs[kHeadsAtOnce];
   for (size_t first = 0; first < weights.size; first += kHeadsAtOnce) {
     const size_t count = std::min(kHeadsAtOnce, weights.size - first);
     for (size_t i = 0; i < count; ++i) {
-      const PackedMatrix& weight = weights.data[first + i];
-      const size_t column = (first + i) * step;
-      EH2O_CHECK(!weight.is_quantised() || column % kBlock == 0, "a head's input begins at column ", column,
-                 ", but quantised weights want multiples of ", kBlock);
-      inputs[i] = input;
-      inputs[i].rows = {input.rows.data + column, input.rows.rows, weight.cols(), input.rows.stride};
-      if (input.packed.packed) inputs[i].packed.packed = const_cast<uint8_t*>(input.packed.record(0, column));
-      outputs[i] = {&weight, nullptr, out + (first + i) * out_step, out_stride, false, inputs + i};
+      const size_t head = first + i;
+      inputs[i] = {all, {rows.data + head * step, rows.rows, depth, rows.stride}};
+      if (all.packed) inputs[i].packed.packed += head * n_tiles * all.tile_bytes();
+      outputs[i] = {&weights.data[head], nullptr, out + head * out_step, out_stride, false, inputs + i};
     }
-    matmul(table, input, {outputs, count}, scratch);
+    matmul(table, inputs[0], {outputs, count}, scratch);
   }
 }
 
-Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed) {
-  const Activations8 result{packed, activation_tile_rows(table, rows.rows), rows.cols};
+PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
+                     std::initializer_list<const PackedMatrix*> weights) {
+  PackedOut out;
+  for (const PackedMatrix* weight : weights) {
+    if (!weight->is_quantised()) continue;
+    out.packed = buffer;
+    out.scale_block = std::max(out.scale_block, table.layout.scale_block(weight->format()));
+  }
+  return out;
+}
+
+Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, const PackedOut& out) {
+  const Activations8 result{out.packed, activation_tile_rows(table, rows.rows), rows.cols, out.scale_block};
   parallel_for(ceil_div(rows.rows, result.tile_rows), [&](size_t tile, size_t) {
     const size_t first = tile * result.tile_rows, n_rows = std::min(result.tile_rows, rows.rows - first);
-    table.quantize_q8p_f32(packed + tile * result.tile_bytes(), rows.row(first), rows.stride, n_rows,
-                           result.tile_rows, rows.cols);
+    table.quantize_q8p_f32(out.packed + tile * result.tile_bytes(), rows.row(first), rows.stride, n_rows,
+                           result.tile_rows, rows.cols, out.scale_block);
   });
   return result;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "base/mat_view.h"
 #include "isa/kernel_table.h"
@@ -16,6 +17,7 @@ struct Activations8 {
   uint8_t* packed = nullptr;  // tiles of tile_rows rows, see quant/packed_format.h
   size_t tile_rows = 0;
   size_t depth = 0;
+  size_t scale_block = kBlock;  // values that share a scale
   size_t tile_bytes() const { return depth / kBlock * kActivationRecordPerRow * tile_rows; }
   // Where the values of a tile from depth k on begin.
   const uint8_t* record(size_t tile, size_t k) const {
@@ -23,6 +25,15 @@ struct Activations8 {
   }
   static size_t bytes(const KernelTable& table, size_t n_rows, size_t depth);
 };
+
+// Where rows are to be packed to 8 bits, and how.
+struct PackedOut {
+  uint8_t* packed = nullptr;  // null where no weight is quantised
+  size_t scale_block = kBlock;
+};
+// For the input of all these weights: the widest scale_block that one of them asks for.
+PackedOut packed_for(const KernelTable& table, uint8_t* buffer,
+                     std::initializer_list<const PackedMatrix*> weights);
 
 struct MatmulInput {
   Activations8 packed;
@@ -50,13 +61,13 @@ void matmul(const KernelTable& table, const MatmulInput& input, Span<const Matmu
             uint8_t* scratch);
 
 // A product per head: out[r][h * out_step + i] = sum over j of weights[h].weight[i][j] * rows[r][h * step +
-// j], all matrices of one shape and type. input: of whole rows, so that a step is a multiple of kBlock for
-// quantised weights. No biases.
-void matmul_heads(const KernelTable& table, const MatmulInput& input, size_t step,
+// j], all matrices of one shape and type; a step is a multiple of kBlock for quantised weights. packed takes
+// Activations8::bytes of the rows. No biases.
+void matmul_heads(const KernelTable& table, MatView<const float> rows, uint8_t* packed, size_t step,
                   Span<const PackedMatrix> weights, float* out, size_t out_stride, size_t out_step,
                   uint8_t* scratch);
 
 // Fills packed from f32 rows, in parallel.
-Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed);
+Activations8 quantize_rows(const KernelTable& table, MatView<const float> rows, const PackedOut& out);
 
 }  // namespace edgeh2o

@@ -14,7 +14,7 @@ template <typename RowFunction>
 MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols, const ActivationsOut& out,
                          uint8_t* scratch, const RowFunction& compute_row) {
   const size_t tile_rows = activation_tile_rows(table, n_rows);
-  const Activations8 packed{out.packed, tile_rows, n_cols};
+  const Activations8 packed{out.packed.packed, tile_rows, n_cols, out.packed.scale_block};
   const size_t scratch_bytes = row_scratch_bytes(table, n_cols);
   parallel_for(ceil_div(n_rows, tile_rows), [&](size_t tile, size_t thread) {
     const size_t first = tile * tile_rows, count = std::min(tile_rows, n_rows - first);
@@ -23,9 +23,9 @@ MatmulInput for_each_row(const KernelTable& table, size_t n_rows, size_t n_cols,
                       : MatView<float>{reinterpret_cast<float*>(scratch + thread * scratch_bytes), count,
                                        n_cols, n_cols};
     for (size_t i = 0; i < count; ++i) compute_row(rows.row(i), first + i);
-    if (out.packed) {
-      table.quantize_q8p_f32(out.packed + tile * packed.tile_bytes(), rows.data, rows.stride, count,
-                             tile_rows, n_cols);
+    if (packed.packed) {
+      table.quantize_q8p_f32(packed.packed + tile * packed.tile_bytes(), rows.data, rows.stride, count,
+                             tile_rows, n_cols, packed.scale_block);
     }
   });
   return {packed, {out.rows.data, n_rows, n_cols, out.rows.stride}};
@@ -111,10 +111,10 @@ void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, c
   });
 }
 
-MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed) {
+MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, const PackedOut& packed) {
   MatmulInput input;
   input.rows = rows;
-  if (packed) input.packed = quantize_rows(table, rows, packed);
+  if (packed.packed) input.packed = quantize_rows(table, rows, packed);
   return input;
 }
 

@@ -23,8 +23,8 @@ void scale_logits(const KernelTable& table, MatView<float> logits, float scale, 
 
 // What a row-wise operation leaves behind for the next matmul.
 struct ActivationsOut {
-  MatView<float> rows;        // f32 result; rows.data may be null where only the packed form is wanted
-  uint8_t* packed = nullptr;  // packed 8-bit result, null where no weight is quantised
+  MatView<float> rows;  // f32 result; rows.data may be null where only the packed form is wanted
+  PackedOut packed;     // 8-bit result
 };
 
 // LayerNorm where it centres its input, else RMS norm.
@@ -61,7 +61,7 @@ void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, c
               float scale);
 
 // Packs rows that exist already; input.rows are the rows themselves.
-MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, uint8_t* packed);
+MatmulInput pack_rows(const KernelTable& table, MatView<const float> rows, const PackedOut& packed);
 
 // Bytes of scratch per thread for rows of up to `max_cols`.
 size_t row_scratch_bytes(const KernelTable& table, size_t max_cols);

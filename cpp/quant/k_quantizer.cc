@@ -12,8 +12,6 @@
 namespace edgeh2o {
 namespace {
 
-constexpr size_t kSuperBlock = kBlock * kSuperRecords;
-
 // The nearest integer of a value below 2^22 in magnitude: adding 1.5 * 2^23 leaves it in the lowest bits.
 int nearest(float value) {
   const float shifted = value + 12582912.0f;

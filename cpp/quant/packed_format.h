@@ -17,7 +17,13 @@
 // Activations are packed in tiles of mr rows, one record per 32 values of depth:
 //   f32 d[mr], f32 sum[mr] (d times the sum of the quants), s32 starts[4][mr], s8[8][mr][4]
 // starts are where dot products with unsigned weights begin: the ISA's kDotBias minus 8 and 128 times the sum
-// of all quants, and minus 32 times that of the first 16 and of the last 16.
+// of all quants, and minus 32 times that of the first 16 and of the last 16. Where a lane holds two parts of
+// a product (PackLayout::has_pairs) all but the first are pairs of s16, without a bias, of the quants 4 i, 4
+// i + 1 and of 4 i + 2, 4 i + 3; the second is minus 16 times their sum.
+//
+// 32 values share a scale; or 256, where a weight's format asks for it (PackLayout::scale_block): then
+// products with 16 times 6 or 32 times 5 bits of weights, without their offset, fit 16 bits, because the
+// scale is such that the magnitudes of 16 quants do not add up to more than kMostOf16.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +55,8 @@ enum class PackedFormat : uint8_t {
 
 inline constexpr size_t kBlock = 32;        // depth of one record
 inline constexpr size_t kSuperRecords = 8;  // records that share a two-level header
+inline constexpr size_t kSuperBlock = kBlock * kSuperRecords;
+inline constexpr int kMostOf16 = 1023;
 
 // What 4 stored bits stand for where the levels are not evenly spaced.
 enum class Codebook : uint8_t { kNone, kIq4, kE2m1, kIq2, kIq3S, kIq3Xxs };
@@ -137,15 +145,20 @@ struct PackedSizes {
   static constexpr size_t kRecordPerColumn = kScalesPerColumn + kQuantsPerColumn;
   static constexpr size_t kSuperPerColumn = kHeaderPerColumn + kSuperRecords * kRecordPerColumn;
   // An unpacked record, as the matrix kernel reads it: f32 scales[kSubBlocks][nr], f32 mins alike, u8 or s8
-  // quants[8][nr][4], or [4][nr][8] where the ISA multiplies matrices.
+  // quants[8][nr][4], or [4][nr][8] where the ISA multiplies matrices. Where activations share a scale by
+  // 256, scales are s32, without the f32 d[nr] that stands in front of every 8th record.
   static constexpr size_t kUnpackedPerColumn = 4 * kSubBlocks * kParts + 32;
+  static constexpr size_t kUnpackedHeaderPerColumn = Traits::kTwoLevel ? 4 : 0;
+  static constexpr size_t kUnpackedSuperPerColumn =
+      kUnpackedHeaderPerColumn + kSuperRecords * kUnpackedPerColumn;
 };
 
-constexpr size_t max_unpacked_per_column() {
+// Bytes per column of a super-block of any format.
+constexpr size_t max_unpacked_super_per_column() {
   size_t largest = 0;
-#define EH2O_MAX(name)                                                    \
-  largest = PackedSizes<PackedFormat::name>::kUnpackedPerColumn > largest \
-                ? PackedSizes<PackedFormat::name>::kUnpackedPerColumn     \
+#define EH2O_MAX(name)                                                         \
+  largest = PackedSizes<PackedFormat::name>::kUnpackedSuperPerColumn > largest \
+                ? PackedSizes<PackedFormat::name>::kUnpackedSuperPerColumn     \
                 : largest;
   EH2O_QUANTISED_FORMATS(EH2O_MAX)
 #undef EH2O_MAX

@@ -24,6 +24,7 @@ inline constexpr int32_t kDotBias = 0x4b400000;
 inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 inline constexpr bool kHasF16 = false;
 struct Halves;
+inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 3, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 4;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 2;
@@ -234,6 +235,51 @@ struct Dot4<8> {
 };
 
 #endif
+
+// With AVX-VNNI the low word of a lane holds the product, whatever bias stands above it, and is multiplied by
+// the scale, the high word by 0. Else both words hold a part.
+struct WordDot {
+  static EH2O_INLINE F32 to_f32(I32 sum) { return _mm256_cvtepi32_ps(sum); }
+  static EH2O_INLINE I32 load(const uint8_t* scales) { return load_i8(scales); }
+  static EH2O_INLINE void store(uint8_t* p, I32 scales) { store_i8(p, scales); }
+#ifdef __AVXVNNI__
+  static constexpr bool kHasPairs = false;
+  static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) { return Dot4<8>::add<0>(dot, w, x); }
+  static EH2O_INLINE I32 add_parts(I32 a, I32 b) { return add_i32(a, b); }
+  static EH2O_INLINE I32 add_scaled(I32 sum, I32 dot, I32 scale) {
+    return _mm256_dpwssd_avx_epi32(sum, dot, scale);
+  }
+  static EH2O_INLINE I32 spread(__m256i low) { return low; }
+#else
+  static constexpr bool kHasPairs = true;
+  static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) {
+    return _mm256_add_epi16(dot, _mm256_maddubs_epi16(w, broadcast_4(x)));
+  }
+  static EH2O_INLINE I32 add_parts(I32 a, I32 b) { return _mm256_add_epi16(a, b); }
+  static EH2O_INLINE I32 add_scaled(I32 sum, I32 dot, I32 scale) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(dot, scale));
+  }
+  static EH2O_INLINE I32 spread(__m256i low) { return _mm256_or_si256(low, _mm256_slli_epi32(low, 16)); }
+  // Both words of every lane times 2^-kShift.
+  template <int kShift>
+  static EH2O_INLINE I32 shift_right(I32 a) {
+    return _mm256_srai_epi16(a, kShift);
+  }
+  // Of 16 bytes the sum of bytes 4 i and 4 i + 1, and of 4 i + 2 and 4 i + 3.
+  static EH2O_INLINE void sum_pairs(int16_t (&sums)[2], const int8_t* bytes) {
+    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+    __m128i words = _mm_maddubs_epi16(_mm_set1_epi8(1), all);
+    words = _mm_add_epi16(words, _mm_srli_si128(words, 8));
+    words = _mm_add_epi16(words, _mm_srli_si128(words, 4));
+    const int32_t both = _mm_cvtsi128_si32(words);
+    __builtin_memcpy(sums, &both, sizeof(both));
+  }
+#endif
+  static EH2O_INLINE I32 load_scales(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return spread(_mm256_and_si256(wide, _mm256_set1_epi32(0xffff)));
+  }
+};
 
 // Four sums, of the lanes of a, b, c and d.
 EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {

@@ -26,6 +26,7 @@ inline constexpr bool kHasBf16 = false, kPrefersBf16 = false;
 #endif
 inline constexpr bool kHasF16 = false;
 struct Halves;
+inline constexpr bool kHasWordDot = true;
 // Register tiles (rows x vectors of columns), the largest that leaves the weights in registers.
 inline constexpr size_t kGemmQ8Rows = 6, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 6;  // that a matrix-vector kernel takes at once
@@ -182,6 +183,24 @@ struct Dot4 {
   }
   static constexpr size_t kMaxSteps = 8;  // calls of add between start() and finish()
   static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
+};
+
+// vpdpwssd multiplies the low word of a lane, which holds the product whatever bias stands above it, by the
+// scale, and the high word by 0.
+struct WordDot {
+  static EH2O_INLINE F32 to_f32(I32 sum) { return _mm512_cvtepi32_ps(sum); }
+  static EH2O_INLINE I32 load(const uint8_t* scales) { return load_i8(scales); }
+  static EH2O_INLINE void store(uint8_t* p, I32 scales) { store_i8(p, scales); }
+  static constexpr bool kHasPairs = false;
+  static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) { return Dot4<8>::add<0>(dot, w, x); }
+  static EH2O_INLINE I32 add_parts(I32 a, I32 b) { return add_i32(a, b); }
+  static EH2O_INLINE I32 add_scaled(I32 sum, I32 dot, I32 scale) {
+    return _mm512_dpwssd_epi32(sum, dot, scale);
+  }
+  static EH2O_INLINE I32 load_scales(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_maskz_mov_epi16(0x55555555, wide);
+  }
 };
 
 // Four sums, of the lanes of a, b, c and d.

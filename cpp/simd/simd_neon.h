@@ -34,6 +34,8 @@ inline constexpr bool kHasF16 = true;
 #else
 inline constexpr bool kHasF16 = false;
 #endif
+inline constexpr bool kHasWordDot = false;
+struct WordDot;
 inline constexpr size_t kGemmQ8Rows = 4, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 4;      // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 1;  // accumulators are forwarded, and several records are in flight

@@ -23,6 +23,8 @@ inline constexpr bool kHasBf16 = true;
 inline constexpr bool kPrefersBf16 = false;
 // Halves (below) exists.
 inline constexpr bool kHasF16 = true;
+// WordDot (dots_scalar.h) exists.
+inline constexpr bool kHasWordDot = true;
 inline constexpr size_t kGemmQ8Rows = 2, kGemmQ8Vectors = 2;
 inline constexpr size_t kGemvRows = 3;  // that a matrix-vector kernel takes at once
 inline constexpr size_t kGemvQ8Chains = 2;
@@ -335,66 +337,7 @@ EH2O_INLINE I8 look_up(const uint8_t* table, I8 index) {
   return index;
 }
 
-// Unsigned weights, as on the x86 targets, so that the offset correction is tested by the reference too.
-template <int kBits>
-struct Dot4 {
-  static constexpr bool kSigned = false;
-  using Acc = I32;
-  using X = const int8_t*;
-  static constexpr size_t kXRows = kGemmQ8Rows;
-  static EH2O_INLINE Acc start(I32 init) { return init; }
-  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
-  template <size_t kRow>
-  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
-    for (size_t i = 0; i < kLanes; ++i)
-      for (size_t k = 0; k < 4; ++k) acc.lane[i] += w.byte[4 * i + k] * x[4 * kRow + k];
-    return acc;
-  }
-  static constexpr size_t kMaxSteps = 8;
-  static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
-};
-
-// Four sums, of the lanes of a, b, c and d.
-EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
-  store(p, F32{reduce_add(a), reduce_add(b), reduce_add(c), reduce_add(d)});
-}
-
-// Blocks of 32 signed bytes times numbers of 16 bits.
-// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
-EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
-  for (size_t w = 0; w < 8; ++w)
-    for (size_t i = 0; i < kLanes; ++i) std::memcpy(out[w].byte + 4 * i, rows + i * stride + 4 * w, 4);
-}
-// Every lane of out: a column of 4 rows, in the order that store_block undoes.
-EH2O_INLINE void load_interleaved(I8 (&out)[8], const uint8_t* const (&rows)[4]) {
-  for (size_t i = 0; i < 32; ++i)
-    for (size_t k = 0; k < 4; ++k) out[i / kLanes].byte[i % kLanes * 4 + k] = rows[k][i];
-}
-EH2O_INLINE void store_block(float* p, const F32 (&v)[8]) {
-  for (size_t i = 0; i < 8; ++i) store(p + i * kLanes, v[i]);
-}
-// Sums over the 4 bytes of every lane, times 4 numbers of 8 bytes in all that store_x has written.
-struct BlockDot {
-  using Bytes = I8;
-  using Acc = I32;
-  static EH2O_INLINE Acc start() { return set1_i32(0); }
-  static EH2O_INLINE Bytes widen(I8 v) { return v; }
-  static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
-    int16_t numbers[4];
-    std::memcpy(numbers, x, sizeof(numbers));
-    for (size_t i = 0; i < 4 * kLanes; ++i)
-      acc.lane[i / 4] += static_cast<int8_t>(v.byte[i]) * numbers[i % 4];
-    return acc;
-  }
-  static EH2O_INLINE F32 finish(Acc acc) { return mul_dot(acc, set1(1.0f), zero()); }
-  static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
-    for (size_t i = 0; i < kLanes; ++i) {
-      const auto number = static_cast<int16_t>(std::nearbyintf(v.lane[i]));
-      std::memcpy(out + 2 * i, &number, 2);
-    }
-  }
-};
-
 }  // namespace edgeh2o::EH2O_ISA::simd
 
 #include "simd/bytes_scalar.h"
+#include "simd/dots_scalar.h"

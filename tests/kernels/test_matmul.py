@@ -14,7 +14,7 @@ import pytest
 from edgeh2o import _core, _kernels
 from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import quantize_k
-from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
+from tests.reference.quant import Q8_BLOCK, dequantise_q8_rows, quantise_q8_rows
 
 EPS = np.finfo(np.float32).eps
 FLOAT_TYPES = ["F32", "F16", "BF16"]
@@ -76,8 +76,37 @@ def as_seen(isa: str, type_name: str, x: np.ndarray) -> np.ndarray:
     """Activations as the product sees them; what ``quantize_q8`` does is tested by itself."""
     if type_name in FLOAT_TYPES:
         return x.astype(np.float64)
-    scales, _, quants = _kernels.quantize_q8(isa, x)
+    scales, _, quants = quantised(isa, x, _kernels.scale_block(isa, type_name))
     return dequantise_q8_rows(quants, scales)
+
+
+def quantised(
+    isa: str, x: np.ndarray, scale_block: int = Q8_BLOCK
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What ``quantize_q8`` packs, taken apart, after a look at the starts of dot products.
+
+    Returns scales and sums, float32 [rows, cols / 32], and quants, int8 [rows, cols].
+    """
+    packed, dot_bias, has_pairs = _kernels.quantize_q8(isa, x, scale_block)
+    n_tiles, n_blocks, mr = *packed.shape[:2], packed.shape[2] // 56
+    n_rows = n_tiles * mr
+    floats = packed[..., : 8 * mr].copy().view(np.float32).reshape(n_tiles, n_blocks, 2, mr)
+    floats = floats.transpose(2, 0, 3, 1).reshape(2, n_rows, n_blocks)[:, : len(x)]
+    starts = packed[..., 8 * mr : 24 * mr].copy().view(np.int32).reshape(n_tiles, n_blocks, 4, mr)
+    starts = starts.transpose(2, 0, 3, 1).reshape(4, n_rows, n_blocks)[:, : len(x)]
+    quants = packed[..., 24 * mr :].view(np.int8).reshape(n_tiles, n_blocks, 8, mr, 4)
+    quants = quants.transpose(0, 3, 1, 2, 4).reshape(n_rows, -1)[: len(x)]
+
+    parts = quants.reshape(len(x), n_blocks, 2, 4, 2, 2).sum((3, 5), dtype=np.int32)
+    parts = parts.transpose(2, 0, 1, 3)
+    halves = parts.sum(3)
+    rest = np.array([-128 * halves.sum(0), *(-32 * halves)]) + dot_bias
+    if has_pairs:
+        pairs = np.array([-16 * parts.sum(0), *(-32 * parts)], np.int16)
+        rest = pairs.view(np.int32)[..., 0]
+    np.testing.assert_array_equal(starts[0], dot_bias - 8 * halves.sum(0))
+    np.testing.assert_array_equal(starts[1:], rest)
+    return floats[0], floats[1], quants
 
 
 def assert_product(result: np.ndarray, x: np.ndarray, weights: np.ndarray) -> None:
@@ -234,7 +263,7 @@ def test_quantised_activations(isa: str) -> None:
     x = np.random.default_rng(7).standard_normal((13, 96)).astype(np.float32)
     x[3] = 0
     x[4, 5] = 1000
-    scales, sums, quants = _kernels.quantize_q8(isa, x)
+    scales, sums, quants = quantised(isa, x)
     expected_quants, expected_scales = quantise_q8_rows(x)
     np.testing.assert_allclose(scales, expected_scales, rtol=2 * EPS)
     # A value on a rounding border may go either way.
@@ -242,6 +271,23 @@ def test_quantised_activations(isa: str) -> None:
     assert np.abs(difference).max() <= 1 and np.count_nonzero(difference) <= 2
     totals = quants.reshape(13, 3, 32).sum(2, dtype=np.float32)
     np.testing.assert_allclose(sums, scales * totals, rtol=2 * EPS)
+
+
+def test_activations_that_share_a_scale_by_256(isa: str) -> None:
+    """16 neighbours of equal size get smaller numbers, so that their products fit 16 bits."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((13, 768)).astype(np.float32)
+    x[3, 256:512] = 0
+    x[4, 5] = 1000
+    x[5, 512:528] = -2.5
+    x[6] = np.where(rng.random(768) < 0.5, -1, 1)
+    scales, _, quants = quantised(isa, x, 256)
+    expected_quants, expected_scales = quantise_q8_rows(x, 256)
+    np.testing.assert_allclose(scales, expected_scales, rtol=16 * EPS)
+    difference = quants.astype(int) - expected_quants
+    assert np.abs(difference).max() <= 1 and np.count_nonzero(difference) <= 4
+    sums = np.abs(quants.astype(int)).reshape(13, -1, 16).sum(2)
+    assert 1000 < sums.max() <= 1023
 
 
 @pytest.mark.parametrize(

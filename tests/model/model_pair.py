@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeh2o import _core
+from edgeh2o import _core, _kernels, isa
 from edgeh2o.runners.native import NativeModelFile
 from tests.reference.decoder import AttentionLayer, DecoderRun, ReferenceDecoder
 from tests.reference.dense import DenseLayer
@@ -75,7 +75,8 @@ class ModelPair:
 
     def as_computed(self, make_layer: Callable[[], AttentionLayer]) -> DecoderRun:
         """Reference run with the two roundings of the core: 8-bit activations, f16 cache."""
-        return self.reference.start(make_layer, quantise_activations=True, cache_type="f16")
+        scale_block_of = functools.partial(_kernels.scale_block, isa.active())
+        return self.reference.start(make_layer, scale_block_of=scale_block_of, cache_type="f16")
 
 
 def load_pair(tiny_model: TinyModelFactory, **options: object) -> ModelPair:

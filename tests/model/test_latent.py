@@ -104,6 +104,21 @@ def test_quantised_weights(tiny_model: TinyModelFactory, is_new: bool) -> None:
     assert relative_error(session.decode(int(tokens[-1])), exact[-1]) < 0.02
 
 
+def test_heads_of_scales_by_256_need_no_width_of_256(tiny_model: TinyModelFactory) -> None:
+    """A head's 256 values begin anywhere in a row: here 288 after those of the head before."""
+    sizes = {"kv_rank": 256, "rope_dim": 32, "nope_dim": 256, "value_dim": 256, "q_rank": 256}
+    shape = {"model_dim": 256, "n_heads": 4, "ffn_dim": 256, "n_experts": 0, "n_layers": 1}
+    pair = load_pair(tiny_model, architecture="deepseek2", tensor_type="Q6_K", **sizes, **shape)
+    tokens = random_tokens(60)
+    exact = pair.reference.start(layers_of("dense")[0]).prefill(tokens)
+    session = pair.session(_core.dense_policy(), cache_type="f32")
+    logits = prefill(session, tokens)
+    assert relative_error(logits, exact) < 0.03
+    session.reset()
+    session.prefill(tokens[:-1], is_last=True)
+    np.testing.assert_array_equal(session.decode(int(tokens[-1])), logits[-1])
+
+
 def test_a_batch_of_tokens_is_decoded_as_one_by_one(pair: ModelPair) -> None:
     session = pair.session(_core.dense_policy())
     session.prefill(random_tokens(90), is_last=True)

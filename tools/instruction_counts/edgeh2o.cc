@@ -33,7 +33,7 @@ void multiply(const char* type, size_t n_rows, size_t repetitions) {
   AlignedBuffer packed(Activations8::bytes(table, n_rows, kDepth)), scratch(matmul_scratch_bytes(table));
   const MatView<const float> rows{x.data(), n_rows, kDepth, kDepth};
   for (size_t i = 0; i < repetitions; ++i) {
-    const MatmulInput input{quantize_rows(table, rows, packed.data()), rows};
+    const MatmulInput input{quantize_rows(table, rows, packed_for(table, packed.data(), {&weights})), rows};
     const MatmulOutput output{&weights, nullptr, out.data(), kOutputs};
     matmul(table, input, {&output, 1}, scratch.data());
   }

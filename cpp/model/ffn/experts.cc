@@ -14,7 +14,7 @@ namespace {
 // out [n][model_dim] = ffn(rows); may be the rows themselves.
 void run_expert(const LayerCall& call, const FeedForward& ffn, MatView<const float> rows, float* out) {
   const Activations& a = call.buffers();
-  uint8_t* packed = any_quantised({&ffn.gate, &ffn.up}) ? a.packed : nullptr;
+  const PackedOut packed = packed_for(call, {&ffn.gate, &ffn.up});
   const MatmulInput product = gate_up(call, ffn, pack_rows(call.table(), rows, packed));
   const MatmulOutput down = output_of(ffn.down, out, rows.cols);
   matmul(call.table(), product, {&down, 1}, a.scratch);
@@ -44,7 +44,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
     if (norm.empty()) {
       std::copy_n(x.data, n * dim, normed.data);
     } else {
-      rms_norm_rows(table, {x.data, n, dim, x.stride}, norm.data(), eps, {normed}, a.scratch);
+      rms_norm_rows(table, {x.data, n, dim, x.stride}, norm.data(), eps, {normed, {}}, a.scratch);
     }
   };
   const auto norm_output = [&](MatView<float> out, const std::vector<float>& norm) {
@@ -52,8 +52,7 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   };
   norm_input(spec.has_expert_norms ? w.ffn_router_norm : w.ffn_norm);
   const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
-  matmul(table, pack_rows(table, rows, any_quantised({&w.ffn_router}) ? a.packed : nullptr), {&router, 1},
-         a.scratch);
+  matmul(table, pack_rows(table, rows, packed_for(call, {&w.ffn_router})), {&router, 1}, a.scratch);
   const MatView<float> logits{a.router, n, n_experts, n_experts};
   if (spec.has_expert_norms) {
     scale_logits(table, logits, 1.0f / std::sqrt(static_cast<float>(dim)), 0.0f);

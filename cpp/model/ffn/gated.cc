@@ -43,9 +43,8 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const GateKernel activation = gate_kernel(table, call.spec().activation);
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
   matmul(table, input, {outputs + first, 2 - first}, a.scratch);
-  const bool is_quantised = ffn.down.weight.is_quantised();
-  const ActivationsOut product{{is_quantised ? nullptr : a.gate, n, ffn_dim, ffn_dim},
-                               is_quantised ? a.packed : nullptr};
+  const PackedOut packed = packed_for(call, {&ffn.down});
+  const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, ffn_dim, ffn_dim}, packed};
   if (call.spec().activation == Activation::kXielu) {
     return xielu_rows(table, call.spec().xielu, {a.up, n, ffn_dim, ffn_dim}, product, a.scratch);
   }

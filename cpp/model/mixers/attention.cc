@@ -86,8 +86,7 @@ Qkv qkv_rows(const LayerCall& call, size_t n) {
 // What attention gave as the input of the output projection.
 MatmulInput output_input(const LayerCall& call, MatView<const float> attended) {
   const MatView<const float> rows = call.spec().latent.is_none() ? attended : latent_values(call, attended);
-  const bool is_quantised = call.layer_weights().attn_output.weight.is_quantised();
-  return pack_rows(call.table(), rows, is_quantised ? call.buffers().packed : nullptr);
+  return pack_rows(call.table(), rows, packed_for(call, {&call.layer_weights().attn_output}));
 }
 
 void set_sinks(const LayerCall& call) {
@@ -172,7 +171,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
     }
   }
 
-  uint8_t* packed = w.attn_output.weight.is_quantised() ? a.packed : nullptr;
+  const PackedOut packed = packed_for(call, {&w.attn_output});
   const float* gate = a.qkv;
   const size_t stride = qkv.q.stride;
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
@@ -183,7 +182,8 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
         spec.has_output_gate
             ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
                         as_const(rows),
-                        {packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed}, a.scratch)
+                        {packed.packed ? MatView<float>{nullptr, count, out_dim, out_dim} : rows, packed},
+                        a.scratch)
             : output_input(call, as_const(rows)),
         w.attn_output, w.attn_post_norm);
   }

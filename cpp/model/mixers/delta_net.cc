@@ -65,7 +65,7 @@ void mix_delta_net(const LayerCall& call) {
   RecurrentState& state = call.step.sequence->recurrent(call.layer);
   float *matrices = state.values(), *conv_inputs = matrices + heads.n_state();
   const size_t n = call.step.tokens.size, width = heads.value_dim(), first = call.first_output_row();
-  const bool is_quantised = w.delta_out.weight.is_quantised();
+  const PackedOut packed = packed_for(call, {&w.delta_out});
   for (size_t begin = 0; begin < n;) {
     const size_t count = std::min(a.rows_at_once, n - begin);
     const size_t n_skipped = std::min(count, std::max(first, begin) - begin), n_rows = count - n_skipped;
@@ -80,8 +80,7 @@ void mix_delta_net(const LayerCall& call) {
     if (n_rows > 0) {
       const MatView<float> rows = out.rows_from(n_skipped, n_rows);
       rms_norm_groups(table, rows, {w.delta_norm.data(), w.delta_norm.size()}, call.config.norm_eps);
-      const ActivationsOut gated{{is_quantised ? nullptr : rows.data, n_rows, width, width},
-                                 is_quantised ? a.packed : nullptr};
+      const ActivationsOut gated{{packed.packed ? nullptr : rows.data, n_rows, width, width}, packed};
       const MatmulInput input =
           gate_rows(table, table.swiglu_f32, as_const(parts.z.rows_from(n_skipped, n_rows)), as_const(rows),
                     gated, a.scratch);

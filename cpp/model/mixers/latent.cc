@@ -40,9 +40,8 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
                                   output_of(w.index_weights, index.weights.data, index.weights.stride)};
   matmul(table, input, {outputs, has_index ? size_t{4} : size_t{2}}, a.scratch);
   if (has_vectors) {
-    const bool is_quantised = w.attn_q.weight.is_quantised() || w.index_q.weight.is_quantised();
     const MatmulInput normed = rms_norm_rows(table, as_const(vectors), w.attn_q_a_norm.data(), eps,
-                                             {vectors, is_quantised ? a.packed : nullptr}, a.scratch);
+                                             {vectors, packed_for(call, {&w.attn_q, &w.index_q})}, a.scratch);
     const MatmulOutput of_vectors[] = {output_of(w.attn_q, heads.data, heads.stride),
                                        output_of(w.index_q, index.q.data, index.q.stride)};
     matmul(table, normed, {of_vectors, has_index ? size_t{2} : size_t{1}}, a.scratch);
@@ -58,9 +57,8 @@ void project_latent(const LayerCall& call, MatView<float> x, size_t first_row, M
   rope_rows(table, {row.data + latent.rank, n, latent.rope_dim, row.stride}, cos, sin, latent.rope_dim,
             n_pairs);
 
-  const bool is_quantised = w.attn_k_b[0].is_quantised();
-  matmul_heads(table, pack_rows(table, as_const(heads), is_quantised ? a.packed : nullptr), head_dim,
-               matrices(w.attn_k_b), q.data, q.stride, latent.row_dim(), a.scratch);
+  matmul_heads(table, as_const(heads), a.packed, head_dim, matrices(w.attn_k_b), q.data, q.stride,
+               latent.row_dim(), a.scratch);
   parallel_for(n, [&](size_t i, size_t) {
     for (size_t head = 0; head < n_heads; ++head) {
       std::memcpy(q.row(i) + head * latent.row_dim() + latent.rank,
@@ -74,9 +72,8 @@ MatView<const float> latent_values(const LayerCall& call, MatView<const float> a
   const LatentHeads& latent = call.spec().latent;
   Activations& a = call.buffers();
   const size_t out_dim = call.spec().heads.n_heads * latent.value_dim;
-  uint8_t* packed = w.attn_v_b[0].is_quantised() ? a.packed : nullptr;
-  matmul_heads(call.table(), pack_rows(call.table(), attended, packed), latent.row_dim(),
-               matrices(w.attn_v_b), a.inner, out_dim, latent.value_dim, a.scratch);
+  matmul_heads(call.table(), attended, a.packed, latent.row_dim(), matrices(w.attn_v_b), a.inner, out_dim,
+               latent.value_dim, a.scratch);
   return {a.inner, attended.rows, out_dim, out_dim};
 }
 

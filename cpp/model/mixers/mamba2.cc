@@ -32,11 +32,11 @@ MatmulInput gate_and_norm(const LayerCall& call, const MatView<float>& z, const 
   const LayerWeights& w = call.layer_weights();
   const KernelTable& table = call.table();
   Activations& a = call.buffers();
-  uint8_t* packed = w.ssm_out.weight.is_quantised() ? a.packed : nullptr;
+  const PackedOut packed = packed_for(call, {&w.ssm_out});
   const bool has_norm = !w.ssm_norm.empty() && !w.ssm_norm[0].empty();
-  const bool wants_floats = has_norm || !packed;
+  const bool wants_floats = has_norm || !packed.packed;
   const ActivationsOut gated{{wants_floats ? out.data : nullptr, out.rows, out.cols, out.stride},
-                             has_norm ? nullptr : packed};
+                             has_norm ? PackedOut{} : packed};
   const MatmulInput input = gate_rows(table, table.swiglu_f32, as_const(z), as_const(out), gated, a.scratch);
   if (!has_norm) return input;
   const size_t width = out.cols / w.ssm_norm.size();

@@ -15,7 +15,7 @@ void mix_short_conv(const LayerCall& call) {
   RecurrentState& state = call.step.sequence->recurrent(call.layer);
   const size_t n = call.step.tokens.size, dim = call.config.model_dim, n_taps = call.spec().n_conv_taps;
   const size_t first = call.first_output_row();
-  uint8_t* packed = w.conv_out.weight.is_quantised() ? a.packed : nullptr;
+  const PackedOut packed = packed_for(call, {&w.conv_out});
   // Rows before the first output count as inputs of the convolution only.
   for (size_t begin = first - std::min(first, n_taps - 1); begin < n;) {
     const size_t count = std::min(a.rows_at_once, n - begin), n_skipped = std::max(first, begin) - begin;

@@ -70,7 +70,7 @@ struct QuantFormat {
   int low_bits, high_bits, offset;  // of the two planes that are stored
   Codebook codebook;
   bool has_min, two_level, nibble_scales, bf16_scale;
-  size_t sub_blocks, unpacked_per_column;
+  size_t sub_blocks, unpacked_per_column, unpacked_header_per_column;
   float unit;  // of the codebook
 };
 
@@ -88,6 +88,7 @@ constexpr QuantFormat describe() {
           Traits::kBf16Scale,
           kBlock / Traits::kSubBlock,
           PackedSizes<kFormat>::kUnpackedPerColumn,
+          PackedSizes<kFormat>::kUnpackedHeaderPerColumn,
           Traits::kUnit};
 }
 
@@ -113,12 +114,16 @@ void append(std::vector<uint8_t>& bytes, T value) {
 // One packed panel of weights and its plain values.
 struct WeightPanel {
   QuantFormat format;
-  size_t n_cols, n_records;
+  size_t n_cols, n_records, scale_block;
   std::vector<uint8_t> packed;
 
   WeightPanel(const QuantFormat& quant_format, const PackLayout& layout, size_t records, Values values,
               Scales scales, size_t seed)
-      : format(quant_format), n_cols(layout.panel_cols), n_records(records), columns_(n_cols * n_records) {
+      : format(quant_format),
+        n_cols(layout.panel_cols),
+        n_records(records),
+        scale_block(layout.scale_block(quant_format.format)),
+        columns_(n_cols * n_records) {
     Random random(seed);
     for (size_t record = 0; record < n_records; ++record) {
       for (size_t col = 0; col < n_cols; ++col) {
@@ -142,17 +147,29 @@ struct WeightPanel {
       pack_record(record, layout.is_signed(format.format));
   }
 
-  size_t unpacked_bytes() const { return n_records * n_cols * format.unpacked_per_column; }
+  bool has_integer_scales() const { return scale_block == kSuperBlock; }
+  // Where a record begins in the unpacked panel, after a header in front of it.
+  size_t unpacked_record(size_t record) const {
+    const size_t n_headers = has_integer_scales() ? record / kSuperRecords + 1 : 0;
+    return n_cols * (record * format.unpacked_per_column + n_headers * format.unpacked_header_per_column);
+  }
+  size_t unpacked_bytes() const {
+    return unpacked_record(n_records - 1) + n_cols * format.unpacked_per_column;
+  }
   int quant(size_t col, size_t k) const {
     const int stored = at(col, k / kBlock).quants[k % kBlock];
     return format.codebook == Codebook::kNone ? stored - format.offset
                                               : codebook_value(format.codebook, static_cast<size_t>(stored));
   }
-  float scale(size_t col, size_t record, size_t sub) const {
+  float coarse_scale(size_t col, size_t record) const {
     const Column& column = at(col, record);
     const double value = format.bf16_scale ? f64_from_bf16(column.d) : f64_from_f16(column.d);
-    const float d = static_cast<float>(value) * format.unit;
-    return format.two_level ? d * static_cast<float>(column.fine[sub]) : d;
+    return static_cast<float>(value) * format.unit;
+  }
+  int fine_scale(size_t col, size_t record, size_t sub) const { return at(col, record).fine[sub]; }
+  float scale(size_t col, size_t record, size_t sub) const {
+    const float d = coarse_scale(col, record);
+    return format.two_level ? d * static_cast<float>(fine_scale(col, record, sub)) : d;
   }
   float min(size_t col, size_t record, size_t sub) const {
     const Column& column = at(col, record);
@@ -226,12 +243,20 @@ struct WeightPanel {
 struct Activations {
   size_t n_rows, n_records;
 
-  Activations(size_t rows, size_t records, Values values, Scales scales, size_t seed)
+  // scale_block values share a scale. Of 256 that do, 16 neighbours do not add up to more than kMostOf16: all
+  // are small, or, where there is more than a super-block, every other is 0.
+  Activations(size_t rows, size_t records, Values values, Scales scales, size_t seed, size_t scale_block)
       : n_rows(rows), n_records(records), d_(rows * records), quants_(rows * records * kBlock) {
     Random random(seed);
-    for (float& d : d_) d = scales == Scales::kInteger ? 1.0f : random.uniform(0.001f, 0.1f);
+    const bool is_wide = scale_block == kSuperBlock, is_sparse = is_wide && records > kSuperRecords;
+    const int largest = is_wide && !is_sparse ? kMostOf16 / 16 : 127;
+    for (size_t i = 0; i < d_.size(); ++i) {
+      const bool is_shared = is_wide && i % records % kSuperRecords != 0;
+      d_[i] = is_shared ? d_[i - 1] : scales == Scales::kInteger ? 1.0f : random.uniform(0.001f, 0.1f);
+    }
     for (size_t i = 0; i < quants_.size(); ++i) {
-      quants_[i] = static_cast<int8_t>(pick(values, -127, 127, i, random));
+      const bool is_zero = is_sparse && (i % 2 != 0) != (i / 16 % 2 != 0);
+      quants_[i] = is_zero ? 0 : static_cast<int8_t>(pick(values, -largest, largest, i, random));
     }
   }
   // Takes already quantised values: d [n_rows][n_records], quants [n_rows][n_records][kBlock].
@@ -254,7 +279,7 @@ struct Activations {
   }
 
   size_t tile_bytes(size_t tile_rows) const { return n_records * tile_rows * kActivationRecordPerRow; }
-  std::vector<uint8_t> pack(size_t tile_rows, int32_t dot_bias) const {
+  std::vector<uint8_t> pack(size_t tile_rows, const PackLayout& layout) const {
     std::vector<uint8_t> bytes;
     for (size_t first = 0; first < n_rows; first += tile_rows) {
       for (size_t record = 0; record < n_records; ++record) {
@@ -273,7 +298,15 @@ struct Activations {
              {Start{8, 0, kBlock}, {128, 0, kBlock}, {32, 0, kBlock / 2}, {32, kBlock / 2, kBlock}}) {
           for (size_t row = first; row < first + tile_rows; ++row) {
             const int total = row < n_rows ? sum(row, record, start.end) - sum(row, record, start.begin) : 0;
-            append(bytes, dot_bias - start.factor * total);
+            if (layout.has_pairs && start.factor != 8) {
+              const int factor = start.factor == 128 ? 16 : start.factor;
+              for (const size_t pair : {0, 1}) {
+                const int part = row < n_rows ? sum_of_pairs(row, record, start.begin, start.end, pair) : 0;
+                append(bytes, static_cast<int16_t>(-factor * part));
+              }
+            } else {
+              append(bytes, layout.dot_bias - start.factor * total);
+            }
           }
         }
         for (size_t k = record * kBlock; k < (record + 1) * kBlock; k += 4) {
@@ -291,11 +324,18 @@ struct Activations {
  private:
   std::vector<float> d_;
   std::vector<int8_t> quants_;
+
+  // Of every 4 quants the first two, or the last two.
+  int sum_of_pairs(size_t row, size_t record, size_t begin, size_t end, size_t pair) const {
+    int total = 0;
+    for (size_t k = begin; k < end; ++k) total += k / 2 % 2 == pair ? quant(row, record * kBlock + k) : 0;
+    return total;
+  }
 };
 
 // d = max|x| / 127 and q = rint(x / d); a block whose 127 / max|x| is not finite counts as zero.
 inline std::vector<uint8_t> quantize_reference(const float* x, size_t stride, size_t n_rows, size_t tile_rows,
-                                               size_t depth, int32_t dot_bias) {
+                                               size_t depth, const PackLayout& layout) {
   std::vector<float> d;
   std::vector<int8_t> quants;
   for (size_t row = 0; row < n_rows; ++row) {
@@ -311,7 +351,7 @@ inline std::vector<uint8_t> quantize_reference(const float* x, size_t stride, si
       }
     }
   }
-  return Activations(n_rows, depth / kBlock, std::move(d), std::move(quants)).pack(tile_rows, dot_bias);
+  return Activations(n_rows, depth / kBlock, std::move(d), std::move(quants)).pack(tile_rows, layout);
 }
 
 struct Product {
@@ -332,10 +372,9 @@ inline Product multiply(const WeightPanel& w, const Activations& x, size_t row, 
       value += term;
       norm += std::fabs(term);
       if (!w.format.has_min) continue;
-      const double shift =
-          double{x.scaled_sum(row, record, sub * sub_size, sub_size)} * w.min(col, record, sub);
-      value += shift;
-      norm += std::fabs(shift);
+      const double x_sum = x.scaled_sum(row, record, sub * sub_size, sub_size);
+      value += x_sum * w.min(col, record, sub);
+      norm += std::fabs(x_sum * w.min(col, record, sub));
     }
   }
   const size_t n_terms = w.n_records * w.format.sub_blocks * (w.format.has_min ? 2 : 1);

@@ -10,6 +10,18 @@
 namespace edgeh2o::selftest {
 namespace {
 
+uint32_t bits_at(const uint8_t* words, size_t i) {
+  uint32_t bits;
+  std::memcpy(&bits, words + i * sizeof(bits), sizeof(bits));
+  return bits;
+}
+
+float float_at(const uint8_t* words, size_t i) {
+  float value;
+  std::memcpy(&value, words + i * sizeof(value), sizeof(value));
+  return value;
+}
+
 void check_quantize(const KernelTable& table, Check& check) {
   Random random(1);
   for (const size_t tile_rows : {size_t{1}, table.layout.vector_rows, table.layout.tile_rows}) {
@@ -27,10 +39,77 @@ void check_quantize(const KernelTable& table, Check& check) {
         // Any 32 neighbours get a maximum of 127, hence the scale 1, which makes pattern 1 a row of ties.
         for (size_t i = 0; pattern == 1 && i < x.size(); i += kBlock) x[i] = 127;
         const std::vector<uint8_t> want =
-            quantize_reference(x.data(), stride, n_rows, tile_rows, depth, table.layout.dot_bias);
+            quantize_reference(x.data(), stride, n_rows, tile_rows, depth, table.layout);
         std::vector<uint8_t> got(want.size() + kGuard, 0xa5);
-        table.quantize_q8p_f32(got.data(), x.data(), stride, n_rows, tile_rows, depth);
+        table.quantize_q8p_f32(got.data(), x.data(), stride, n_rows, tile_rows, depth, kBlock);
         for (size_t i = 0; i < got.size(); ++i) check.equal(got[i], i < want.size() ? want[i] : 0xa5);
+      }
+    }
+  }
+}
+
+// The scale that 256 values share: of their largest, or what leaves the magnitudes of 16 neighbours, before
+// they are rounded, below kMostOf16 - 8.
+double wide_scale(const float* x) {
+  double top = 0;
+  for (size_t i = 0; i < kSuperBlock; i += 16) {
+    double sum = 0;
+    for (size_t j = i; j < i + 16; ++j) {
+      top = std::fmax(top, std::fabs(x[j]));
+      sum += std::fabs(double{x[j]});
+    }
+    top = std::fmax(top, sum * 127 / (kMostOf16 - 8));
+  }
+  return top < 127 / static_cast<double>(std::numeric_limits<float>::max()) ? 0 : top / 127;
+}
+
+void check_wide_rows(const KernelTable& table, Check& check, const std::vector<float>& x, size_t n_rows,
+                     size_t tile_rows, size_t depth) {
+  const size_t stride = x.size() / n_rows, n_records = depth / kBlock;
+  const size_t record_bytes = kActivationRecordPerRow * tile_rows;
+  std::vector<uint8_t> got(n_records * record_bytes + kGuard, 0xa5);
+  table.quantize_q8p_f32(got.data(), x.data(), stride, n_rows, tile_rows, depth, kSuperBlock);
+  std::vector<float> scales;
+  std::vector<int8_t> quants;
+  for (size_t row = 0; row < n_rows; ++row) {
+    const float* values = x.data() + row * stride;
+    for (size_t record = 0; record < n_records; ++record) {
+      const uint8_t* bytes = got.data() + record * record_bytes;
+      const double want = wide_scale(values + record / kSuperRecords * kSuperBlock);
+      scales.push_back(float_at(bytes, row));
+      check.near(scales.back(), want, 16 * kEps * want);
+      int magnitudes[2] = {0, 0};
+      for (size_t k = 0; k < kBlock; ++k) {
+        const uint8_t* four = bytes + kActivationHeaderPerRow * tile_rows + (k / 4 * tile_rows + row) * 4;
+        quants.push_back(static_cast<int8_t>(four[k % 4]));
+        magnitudes[k / 16] += std::abs(quants.back());
+        const float value = want == 0 ? 0.0f : values[record * kBlock + k];
+        check.near(quants.back() * scales.back(), value, 0.5001 * want);
+      }
+      for (const int sum : magnitudes) check.equal(sum <= kMostOf16, true);
+    }
+  }
+  const Activations packed(n_rows, n_records, std::move(scales), std::move(quants));
+  const std::vector<uint8_t> want = packed.pack(tile_rows, table.layout);
+  for (size_t i = 0; i < got.size(); ++i) check.equal(got[i], i < want.size() ? want[i] : 0xa5);
+}
+
+// One scale for 256 values, of which 16 neighbours may all be large.
+void check_quantize_wide(const KernelTable& table, Check& check) {
+  Random random(11);
+  for (const size_t tile_rows : {size_t{1}, table.layout.vector_rows, table.layout.tile_rows}) {
+    for (const size_t n_rows : {size_t{1}, tile_rows}) {
+      const size_t depth = 2 * kSuperBlock, stride = depth + 5;
+      for (int pattern = 0; pattern < 5; ++pattern) {
+        std::vector<float> x(n_rows * stride);
+        for (size_t i = 0; i < x.size(); ++i) {
+          if (pattern == 0) x[i] = random.uniform(-3, 3);
+          if (pattern == 1) x[i] = i % 2 ? 96.0f : -96.0f;
+          if (pattern == 2) x[i] = random.uniform(-1, 1) * (i % stride % kSuperBlock < 16 ? 1e30f : 1e28f);
+          if (pattern == 3) x[i] = random.uniform(-1e-38f, 1e-38f);
+          if (pattern == 4) x[i] = i % 100 ? random.uniform(-1e-2f, 1e-2f) : 5.0f;
+        }
+        check_wide_rows(table, check, x, n_rows, tile_rows, depth);
       }
     }
   }
@@ -47,15 +126,23 @@ void check_unpack(const KernelTable& table, Check& check) {
   for (const QuantFormat& format : kQuantFormats) {
     const WeightPanel w(format, table.layout, 9, Values::kRandom, Scales::kAny, 2);
     const std::vector<uint8_t> unpacked = unpack(table, w, kGuard);
-    const size_t record_bytes = w.unpacked_bytes() / w.n_records, nr = w.n_cols;
     for (size_t record = 0; record < w.n_records; ++record) {
-      std::vector<float> scales(format.sub_blocks * (format.has_min ? 2 : 1) * nr);
-      std::memcpy(scales.data(), unpacked.data() + record * record_bytes, scales.size() * sizeof(float));
-      for (size_t col = 0; col < nr; ++col) {
+      const uint8_t* bytes = unpacked.data() + w.unpacked_record(record);
+      for (size_t col = 0; col < w.n_cols; ++col) {
+        if (w.has_integer_scales() && record % kSuperRecords == 0) {
+          const uint8_t* header = bytes - w.n_cols * format.unpacked_header_per_column;
+          check.equal(float_at(header, col), w.coarse_scale(col, record));
+        }
         for (size_t sub = 0; sub < format.sub_blocks; ++sub) {
-          check.equal(scales[sub * nr + col], w.scale(col, record, sub));
+          if (w.has_integer_scales()) {
+            const uint32_t fine = static_cast<uint16_t>(w.fine_scale(col, record, sub));
+            const uint32_t want = table.layout.has_pairs ? fine << 16 | fine : fine;
+            check.equal(bits_at(bytes, sub * w.n_cols + col), want);
+          } else {
+            check.equal(float_at(bytes, sub * w.n_cols + col), w.scale(col, record, sub));
+          }
           if (!format.has_min) continue;
-          check.equal(scales[(format.sub_blocks + sub) * nr + col], w.min(col, record, sub));
+          check.equal(float_at(bytes, (format.sub_blocks + sub) * w.n_cols + col), w.min(col, record, sub));
         }
       }
     }
@@ -72,7 +159,7 @@ void for_each_product(const KernelTable& table, size_t max_rows, const Run& run)
         for (const size_t n_records : {1, 9}) {
           const WeightPanel w(format, table.layout, n_records, values, scales, 3 * n_records);
           for (const Values x_values : {values, Values::kLowest}) {
-            run(w, Activations(max_rows, n_records, x_values, scales, 5 * n_records),
+            run(w, Activations(max_rows, n_records, x_values, scales, 5 * n_records, w.scale_block),
                 scales == Scales::kInteger);
           }
         }
@@ -88,7 +175,7 @@ void check_gemm_q8(const KernelTable& table, Check& check) {
     bool accumulate;
   } shapes[] = {{2 * mr + 1, nr, true}, {mr, nr - 1, true}, {mr - 1, 1, false}, {1, nr / 2 + 1, false}};
   for_each_product(table, 2 * mr + 1, [&](const WeightPanel& w, const Activations& x, bool exact) {
-    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout.dot_bias);
+    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout);
     for (const auto& shape : shapes) {
       const size_t stride = nr + 3;
       std::vector<float> c((shape.n_rows + 1) * stride, kUntouched);
@@ -116,7 +203,7 @@ void check_gemv_q8(const KernelTable& table, Check& check) {
   const size_t nr = table.layout.panel_cols, stride = nr + 3;
   for (size_t tile_rows = 1; tile_rows <= table.layout.vector_rows; ++tile_rows) {
     for_each_product(table, tile_rows, [&](const WeightPanel& w, const Activations& x, bool exact) {
-      const std::vector<uint8_t> packed_x = x.pack(tile_rows, table.layout.dot_bias);
+      const std::vector<uint8_t> packed_x = x.pack(tile_rows, table.layout);
       for (const size_t n_cols : {nr, nr - 1, nr / 2 + 1, size_t{1}}) {
         const size_t n_rows = n_cols == 1 ? 1 : tile_rows;
         const bool accumulate = n_cols % 2 == 1;
@@ -144,21 +231,21 @@ void check_rows_alike(const KernelTable& table, Check& check) {
   const size_t nr = table.layout.panel_cols, mr = table.layout.tile_rows, n_records = 2 * kSuperRecords;
   for (const QuantFormat& format : kQuantFormats) {
     const WeightPanel w(format, table.layout, n_records, Values::kRandom, Scales::kAny, 4);
-    const Activations x(1, n_records, Values::kRandom, Scales::kAny, 5);
+    const Activations x(1, n_records, Values::kRandom, Scales::kAny, 5, w.scale_block);
     std::vector<float> want(nr, kUntouched), got(nr);
-    table.gemv_f32_q8_qp(format.format, want.data(), nr, x.pack(1, table.layout.dot_bias).data(), 1,
-                         w.packed.data(), n_records, 1, nr, true);
+    table.gemv_f32_q8_qp(format.format, want.data(), nr, x.pack(1, table.layout).data(), 1, w.packed.data(),
+                         n_records, 1, nr, true);
     const auto compare = [&] {
       for (size_t col = 0; col < nr; ++col) check.equal(got[col], want[col]);
       got.assign(nr, kUntouched);
     };
     got.assign(nr, kUntouched);
     for (size_t tile_rows = 2; tile_rows <= table.layout.vector_rows; ++tile_rows) {
-      table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows, table.layout.dot_bias).data(),
-                           tile_rows, w.packed.data(), n_records, 1, nr, true);
+      table.gemv_f32_q8_qp(format.format, got.data(), nr, x.pack(tile_rows, table.layout).data(), tile_rows,
+                           w.packed.data(), n_records, 1, nr, true);
       compare();
     }
-    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout.dot_bias);
+    const std::vector<uint8_t> unpacked = unpack(table, w, 0), packed_x = x.pack(mr, table.layout);
     const size_t x_half = x.tile_bytes(mr) / 2, w_half = unpacked.size() / 2;
     for (const size_t half : {0, 1}) {
       table.gemm_f32_q8_qp(format.format, got.data(), nr, packed_x.data() + half * x_half, x_half,
@@ -262,10 +349,11 @@ void check_gemv_f32(const KernelTable& table, Check& check) {
 
 const std::vector<KernelCheck>& matrix_checks() {
   static const std::vector<KernelCheck> checks = {
-      {"quantize_q8p_f32", check_quantize},  {"unpack_q_qp", check_unpack},
-      {"gemm_f32_q8_qp", check_gemm_q8},     {"gemv_f32_q8_qp", check_gemv_q8},
-      {"rows alike", check_rows_alike},      {"unpack_f32_fp", check_unpack_f32},
-      {"gemm_f32_f32_f32p", check_gemm_f32}, {"gemv_f32_f32_fp", check_gemv_f32},
+      {"quantize_q8p_f32", check_quantize}, {"quantize_q8p_f32 wide", check_quantize_wide},
+      {"unpack_q_qp", check_unpack},        {"gemm_f32_q8_qp", check_gemm_q8},
+      {"gemv_f32_q8_qp", check_gemv_q8},    {"rows alike", check_rows_alike},
+      {"unpack_f32_fp", check_unpack_f32},  {"gemm_f32_f32_f32p", check_gemm_f32},
+      {"gemv_f32_f32_fp", check_gemv_f32},
   };
   return checks;
 }

@@ -85,8 +85,8 @@ class _Keys:
         return float(self.value(key, default))
 
 
-def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
-    """Configuration, weights, and the names of the tensors that the file has in a block format.
+def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
+    """Configuration, weights, and the types of the tensors that the file has in a block format.
 
     Fused matrices are split, and experts have a matrix each: ``ffn_up_exps.3.weight``.
     """
@@ -98,16 +98,18 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, frozenset[str]]:
         tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
     }
     floats = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
-    quantised = frozenset(
-        tensor.name for tensor in reader.tensors if tensor.tensor_type not in floats
-    )
+    quantised = {
+        tensor.name: tensor.tensor_type.name
+        for tensor in reader.tensors
+        if tensor.tensor_type not in floats
+    }
     for name in [name for name in weights if name.endswith(".ffn_norm")]:
         weights[name + ".weight"] = weights.pop(name)
     if ".attn_kv_a" not in "".join(weights):  # values may be made by the matrix of the keys
         keys = [name for name in weights if name.endswith(".attn_k.weight")]
         twins = {name.replace("attn_k", "attn_v"): name for name in keys}
         weights |= {name: weights[twin] for name, twin in twins.items() if name not in weights}
-        quantised |= {name for name, twin in twins.items() if twin in quantised}
+        quantised |= {name: quantised[twin] for name, twin in twins.items() if twin in quantised}
     config = _read_config(_Keys(reader), weights)
     _name_experts(weights)
     for layer in range(config.n_layers):

@@ -7,8 +7,9 @@ neighbours (interleaved), or reordered to the half-split layout.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,14 +47,14 @@ class ReferenceDecoder:
     Attributes:
         config: sizes.
         weights: dequantised float32 arrays [rows, cols] or [n] by GGUF tensor name.
-        quantised: names of the tensors that the file stores in a block format.
+        quantised: type names of the tensors that the file stores in a block format.
     """
 
     def __init__(
         self,
         config: ReferenceConfig,
         weights: Weights,
-        quantised: frozenset[str] = frozenset(),
+        quantised: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self.weights = weights
@@ -69,7 +70,7 @@ class ReferenceDecoder:
         make_layer: Callable[..., AttentionLayer],
         *,
         rope_layout: RopeLayout = "interleaved",
-        quantise_activations: bool = False,
+        scale_block_of: Callable[[str], int] | None = None,
         cache_type: str = "f64",
     ) -> DecoderRun:
         """Begins a prompt.
@@ -79,15 +80,16 @@ class ReferenceDecoder:
                 and soft_cap.
             rope_layout: order of the query and key rows inside the computation; files that are
                 in half-split order stay as they are.
-            quantise_activations: round the inputs of block-quantised matrices to 8 bits per
-                block of 32, as the integer kernels do; everything else stays exact.
+            scale_block_of: rounds the inputs of block-quantised matrices to 8 bits, as the integer
+                kernels do, by the type of the matrix with a scale per 32 or per 256 of them;
+                everything else stays exact.
             cache_type: type that keys and values are rounded to, see `stored`.
         """
         return DecoderRun(
             self,
             [self._make_layer(make_layer, i) for i in range(self.config.n_layers)],
             rope_layout=rope_layout if self.config.family.is_interleaved else "half_split",
-            quantise_activations=quantise_activations,
+            scale_block_of=scale_block_of,
             cache_type=cache_type,
         )
 
@@ -117,12 +119,12 @@ class DecoderRun:
         layers: list[AttentionLayer],
         *,
         rope_layout: RopeLayout,
-        quantise_activations: bool,
+        scale_block_of: Callable[[str], int] | None,
         cache_type: str,
     ) -> None:
         self._decoder = decoder
         self._rope_layout: RopeLayout = rope_layout
-        self._quantise_activations = quantise_activations
+        self._scale_block_of = scale_block_of
         self._cache_type = cache_type
         self.layers = layers
         self.position = 0
@@ -493,8 +495,9 @@ class DecoderRun:
         """x [n, cols] times the rows of a matrix, plus its bias if the file has one."""
         weights = self._decoder.weights
         stored = re.sub(r"_exps\.\d+", "_exps", name) + ".weight"
-        if self._quantise_activations and stored in self._decoder.quantised:
-            x = dequantise_q8_rows(*quantise_q8_rows(x))
+        if self._scale_block_of and stored in self._decoder.quantised:
+            scale_block = self._scale_block_of(self._decoder.quantised[stored])
+            x = dequantise_q8_rows(*quantise_q8_rows(x, scale_block))
         out = x @ weights[name + ".weight"].astype(np.float64).T
         bias = weights.get(name + ".bias")
         return out if bias is None else out + bias
