@@ -270,5 +270,5 @@ def test_the_default_model_answers_a_long_prompt(smollm2_path: Path) -> None:
         )
     assert result.stats.prompt_tokens > 4096
     assert result.stats.attention["table"] == "package"
-    assert result.stats.pairs_computed < result.stats.pairs_dense / 2
+    assert result.stats.pairs_computed < 0.55 * result.stats.pairs_dense
     assert "handbook" in result.text.lower()

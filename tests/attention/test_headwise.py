@@ -133,7 +133,7 @@ def test_only_what_was_looked_up_is_held_by_a_session() -> None:
 
 @pytest.mark.parametrize(
     ("said", "percent"),
-    [({"is_taught": False}, 4.5), ({"is_taught": True}, 1.5), ({}, 1.5), ({"is_taught": 0}, 1.5)],
+    [({"is_taught": False}, 4.5), ({"is_taught": True}, 1.0), ({}, 1.0), ({"is_taught": 0}, 1.0)],
 )
 def test_budgets_of_a_session_may_err_as_much_as_where_they_are_from(
     said: dict[str, object], percent: float
@@ -143,7 +143,7 @@ def test_budgets_of_a_session_may_err_as_much_as_where_they_are_from(
     held = config.holding(values).resolved(Model())
     assert config.default_max_error(held) == percent
     # And so it goes on when that session is saved once more.
-    assert held.is_taught is (percent == 1.5)
+    assert held.is_taught is (percent == 1.0)
 
 
 def test_the_packaged_table_is_found_by_the_weights(

@@ -101,7 +101,7 @@ def test_batch_is_no_larger_than_the_context_in_whole_chunks(context: int, batch
 @pytest.mark.parametrize(
     ("attention", "prefill", "percent"),
     [
-        (HeadwiseConfig(), PrefillConfig(), 1.5),  # nothing, or what prompts taught
+        (HeadwiseConfig(), PrefillConfig(), 1.0),  # nothing, or what prompts taught
         (HeadwiseConfig(budget=256), PrefillConfig(), math.inf),
         (HeadwiseConfig(budget=256), PrefillConfig(max_error=3.0), 3.0),
         (HeadwiseConfig(), PrefillConfig(max_error=0), 0.0),
@@ -123,7 +123,7 @@ def test_a_stricter_promise_allows_less_error() -> None:
     assert default == unsaid == 4.5
     assert default == 2 * (strict or 0)
     learnt = HeadwiseConfig(budgets=(256,), source="profile (2 prompts)", prompts=2)
-    assert HeadwiseConfig().default_max_error(learnt) == 1.5
+    assert HeadwiseConfig().default_max_error(learnt) == 1.0
 
 
 def test_the_precision_of_a_session_is_the_one_asked_for() -> None:

@@ -41,7 +41,7 @@ def comparer(llm: LLM) -> WindowComparer:
 @pytest.mark.parametrize(
     ("attention", "keys", "loss_percent", "kl"),
     [
-        (HeadwiseConfig(), 839, 0.1, 4.9e-3),
+        (HeadwiseConfig(), 857, 0.1, 4.9e-3),
         (HeadwiseConfig(budget=384), 443, 2.2, 28.2e-3),
         # The reference that the default is measured against must stay as lossy as it is.
         (H2OConfig(), 854, 4.6, 39.0e-3),
