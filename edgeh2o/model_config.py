@@ -152,9 +152,11 @@ class DecoderConfig(ModelConfig):
     instead unless it is empty, and a session for more than ``long_rope_after`` positions
     ``long_rope_inv_freq``.
 
-    Norms are RMS norms, or LayerNorm (``centres_norms``). ``norm_placement`` says what of a
-    residual branch is normalised: "pre" its input, "post" its output, "both"; where it
-    ``is_parallel``, the network has the normed input of attention. ``qk_norm`` normalises queries
+    Norms are RMS norms, or LayerNorm (``centres_norms``), which may have biases where RMS norms
+    have them only with ``has_norm_biases``; ``has_output_bias`` is of the logits.
+    ``norm_placement`` says what of a residual branch is normalised: "pre" its input, "post" its
+    output, "both"; where it ``is_parallel``, the network has the normed input of attention.
+    ``qk_norm`` normalises queries
     and keys: of each "head", of the whole "projection", or "none"; before the rotary embedding or
     after it. With experts, every token goes through ``n_experts_used`` of ``n_experts``
     feed-forward networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied
@@ -194,7 +196,9 @@ class DecoderConfig(ModelConfig):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied_embeddings: bool = False
+    has_output_bias: bool = False
     centres_norms: bool = False
+    has_norm_biases: bool = False
     norm_placement: str = "pre"
     is_parallel: bool = False
     qk_norm: str = "none"

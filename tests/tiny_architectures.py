@@ -31,7 +31,8 @@ class Family:
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
-        has_layer_norm, has_norm_biases: norms are LayerNorm, with biases or without.
+        has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
+        has_output_biases: the output of attention has a bias, and logits have.
         is_parallel: the feed-forward network has the normed input of attention.
         has_xielu: activations are xIELU.
         has_expert_scales: files say how experts are chosen and weighted, as those of deepseek2.
@@ -66,6 +67,7 @@ class Family:
     is_ungated: bool = False
     has_layer_norm: bool = False
     has_norm_biases: bool = False
+    has_output_biases: bool = False
     is_parallel: bool = False
     has_xielu: bool = False
     has_expert_scales: bool = False
@@ -170,6 +172,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "olmoe": Family(qk_norm="projection", has_experts=True, has_expert_width=False),
     "phi3": Family(fused_qkv=True, fused_gate_up=True),
+    "phimoe": Family(
+        has_norm_biases=True,
+        qkv_biases=True,
+        has_output_biases=True,
+        has_experts=True,
+        has_expert_width=False,
+    ),
     "granite": Family(keys={**SCALES, "attention.scale": 0.35}),
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False

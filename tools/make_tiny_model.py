@@ -376,6 +376,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
     if not model.tied:
         normal("output.weight", model.vocab_size, width, std=embedding_std)
     family = model.family
+    if family.has_output_biases:
+        normal("output.bias", model.vocab_size, std=0.5)
     normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
     if family.has_norm_biases:
         normal(f"{family.output_norm}.bias", width, std=0.2)
@@ -448,7 +450,9 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         for name, rows, cols, std in matrices:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             has_bias = model.biases and not name.startswith("ssm")
-            if has_bias or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
+            has_bias |= family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")
+            has_bias |= family.has_output_biases and name == "attn_output"
+            if has_bias:
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
         if family.mamba2 == "beside":  # its norm has a name of its own
             tensors[f"{prefix}ffn_norm"] = tensors.pop(f"{prefix}ffn_norm.weight")

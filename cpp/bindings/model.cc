@@ -155,6 +155,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
   reader.read("centres_norms", config.centres_norms);
+  reader.read("has_norm_biases", config.has_norm_biases);
   std::vector<py::dict> ropes, layers;
   reader.read("ropes", ropes);
   reader.read("layers", layers);
@@ -164,6 +165,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);
+  reader.read("has_output_bias", config.has_output_bias);
   reader.read("token_input_rows", config.token_input_rows);
   reader.finish();
   config.check();

@@ -78,6 +78,11 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
                   layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&
                   !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
              "LayerNorm is of the inputs of plain attention and plain networks");
+  EH2O_CHECK(
+      !config.has_norm_biases ||
+          (layer.mixer == MixerKind::kAttention && layer.ffn != FfnKind::kNone &&
+           layer.norm_placement == NormPlacement::kPre && !layer.has_expert_norms && layer.latent.is_none()),
+      "norms with biases are of the inputs of plain attention and of networks");
   EH2O_CHECK(layer.token_input_dim == config.token_input_dim(),
              "layers differ in the width of their inputs per token");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");

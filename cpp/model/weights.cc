@@ -28,7 +28,10 @@ void Weights::for_each_tensor(const F& f) {
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, true);
   matrix("output.weight", output_.weight, config_.vocab_size, model_dim, !config_.tied_embeddings);
   vector("output_norm.weight", output_norm_, model_dim, true);
-  if (config_.centres_norms) vector("output_norm.bias", output_norm_bias_, model_dim, false);
+  if (config_.has_output_bias) vector("output.bias", output_.bias, config_.vocab_size, true);
+  const bool must_have_biases = config_.has_norm_biases;
+  const bool may_have_biases = config_.centres_norms || must_have_biases;
+  if (may_have_biases) vector("output_norm.bias", output_norm_bias_, model_dim, must_have_biases);
   const size_t input_dim = config_.token_input_dim();
   if (input_dim > 0) {
     const size_t all_inputs = layers_.size() * input_dim;
@@ -49,9 +52,9 @@ void Weights::for_each_tensor(const F& f) {
       if (spec.has_mixer()) vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
       const bool has_ffn_norm = spec.has_ffn() && !spec.is_parallel;
       if (has_ffn_norm) vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
-      if (config_.centres_norms) {
-        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, false);
-        if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, false);
+      if (may_have_biases) {
+        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, must_have_biases);
+        if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, must_have_biases);
       }
     }
     if (spec.has_post_norm()) {

@@ -25,7 +25,7 @@ struct FeedForward {
 
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
-  std::vector<float> attn_norm_bias, ffn_norm_bias;  // of LayerNorm: [model_dim], or empty
+  std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
   // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
   Linear attn_q, attn_k, attn_v, attn_output;
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
@@ -115,6 +115,8 @@ class Weights {
 
   const PackedMatrix& output() const { return output_.weight ? output_.weight : token_embd_.weight; }
   const PackedMatrix& token_embd() const { return token_embd_.weight; }
+  // [vocab], or null.
+  const float* output_bias() const { return output_.bias.empty() ? nullptr : output_.bias.data(); }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
   const std::vector<float>& output_norm() const { return output_norm_; }
   const std::vector<float>& output_norm_bias() const { return output_norm_bias_; }  // may be empty

@@ -70,6 +70,7 @@ MatmulInput norm_rows(const KernelTable& table, MatView<const float> x, const Ro
       table.layer_norm_f32(row, x.row(i), norm.weight, norm.bias, x.cols, norm.eps);
     } else {
       table.rms_norm_f32(row, x.row(i), norm.weight, x.cols, norm.eps);
+      if (norm.bias) table.add_f32(row, norm.bias, x.cols);
     }
   });
 }

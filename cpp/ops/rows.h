@@ -30,7 +30,7 @@ struct ActivationsOut {
 // LayerNorm where it centres its input, else RMS norm.
 struct RowNorm {
   const float* weight = nullptr;  // [n]
-  const float* bias = nullptr;    // [n], or null; of LayerNorm
+  const float* bias = nullptr;    // [n], or null
   bool centres = false;
   float eps = 0.0f;
 };

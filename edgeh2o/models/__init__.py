@@ -32,6 +32,7 @@ from . import (  # noqa: F401
     olmo2,
     olmoe,
     phi3,
+    phimoe,
     qwen2,
     qwen3,
     qwen35,

@@ -42,7 +42,7 @@ from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
 from .xielu import with_xielu
 
-OUTPUT_TENSOR = "output.weight"
+OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class ArchitectureSpec:
     Attributes:
         qk_row_order: how pairs of rotated rows lie in the file.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
-        norm: "rms" norms or "layer" norms.
+        norm: "rms" norms, also with biases ("biased_rms"), or "layer" norms, which may have some.
         rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
         long_rope_factors: optional tensors of frequency divisors for sessions within the original
@@ -96,7 +96,7 @@ class ArchitectureSpec:
     tensors: tuple[TensorRule, ...]
     qk_row_order: Literal["interleaved", "half_split"]
     activation: str
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Literal["rms", "biased_rms", "layer"] = "rms"
     norm_placement: Literal["pre", "post", "both"] = "pre"
     is_parallel: bool = False
     qk_norm: Literal["none", "head", "projection"] = "none"
@@ -279,6 +279,7 @@ def _make_config(
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
         centres_norms=spec.norm == "layer",
+        has_norm_biases=spec.norm == "biased_rms",
         norm_placement=spec.norm_placement,
         is_parallel=spec.is_parallel,
         qk_norm=spec.qk_norm,
@@ -297,6 +298,7 @@ def _make_config(
         has_output_gate=spec.has_output_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
+        has_output_bias=OUTPUT_BIAS in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
         **_read_frequencies(gguf, spec, shape),
     )

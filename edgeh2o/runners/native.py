@@ -329,12 +329,14 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
             centres_norms=config.centres_norms,
+            has_norm_biases=config.has_norm_biases,
             ropes=ropes,
             layers=[{**shared, **_core_layer(layer, config)} for layer in config.layers],
             embedding_scale=config.embedding_scale,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,
+            has_output_bias=config.has_output_bias,
             token_input_rows=config.token_input_rows,
         )
     except ValueError as error:

@@ -207,6 +207,21 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "phi3_short": {"architecture": "phi3", "rope_scaling": "longrope", "original_context": 512},
     "phi3_long": {"architecture": "phi3", "rope_scaling": "longrope", "original_context": 64},
     "phi3_partial": {"architecture": "phi3", "rotary_dim": 12},
+    # llama.cpp does not read its window.
+    "phimoe": {"architecture": "phimoe", "tied": False, "sliding_window": CONTEXT},
+    "phimoe_short": {
+        "architecture": "phimoe",
+        "tied": False,
+        "rope_scaling": "longrope",
+        "original_context": 512,
+    },
+    "phimoe_long": {
+        "architecture": "phimoe",
+        "tied": False,
+        "n_experts": 16,
+        "rope_scaling": "longrope",
+        "original_context": 64,
+    },
     "granite": {"architecture": "granite"},
     "olmo2": {"architecture": "olmo2", "n_kv_heads": 4, "tied": False},
     "olmo2_windows": {

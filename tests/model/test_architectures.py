@@ -68,6 +68,7 @@ MODELS = {
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "mistral": {"sliding_window": WIDE},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
+    "phimoe-window": {"architecture": "phimoe", "sliding_window": NARROW},
     "gemma2-narrow": {"architecture": "gemma2", "sliding_window": NARROW},
     "gemma2-wide": {"architecture": "gemma2", "sliding_window": WIDE},
     "gemma2-all": {"architecture": "gemma2", "sliding_window": ALL},
@@ -123,7 +124,10 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 
 
 # All layers have windows, or sinks, or indexers.
-NO_SPARSE = ("mistral", "phi3-window", "starcoder2-window", "gpt-oss", "deepseek32", "glm-dsa")
+NO_SPARSE = (
+    *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
+    *("gpt-oss", "deepseek32", "glm-dsa"),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in NO_SPARSE])

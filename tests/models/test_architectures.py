@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import ExpertGatingFuncType, GGUFWriter
 from numpy.typing import NDArray
 
 from edgeh2o.errors import FormatError
@@ -89,6 +89,8 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
         ("llama", {"sliding_window": 0}, ""),
         ("phi3", {"sliding_window": 5}, "wwwwww"),
         ("phi3", {"sliding_window": 0}, ""),
+        ("phimoe", {"sliding_window": 2047}, "wwwwww"),
+        ("phimoe", {"sliding_window": 2048}, ""),  # as wide as the context
         ("gemma2", {"sliding_window": 5}, "w.w.w."),
         ("gemma2", {}, "w.w.w."),
         ("gemma3", {}, ""),
@@ -184,6 +186,28 @@ def test_experts_and_the_shared_one(tiny_model: TinyModelFactory) -> None:
     assert granitemoe.normalises_experts
     assert read_tiny(tiny_model, "granitemoe").shared_ffn_dim == 0
     assert {layer.ffn_dim for layer in read_tiny(tiny_model, "olmoe").layers} == {16}
+
+
+@pytest.mark.parametrize("name", ["output.bias", "output_norm.bias", "blk.0.attn_output.bias"])
+def test_phimoe_has_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    original = GGUFWriter.add_tensor
+
+    def add_tensor(writer: GGUFWriter, added: str, *arguments: object, **options: object) -> None:
+        if added != name:
+            original(writer, added, *arguments, **options)
+
+    monkeypatch.setattr(GGUFWriter, "add_tensor", add_tensor)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="phimoe", **SHAPE)
+    with pytest.raises(FormatError, match=f"1 tensor of architecture 'phimoe' missing: '{name}'"):
+        read(path)
+
+
+def test_phimoe_weights_experts_by_a_softmax(read_with_key: Callable[..., DecoderConfig]) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+    with pytest.raises(FormatError, match=r"'phimoe\.expert_gating_func' is 2"):
+        read_with_key("phimoe", add)
 
 
 @pytest.mark.parametrize("key", ["sliding_window", "sliding_window_pattern"])

@@ -127,6 +127,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
     "phi3": Family(),
+    "phimoe": Family(),
     "qwen2": Family(),
     "qwen2moe": Family(normalises_experts=False),
     "qwen2vl": Family(),

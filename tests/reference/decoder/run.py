@@ -191,7 +191,10 @@ class DecoderRun:
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
         normed = self._norm(config.family.output_norm, x)
-        logits = self._linear(output, normed) * config.logit_scale
+        logits = self._linear(output, normed)
+        if "output.bias" in weights and output != "output":  # of the embedding, which is the output
+            logits = logits + weights["output.bias"]
+        logits = logits * config.logit_scale
         cap = config.logit_soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
