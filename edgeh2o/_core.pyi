@@ -57,6 +57,7 @@ class DecoderConfig:
         vocab_size: int,
         norm_eps: float,
         centres_norms: bool = False,
+        has_norm_weights: bool = True,
         has_norm_biases: bool = False,
         ropes: abc.Sequence[Mapping[str, Any]],
         layers: abc.Sequence[Mapping[str, Any]],

@@ -73,6 +73,13 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(!layer.is_parallel || (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
                                     layer.norm_placement == NormPlacement::kPre && layer.latent.is_none()),
              "only a plain network goes beside plain attention");
+  EH2O_CHECK(layer.is_parallel || !layer.has_parallel_norm, "a norm of a network beside nothing");
+  EH2O_CHECK((layer.qkv_limit == 0.0f && !layer.has_joint_bias) ||
+                 (layer.mixer == MixerKind::kAttention && layer.latent.is_none() && layer.gate_dim() == 0 &&
+                  layer.heads.has_own_kv()),
+             "limits and joint biases of queries, keys and values are of plain attention");
+  EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
+  EH2O_CHECK(config.has_norm_weights || config.centres_norms, "RMS norms without weights");
   EH2O_CHECK(!config.centres_norms ||
                  (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
                   layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&

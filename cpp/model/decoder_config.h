@@ -26,7 +26,8 @@ struct DecoderConfig {
   size_t model_dim = 0;
   size_t vocab_size = 0;
   float norm_eps = 0.0f;
-  bool centres_norms = false;    // they are LayerNorm, not RMS norm
+  bool centres_norms = false;  // they are LayerNorm, not RMS norm
+  bool has_norm_weights = true;
   bool has_norm_biases = false;  // those of inputs and of the output have biases; LayerNorm may, without this
   std::vector<RopeConfig> ropes;
   std::vector<LayerSpec> layers;

@@ -28,6 +28,7 @@ struct LayerWeights {
   std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
   // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
   Linear attn_q, attn_k, attn_v, attn_output;
+  std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
   // [row_dim]; attn_q makes [n_heads * head_dim] of the former or of the input.
   Linear attn_q_a, attn_kv_a;

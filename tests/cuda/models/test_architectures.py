@@ -95,6 +95,7 @@ REFUSED = {
     "command-r": "LayerNorm",
     "cohere2": "LayerNorm",
     "stablelm": "LayerNorm",
+    **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon"), "LayerNorm"),
     "starcoder2": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")
