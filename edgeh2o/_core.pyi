@@ -57,12 +57,15 @@ class DecoderConfig:
         vocab_size: int,
         norm_eps: float,
         centres_norms: bool = False,
+        has_norm_weights: bool = True,
+        has_norm_biases: bool = False,
         ropes: abc.Sequence[Mapping[str, Any]],
         layers: abc.Sequence[Mapping[str, Any]],
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         logit_soft_cap: float = 0.0,
         tied_embeddings: bool = False,
+        has_output_bias: bool = False,
         token_input_rows: int = 0,
     ) -> None: ...
 

@@ -152,25 +152,28 @@ class DecoderConfig(ModelConfig):
     instead unless it is empty, and a session for more than ``long_rope_after`` positions
     ``long_rope_inv_freq``.
 
-    Norms are RMS norms, or LayerNorm (``centres_norms``). ``norm_placement`` says what of a
-    residual branch is normalised: "pre" its input, "post" its output, "both"; where it
-    ``is_parallel``, the network has the normed input of attention. ``qk_norm`` normalises queries
-    and keys: of each "head", of the whole "projection", or "none"; before the rotary embedding or
-    after it. With experts, every token goes through ``n_experts_used`` of ``n_experts``
-    feed-forward networks, whose shares may add up to 1 (``normalises_experts``) and are multiplied
-    by ``expert_scale``, and through a shared one of width ``shared_ffn_dim``, 0 for none, weighted
-    by a gate if it has one. With ``has_expert_norms`` the router, the experts and the shared one
-    have norms of their own. The experts of a token are of ``n_expert_groups_used`` of
-    ``n_expert_groups`` groups of neighbours. ``expert_gate`` makes shares of a router's logits,
-    "softmax" or "sigmoid"; with ``has_expert_bias`` numbers count in the choice of experts alone. A
-    query at position p is multiplied by ``1 + temperature_scale * ln(1 + floor(p /
-    temperature_period))``; a period of 0 is none, and so is a ``logit_soft_cap`` of 0.
-    ``norms_values`` norms heads of values without weights; ``has_sinks`` adds a logit without a
-    value to every head's softmax. A layer's input per token, if its width ``token_input_dim`` is
-    not 0, has a table loaded in parts of ``token_input_rows`` tokens. ``has_output_gate``: what
-    attention gives is multiplied by the sigmoid of a second half of the query projection. With
-    ``latent`` heads there is one KV head, whose rows of ``head_dim`` numbers are keys and values;
-    ``rotary_dim`` is of their last ones.
+    Norms are RMS norms, or LayerNorm (``centres_norms``), which may have biases where RMS norms
+    have them only with ``has_norm_biases``, and no weights without ``has_norm_weights``;
+    ``has_output_bias`` is of the logits. ``norm_placement`` says what of a residual branch is
+    normalised: "pre" its input, "post" its output, "both"; where it ``is_parallel``, the network
+    has the input of attention, normed alike or by a norm of its own (``has_parallel_norm``).
+    Queries, keys and values are clamped to ``qkv_limit`` if that is not 0, and have one vector of
+    biases with ``has_joint_bias``. ``qk_norm`` normalises queries and keys: of each "head", of the
+    whole "projection", or "none"; before the rotary embedding or after it. With experts, every
+    token goes through ``n_experts_used`` of ``n_experts`` feed-forward networks, whose shares may
+    add up to 1 (``normalises_experts``) and are multiplied by ``expert_scale``, and through a
+    shared one of width ``shared_ffn_dim``, 0 for none, weighted by a gate if it has one. With
+    ``has_expert_norms`` the router, the experts and the shared one have norms of their own. The
+    experts of a token are of ``n_expert_groups_used`` of ``n_expert_groups`` groups of neighbours.
+    ``expert_gate`` makes shares of a router's logits, "softmax" or "sigmoid"; with
+    ``has_expert_bias`` numbers count in the choice of experts alone. A query at position p is
+    multiplied by ``1 + temperature_scale * ln(1 + floor(p / temperature_period))``; a period of 0
+    is none, and so is a ``logit_soft_cap`` of 0. ``norms_values`` norms heads of values without
+    weights; ``has_sinks`` adds a logit without a value to every head's softmax. A layer's input per
+    token, if its width ``token_input_dim`` is not 0, has a table loaded in parts of
+    ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
+    sigmoid of a second half of the query projection. With ``latent`` heads there is one KV head,
+    whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
     """
 
     layers: tuple[LayerConfig, ...]
@@ -194,9 +197,15 @@ class DecoderConfig(ModelConfig):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     tied_embeddings: bool = False
+    has_output_bias: bool = False
     centres_norms: bool = False
+    has_norm_weights: bool = True
+    has_norm_biases: bool = False
     norm_placement: str = "pre"
     is_parallel: bool = False
+    has_parallel_norm: bool = False
+    qkv_limit: float = 0.0
+    has_joint_bias: bool = False
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False
     temperature_scale: float = 0.0

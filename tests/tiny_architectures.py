@@ -31,7 +31,12 @@ class Family:
             "beside" attention; or "single", by turns with attention and feed-forward networks
             without a gate, of which a layer has one.
         is_ungated: the feed-forward network has no gate, but the square of ReLU.
-        has_layer_norm, has_norm_biases: norms are LayerNorm, with biases or without.
+        has_layer_norm, has_norm_biases: norms are LayerNorm; norms of either kind have biases.
+        has_norm_weights: norms have weights.
+        has_parallel_norm: the network beside attention has a norm of its own, if there are two.
+        has_joint_bias: Q, K and V of one matrix have one vector of biases.
+        has_network_biases: matrices of networks have biases.
+        has_output_biases, has_logit_biases: the output of attention has a bias, and logits have.
         is_parallel: the feed-forward network has the normed input of attention.
         has_xielu: activations are xIELU.
         has_expert_scales: files say how experts are chosen and weighted, as those of deepseek2.
@@ -66,6 +71,12 @@ class Family:
     is_ungated: bool = False
     has_layer_norm: bool = False
     has_norm_biases: bool = False
+    has_norm_weights: bool = True
+    has_parallel_norm: bool = False
+    has_joint_bias: bool = False
+    has_network_biases: bool = False
+    has_output_biases: bool = False
+    has_logit_biases: bool = False
     is_parallel: bool = False
     has_xielu: bool = False
     has_expert_scales: bool = False
@@ -168,8 +179,46 @@ FAMILIES: Mapping[str, Family] = {
         has_experts=True,
         shared_gate=True,
     ),
+    "olmo": Family(has_layer_norm=True, has_norm_weights=False, keys={"attention.clamp_kqv": 0.9}),
+    "phi2": Family(
+        has_layer_norm=True,
+        has_norm_biases=True,
+        is_parallel=True,
+        is_ungated=True,
+        qkv_biases=True,
+        has_output_biases=True,
+        has_logit_biases=True,
+        has_network_biases=True,
+    ),
+    "gptneox": Family(
+        has_layer_norm=True,
+        has_norm_biases=True,
+        has_parallel_norm=True,
+        is_ungated=True,
+        fused_qkv=True,
+        qkv_biases=True,
+        has_joint_bias=True,
+        has_output_biases=True,
+        has_network_biases=True,
+    ),
+    "falcon": Family(
+        has_layer_norm=True,
+        has_norm_biases=True,
+        is_parallel=True,
+        has_parallel_norm=True,
+        is_ungated=True,
+        fused_qkv=True,
+    ),
     "olmoe": Family(qk_norm="projection", has_experts=True, has_expert_width=False),
     "phi3": Family(fused_qkv=True, fused_gate_up=True),
+    "phimoe": Family(
+        has_norm_biases=True,
+        qkv_biases=True,
+        has_output_biases=True,
+        has_logit_biases=True,
+        has_experts=True,
+        has_expert_width=False,
+    ),
     "granite": Family(keys={**SCALES, "attention.scale": 0.35}),
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False

@@ -102,6 +102,9 @@ class TinyModel:
         rope_base_sliding: base of the layers with a window; None for no key.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
+        has_two_norms: attention and the network beside it have one each, of falcon.
+        is_sequential: the network is behind attention, of gptneox.
+        is_fused: Q, K and V are one matrix, of phi2.
     """
 
     architecture: str = "llama"
@@ -146,6 +149,9 @@ class TinyModel:
     norm_eps: float = 1e-5
     tied: bool = True
     biases: bool = False
+    has_two_norms: bool = False
+    is_sequential: bool = False
+    is_fused: bool = False
     rotary_dim: int | None = None
     rotates: bool = False
     rope_base: float = 10000.0
@@ -316,6 +322,8 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_xielu_alpha_n((numbers[::-1] - 0.5).tolist())
         writer.add_xielu_beta((0.5 * numbers).tolist())
         writer.add_xielu_eps([-1e-6] * model.n_layers)
+    if model.architecture == "gptneox":
+        writer.add_parallel_residual(not model.is_sequential)
     writer.add_vocab_size(model.vocab_size)
     if model.rope_scaling in ("linear", "yarn"):
         writer.add_rope_scaling_type(RopeScalingType(model.rope_scaling))
@@ -376,7 +384,10 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
     if not model.tied:
         normal("output.weight", model.vocab_size, width, std=embedding_std)
     family = model.family
-    normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
+    if family.has_logit_biases:
+        normal("output.bias", model.vocab_size, std=0.5)
+    if family.has_norm_weights:
+        normal(f"{family.output_norm}.weight", width, std=0.1, mean=1.0)
     if family.has_norm_biases:
         normal(f"{family.output_norm}.bias", width, std=0.2)
     if model.rope_scaling == "llama3":
@@ -410,10 +421,17 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             "projection": (heads_dim, kv_dim),
         }[family.qk_norm]
         for name, is_there in (
-            ("attn_norm", family.pre_norms),
+            ("attn_norm", family.pre_norms and family.has_norm_weights),
+            (
+                "attn_norm_2",
+                family.is_parallel and family.has_parallel_norm and model.has_two_norms,
+            ),
             (
                 family.ffn_norm,
-                family.pre_norms and family.mamba2 != "single" and not family.is_parallel,
+                family.pre_norms
+                and family.has_norm_weights
+                and family.mamba2 != "single"
+                and not family.is_parallel,
             ),
             ("post_attention_norm", family.post_norms),
             ("post_ffw_norm", family.post_norms),
@@ -448,7 +466,10 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         for name, rows, cols, std in matrices:
             normal(f"{prefix}{name}.weight", rows, cols, std=std)
             has_bias = model.biases and not name.startswith("ssm")
-            if has_bias or (family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")):
+            has_bias |= family.qkv_biases and name in ("attn_q", "attn_k", "attn_v")
+            has_bias |= family.has_output_biases and name == "attn_output"
+            has_bias |= family.has_network_biases and name.startswith("ffn_")
+            if has_bias:
                 normal(f"{prefix}{name}.bias", rows, std=0.2)
         if family.mamba2 == "beside":  # its norm has a name of its own
             tensors[f"{prefix}ffn_norm"] = tensors.pop(f"{prefix}ffn_norm.weight")
@@ -499,7 +520,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
             if family.shared_gate:
                 normal(f"{prefix}ffn_gate_inp_shexp.weight", width, std=2.0 * width**-0.5)
-        if family.fused_qkv:
+        if family.fused_qkv or model.is_fused:
             _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
         if family.fused_gate_up:
             _fuse(tensors, prefix, "ffn_up", ("ffn_gate", "ffn_up"))
@@ -509,9 +530,11 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
 def _fuse(
     tensors: dict[str, NDArray[np.float32]], prefix: str, name: str, parts: Sequence[str]
 ) -> None:
-    """Replaces some matrices of a layer by one that holds the rows of all."""
-    rows = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
-    tensors[f"{prefix}{name}.weight"] = np.concatenate(rows)
+    """Replaces some matrices of a layer, and biases, by one that holds the rows of all."""
+    for kind in ("weight", "bias"):
+        if f"{prefix}{parts[0]}.{kind}" in tensors:
+            rows = [tensors.pop(f"{prefix}{part}.{kind}") for part in parts]
+            tensors[f"{prefix}{name}.{kind}"] = np.concatenate(rows)
 
 
 def rope_sections(n_pairs: int) -> list[int]:

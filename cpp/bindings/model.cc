@@ -125,6 +125,9 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("xielu_beta", layer.xielu.beta);
   reader.read("xielu_eps", layer.xielu.eps);
   reader.read("is_parallel", layer.is_parallel);
+  reader.read("has_parallel_norm", layer.has_parallel_norm);
+  reader.read("qkv_limit", layer.qkv_limit);
+  reader.read("has_joint_bias", layer.has_joint_bias);
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
@@ -155,6 +158,8 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("vocab_size", config.vocab_size);
   reader.read("norm_eps", config.norm_eps);
   reader.read("centres_norms", config.centres_norms);
+  reader.read("has_norm_weights", config.has_norm_weights);
+  reader.read("has_norm_biases", config.has_norm_biases);
   std::vector<py::dict> ropes, layers;
   reader.read("ropes", ropes);
   reader.read("layers", layers);
@@ -164,6 +169,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("logit_scale", config.logit_scale);
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);
+  reader.read("has_output_bias", config.has_output_bias);
   reader.read("token_input_rows", config.token_input_rows);
   reader.finish();
   config.check();

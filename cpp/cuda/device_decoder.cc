@@ -35,10 +35,15 @@ void check_supported(const DecoderConfig& config) {
   const char* cure = "; use --device cpu";
   const Temperature temperature = temperature_of(config);
   EH2O_CHECK(!config.centres_norms, "LayerNorm does not run on a GPU yet", cure);
+  EH2O_CHECK(config.has_norm_weights, "norms without weights do not run on a GPU yet", cure);
+  EH2O_CHECK(!config.has_norm_biases && !config.has_output_bias,
+             "biases of norms and of the output do not run on a GPU yet", cure);
   for (const LayerSpec& layer : config.layers) {
     EH2O_CHECK(!layer.is_parallel, "feed-forward networks beside attention do not run on a GPU yet", cure);
     EH2O_CHECK(layer.activation != Activation::kXielu && layer.activation != Activation::kUngatedGelu,
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);
+    EH2O_CHECK(layer.qkv_limit == 0.0f && !layer.has_joint_bias,
+               "limits and joint biases of queries, keys and values do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.has_expert_norms, "experts with norms of their own do not run on a GPU yet", cure);
     if (!layer.attends()) continue;
     EH2O_CHECK(layer.heads.index.is_none(),

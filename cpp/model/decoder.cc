@@ -191,7 +191,7 @@ void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, 
   const MatmulInput normed = norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
                                        row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),
                                        {norm, packed_for(table, a.packed, {&head})}, a.scratch);
-  const MatmulOutput logits{&head, nullptr, out, vocab_size, false};
+  const MatmulOutput logits{&head, weights_.output_bias(), out, vocab_size, false};
   matmul(table, normed, {&logits, 1}, a.scratch);
   scale_logits(table, {out, n_rows, vocab_size, vocab_size}, config_.logit_scale, config_.logit_soft_cap);
 }

@@ -73,11 +73,23 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
   EH2O_CHECK(!layer.is_parallel || (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
                                     layer.norm_placement == NormPlacement::kPre && layer.latent.is_none()),
              "only a plain network goes beside plain attention");
+  EH2O_CHECK(layer.is_parallel || !layer.has_parallel_norm, "a norm of a network beside nothing");
+  EH2O_CHECK((layer.qkv_limit == 0.0f && !layer.has_joint_bias) ||
+                 (layer.mixer == MixerKind::kAttention && layer.latent.is_none() && layer.gate_dim() == 0 &&
+                  layer.heads.has_own_kv()),
+             "limits and joint biases of queries, keys and values are of plain attention");
+  EH2O_CHECK(layer.qkv_limit >= 0.0f, "qkv_limit = ", layer.qkv_limit);
+  EH2O_CHECK(config.has_norm_weights || config.centres_norms, "RMS norms without weights");
   EH2O_CHECK(!config.centres_norms ||
                  (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated &&
                   layer.norm_placement == NormPlacement::kPre && layer.qk_norm == QkNorm::kNone &&
                   !layer.norms_values && layer.latent.is_none() && layer.token_input_dim == 0),
              "LayerNorm is of the inputs of plain attention and plain networks");
+  EH2O_CHECK(
+      !config.has_norm_biases ||
+          (layer.mixer == MixerKind::kAttention && layer.ffn != FfnKind::kNone &&
+           layer.norm_placement == NormPlacement::kPre && !layer.has_expert_norms && layer.latent.is_none()),
+      "norms with biases are of the inputs of plain attention and of networks");
   EH2O_CHECK(layer.token_input_dim == config.token_input_dim(),
              "layers differ in the width of their inputs per token");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");

@@ -27,6 +27,8 @@ struct DecoderConfig {
   size_t vocab_size = 0;
   float norm_eps = 0.0f;
   bool centres_norms = false;  // they are LayerNorm, not RMS norm
+  bool has_norm_weights = true;
+  bool has_norm_biases = false;  // those of inputs and of the output have biases; LayerNorm may, without this
   std::vector<RopeConfig> ropes;
   std::vector<LayerSpec> layers;
 
@@ -34,7 +36,8 @@ struct DecoderConfig {
   float logit_scale = 1.0f;
   float logit_soft_cap = 0.0f;  // of the output; 0: none
   bool tied_embeddings = false;
-  size_t token_input_rows = 0;  // tokens of each part that the table of inputs per token is loaded in
+  bool has_output_bias = false;  // a number per token is added to its logit
+  size_t token_input_rows = 0;   // tokens of each part that the table of inputs per token is loaded in
 
   size_t n_layers() const { return layers.size(); }
   const RopeConfig& rope(size_t layer) const { return ropes[layers[layer].rope]; }

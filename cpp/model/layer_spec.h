@@ -59,6 +59,8 @@ struct LayerSpec {
   float temperature_scale = 0.0f;
   size_t temperature_period = 0;  // 0: none
 
+  float qkv_limit = 0.0f;        // queries, keys and values are clamped to +- this; 0: they are not
+  bool has_joint_bias = false;   // the biases of queries, keys and values are one vector
   bool has_output_gate = false;  // the query projection also makes a gate for every output of attention
 
   size_t n_conv_taps = 0;  // tokens that a convolution sees, its own included
@@ -86,8 +88,9 @@ struct LayerSpec {
   bool has_expert_norms = false;
 
   NormPlacement norm_placement = NormPlacement::kPre;
-  bool is_parallel = false;     // the feed-forward network has the normed input of the mixer
-  float residual_scale = 1.0f;  // factor of what a branch adds to the residual stream
+  bool is_parallel = false;        // the feed-forward network has the normed input of the mixer
+  bool has_parallel_norm = false;  // or, beside the mixer too, the input of the mixer by a norm of its own
+  float residual_scale = 1.0f;     // factor of what a branch adds to the residual stream
 
   size_t token_input_dim = 0;     // width of the layer's own input per token; 0: none
   bool has_output_scale = false;  // the residual stream is multiplied by a number behind the layer

@@ -27,8 +27,18 @@ void Weights::for_each_tensor(const F& f) {
   };
   matrix("token_embd.weight", token_embd_.weight, config_.vocab_size, model_dim, true);
   matrix("output.weight", output_.weight, config_.vocab_size, model_dim, !config_.tied_embeddings);
-  vector("output_norm.weight", output_norm_, model_dim, true);
-  if (config_.centres_norms) vector("output_norm.bias", output_norm_bias_, model_dim, false);
+  const auto norm = [&](const std::string& name, std::vector<float>& slot) {
+    if (config_.has_norm_weights) {
+      vector(name, slot, model_dim, true);
+    } else {
+      slot.assign(model_dim, 1.0f);
+    }
+  };
+  norm("output_norm.weight", output_norm_);
+  if (config_.has_output_bias) vector("output.bias", output_.bias, config_.vocab_size, true);
+  const bool must_have_biases = config_.has_norm_biases;
+  const bool may_have_biases = config_.centres_norms || must_have_biases;
+  if (may_have_biases) vector("output_norm.bias", output_norm_bias_, model_dim, must_have_biases);
   const size_t input_dim = config_.token_input_dim();
   if (input_dim > 0) {
     const size_t all_inputs = layers_.size() * input_dim;
@@ -46,12 +56,12 @@ void Weights::for_each_tensor(const F& f) {
     const AttentionHeads& heads = spec.heads;
     LayerWeights& layer = layers_[i];
     if (spec.has_pre_norm()) {
-      if (spec.has_mixer()) vector(prefix + "attn_norm.weight", layer.attn_norm, model_dim, true);
-      const bool has_ffn_norm = spec.has_ffn() && !spec.is_parallel;
-      if (has_ffn_norm) vector(prefix + "ffn_norm.weight", layer.ffn_norm, model_dim, true);
-      if (config_.centres_norms) {
-        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, false);
-        if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, false);
+      if (spec.has_mixer()) norm(prefix + "attn_norm.weight", layer.attn_norm);
+      const bool has_ffn_norm = spec.has_ffn() && (!spec.is_parallel || spec.has_parallel_norm);
+      if (has_ffn_norm) norm(prefix + "ffn_norm.weight", layer.ffn_norm);
+      if (may_have_biases) {
+        vector(prefix + "attn_norm.bias", layer.attn_norm_bias, model_dim, must_have_biases);
+        if (has_ffn_norm) vector(prefix + "ffn_norm.bias", layer.ffn_norm_bias, model_dim, must_have_biases);
       }
     }
     if (spec.has_post_norm()) {
@@ -67,6 +77,9 @@ void Weights::for_each_tensor(const F& f) {
                true);
       }
     }
+    if (spec.has_joint_bias)
+      vector(prefix + "attn_qkv.bias", layer.attn_qkv_bias, heads.q_dim() + heads.k_dim() + heads.v_dim(),
+             true);
     if (spec.has_sinks && !heads.is_none())
       vector(prefix + "attn_sinks.weight", layer.attn_sinks, heads.n_heads, true);
     if (spec.norms_values) layer.attn_v_norm.assign(heads.value_dim, 1.0f);

@@ -25,9 +25,10 @@ struct FeedForward {
 
 struct LayerWeights {
   std::vector<float> attn_norm, attn_post_norm;      // [model_dim], or empty
-  std::vector<float> attn_norm_bias, ffn_norm_bias;  // of LayerNorm: [model_dim], or empty
+  std::vector<float> attn_norm_bias, ffn_norm_bias;  // [model_dim], or empty
   // [gate_dim + q_dim], the gate first, [k_dim], [v_dim], [model_dim] outputs.
   Linear attn_q, attn_k, attn_v, attn_output;
+  std::vector<float> attn_qkv_bias;  // of the first three, in place of their own; or empty
   // Of latent attention: the vectors that queries are made of, [q_rank] outputs, and the row that is cached,
   // [row_dim]; attn_q makes [n_heads * head_dim] of the former or of the input.
   Linear attn_q_a, attn_kv_a;
@@ -115,6 +116,8 @@ class Weights {
 
   const PackedMatrix& output() const { return output_.weight ? output_.weight : token_embd_.weight; }
   const PackedMatrix& token_embd() const { return token_embd_.weight; }
+  // [vocab], or null.
+  const float* output_bias() const { return output_.bias.empty() ? nullptr : output_.bias.data(); }
   const PackedMatrix& own_output() const { return output_.weight; }  // not set where it is the embedding
   const std::vector<float>& output_norm() const { return output_norm_; }
   const std::vector<float>& output_norm_bias() const { return output_norm_bias_; }  // may be empty

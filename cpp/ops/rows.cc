@@ -58,6 +58,15 @@ void scale_logits(const KernelTable& table, MatView<float> logits, float scale, 
   });
 }
 
+void clamp_rows(MatView<float> rows, float limit) {
+  parallel_for(rows.rows, [&](size_t i, size_t) {
+    float* row = rows.row(i);
+    for (size_t column = 0; column < rows.cols; ++column) {
+      row[column] = std::min(std::max(row[column], -limit), limit);
+    }
+  });
+}
+
 size_t row_scratch_bytes(const KernelTable& table, size_t max_cols) {
   return round_up(std::max(table.layout.tile_rows, table.layout.vector_rows) * max_cols * sizeof(float),
                   kAlignment);
@@ -70,6 +79,7 @@ MatmulInput norm_rows(const KernelTable& table, MatView<const float> x, const Ro
       table.layer_norm_f32(row, x.row(i), norm.weight, norm.bias, x.cols, norm.eps);
     } else {
       table.rms_norm_f32(row, x.row(i), norm.weight, x.cols, norm.eps);
+      if (norm.bias) table.add_f32(row, norm.bias, x.cols);
     }
   });
 }

@@ -21,6 +21,9 @@ void embed_columns(const KernelTable& table, Span<const PackedMatrix> parts, Spa
 // logits *= scale, then soft_cap * tanh(logits / soft_cap) unless that is 0.
 void scale_logits(const KernelTable& table, MatView<float> logits, float scale, float soft_cap);
 
+// Numbers below -limit and above limit become these.
+void clamp_rows(MatView<float> rows, float limit);
+
 // What a row-wise operation leaves behind for the next matmul.
 struct ActivationsOut {
   MatView<float> rows;  // f32 result; rows.data may be null where only the packed form is wanted
@@ -30,7 +33,7 @@ struct ActivationsOut {
 // LayerNorm where it centres its input, else RMS norm.
 struct RowNorm {
   const float* weight = nullptr;  // [n]
-  const float* bias = nullptr;    // [n], or null; of LayerNorm
+  const float* bias = nullptr;    // [n], or null
   bool centres = false;
   float eps = 0.0f;
 };

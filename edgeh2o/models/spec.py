@@ -42,7 +42,8 @@ from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
 from .xielu import with_xielu
 
-OUTPUT_TENSOR = "output.weight"
+OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
+FUSED_TENSOR, FUSED_BIAS = "blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,11 @@ class ArchitectureSpec:
 
     Attributes:
         qk_row_order: how pairs of rotated rows lie in the file.
+        has_norm_weights, has_parallel_norm: see ``DecoderConfig``.
+        parallel_switch: key, after the architecture's name, that files say ``is_parallel`` by.
+        fused_tensors: the tensors of files whose Q, K and V are one matrix, if others have three.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
-        norm: "rms" norms or "layer" norms.
+        norm: "rms" norms, also with biases ("biased_rms"), or "layer" norms, which may have some.
         rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
         long_rope_factors: optional tensors of frequency divisors for sessions within the original
@@ -96,9 +100,13 @@ class ArchitectureSpec:
     tensors: tuple[TensorRule, ...]
     qk_row_order: Literal["interleaved", "half_split"]
     activation: str
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Literal["rms", "biased_rms", "layer"] = "rms"
     norm_placement: Literal["pre", "post", "both"] = "pre"
+    has_norm_weights: bool = True
     is_parallel: bool = False
+    has_parallel_norm: bool = False
+    parallel_switch: str | None = None
+    fused_tensors: tuple[TensorRule, ...] = ()
     qk_norm: Literal["none", "head", "projection"] = "none"
     qk_norm_after_rope: bool = False
     rope: RopeRule = PLAIN_ROPE
@@ -128,7 +136,8 @@ class ArchitectureSpec:
     @property
     def all_tensors(self) -> tuple[TensorRule, ...]:
         """Those of all files together."""
-        return self.tensors if self.latent is None else (*self.tensors, *ALL_TENSORS)
+        latent = ALL_TENSORS if self.latent is not None else ()
+        return (*self.tensors, *self.fused_tensors, *latent)
 
     def read_shape(self, metadata: Metadata) -> Hyperparameters:
         """The hyperparameters of a file. Raises ``FormatError`` that names the key."""
@@ -149,9 +158,10 @@ class ArchitectureSpec:
             return shape
         return replace(shape, layers=with_xielu(metadata, shape.layers))
 
-    def rules(self, shape: Hyperparameters) -> tuple[TensorRule, ...]:
-        """The tensors of files of this shape."""
-        return self.tensors + (latent_tensors(shape.latent) if shape.latent else ())
+    def rules(self, shape: Hyperparameters, *, is_fused: bool = False) -> tuple[TensorRule, ...]:
+        """The tensors of files of this shape, whose Q, K and V may be one matrix."""
+        tensors = self.fused_tensors if is_fused and self.fused_tensors else self.tensors
+        return tensors + (latent_tensors(shape.latent) if shape.latent else ())
 
 
 _ARCHITECTURES: dict[str, ArchitectureSpec] = {}
@@ -199,7 +209,7 @@ def read_model(
         left_out = [name for name in gguf.tensors if drafting and name.startswith(drafting)]
         bindings = bind_tensors(
             gguf.tensors,
-            spec.rules(shape),
+            spec.rules(shape, is_fused=FUSED_TENSOR in gguf.tensors),
             shape,
             architecture=spec.name,
             interleaved=spec.qk_row_order == "interleaved",
@@ -213,7 +223,9 @@ def read_model(
             _make_config(gguf, spec, shape),
             **_depth_scales(spec, shape),
             **_read_scales(gguf.metadata, spec),
-            has_key_bias=any(item.name.endswith("attn_k.bias") for item in bindings),
+            has_key_bias=any(
+                item.name.endswith(("attn_k.bias", "attn_qkv.bias")) for item in bindings
+            ),
             fingerprint=fingerprint_weights(gguf),
         )
         return config, bindings
@@ -249,6 +261,9 @@ def _make_config(
 ) -> DecoderConfig:
     layers = shape.layers
     is_scaled_by_width = len(layers) == spec.n_layers_scaled_by_width
+    is_parallel = spec.is_parallel
+    if spec.parallel_switch is not None:
+        is_parallel = gguf.metadata.get_bool(f"{spec.name}.{spec.parallel_switch}")
     latent = shape.latent.heads if shape.latent else None
     head_dim = latent.head_dim if latent else shape.head_dim
     logit_dim = shape.model_dim / layers[0].n_heads if is_scaled_by_width else head_dim
@@ -279,8 +294,12 @@ def _make_config(
         context_length=shape.context_length,
         norm_eps=shape.norm_eps,
         centres_norms=spec.norm == "layer",
+        has_norm_weights=spec.has_norm_weights,
+        has_norm_biases=spec.norm == "biased_rms",
         norm_placement=spec.norm_placement,
-        is_parallel=spec.is_parallel,
+        is_parallel=is_parallel,
+        has_parallel_norm=is_parallel and spec.has_parallel_norm,
+        has_joint_bias=FUSED_BIAS in gguf.tensors,
         qk_norm=spec.qk_norm,
         qk_norm_after_rope=spec.qk_norm_after_rope,
         temperature_scale=shape.temperature_scale,
@@ -297,6 +316,7 @@ def _make_config(
         has_output_gate=spec.has_output_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,
+        has_output_bias=OUTPUT_BIAS in gguf.tensors,
         rope_attention_factor=attention_factor(shape.rope_scaling),
         **_read_frequencies(gguf, spec, shape),
     )

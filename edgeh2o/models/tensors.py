@@ -189,7 +189,7 @@ def bind_tensors(
         and name not in unread
     ]
     standing_in = {
-        rule.stand_in: name
+        rule.stand_in: rule.core_name or name
         for name, (rule, _) in by_name.items()
         if rule.stand_in and name not in tensors and name not in unread
     }

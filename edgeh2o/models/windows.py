@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import FormatError
 from ..formats.metadata import quote
+from ..option_fields import MAX_CONTEXT
 from .keys import ArchitectureKeys
 
 WINDOW_KEY = "attention.sliding_window"
@@ -28,6 +29,7 @@ class SlidingWindows:
             rotary embedding of their own, without the tensors of the others.
         rope_base: base of the rotary embedding in layers with a window; None: that of the model.
         has_plain_rope: RoPE scaling is only for the layers with full attention.
+        may_be_whole: files have a width of the whole context or more, which is none.
     """
 
     full_every: int = 0
@@ -37,6 +39,7 @@ class SlidingWindows:
     has_own_heads: bool = False
     rope_base: float | None = None
     has_plain_rope: bool = False
+    may_be_whole: bool = False
 
 
 def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[int, ...]:
@@ -54,6 +57,8 @@ def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[i
         maximum=MAX_WINDOW,
         default=None if is_required else default,
     )
+    if rule is not None and rule.may_be_whole:
+        window *= window < keys.integer("context_length", maximum=MAX_CONTEXT)
     if window == 0:
         return (0,) * keys.n_layers
     if rule is None:

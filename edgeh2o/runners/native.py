@@ -318,6 +318,9 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_expert_bias": config.has_expert_bias,
         "norm_placement": config.norm_placement,
         "is_parallel": config.is_parallel,
+        "has_parallel_norm": config.has_parallel_norm,
+        "qkv_limit": config.qkv_limit,
+        "has_joint_bias": config.has_joint_bias,
         "residual_scale": config.residual_scale,
     }
     if config.latent is not None:
@@ -329,12 +332,15 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
             centres_norms=config.centres_norms,
+            has_norm_weights=config.has_norm_weights,
+            has_norm_biases=config.has_norm_biases,
             ropes=ropes,
             layers=[{**shared, **_core_layer(layer, config)} for layer in config.layers],
             embedding_scale=config.embedding_scale,
             logit_scale=config.logit_scale,
             logit_soft_cap=config.logit_soft_cap,
             tied_embeddings=config.tied_embeddings,
+            has_output_bias=config.has_output_bias,
             token_input_rows=config.token_input_rows,
         )
     except ValueError as error:

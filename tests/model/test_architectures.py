@@ -53,6 +53,10 @@ MODELS = {
     "starcoder2": {"architecture": "starcoder2", "biases": True},
     "starcoder2-window": {"architecture": "starcoder2", "sliding_window": NARROW},
     "stablelm": {"architecture": "stablelm", "rotary_dim": 8},
+    "phi2-fused": {"architecture": "phi2", "rotary_dim": 8, "is_fused": True, "tied": False},
+    "gptneox": {"architecture": "gptneox", "rotary_dim": 8},
+    "gptneox-sequential": {"architecture": "gptneox", "is_sequential": True},
+    "falcon-two-norms": {"architecture": "falcon", "has_two_norms": True, "tied": False},
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm-dsa": {"architecture": "glm-dsa", "n_layers": 3, "indexer_period": 2, "n_experts": 0},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
@@ -68,6 +72,7 @@ MODELS = {
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "mistral": {"sliding_window": WIDE},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
+    "phimoe-window": {"architecture": "phimoe", "sliding_window": NARROW},
     "gemma2-narrow": {"architecture": "gemma2", "sliding_window": NARROW},
     "gemma2-wide": {"architecture": "gemma2", "sliding_window": WIDE},
     "gemma2-all": {"architecture": "gemma2", "sliding_window": ALL},
@@ -123,7 +128,10 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 
 
 # All layers have windows, or sinks, or indexers.
-NO_SPARSE = ("mistral", "phi3-window", "starcoder2-window", "gpt-oss", "deepseek32", "glm-dsa")
+NO_SPARSE = (
+    *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
+    *("gpt-oss", "deepseek32", "glm-dsa"),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in NO_SPARSE])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import ExpertGatingFuncType, GGUFWriter
 from numpy.typing import NDArray
 
 from edgeh2o.errors import FormatError
@@ -66,7 +66,8 @@ def test_biases_of_keys_are_noticed(tiny_model: TinyModelFactory, architecture: 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, architecture: str) -> None:
-    path = tiny_model(architecture=architecture, **SHAPE)
+    # With one norm falcon has it for attention and for networks.
+    path = tiny_model(architecture=architecture, has_two_norms=True, **SHAPE)
     _, bindings = read(path)
     names = [binding.name for binding in bindings]
     assert len(set(names)) == len(names)
@@ -89,6 +90,8 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
         ("llama", {"sliding_window": 0}, ""),
         ("phi3", {"sliding_window": 5}, "wwwwww"),
         ("phi3", {"sliding_window": 0}, ""),
+        ("phimoe", {"sliding_window": 2047}, "wwwwww"),
+        ("phimoe", {"sliding_window": 2048}, ""),  # as wide as the context
         ("gemma2", {"sliding_window": 5}, "w.w.w."),
         ("gemma2", {}, "w.w.w."),
         ("gemma3", {}, ""),
@@ -184,6 +187,61 @@ def test_experts_and_the_shared_one(tiny_model: TinyModelFactory) -> None:
     assert granitemoe.normalises_experts
     assert read_tiny(tiny_model, "granitemoe").shared_ffn_dim == 0
     assert {layer.ffn_dim for layer in read_tiny(tiny_model, "olmoe").layers} == {16}
+
+
+@pytest.mark.parametrize("name", ["output.bias", "output_norm.bias", "blk.0.attn_output.bias"])
+def test_phimoe_has_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    original = GGUFWriter.add_tensor
+
+    def add_tensor(writer: GGUFWriter, added: str, *arguments: object, **options: object) -> None:
+        if added != name:
+            original(writer, added, *arguments, **options)
+
+    monkeypatch.setattr(GGUFWriter, "add_tensor", add_tensor)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="phimoe", **SHAPE)
+    with pytest.raises(FormatError, match=f"1 tensor of architecture 'phimoe' missing: '{name}'"):
+        read(path)
+
+
+def test_gptneox_says_whether_networks_are_beside_attention(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, behind = (
+        read_tiny(tiny_model, "gptneox", is_sequential=is_sequential)
+        for is_sequential in (False, True)
+    )
+    assert (beside.is_parallel, beside.has_parallel_norm) == (True, True)
+    assert (behind.is_parallel, behind.has_parallel_norm) == (False, False)
+    monkeypatch.setattr(GGUFWriter, "add_parallel_residual", lambda *arguments: None)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="gptneox", **SHAPE)
+    with pytest.raises(FormatError, match=r"'gptneox\.use_parallel_residual'.* is missing"):
+        read(path)
+
+
+def test_norms_of_falcon(tiny_model: TinyModelFactory) -> None:
+    """The first of two is that of networks, the only one is that of attention too."""
+    for has_two_norms, of_attention in ((False, "attn_norm"), (True, "attn_norm_2")):
+        path = tiny_model(architecture="falcon", has_two_norms=has_two_norms, **SHAPE)
+        sources = {item.name: item.info.name for item in read(path)[1]}
+        for kind in ("weight", "bias"):
+            assert sources[f"blk.3.attn_norm.{kind}"] == f"blk.3.{of_attention}.{kind}"
+            assert sources[f"blk.3.ffn_norm.{kind}"] == f"blk.3.attn_norm.{kind}"
+
+
+def test_limits_of_olmo(
+    tiny_model: TinyModelFactory, read_with_key: Callable[..., DecoderConfig]
+) -> None:
+    assert read_tiny(tiny_model, "olmo").qkv_limit == pytest.approx(0.9)
+    with pytest.raises(FormatError, match=r"'llama\.attention\.clamp_kqv' is 8"):
+        read_with_key("llama", lambda writer: writer.add_clamp_kqv(8.0))
+
+
+def test_phimoe_weights_experts_by_a_softmax(read_with_key: Callable[..., DecoderConfig]) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+    with pytest.raises(FormatError, match=r"'phimoe\.expert_gating_func' is 2"):
+        read_with_key("phimoe", add)
 
 
 @pytest.mark.parametrize("key", ["sliding_window", "sliding_window_pattern"])

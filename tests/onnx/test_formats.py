@@ -321,6 +321,7 @@ def test_the_budget_table_of_the_weights_is_found(
         ("arcee", "a feed-forward network without a gate"),
         ("apertus", "a feed-forward network without a gate"),
         ("cohere2", "LayerNorm"),
+        ("phimoe", "a mixture of experts"),
     ],
 )
 def test_what_cannot_be_exported(

@@ -138,6 +138,7 @@ GOOD: dict[str, Any] = {
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_key": ({"mixture_of_depths": 2}, "'mixture_of_depths' is not known for this model"),
     "unknown_type": ({"model_type": "mamba"}, "'mamba', which is not supported from safetensors"),
+    "phimoe": ({"model_type": "phimoe"}, "'phimoe', which is not supported.*Use a GGUF file"),
     "no_type": ({"model_type": None}, "supported: apertus, arcee, cohere, cohere2"),
     "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "generates text"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised already \('gptq'"),

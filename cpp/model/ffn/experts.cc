@@ -40,17 +40,22 @@ void add_experts(const LayerCall& call, MatView<float> x) {
   const size_t n = x.rows, dim = x.cols, n_experts = spec.n_experts;
   const MatView<float> normed{a.expert_input, n, dim, dim}, mixed{a.mixed, n, dim, dim};
   const MatView<const float> rows{normed.data, n, dim, dim};
-  const auto norm_input = [&](const std::vector<float>& norm) {
+  const auto norm_input = [&](const std::vector<float>& norm, const std::vector<float>& bias = {}) {
     if (norm.empty()) {
       std::copy_n(x.data, n * dim, normed.data);
     } else {
-      rms_norm_rows(table, {x.data, n, dim, x.stride}, norm.data(), eps, {normed, {}}, a.scratch);
+      norm_rows(table, {x.data, n, dim, x.stride}, row_norm(call.config, norm, bias), {normed, {}},
+                a.scratch);
     }
   };
   const auto norm_output = [&](MatView<float> out, const std::vector<float>& norm) {
     rms_norm_groups(table, out, {norm.data(), norm.size()}, eps);
   };
-  norm_input(spec.has_expert_norms ? w.ffn_router_norm : w.ffn_norm);
+  if (spec.has_expert_norms) {
+    norm_input(w.ffn_router_norm);
+  } else {
+    norm_input(w.ffn_norm, w.ffn_norm_bias);
+  }
   const MatmulOutput router = output_of(w.ffn_router, a.router, n_experts);
   matmul(table, pack_rows(table, rows, packed_for(call, {&w.ffn_router})), {&router, 1}, a.scratch);
   const MatView<float> logits{a.router, n, n_experts, n_experts};

@@ -42,13 +42,22 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
                  : begin_branch(call, x, w.attn_norm, {&w.attn_q}, w.attn_norm_bias);
   const MatmulOutput q_output = output_of(w.attn_q, qkv.q.data - spec.gate_dim(), stride);
   if (has_own_kv) {
-    const MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
-                                    output_of(w.attn_v, qkv.v.data, stride)};
+    MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
+                              output_of(w.attn_v, qkv.v.data, stride)};
+    const float* bias = w.attn_qkv_bias.data();
+    for (MatmulOutput& output : outputs) {
+      if (w.attn_qkv_bias.empty()) break;
+      output.bias = bias;
+      bias += output.weight->rows();
+    }
     matmul(table, input, {outputs, 3}, call.buffers().scratch);
   } else {
     matmul(table, input, {&q_output, 1}, call.buffers().scratch);
   }
 
+  if (spec.qkv_limit > 0.0f) {
+    for (const MatView<float>& rows : {qkv.q, qkv.k, qkv.v}) clamp_rows(rows, spec.qkv_limit);
+  }
   if (!spec.qk_norm_after_rope) norm_qk(call, qkv);
   const RopeTable& rope = call.buffers().ropes[spec.rope];
   const size_t n_pairs = call.config.rope(call.layer).n_pairs(), row = first_row * n_pairs;

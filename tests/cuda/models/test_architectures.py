@@ -89,11 +89,13 @@ MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.i
 REFUSED = {
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
+    "phimoe": "biases of norms and of the output",
     "deepseek32": r"attention to what an indexer chooses \(DSA\)",
     "glm-dsa": r"attention to what an indexer chooses \(DSA\)",
     "command-r": "LayerNorm",
     "cohere2": "LayerNorm",
     "stablelm": "LayerNorm",
+    **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon"), "LayerNorm"),
     "starcoder2": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")

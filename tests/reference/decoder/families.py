@@ -36,6 +36,7 @@ class Family:
         ungated: another activation of such networks.
         has_layer_norm: norms are LayerNorm.
         scales_logits: their scale is a factor, not a divisor.
+        has_norm_weights: norms of the residual stream have weights.
         is_parallel: attention and the feed-forward network have the same normed input.
         mamba2_is_single: a layer is Mamba-2, attention or a feed-forward network, which has no gate
             and the square of ReLU.
@@ -62,6 +63,7 @@ class Family:
     is_ungated: bool = False
     ungated: str = ""
     has_layer_norm: bool = False
+    has_norm_weights: bool = True
     is_parallel: bool = False
     scales_logits: bool = False
 
@@ -106,9 +108,16 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(window_period=2, has_gelu=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
     "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
+    "falcon": Family(
+        is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
+    ),
     "falcon-h1": Family(),
     "glm4": Family(is_interleaved=True),
     "gpt-oss": Family(window_period=2, has_clamped_gate=True, ffn_norm="post_attention_norm"),
+    # Or not parallel: files say so.
+    "gptneox": Family(
+        is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
+    ),
     "granite": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
@@ -124,9 +133,18 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron_h_moe": Family(
         no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm", has_sigmoid_gate=True
     ),
+    "olmo": Family(is_interleaved=True, has_layer_norm=True, has_norm_weights=False),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
+    "phi2": Family(
+        is_ungated=True,
+        ungated="ungated_gelu",
+        has_layer_norm=True,
+        is_parallel=True,
+        ffn_norm="attn_norm",
+    ),
     "phi3": Family(),
+    "phimoe": Family(),
     "qwen2": Family(),
     "qwen2moe": Family(normalises_experts=False),
     "qwen2vl": Family(),

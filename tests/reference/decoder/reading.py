@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class ReferenceConfig:
     n_expert_groups_used: int = 1
     latent: LatentSizes | None = None
     index_top_k: int = 0
+    qkv_limit: float | None = None
     n_ssd_groups: int = 0
     xielu: tuple[tuple[float, ...], ...] = ()
 
@@ -111,6 +112,8 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
         weights |= {name: weights[twin] for name, twin in twins.items() if name not in weights}
         quantised |= {name: quantised[twin] for name, twin in twins.items() if twin in quantised}
     config = _read_config(_Keys(reader), weights)
+    if config.family.is_parallel and config.family.ffn_norm == "ffn_norm":
+        _name_parallel_norms(weights)
     _name_experts(weights)
     for layer in range(config.n_layers):
         _split_fused(weights, f"blk.{layer}.")
@@ -127,6 +130,8 @@ def read_gguf(path: Path) -> tuple[ReferenceConfig, Weights, dict[str, str]]:
 def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
     number = keys.number
     family = FAMILIES[keys.architecture]
+    is_parallel = bool(keys.value("use_parallel_residual", family.is_parallel))
+    family = replace(family, is_parallel=is_parallel)
     n_layers, model_dim = int(number("block_count")), int(number("embedding_length"))
     # Heads are counted by the rows of their matrices: layers may differ.
     n_heads = np.ravel(keys.value("attention.head_count"))[0]
@@ -186,6 +191,7 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         n_expert_groups=int(number("expert_group_count", 1.0)),
         n_expert_groups_used=int(number("expert_group_used_count", 1.0)),
         latent=latent,
+        qkv_limit=number("attention.clamp_kqv", 0.0) or None,
         index_top_k=int(number("attention.indexer.top_k", 0.0)),
         n_ssd_groups=int(number("ssm.group_count", 0.0)),
     )
@@ -229,14 +235,24 @@ def _read_frequencies(
     return tuple(of_layer(layer, window) for layer, window in enumerate(windows))
 
 
+def _name_parallel_norms(weights: Weights) -> None:
+    """Where a file has no norm of networks, it is that of attention, or the first of two."""
+    for name in [name for name in weights if ".attn_norm." in name]:
+        weights.setdefault(name.replace("attn_norm", "ffn_norm"), weights[name])
+        weights[name] = weights.pop(name.replace("attn_norm", "attn_norm_2"), weights[name])
+
+
 def _split_fused(weights: Weights, prefix: str) -> None:
     """Makes matrices of their own of Q, K, V and of gate and up, where they are one."""
     if f"{prefix}attn_qkv.weight" in weights and f"{prefix}attn_output.weight" in weights:
-        qkv = weights.pop(f"{prefix}attn_qkv.weight")
         q_dim = weights[f"{prefix}attn_output.weight"].shape[1]
-        parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])
-        for name, part in zip("qkv", parts, strict=True):
-            weights[f"{prefix}attn_{name}.weight"] = part
+        for kind in ("weight", "bias"):
+            qkv = weights.pop(f"{prefix}attn_qkv.{kind}", None)
+            if qkv is None:
+                continue
+            parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])
+            for name, part in zip("qkv", parts, strict=True):
+                weights[f"{prefix}attn_{name}.{kind}"] = part
     has_gate = any(name.startswith(f"{prefix}ffn_gate") for name in weights)
     up, down = (weights.get(f"{prefix}ffn_{name}.weight") for name in ("up", "down"))
     if not has_gate and up is not None and down is not None and len(up) == 2 * down.shape[1]:

@@ -30,6 +30,8 @@ from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
 
 Tokens = Sequence[int] | NDArray[np.integer]
+# Of the residual stream.
+_NORMS = ("attn_norm", "ffn_norm", "output_norm")
 FFN_NAMES = ("ffn_up", "ffn_gate_inp")
 
 
@@ -191,7 +193,10 @@ class DecoderRun:
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
         normed = self._norm(config.family.output_norm, x)
-        logits = self._linear(output, normed) * config.logit_scale
+        logits = self._linear(output, normed)
+        if "output.bias" in weights and output != "output":  # of the embedding, which is the output
+            logits = logits + weights["output.bias"]
+        logits = logits * config.logit_scale
         cap = config.logit_soft_cap
         return logits if cap is None else cap * np.tanh(logits / cap)
 
@@ -208,7 +213,7 @@ class DecoderRun:
         source = self._decoder.config.kv_layers[layer]
         if source == layer:
             k = self._rotated(layer, "k", normed, angles)
-            v = self._heads(layer, self._linear(f"{prefix}attn_v", normed))
+            v = self._heads(layer, self._limited(self._linear(f"{prefix}attn_v", normed)))
             if self._decoder.config.family.is_gemma4:
                 v = self._normalised(v)
             self._kv[layer] = stored(k, self._cache_type), stored(v, self._cache_type)
@@ -402,7 +407,7 @@ class DecoderRun:
         if letter == "q" and config.family.is_delta_net:
             rows = self._query_halves(layer, normed)[0]
         else:
-            rows = self._linear(name, normed)
+            rows = self._limited(self._linear(name, normed))
         if not config.family.norms_after_rope:
             rows = self._norm(name + "_norm", rows)
         heads = self._ordered(self._heads(layer, rows), angles)
@@ -410,6 +415,10 @@ class DecoderRun:
         heads[..., :rotated_dim] *= config.rope_factor
         heads = rotate(heads, angles, self._rope_layout)
         return self._norm(name + "_norm", heads) if config.family.norms_after_rope else heads
+
+    def _limited(self, rows: Array) -> Array:
+        limit = self._decoder.config.qkv_limit
+        return rows if limit is None else np.clip(rows, -limit, limit)
 
     def _temperatures(self, n: int) -> Array:
         """Factors [n, 1] of the queries of the next n positions."""
@@ -477,9 +486,10 @@ class DecoderRun:
 
         In some families it is LayerNorm: without the mean, and with a bias if there is one.
         """
-        if name + ".weight" not in self._decoder.weights:
+        family, weight = self._decoder.config.family, self._decoder.weights.get(name + ".weight")
+        if weight is None and (family.has_norm_weights or not name.endswith(_NORMS)):
             return x
-        weight = self._decoder.weights[name + ".weight"].astype(np.float64)
+        weight = np.ones(x.shape[-1]) if weight is None else weight.astype(np.float64)
         groups = x.reshape(*x.shape[:-1], -1, len(weight))
         if self._decoder.config.family.has_layer_norm:
             groups = groups - groups.mean(axis=-1, keepdims=True)

@@ -1,0 +1,40 @@
+"""Architecture ``phi2``: Phi 1, 1.5 and 2, with attention and networks side by side.
+
+Both have the same input, behind one LayerNorm. Heads are rotated in part, networks have a GELU and
+no gate, and everything has biases. Older files have Q, K and V as one matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import blocks
+from .spec import ArchitectureSpec, register_architecture
+from .tensors import tensor
+
+_COMMON = (
+    *blocks.EMBEDDINGS,
+    tensor("output.bias", "vocab_size"),
+    tensor("blk.{layer}.attn_norm.weight", "model_dim"),
+    *blocks.UNGATED_FEED_FORWARD,
+    *(
+        replace(rule, required=True)
+        for rule in (
+            *(rule for rule in blocks.NORM_BIASES if "ffn_norm" not in rule.name),
+            *blocks.ATTENTION_OUTPUT_BIAS,
+            *(rule for rule in blocks.FEED_FORWARD_BIASES if "gate" not in rule.name),
+        )
+    ),
+)
+
+register_architecture(
+    ArchitectureSpec(
+        name="phi2",
+        qk_row_order="half_split",
+        norm="layer",
+        is_parallel=True,
+        activation="ungated_gelu",
+        tensors=(*_COMMON, *blocks.ATTENTION, *blocks.QKV_BIASES),
+        fused_tensors=(*_COMMON, *blocks.FUSED_ATTENTION, *blocks.FUSED_BIAS),
+    )
+)
