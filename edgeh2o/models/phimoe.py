@@ -24,7 +24,7 @@ register_architecture(
         norm="biased_rms",
         activation="silu",
         long_rope_factors=("rope_factors_short.weight", "rope_factors_long.weight"),
-        windows=SlidingWindows(may_be_whole=True),
+        windows=SlidingWindows(),
         experts=ExpertRule(has_own_width=False),
         tensors=(
             *blocks.EMBEDDINGS,

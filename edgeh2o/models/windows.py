@@ -29,7 +29,6 @@ class SlidingWindows:
             rotary embedding of their own, without the tensors of the others.
         rope_base: base of the rotary embedding in layers with a window; None: that of the model.
         has_plain_rope: RoPE scaling is only for the layers with full attention.
-        may_be_whole: files have a width of the whole context or more, which is none.
     """
 
     full_every: int = 0
@@ -39,7 +38,12 @@ class SlidingWindows:
     has_own_heads: bool = False
     rope_base: float | None = None
     has_plain_rope: bool = False
-    may_be_whole: bool = False
+
+    @property
+    def may_be_whole(self) -> bool:
+        """Whether a width of the whole context or more is none: nothing else goes by it."""
+        special = self.rope_base or self.has_own_heads or self.has_plain_rope
+        return self.full_every == 0 and not special
 
 
 def read_windows(keys: ArchitectureKeys, rule: SlidingWindows | None) -> tuple[int, ...]:

@@ -92,6 +92,8 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
         ("phi3", {"sliding_window": 0}, ""),
         ("phimoe", {"sliding_window": 2047}, "wwwwww"),
         ("phimoe", {"sliding_window": 2048}, ""),  # as wide as the context
+        ("phi3", {"sliding_window": 2047}, "wwwwww"),
+        ("phi3", {"sliding_window": 4096}, ""),  # the 128k models: else no prompt were sparse
         ("gemma2", {"sliding_window": 5}, "w.w.w."),
         ("gemma2", {}, "w.w.w."),
         ("gemma3", {}, ""),
