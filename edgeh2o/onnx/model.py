@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import FormatError, ResourceError, UsageError
+from ..host.memory import return_freed_memory
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks, check_caches
@@ -19,7 +20,6 @@ from .config import (
     OnnxConfig,
     attention_args,
     check_finite,
-    hash_model,
     make_layers,
     read_config,
     read_rotary,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 OnBytes = Callable[[int, int], None]
+# Weights of a segment from which on what onnxruntime copied of them is worth to be given back.
+_TRIM_BYTES = 2**20
 
 
 class OnnxModelFile:
@@ -85,7 +87,7 @@ class OnnxModelFile:
     @property
     def fingerprint(self) -> str:
         """As that of the loaded model."""
-        return hash_model(self._graph)
+        return self._graph.digest
 
     def describe(self) -> dict[str, Any]:
         """What is in the files, for people."""
@@ -167,7 +169,6 @@ class OnnxModel:
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = folder.chat_template
-        self.fingerprint = hash_model(graph)
         self.weight_bytes = graph.n_weight_bytes
         self.n_threads = _core.num_threads()
         progress = _Progress(on_bytes, graph.n_weight_bytes)
@@ -182,7 +183,10 @@ class OnnxModel:
             tensors = [graph.tensors[name] for name in stage.segment.constants]
             for tensor in tensors:  # which onnxruntime has packed
                 tensor.release()
-            progress.add(sum(len(tensor.data) for tensor in tensors))
+            n_bytes = sum(len(tensor.data) for tensor in tensors)
+            if n_bytes >= _TRIM_BYTES:
+                return_freed_memory()
+            progress.add(n_bytes)
         progress.end()
         operators = {node.op_type for node in graph.nodes}
         shapes = probe_stages(stages, config, operators)
@@ -208,6 +212,11 @@ class OnnxModel:
             sinks=sinks,
             residuals=[output.residual for output in self._outputs],
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells model files apart: that of nodes and constants."""
+        return self._graph.digest
 
     @property
     def shows_attention(self) -> bool:

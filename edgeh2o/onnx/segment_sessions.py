@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FLOAT, FLOAT16, INT64 = 1, 10, 7
+_UINT8 = 2
 # Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
 MIN_SHARED_BYTES = 1024
 LOG_FATAL = 4
@@ -49,10 +50,21 @@ _NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 # Where operators read constants in place, and of which types: (types, places among the inputs).
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 _SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-_READ_IN_PLACE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+_Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+_READ_IN_PLACE: dict[str, _Places] = {
     "Gather": ((FLOAT, FLOAT16), (0,)),
     **{name: ((FLOAT,), (1,)) for name in _NORMS},
     **{name: ((FLOAT,), (2,)) for name in _SKIP_NORMS},
+}
+# The same where nothing is packed.
+_PRODUCTS = ("FusedMatMul", "MatMul")
+_READ_UNPACKED: dict[str, _Places] = {
+    "GatherBlockQuantized": ((FLOAT, _UINT8), (0, 2, 3)),
+    **{name: ((FLOAT,), (1,)) for name in _PRODUCTS},
+    "MatMulNBits": ((FLOAT, _UINT8), (1, 2, 3, 5)),
+    "Reshape": ((FLOAT, _UINT8), (0,)),
+    "Transpose": ((FLOAT,), (0,)),
+    **_READ_IN_PLACE,
 }
 
 
@@ -68,20 +80,24 @@ class LoadedSegment:
     inputs: Mapping[str, np.dtype[Any]]
     outputs: Mapping[str, np.dtype[Any]]
     names: Mapping[str, str]
-    constants: Mapping[str, NDArray[Any]]
+    constants: Mapping[str, OnnxTensor]
     held: Sequence[Any]
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs by name. Raises FormatError if onnxruntime cannot compute them."""
+        """Outputs by name, to try a segment out: the memory of its constants is given back.
+
+        Raises FormatError if onnxruntime cannot compute them.
+        """
         own = {self.names[name]: value for name, value in feed.items()}
+        own |= {name: tensor.array() for name, tensor in self.constants.items()}
         try:
-            values = self.session.run(
-                [self.names[name] for name in self.outputs], own | dict(self.constants)
-            )
+            values = self.session.run([self.names[name] for name in self.outputs], own)
         except Exception as error:
             raise FormatError(
                 f"the model does not run on a few tokens: {reason_of(error)}"
             ) from None
+        for tensor in self.constants.values():
+            tensor.release()
         return dict(zip(self.outputs, values, strict=True))
 
     def context_feed(self, n_past: int, n_new: int, config: ModelConfig) -> dict[str, NDArray[Any]]:
@@ -119,7 +135,8 @@ class SessionMaker:
         Raises FormatError for what onnxruntime refuses.
         """
         tensors = [self._graph.tensors[name] for name in constants]
-        read = [tensor for tensor in tensors if _is_read_in_place(tensor, nodes)]
+        places = _READ_IN_PLACE if self._packs else _READ_UNPACKED
+        read = [tensor for tensor in tensors if _is_read_in_place(tensor, nodes, places)]
         within = [tensor for tensor in tensors if tensor not in read]
         is_small = all(_goes_into_the_graph(tensor) for tensor in within)
         key = _signature(nodes, inputs, read, within, outputs) if is_small else None
@@ -135,7 +152,7 @@ class SessionMaker:
             {name: made.types[names[name]] for name in inputs if names[name] in made.types},
             {name: made.types[names[name]] for name in outputs},
             names,
-            {names[tensor.name]: tensor.array() for tensor in read},
+            {names[tensor.name]: tensor for tensor in read},
             made.held,
         )
 
@@ -228,14 +245,16 @@ def _goes_into_the_graph(tensor: OnnxTensor) -> bool:
     return len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype
 
 
-def _is_read_in_place(tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto]) -> bool:
+def _is_read_in_place(
+    tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto], known: Mapping[str, _Places]
+) -> bool:
     """Whether all that ``nodes`` do with a large constant is to read it where it is."""
     if _goes_into_the_graph(tensor):
         return False
     for node in nodes:
         for place, name in enumerate(node.input):
             if name == tensor.name:
-                types, places = _READ_IN_PLACE.get(node.op_type, ((), ()))
+                types, places = known.get(node.op_type, ((), ()))
                 if tensor.elem_type not in types or place not in places:
                     return False
     return True
@@ -243,7 +262,7 @@ def _is_read_in_place(tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto]) -> bo
 
 def _is_weight_of_products(tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto]) -> bool:
     return all(
-        node.op_type == "MatMul" and place == 1
+        node.op_type in _PRODUCTS and place == 1
         for node in nodes
         for place, name in enumerate(node.input)
         if name == tensor.name

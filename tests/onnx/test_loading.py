@@ -68,7 +68,7 @@ def test_an_embedding_is_read_where_it_is() -> None:
     segment = SessionMaker(graph, 1).make("rows", [node], {"ids": 7}, ["rows"], ["table"])
     assert not segment.held
     (own,) = segment.constants.values()
-    assert own.base is not None  # a view
+    assert own is graph.tensors["table"]
     found = segment.run({"ids": np.array([[2, 0]])})["rows"]
     np.testing.assert_array_equal(found, table[[2, 0]][None])
 
@@ -175,3 +175,29 @@ def test_no_architecture_of_gguf_is_imported(onnx_model: OnnxModelFactory) -> No
     )
     command = [sys.executable, "-c", program, str(onnx_model())]
     assert subprocess.run(command, check=True, capture_output=True).stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize("tensor_type", ["F32", "Q4_0"])
+def test_inspecting_copies_no_weights(
+    tensor_type: str, onnx_model: OnnxModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go in where they are, and what was read of the file is given back after each trial."""
+    copied, released = [], []
+    release, share = OnnxTensor.release, SessionMaker._shared_value
+
+    def note_copy(self: SessionMaker, tensor: OnnxTensor) -> Any:
+        copied.append(tensor.name)
+        return share(self, tensor)
+
+    def note_release(self: OnnxTensor) -> None:
+        released.append(self.name)
+        release(self)
+
+    monkeypatch.setattr(SessionMaker, "_shared_value", note_copy)
+    monkeypatch.setattr(OnnxTensor, "release", note_release)
+    with OnnxModelFile(onnx_model(tensor_type=tensor_type)) as file:
+        file.check()
+        large = {name for name, t in file._graph.tensors.items() if len(t.data) >= MIN_SHARED_BYTES}
+    rotary = {name for name in large if "cos" in name or "sin" in name}
+    assert not copied
+    assert large - rotary <= set(released)
