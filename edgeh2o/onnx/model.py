@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 OnBytes = Callable[[int, int], None]
-# Weights of a segment from which on what onnxruntime copied of them is worth to be given back.
-_TRIM_BYTES = 2**20
+# Weights of a segment for which memory is worth to be given back first, which takes time.
+_TRIM_BYTES = 2**25
 
 
 class OnnxModelFile:
@@ -179,14 +179,15 @@ class OnnxModel:
         sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
         stages = []
         for stage in cut.stages:
-            stages.append(factory.make(stage))
             tensors = [graph.tensors[name] for name in stage.segment.constants]
+            n_bytes = sum(len(tensor.data) for tensor in tensors)
+            if n_bytes >= _TRIM_BYTES:  # what the stages before have copied makes room
+                return_freed_memory()
+            stages.append(factory.make(stage))
             for tensor in tensors:  # which onnxruntime has packed
                 tensor.release()
-            n_bytes = sum(len(tensor.data) for tensor in tensors)
-            if n_bytes >= _TRIM_BYTES:
-                return_freed_memory()
             progress.add(n_bytes)
+        return_freed_memory()
         progress.end()
         operators = {node.op_type for node in graph.nodes}
         shapes = probe_stages(stages, config, operators)
