@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of a short convolution, as the core has it.
+MAX_CONV_TAPS = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:

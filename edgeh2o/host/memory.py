@@ -42,6 +42,17 @@ def keep_one_arena() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
+def return_freed_memory() -> None:
+    """Gives memory that was freed back to the system, also what lies between other blocks (glibc).
+
+    After many large blocks that lived for a moment: what stays lies between their places.
+    """
+    import ctypes
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def thread_stack_bytes() -> int:
     """Addresses that the stack of a thread takes."""
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)

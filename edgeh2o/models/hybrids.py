@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import FormatError
-from ..model_config import LayerConfig
+from ..model_config import MAX_CONV_TAPS, LayerConfig
 from .keys import ArchitectureKeys
 
 CONV_KEY = "shortconv.l_cache"
 INTERVAL_KEY = "full_attention_interval"
 RECURRENT_KEY = "attention.recurrent_layers"
-# As the core has it.
-MAX_CONV_TAPS = 16
+# As the core has them.
 MAX_DELTA_HEADS, MAX_DELTA_HEAD_DIM = 2**10, 512
 MAX_SSD_HEADS, MAX_SSD_HEAD_DIM, MAX_SSD_STATE_DIM = 2**10, 2**10, 2**12
 

@@ -48,6 +48,11 @@ def _check_node(graph: OnnxGraph, node: NodeProto) -> None:
             f"{describe_node(node)} has blocks of {block_size} values of {bits} bits; such blocks "
             "do not exist"
         )
+    if bits == 8 and len(node.input) > 4 and node.input[4]:
+        raise FormatError(
+            f"{describe_node(node)} has group indices (g_idx) for weights of 8 bits, which "
+            "onnxruntime does not compute; export the model with 4 bits or without desc_act"
+        )
     n_blocks = -(-n_inputs // block_size)
     expected: dict[int, tuple[str, int]] = {
         1: ("weights", n_outputs * n_blocks * (block_size * bits // 8)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 # Of models that do not say for how many positions they were made.
 DEFAULT_CONTEXT = 2048
-# Read of either end of each constant.
-SAMPLE_BYTES = 4096
 # What a file of `edgeh2o export-onnx` knows of the weights: whose budget table is theirs.
 FINGERPRINT_PROPERTY = "edgeh2o.fingerprint"
 
@@ -117,7 +114,7 @@ def read_config(folder: OnnxFolder, graph: OnnxGraph, cut: Cut) -> OnnxConfig:
         context_length=min([context, *tables]),
         attention_scale=scale,
         attention_soft_cap=sites[0].soft_cap,
-        fingerprint=own_print if is_print else hash_model(graph),
+        fingerprint=own_print if is_print else graph.digest,
     )
 
 
@@ -226,18 +223,6 @@ def read_taps(graph: OnnxGraph, site: Site) -> NDArray[np.float32] | None:
     tensor = graph.constant(site.weights)
     assert tensor is not None, "it was found"
     return np.ascontiguousarray(tensor.array()[:, 0].T, np.float32)
-
-
-def hash_model(graph: OnnxGraph) -> str:
-    """Hexadecimal digest of the nodes, and of every constant's shape and ends."""
-    digest = blake2b(digest_size=16)
-    for node in graph.nodes:
-        digest.update(node.SerializeToString(deterministic=True))
-    for name, tensor in sorted(graph.tensors.items()):
-        digest.update(f"{name!a}:{tensor.elem_type}:{tensor.shape}\n".encode())
-        digest.update(tensor.data[:SAMPLE_BYTES])
-        digest.update(tensor.data[-SAMPLE_BYTES:])
-    return digest.hexdigest()
 
 
 def check_finite(graph: OnnxGraph) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from ..formats.metadata import quote
-from ..models.hybrids import MAX_CONV_TAPS
+from ..model_config import MAX_CONV_TAPS
 from .graph import OnnxGraph, attributes, describe_node, input_names
 from .sites import CONVOLUTION, known_attributes, known_inputs
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 2**31 - 1
 MAX_NODES = 2**20
+# Read of either end of each constant by the digest.
+SAMPLE_BYTES = 4096
 
 
 class OnnxGraph:
@@ -83,6 +86,18 @@ class OnnxGraph:
             for name in dict.fromkeys(node.input):
                 consumers.setdefault(name, []).append(node)
         return consumers
+
+    @cached_property
+    def digest(self) -> str:
+        """Hexadecimal digest of the nodes, and of every constant's shape and ends."""
+        digest = blake2b(digest_size=16)
+        for node in self.nodes:
+            digest.update(node.SerializeToString(deterministic=True))
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name!a}:{tensor.elem_type}:{tensor.shape}\n".encode())
+            digest.update(tensor.data[:SAMPLE_BYTES])
+            digest.update(tensor.data[-SAMPLE_BYTES:])
+        return digest.hexdigest()
 
     def constant(self, name: str) -> OnnxTensor | None:
         """The constant of that name: an initializer or the output of a Constant node."""
@@ -219,6 +234,20 @@ def describe_node(node: NodeProto) -> str:
     name = node.name or (node.output[0] if node.output else "")
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     return f"node {quote(name)} ({domain}{node.op_type})"
+
+
+def describe_nodes(nodes: Sequence[NodeProto], names: dict[str, Hashable]) -> Hashable:
+    """What ``nodes`` compute, told without names of values: those get the ones of ``names``.
+
+    The values that they compute are added to it.
+    """
+    parts = []
+    for i, node in enumerate(nodes):
+        settings = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+        sources = tuple(names[name] if name else None for name in node.input)
+        parts.append((node.op_type, node.domain, tuple(settings), sources, len(node.output)))
+        names |= {name: (i, k) for k, name in enumerate(node.output) if name}
+    return tuple(parts)
 
 
 def input_names(node: NodeProto, count: int) -> list[str]:

@@ -13,7 +13,7 @@ from ..formats.metadata import quote
 from ..model_config import ModelConfig
 from .cut import Cut, Site
 from .graph import describe_node
-from .sessions import LoadedSegment
+from .segment_sessions import LoadedSegment
 from .sites import AttentionSite
 from .windows import ConfigWindow
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import FormatError, ResourceError, UsageError
+from ..host.memory import return_freed_memory
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
 from .checks import check_blocks, check_caches
@@ -19,7 +20,6 @@ from .config import (
     OnnxConfig,
     attention_args,
     check_finite,
-    hash_model,
     make_layers,
     read_config,
     read_rotary,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 OnBytes = Callable[[int, int], None]
+# Weights of a segment for which memory is worth to be given back first, which takes time.
+_TRIM_BYTES = 2**25
 
 
 class OnnxModelFile:
@@ -85,7 +87,7 @@ class OnnxModelFile:
     @property
     def fingerprint(self) -> str:
         """As that of the loaded model."""
-        return hash_model(self._graph)
+        return self._graph.digest
 
     def describe(self) -> dict[str, Any]:
         """What is in the files, for people."""
@@ -167,7 +169,6 @@ class OnnxModel:
         self.config = config
         self.tokenizer = tokenizer
         self.chat_template = folder.chat_template
-        self.fingerprint = hash_model(graph)
         self.weight_bytes = graph.n_weight_bytes
         self.n_threads = _core.num_threads()
         progress = _Progress(on_bytes, graph.n_weight_bytes)
@@ -178,11 +179,15 @@ class OnnxModel:
         sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
         stages = []
         for stage in cut.stages:
-            stages.append(factory.make(stage))
             tensors = [graph.tensors[name] for name in stage.segment.constants]
+            n_bytes = sum(len(tensor.data) for tensor in tensors)
+            if n_bytes >= _TRIM_BYTES:  # what the stages before have copied makes room
+                return_freed_memory()
+            stages.append(factory.make(stage))
             for tensor in tensors:  # which onnxruntime has packed
                 tensor.release()
-            progress.add(sum(len(tensor.data) for tensor in tensors))
+            progress.add(n_bytes)
+        return_freed_memory()
         progress.end()
         operators = {node.op_type for node in graph.nodes}
         shapes = probe_stages(stages, config, operators)
@@ -208,6 +213,11 @@ class OnnxModel:
             sinks=sinks,
             residuals=[output.residual for output in self._outputs],
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells model files apart: that of nodes and constants."""
+        return self._graph.digest
 
     @property
     def shows_attention(self) -> bool:

@@ -23,7 +23,8 @@ from ..model_config import ModelConfig
 from .config import OnnxConfig
 from .cut import CONTEXT_INPUTS, LOGITS, Site
 from .products import ProductGroup
-from .sessions import AttentionValues, LoadedSegment, LoadedStage, MixerValues
+from .segment_sessions import LoadedSegment
+from .sessions import AttentionValues, LoadedStage, MixerValues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from .cut import MASK, POSITIONS, TOKENS
-from .graph import OnnxGraph, describe_node
+from .graph import OnnxGraph, describe_node, describe_nodes
 from .sites import AttentionSite, is_past
 
 if TYPE_CHECKING:
@@ -104,13 +104,8 @@ def region_signature(graph: OnnxGraph, region: Region, site: AttentionSite) -> H
     for name in region.constants:
         tensor = graph.tensors[name]
         names[name] = (tensor.elem_type, tensor.shape, bytes(tensor.data))
-    parts: list[Hashable] = [site.n_heads, site.n_kv_heads, site.head_major]
-    for i, node in enumerate(region.nodes):
-        settings = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
-        sources = tuple(names[name] if name else None for name in node.input)
-        parts.append((node.op_type, node.domain, tuple(settings), sources))
-        names |= {name: (i, k) for k, name in enumerate(node.output) if name}
-    return tuple(parts)
+    heads = (site.n_heads, site.n_kv_heads, site.head_major)
+    return heads, describe_nodes(region.nodes, names)
 
 
 def refusal(site: AttentionSite, why: str) -> FormatError:

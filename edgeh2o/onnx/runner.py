@@ -15,13 +15,8 @@ from ..runners.counted import CountedRunner
 from .config import attention_args
 from .cut import CONTEXT_INPUTS, LOGITS, MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .plan import LoadedDecoder, ProductRunner, ValueStore, find_spans
-from .sessions import (
-    AttentionValues,
-    ConvolutionValues,
-    LoadedSegment,
-    LoadedStage,
-    reason_of,
-)
+from .segment_sessions import LoadedSegment, reason_of
+from .sessions import AttentionValues, ConvolutionValues, LoadedStage
 from .sites import AttentionSite
 
 if TYPE_CHECKING:
@@ -298,7 +293,11 @@ class OnnxRunner(CountedRunner):
                 dims, address = self._context.place(name, first_token, n_tokens, n_past)
             else:
                 dims, address = store.shape(name).of(n_tokens), store.address(name, first_token)
-            binding.bind_input(name, "cpu", 0, dtype, dims, address)
+            binding.bind_input(segment.names[name], "cpu", 0, dtype, dims, address)
+        for name, tensor in segment.constants.items():
+            array = tensor.array()
+            place = (array.dtype, array.shape, array.ctypes.data)
+            binding.bind_input(name, "cpu", 0, *place)
         for name, dtype in segment.outputs.items():
             dims = store.shape(name).of(n_tokens)
             if name == LOGITS:
@@ -306,7 +305,7 @@ class OnnxRunner(CountedRunner):
                 address = int(logits.ctypes.data)
             else:
                 address = store.address(name, first_token)
-            binding.bind_output(name, "cpu", 0, dtype, dims, address)
+            binding.bind_output(segment.names[name], "cpu", 0, dtype, dims, address)
         # A mask grows with every token, and logits lie elsewhere each time.
         stays = MASK not in segment.inputs and LOGITS not in segment.outputs
         if is_first and stays:

@@ -1,12 +1,10 @@
-"""onnxruntime sessions for the segments of a decoder."""
+"""The stages of a decoder, ready to run: sessions of onnxruntime, products, mixers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,63 +14,10 @@ from ..model_config import ModelConfig
 from .convolutions import ConvolutionSite
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Site, Stage
 from .graph import OnnxGraph
-from .packages import onnx, onnxruntime
+from .packages import onnx
 from .products import ProductGroup, group_products
+from .segment_sessions import FLOAT, FLOAT16, INT64, LoadedSegment, SessionMaker
 from .sites import AttentionSite
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-FLOAT, FLOAT16, INT64 = 1, 10, 7
-# Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
-MIN_SHARED_BYTES = 1024
-LOG_FATAL = 4
-_SESSION_ENTRIES = {
-    # Threads of other segments and of the attention need the cores between two runs.
-    "session.intra_op.allow_spinning": "0",
-    "session.use_env_allocators": "1",
-    # Exact sums for signed 8-bit weights. Without VNNI onnxruntime's AVX2 and AVX512 kernels add
-    # two products in 16 bits, which saturate: of sums over 512 inputs 5 to 8 % were wrong, by up to
-    # 12 % of the largest, and which ones changes with the scale that all rows of a call share.
-    # Weights become unsigned where that happens; other machines go on as they are.
-    "session.x64quantprecision": "1",
-}
-
-# onnxruntime spells most types as NumPy does.
-_NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    f"tensor({name})": np.dtype(name)
-    for name in ("float16", "double", "int64", "int32", "uint8", "int8", "bool")
-} | {"tensor(float)": np.dtype(np.float32)}
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedSegment:
-    """A session and the types of what goes in and comes out, by name."""
-
-    session: onnxruntime.InferenceSession
-    inputs: Mapping[str, np.dtype[Any]]
-    outputs: Mapping[str, np.dtype[Any]]
-
-    def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs by name. Raises FormatError if onnxruntime cannot compute them."""
-        try:
-            values = self.session.run(list(self.outputs), dict(feed))
-        except Exception as error:
-            raise FormatError(
-                f"the model does not run on a few tokens: {reason_of(error)}"
-            ) from None
-        return dict(zip(self.outputs, values, strict=True))
-
-    def context_feed(self, n_past: int, n_new: int, config: ModelConfig) -> dict[str, NDArray[Any]]:
-        """Values of the inputs that depend on positions only; tokens are all 0."""
-        values: dict[str, NDArray[Any]] = {
-            TOKENS: np.zeros((1, n_new), np.int64),
-            POSITIONS: np.arange(n_past, n_past + n_new)[None],
-            MASK: np.ones((1, n_past + n_new)),
-            PAST_SHAPE: np.array([1, config.n_kv_heads, n_past, config.head_dim], np.int64),
-        }
-        given = {name: values[name] for name in self.inputs if name in values}
-        return {name: value.astype(self.inputs[name]) for name, value in given.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +81,8 @@ class SegmentFactory:
         self, cut: Cut, n_threads: int, config: ModelConfig, *, packs: bool = True
     ) -> None:
         self._cut = cut
-        self._packs = packs
-        self._n_threads = n_threads
+        self._sessions = SessionMaker(cut.graph, n_threads, packs=packs)
         self._config = config
-        self._tensors: dict[str, Any] = {}  # OrtValues over the mapped weights
         self._types: dict[str, np.dtype[Any]] = {}
         self._layers = {site.output: i for i, site in enumerate(cut.sites)}
         products = [product for stage in cut.stages for product in stage.products]
@@ -265,89 +208,17 @@ class SegmentFactory:
         outputs: Sequence[str],
         constants: Sequence[str],
     ) -> LoadedSegment:
-        infos = []
-        for name in inputs:
-            elem_type = self._context_types.get(name)
-            if elem_type is None:
-                dtype = self._types.get(name, np.dtype(np.float32))
-                elem_type = int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
-            kind = onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=elem_type))
-            infos.append(onnx.ValueInfoProto(name=name, type=kind))
-        graph = onnx.helper.make_graph(
-            nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
-        )
-        options = session_options(self._n_threads)
-        if not self._packs:
-            options.add_session_config_entry("session.disable_prepacking", "1")
-        self._add_constants(graph, constants, options)
-        source = self._cut.graph
-        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
-        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
-        try:
-            session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:
-            raise FormatError(
-                f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; export "
-                "it in another precision (float32, or int4 with symmetric blocks) or with an older "
-                "operator set"
-            ) from None
-        found = {item.name: numpy_type(item) for item in session.get_outputs()}
-        self._types |= found
-        return LoadedSegment(
-            session, {item.name: numpy_type(item) for item in session.get_inputs()}, found
-        )
+        types = {name: self._elem_type(name) for name in inputs}
+        segment = self._sessions.make(what, nodes, types, outputs, constants)
+        self._types |= segment.outputs
+        return segment
 
-    def _add_constants(
-        self, graph: Any, names: Sequence[str], options: onnxruntime.SessionOptions
-    ) -> None:
-        """Small constants into the graph, the others as views of the mapped file."""
-        shared, values = [], []
-        for name in names:
-            tensor = self._cut.graph.tensors[name]
-            proto = graph.initializer.add(name=name, data_type=tensor.elem_type, dims=tensor.shape)
-            if len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype:
-                proto.raw_data = bytes(tensor.data)
-                continue
-            proto.data_location = onnx.TensorProto.EXTERNAL
-            for key, text in (("location", "shared"), ("length", str(len(tensor.data)))):
-                entry = proto.external_data.add()
-                entry.key, entry.value = key, text
-            shared.append(name)
-            values.append(self._shared_value(name))
-        if shared:
-            options.add_external_initializers(shared, values)
-
-    def _shared_value(self, name: str) -> Any:
-        if name not in self._tensors:
-            array = self._cut.graph.tensors[name].array()
-            self._tensors[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        return self._tensors[name]
-
-
-def session_options(n_threads: int) -> onnxruntime.SessionOptions:
-    """How all segments run."""
-    share_arena()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = n_threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = LOG_FATAL
-    for key, value in _SESSION_ENTRIES.items():
-        options.add_session_config_entry(key, value)
-    return options
-
-
-@cache
-def share_arena() -> None:
-    """One pool of working memory for all sessions of the process: they run one at a time."""
-    state = onnxruntime.capi._pybind_state
-    info = state.OrtMemoryInfo(
-        "Cpu", state.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, state.OrtMemType.DEFAULT
-    )
-    # The embedding program may have registered one.
-    with suppress(RuntimeError):
-        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(0, 1, -1, -1))
+    def _elem_type(self, name: str) -> int:
+        elem_type = self._context_types.get(name)
+        if elem_type is not None:
+            return elem_type
+        dtype = self._types.get(name, np.dtype(np.float32))
+        return int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def _declared_type(graph: OnnxGraph, name: str) -> int:
@@ -356,19 +227,3 @@ def _declared_type(graph: OnnxGraph, name: str) -> int:
     if elem_type not in (6, INT64) and name != MASK:
         raise FormatError(f"the input {quote(name)} is of element type {elem_type}, not integer")
     return int(elem_type)
-
-
-def numpy_type(item: Any) -> np.dtype[Any]:
-    """The type of an input or output of a session. Raises FormatError for one NumPy lacks."""
-    dtype: np.dtype[Any] | None = _NUMPY_TYPES.get(item.type)
-    if dtype is None:
-        raise FormatError(
-            f"the value {quote(item.name)} is of type {item.type}, which cannot cross between "
-            "onnxruntime and the attention; export the model in float or half precision"
-        )
-    return dtype
-
-
-def reason_of(error: Exception, limit: int = 300) -> str:
-    """What onnxruntime says, in one line of at most ``limit`` characters."""
-    return " ".join(str(error).split())[:limit]

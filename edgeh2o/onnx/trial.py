@@ -18,7 +18,7 @@ from .cut import MASK, POSITIONS, TOKENS
 from .graph import OnnxGraph, attributes, describe_node
 from .packages import onnx, onnxruntime
 from .regions import Region, collect_region, refusal, region_signature
-from .sessions import FLOAT, FLOAT16, INT64, numpy_type, reason_of, session_options
+from .segment_sessions import FLOAT, FLOAT16, INT64, numpy_type, reason_of, session_options
 from .sites import MAX_MASK_CONTEXT, AttentionSite
 
 if TYPE_CHECKING:

@@ -33,6 +33,8 @@ from .vocabulary import (
 
 MODEL_NAME = "tokenizer.json"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# The parts that may be sequences, and what these call their steps.
+_INNER = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 _CURE = "fetch tokenizer.json of the model again"
 
 
@@ -51,12 +53,13 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, text: str, settings: TokenizerSettings) -> None:
         """Raises FormatError for a file that is malformed, or does not fit the model."""
-        document = parse_document(text)
         self._pipeline = _build_pipeline(text)
-        later = _without_prefix(document)
-        self._later = self._pipeline if later is None else _build_pipeline(json.dumps(later))
+        document = _describe_steps(self._pipeline)
+        self._later = self._pipeline
+        if _without_prefix(document) is not None:
+            self._later = _build_pipeline(json.dumps(_without_prefix(parse_document(text))))
         self.is_byte_level = _is_byte_level(document)
-        vocabulary, metadata = _read_vocabulary(document, self._pipeline, settings)
+        vocabulary, metadata = _read_vocabulary(self._pipeline, settings, self.is_byte_level)
         self.metadata: Mapping[str, object] = metadata  # as a GGUF file would have it
         super().__init__(
             vocabulary,
@@ -172,6 +175,7 @@ def _build_pipeline(text: str) -> Pipeline:
         # The library panics, which is no Exception, over some malformed files.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        parse_document(text)  # which says more of what is no JSON
         raise FormatError(f"tokenizer.json cannot be used: {error}; {_CURE}") from None
     # Both would change the ids of a prompt.
     pipeline.no_truncation()
@@ -180,16 +184,24 @@ def _build_pipeline(text: str) -> Pipeline:
     return pipeline
 
 
+def _describe_steps(pipeline: Pipeline) -> dict[str, Any]:
+    """The parts of a tokenizer.json but its vocabulary, as the library has read them.
+
+    The text is so parsed once, by the library, which takes most of the time.
+    """
+    parts = {part: getattr(pipeline, part) for part in _INNER}
+    return {part: step and json.loads(step.__getstate__()) for part, step in parts.items()}
+
+
 def _steps(document: Mapping[str, Any], part: str) -> Iterator[dict[str, Any]]:
     """The steps of the normalizer, pre-tokenizer or decoder, those of sequences one by one."""
-    inner = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
     waiting = [document.get(part)]
     while waiting:
         step = waiting.pop(0)
         if not isinstance(step, dict):
             continue
         if step.get("type") == "Sequence":
-            waiting[:0] = step.get(inner[part]) or []
+            waiting[:0] = step.get(_INNER[part]) or []
         else:
             yield step
 
@@ -229,7 +241,7 @@ def _without_prefix(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _read_vocabulary(
-    document: Mapping[str, Any], pipeline: Pipeline, settings: TokenizerSettings
+    pipeline: Pipeline, settings: TokenizerSettings, is_byte_level: bool
 ) -> tuple[Vocabulary, dict[str, object]]:
     """The vocabulary as GGUF metadata would give it, so that the same rules apply."""
     ids = pipeline.get_vocab(with_added_tokens=True)
@@ -238,23 +250,25 @@ def _read_vocabulary(
             f"tokenizer.json has token ids up to {max(ids.values(), default=-1)}, the model a "
             f"vocabulary of {settings.vocab_size}; the files belong to different models"
         )
-    tokens = [f"[UNUSED_{i}]" for i in range(settings.vocab_size)]
-    types = np.full(settings.vocab_size, TokenType.UNUSED, np.int32)
-    is_byte_level = _is_byte_level(document)
+    known = [""] * settings.vocab_size
     for text, token_id in ids.items():
-        tokens[token_id] = text
-        is_byte = not is_byte_level and _BYTE_TOKEN.fullmatch(text)
-        types[token_id] = TokenType.BYTE if is_byte else TokenType.NORMAL
-    for added in document.get("added_tokens") or []:
-        added_id = ids.get(str(added.get("content"))) if isinstance(added, dict) else None
-        if added_id is not None:
-            is_special = added.get("special") is True
-            types[added_id] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+        known[token_id] = text
+    types = np.full(settings.vocab_size, TokenType.UNUSED, np.int32)
+    types[np.fromiter(ids.values(), np.int64, len(ids))] = TokenType.NORMAL
+    unused = np.flatnonzero(types == TokenType.UNUSED).tolist()
+    for token_id in unused:
+        known[token_id] = f"[UNUSED_{token_id}]"
+    if not is_byte_level:
+        starts = (text for text in ids if text.startswith("<0x"))
+        types[[ids[text] for text in starts if _BYTE_TOKEN.fullmatch(text)]] = TokenType.BYTE
+    for added in pipeline.get_added_tokens_decoder().values():
+        kind = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
+        types[ids[added.content]] = kind
     before, after = _find_added_ids(pipeline)
     bos = _find_id(settings.bos, ids) if before is None else before
     eos = _find_id(settings.eos, ids) if after is None else after
     metadata: dict[str, object] = {
-        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.tokens": known,
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.add_bos_token": before is not None,
         "tokenizer.ggml.add_eos_token": after is not None,

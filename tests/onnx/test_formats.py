@@ -17,8 +17,7 @@ from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
-from edgeh2o.onnx import packages
-from edgeh2o.onnx import sessions as onnx_sessions
+from edgeh2o.onnx import packages, segment_sessions
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens, set_entry
 from tests.onnx.reading import RUNTIME, Uncut, make_tokens, open_llm, read_all
@@ -148,7 +147,7 @@ def test_int8_sums_are_exact() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(),
-        onnx_sessions.session_options(n_threads=1),
+        segment_sessions.session_options(n_threads=1),
         providers=["CPUExecutionProvider"],
     )
     (found,) = session.run(None, {"x": x})

@@ -22,6 +22,7 @@ from edgeh2o.onnx import runner as onnx_runner
 from edgeh2o.onnx.blocks import unpack_blocks
 from edgeh2o.onnx.cut import cut_decoder
 from edgeh2o.onnx.graph import OnnxGraph
+from edgeh2o.onnx.model import OnnxModelFile
 from edgeh2o.onnx.products import pack_products
 from edgeh2o.onnx.sites import find_attention
 from tests.onnx.conftest import OnnxModelFactory
@@ -200,6 +201,36 @@ def test_activations_are_rounded_only_where_the_file_allows_it(
     with open_llm(folder) as llm:
         found = read_all(llm, tokens, 45)
     np.testing.assert_allclose(found, Uncut(folder / MODEL_NAME).read(tokens), atol=1e-4)
+
+
+def _add_group_indices(model: onnx.ModelProto) -> None:
+    """Inputs in another order than their blocks, as GPTQ with desc_act has them."""
+    rng = np.random.default_rng(0)
+    for node in _quantised_nodes(model):
+        values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        groups = np.arange(values["K"], dtype=np.int32) // values["block_size"]
+        _add_operand(model, node, 4, rng.permutation(groups))
+
+
+def test_group_indices_are_left_to_onnxruntime(
+    onnx_model: OnnxModelFactory, tmp_path: Path
+) -> None:
+    folder = copy_folder(onnx_model(tensor_type="Q4_0", **SMALL), tmp_path / "model")
+    with edited(folder) as model:
+        _add_group_indices(model)
+    assert not pack_products(OnnxGraph(folder / MODEL_NAME), lambda _: None)
+    tokens = make_tokens(50)
+    with open_llm(folder) as llm:
+        found = read_all(llm, tokens, 45)
+    np.testing.assert_allclose(found, Uncut(folder / MODEL_NAME).read(tokens), atol=1e-4)
+
+
+def test_group_indices_of_8_bits_are_refused(onnx_model: OnnxModelFactory, tmp_path: Path) -> None:
+    folder = copy_folder(onnx_model(tensor_type="Q8_0", **SMALL), tmp_path / "model")
+    with edited(folder) as model:
+        _add_group_indices(model)
+    with pytest.raises(FormatError, match=r"MatMulNBits\) has group indices \(g_idx\)"):
+        OnnxModelFile(folder)
 
 
 def test_products_of_one_input_share_its_rounding(onnx_model: OnnxModelFactory) -> None:

@@ -1,0 +1,325 @@
+"""onnxruntime sessions of pieces of a graph, and where the constants of these are.
+
+A constant that a kernel packs when its session is made is given to that as one. What kernels only
+read, such as the embedding and the weights of norms, goes in with every call instead, straight from
+the mapped file: onnxruntime would copy it. Pieces that then differ in names alone, as those of one
+layer and the next do, share a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..errors import FormatError
+from ..formats.metadata import quote
+from ..model_config import ModelConfig
+from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS
+from .data import OnnxTensor
+from .graph import OnnxGraph, describe_nodes
+from .packages import onnx, onnxruntime
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FLOAT, FLOAT16, INT64 = 1, 10, 7
+_UINT8 = 2
+# Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
+MIN_SHARED_BYTES = 1024
+LOG_FATAL = 4
+_SESSION_ENTRIES = {
+    # Threads of other segments and of the attention need the cores between two runs.
+    "session.intra_op.allow_spinning": "0",
+    "session.use_env_allocators": "1",
+    # Exact sums for signed 8-bit weights. Without VNNI onnxruntime's AVX2 and AVX512 kernels add
+    # two products in 16 bits, which saturate: of sums over 512 inputs 5 to 8 % were wrong, by up to
+    # 12 % of the largest, and which ones changes with the scale that all rows of a call share.
+    # Weights become unsigned where that happens; other machines go on as they are.
+    "session.x64quantprecision": "1",
+}
+# onnxruntime spells most types as NumPy does.
+_NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    f"tensor({name})": np.dtype(name)
+    for name in ("float16", "double", "int64", "int32", "uint8", "int8", "bool")
+} | {"tensor(float)": np.dtype(np.float32)}
+# Where operators read constants in place, and of which types: (types, places among the inputs).
+_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+_SKIP_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+_Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+_READ_IN_PLACE: dict[str, _Places] = {
+    "Gather": ((FLOAT, FLOAT16), (0,)),
+    **{name: ((FLOAT,), (1,)) for name in _NORMS},
+    **{name: ((FLOAT,), (2,)) for name in _SKIP_NORMS},
+}
+# The same where nothing is packed.
+_PRODUCTS = ("FusedMatMul", "MatMul")
+_READ_UNPACKED: dict[str, _Places] = {
+    "GatherBlockQuantized": ((FLOAT, _UINT8), (0, 2, 3)),
+    **{name: ((FLOAT,), (1,)) for name in _PRODUCTS},
+    "MatMulNBits": ((FLOAT, _UINT8), (1, 2, 3, 5)),
+    "Reshape": ((FLOAT, _UINT8), (0,)),
+    "Transpose": ((FLOAT,), (0,)),
+    **_READ_IN_PLACE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSegment:
+    """A session and the types of what goes in and comes out, by name.
+
+    ``names`` are those that the session has for them, and ``constants`` go in with every call, by
+    the session's names. ``held`` must live as long as the session.
+    """
+
+    session: onnxruntime.InferenceSession
+    inputs: Mapping[str, np.dtype[Any]]
+    outputs: Mapping[str, np.dtype[Any]]
+    names: Mapping[str, str]
+    constants: Mapping[str, OnnxTensor]
+    held: Sequence[Any]
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Outputs by name, to try a segment out: the memory of its constants is given back.
+
+        Raises FormatError if onnxruntime cannot compute them.
+        """
+        own = {self.names[name]: value for name, value in feed.items()}
+        own |= {name: tensor.array() for name, tensor in self.constants.items()}
+        try:
+            values = self.session.run([self.names[name] for name in self.outputs], own)
+        except Exception as error:
+            raise FormatError(
+                f"the model does not run on a few tokens: {reason_of(error)}"
+            ) from None
+        for tensor in self.constants.values():
+            tensor.release()
+        return dict(zip(self.outputs, values, strict=True))
+
+    def context_feed(self, n_past: int, n_new: int, config: ModelConfig) -> dict[str, NDArray[Any]]:
+        """Values of the inputs that depend on positions only; tokens are all 0."""
+        values: dict[str, NDArray[Any]] = {
+            TOKENS: np.zeros((1, n_new), np.int64),
+            POSITIONS: np.arange(n_past, n_past + n_new)[None],
+            MASK: np.ones((1, n_past + n_new)),
+            PAST_SHAPE: np.array([1, config.n_kv_heads, n_past, config.head_dim], np.int64),
+        }
+        given = {name: values[name] for name in self.inputs if name in values}
+        return {name: value.astype(self.inputs[name]) for name, value in given.items()}
+
+
+class SessionMaker:
+    """Makes the sessions of one graph. Unless it ``packs``, weights are left where they are."""
+
+    def __init__(self, graph: OnnxGraph, n_threads: int, *, packs: bool = True) -> None:
+        self._graph = graph
+        self._n_threads = n_threads
+        self._packs = packs
+        self._values: dict[str, Any] = {}  # OrtValues over the mapped weights
+        self._made: dict[Hashable, _Made] = {}
+
+    def make(
+        self,
+        what: str,
+        nodes: Sequence[onnx.NodeProto],
+        inputs: Mapping[str, int],
+        outputs: Sequence[str],
+        constants: Sequence[str],
+    ) -> LoadedSegment:
+        """``nodes`` with ``inputs`` of these element types; ``what`` is for messages.
+
+        Raises FormatError for what onnxruntime refuses.
+        """
+        tensors = [self._graph.tensors[name] for name in constants]
+        places = _READ_IN_PLACE if self._packs else _READ_UNPACKED
+        read = [tensor for tensor in tensors if _is_read_in_place(tensor, nodes, places)]
+        within = [tensor for tensor in tensors if tensor not in read]
+        is_small = all(_goes_into_the_graph(tensor) for tensor in within)
+        key = _signature(nodes, inputs, read, within, outputs) if is_small else None
+        made = None if key is None else self._made.get(key)
+        if made is None:
+            made = self._start(what, nodes, inputs, outputs, read, within)
+            if key is not None:
+                self._made[key] = made
+        own = [*inputs, *(tensor.name for tensor in read), *outputs]
+        names = dict(zip(own, made.names, strict=True))
+        return LoadedSegment(
+            made.session,
+            {name: made.types[names[name]] for name in inputs if names[name] in made.types},
+            {name: made.types[names[name]] for name in outputs},
+            names,
+            {names[tensor.name]: tensor for tensor in read},
+            made.held,
+        )
+
+    def _start(
+        self,
+        what: str,
+        nodes: Sequence[onnx.NodeProto],
+        inputs: Mapping[str, int],
+        outputs: Sequence[str],
+        read: Sequence[OnnxTensor],
+        within: Sequence[OnnxTensor],
+    ) -> _Made:
+        infos = [_info(name, elem_type) for name, elem_type in inputs.items()]
+        infos += [_info(tensor.name, tensor.elem_type, tensor.shape) for tensor in read]
+        graph = onnx.helper.make_graph(
+            nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
+        )
+        options = session_options(self._n_threads)
+        if not self._packs:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        held = self._add_constants(graph, within, options)
+        source = self._graph
+        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
+        try:
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise FormatError(
+                f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; export "
+                "it in another precision (float32, or int4 with symmetric blocks) or with an older "
+                "operator set"
+            ) from None
+        items = (*session.get_inputs(), *session.get_outputs())
+        names = [*inputs, *(tensor.name for tensor in read), *outputs]
+        return _Made(session, names, {item.name: numpy_type(item) for item in items}, held)
+
+    def _add_constants(
+        self, graph: Any, tensors: Sequence[OnnxTensor], options: onnxruntime.SessionOptions
+    ) -> list[Any]:
+        """Small constants into the graph, the others as views of the mapped file."""
+        shared: dict[str, Any] = {}
+        for tensor in tensors:
+            proto = graph.initializer.add(
+                name=tensor.name, data_type=tensor.elem_type, dims=tensor.shape
+            )
+            if _goes_into_the_graph(tensor):
+                proto.raw_data = bytes(tensor.data)
+                continue
+            proto.data_location = onnx.TensorProto.EXTERNAL
+            for key, text in (("location", "shared"), ("length", str(len(tensor.data)))):
+                entry = proto.external_data.add()
+                entry.key, entry.value = key, text
+            value = shared[tensor.name] = self._shared_value(tensor)
+            # onnxruntime packs it from where it is, else from a copy of what it is given below.
+            # No optimisation may change it: the one that is given here would take its place.
+            if tensor.elem_type == FLOAT and _is_weight_of_products(tensor, graph.node):
+                options.add_initializer(tensor.name, value)
+        if shared:
+            options.add_external_initializers(list(shared), list(shared.values()))
+        return list(shared.values())
+
+    def _shared_value(self, tensor: OnnxTensor) -> Any:
+        if tensor.name not in self._values:
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(tensor.array())
+            self._values[tensor.name] = value
+        return self._values[tensor.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A session, the names of its inputs and outputs in order, and their types."""
+
+    session: onnxruntime.InferenceSession
+    names: Sequence[str]
+    types: Mapping[str, np.dtype[Any]]
+    held: Sequence[Any]
+
+
+def _info(name: str, elem_type: int, shape: Sequence[int] | None = None) -> onnx.ValueInfoProto:
+    kind = onnx.TypeProto.Tensor(elem_type=elem_type)
+    if shape is not None:
+        for size in shape:
+            kind.shape.dim.add(dim_value=size)
+    return onnx.ValueInfoProto(name=name, type=onnx.TypeProto(tensor_type=kind))
+
+
+def _goes_into_the_graph(tensor: OnnxTensor) -> bool:
+    return len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype
+
+
+def _is_read_in_place(
+    tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto], known: Mapping[str, _Places]
+) -> bool:
+    """Whether all that ``nodes`` do with a large constant is to read it where it is."""
+    if _goes_into_the_graph(tensor):
+        return False
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            if name == tensor.name:
+                types, places = known.get(node.op_type, ((), ()))
+                if tensor.elem_type not in types or place not in places:
+                    return False
+    return True
+
+
+def _is_weight_of_products(tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto]) -> bool:
+    return all(
+        node.op_type in _PRODUCTS and place == 1
+        for node in nodes
+        for place, name in enumerate(node.input)
+        if name == tensor.name
+    )
+
+
+def _signature(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, int],
+    read: Sequence[OnnxTensor],
+    within: Sequence[OnnxTensor],
+    outputs: Sequence[str],
+) -> Hashable:
+    """Equal for segments that differ in the names of values, and in what ``read`` holds, alone."""
+    names: dict[str, Hashable] = {name: ("input", i) for i, name in enumerate(inputs)}
+    names |= {tensor.name: ("read", i) for i, tensor in enumerate(read)}
+    names |= {t.name: (t.elem_type, t.shape, bytes(t.data)) for t in within}
+    types = (tuple(inputs.values()), tuple((t.elem_type, t.shape) for t in read))
+    steps = describe_nodes(nodes, names)
+    return types, steps, tuple(names[name] for name in outputs)
+
+
+def session_options(n_threads: int) -> onnxruntime.SessionOptions:
+    """How all segments run."""
+    share_arena()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = n_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = LOG_FATAL
+    for key, value in _SESSION_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+@cache
+def share_arena() -> None:
+    """One pool of working memory for all sessions of the process: they run one at a time."""
+    state = onnxruntime.capi._pybind_state
+    info = state.OrtMemoryInfo(
+        "Cpu", state.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, state.OrtMemType.DEFAULT
+    )
+    # The embedding program may have registered one.
+    with suppress(RuntimeError):
+        onnxruntime.create_and_register_allocator(info, onnxruntime.OrtArenaCfg(0, 1, -1, -1))
+
+
+def numpy_type(item: Any) -> np.dtype[Any]:
+    """The type of an input or output of a session. Raises FormatError for one NumPy lacks."""
+    dtype: np.dtype[Any] | None = _NUMPY_TYPES.get(item.type)
+    if dtype is None:
+        raise FormatError(
+            f"the value {quote(item.name)} is of type {item.type}, which cannot cross between "
+            "onnxruntime and the attention; export the model in float or half precision"
+        )
+    return dtype
+
+
+def reason_of(error: Exception, limit: int = 300) -> str:
+    """What onnxruntime says, in one line of at most ``limit`` characters."""
+    return " ".join(str(error).split())[:limit]
