@@ -31,6 +31,8 @@ FLOAT, FLOAT16, INT64 = 1, 10, 7
 _UINT8 = 2
 # Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
 MIN_SHARED_BYTES = 1024
+# Larger weights of products are not copied twice on their way.
+_PACK_FROM_FILE_BYTES = 2**25
 LOG_FATAL = 4
 _SESSION_ENTRIES = {
     # Threads of other segments and of the attention need the cores between two runs.
@@ -196,6 +198,7 @@ class SessionMaker:
     ) -> list[Any]:
         """Small constants into the graph, the others as views of the mapped file."""
         shared: dict[str, Any] = {}
+        nodes = graph.node
         for tensor in tensors:
             proto = graph.initializer.add(
                 name=tensor.name, data_type=tensor.elem_type, dims=tensor.shape
@@ -208,9 +211,9 @@ class SessionMaker:
                 entry = proto.external_data.add()
                 entry.key, entry.value = key, text
             value = shared[tensor.name] = self._shared_value(tensor)
-            # onnxruntime packs it from where it is, else from a copy of what it is given below.
+            # onnxruntime packs it from where it is, else from a second copy, which is quicker.
             # No optimisation may change it: the one that is given here would take its place.
-            if tensor.elem_type == FLOAT and _is_weight_of_products(tensor, graph.node):
+            if len(tensor.data) >= _PACK_FROM_FILE_BYTES and _is_weight_of_products(tensor, nodes):
                 options.add_initializer(tensor.name, value)
         if shared:
             options.add_external_initializers(list(shared), list(shared.values()))
@@ -261,7 +264,7 @@ def _is_read_in_place(
 
 
 def _is_weight_of_products(tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto]) -> bool:
-    return all(
+    return tensor.elem_type == FLOAT and all(
         node.op_type in _PRODUCTS and place == 1
         for node in nodes
         for place, name in enumerate(node.input)

@@ -73,7 +73,12 @@ def test_an_embedding_is_read_where_it_is() -> None:
     np.testing.assert_array_equal(found, table[[2, 0]][None])
 
 
-def test_weights_of_products_are_packed_and_share_no_session() -> None:
+@pytest.mark.parametrize("least", [0, 2**25])
+def test_weights_of_products_are_packed_and_share_no_session(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones from the file."""
+    monkeypatch.setattr(segment_sessions, "_PACK_FROM_FILE_BYTES", least)
     rng = np.random.default_rng(0)
     shape = (32, 64)
     graph: Any = Graph(a=rng.standard_normal(shape, np.float32), b=np.ones(shape, np.float32))
