@@ -105,6 +105,12 @@ def cut_prompt(peer: LlamaCpp, model: Path, text: str, n_tokens: int) -> str:
     return text[:high]
 
 
+def keeping_byte_code() -> dict[str, str]:
+    """The environment of edgeh2o: an installed package has its byte code, and a fresh checkout gets
+    it in the first run."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run_to_first_byte(command: Sequence[str], environment: Mapping[str, str]) -> ProcessCost:
     """Runs ``command`` to its end. Raises LlamaCppError if it fails or prints nothing."""
     with tempfile.TemporaryFile() as errors:
@@ -148,8 +154,7 @@ def measure_load(
     ours, theirs = [], []
     context_size = -(-(n_tokens + 1) // args.chunk_size) * args.chunk_size
     batch = ["-b", str(args.batch_size)]
-    # An installed package has its byte code, a fresh checkout gets it in the first run.
-    own_environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    own_environment = keeping_byte_code()
     with tempfile.TemporaryDirectory(prefix="edgeh2o-bench-") as folder:
         prompt_file = Path(folder) / "prompt.txt"
         prompt_file.write_bytes(prompt.encode())

@@ -8,7 +8,6 @@ run is a new process, and the two take turns.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from edgeh2o.evaluation.reporting import format_samples, markdown_table
 
-from .load import MIB, ProcessCost, run_to_first_byte
+from .load import MIB, ProcessCost, keeping_byte_code, run_to_first_byte
 from .reporting import print_progress, run_script, write_report
 
 DEFAULT_PROMPT = "The capital of France is"
@@ -72,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def measure(folder: Path, args: argparse.Namespace) -> OnnxLoadMeasurement:
     """Rounds of cold processes of both sides."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = keeping_byte_code()
     ours: list[ProcessCost] = []
     theirs: list[ProcessCost] = []
     with tempfile.TemporaryDirectory(prefix="edgeh2o-bench-") as scratch:

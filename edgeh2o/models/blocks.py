@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from .tensors import TensorPart, tensor
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .tensors import TensorPart, TensorRule, tensor
+
+
+def required(rules: Iterable[TensorRule]) -> tuple[TensorRule, ...]:
+    """The same tensors for files that must have them all."""
+    return tuple(replace(rule, required=True) for rule in rules)
+
 
 EMBEDDINGS = (
     tensor("token_embd.weight", "model_dim", "vocab_size"),
@@ -31,6 +40,8 @@ NORM_BIASES = tuple(
     tensor(f"{name}.bias", "model_dim", required=False)
     for name in ("output_norm", "blk.{layer}.attn_norm", "blk.{layer}.ffn_norm")
 )
+# Where the network has the normed input of attention.
+SHARED_NORM_BIASES = tuple(rule for rule in NORM_BIASES if "ffn_norm" not in rule.name)
 ATTENTION = (
     tensor("blk.{layer}.attn_q.weight", "model_dim", "q_dim", rotated=True),
     tensor("blk.{layer}.attn_k.weight", "model_dim", "kv_dim", rotated=True),
@@ -72,6 +83,7 @@ FEED_FORWARD_BIASES = (
     tensor("blk.{layer}.ffn_up.bias", "ffn_dim", required=False),
     tensor("blk.{layer}.ffn_down.bias", "model_dim", required=False),
 )
+UNGATED_FEED_FORWARD_BIASES = tuple(rule for rule in FEED_FORWARD_BIASES if "gate" not in rule.name)
 # The first half of the rows is the gate.
 FUSED_FEED_FORWARD = (
     tensor(

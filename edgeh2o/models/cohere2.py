@@ -31,7 +31,7 @@ for _name, _rope, _windows in (
             tensors=(
                 *blocks.EMBEDDINGS,
                 tensor("blk.{layer}.attn_norm.weight", "model_dim"),
-                *(rule for rule in blocks.NORM_BIASES if "ffn_norm" not in rule.name),
+                *blocks.SHARED_NORM_BIASES,
                 *blocks.ATTENTION,
                 *blocks.QKV_BIASES,
                 *blocks.ATTENTION_OUTPUT_BIAS,

@@ -6,16 +6,8 @@ are rotated in part, and networks have a GELU and no gate.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import blocks
 from .spec import ArchitectureSpec, register_architecture
-
-_BIASES = (
-    *blocks.NORM_BIASES,
-    *blocks.ATTENTION_OUTPUT_BIAS,
-    *(rule for rule in blocks.FEED_FORWARD_BIASES if "gate" not in rule.name),
-)
 
 register_architecture(
     ArchitectureSpec(
@@ -31,7 +23,9 @@ register_architecture(
             *blocks.FUSED_ATTENTION,
             *blocks.FUSED_BIAS,
             *blocks.UNGATED_FEED_FORWARD,
-            *(replace(rule, required=True) for rule in _BIASES),
+            *blocks.required(blocks.NORM_BIASES),
+            *blocks.required(blocks.ATTENTION_OUTPUT_BIAS),
+            *blocks.required(blocks.UNGATED_FEED_FORWARD_BIASES),
         ),
     )
 )

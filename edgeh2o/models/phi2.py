@@ -6,8 +6,6 @@ no gate, and everything has biases. Older files have Q, K and V as one matrix.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import blocks
 from .spec import ArchitectureSpec, register_architecture
 from .tensors import tensor
@@ -17,14 +15,9 @@ _COMMON = (
     tensor("output.bias", "vocab_size"),
     tensor("blk.{layer}.attn_norm.weight", "model_dim"),
     *blocks.UNGATED_FEED_FORWARD,
-    *(
-        replace(rule, required=True)
-        for rule in (
-            *(rule for rule in blocks.NORM_BIASES if "ffn_norm" not in rule.name),
-            *blocks.ATTENTION_OUTPUT_BIAS,
-            *(rule for rule in blocks.FEED_FORWARD_BIASES if "gate" not in rule.name),
-        )
-    ),
+    *blocks.required(blocks.SHARED_NORM_BIASES),
+    *blocks.required(blocks.ATTENTION_OUTPUT_BIAS),
+    *blocks.required(blocks.UNGATED_FEED_FORWARD_BIASES),
 )
 
 register_architecture(

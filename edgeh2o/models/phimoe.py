@@ -7,15 +7,11 @@ the experts that come near it, do not add up to 1.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import blocks
 from .experts import ExpertRule
 from .spec import ArchitectureSpec, register_architecture
 from .tensors import tensor
 from .windows import SlidingWindows
-
-_BIASES = (*blocks.NORM_BIASES, *blocks.ATTENTION_OUTPUT_BIAS)
 
 register_architecture(
     ArchitectureSpec(
@@ -32,7 +28,8 @@ register_architecture(
             *blocks.PRE_NORMS,
             *blocks.ATTENTION,
             *blocks.QKV_BIASES,
-            *(replace(rule, required=True) for rule in _BIASES),
+            *blocks.required(blocks.NORM_BIASES),
+            *blocks.required(blocks.ATTENTION_OUTPUT_BIAS),
             *blocks.EXPERTS,
         ),
     )

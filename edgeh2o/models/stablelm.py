@@ -42,7 +42,7 @@ register_architecture(
             *blocks.QKV_BIASES,
             *blocks.ATTENTION_OUTPUT_BIAS,
             *blocks.UNGATED_FEED_FORWARD,
-            *(rule for rule in blocks.FEED_FORWARD_BIASES if "gate" not in rule.name),
+            *blocks.UNGATED_FEED_FORWARD_BIASES,
         ),
     )
 )

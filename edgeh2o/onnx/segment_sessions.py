@@ -58,11 +58,12 @@ _READ_IN_PLACE: dict[str, _Places] = {
     **{name: ((FLOAT,), (1,)) for name in _NORMS},
     **{name: ((FLOAT,), (2,)) for name in _SKIP_NORMS},
 }
-# The same where nothing is packed.
-_PRODUCTS = ("FusedMatMul", "MatMul")
+# Weights of float products, which are packed.
+_PRODUCTS: dict[str, _Places] = {name: ((FLOAT,), (1,)) for name in ("FusedMatMul", "MatMul")}
+# What is read in place where nothing is packed.
 _READ_UNPACKED: dict[str, _Places] = {
     "GatherBlockQuantized": ((FLOAT, _UINT8), (0, 2, 3)),
-    **{name: ((FLOAT,), (1,)) for name in _PRODUCTS},
+    **_PRODUCTS,
     "MatMulNBits": ((FLOAT, _UINT8), (1, 2, 3, 5)),
     "Reshape": ((FLOAT, _UINT8), (0,)),
     "Transpose": ((FLOAT,), (0,)),
@@ -138,7 +139,7 @@ class SessionMaker:
         """
         tensors = [self._graph.tensors[name] for name in constants]
         places = _READ_IN_PLACE if self._packs else _READ_UNPACKED
-        read = [tensor for tensor in tensors if _is_read_in_place(tensor, nodes, places)]
+        read = [tensor for tensor in tensors if _is_used_as(tensor, nodes, places)]
         within = [tensor for tensor in tensors if tensor not in read]
         is_small = all(_goes_into_the_graph(tensor) for tensor in within)
         key = _signature(nodes, inputs, read, within, outputs) if is_small else None
@@ -213,7 +214,7 @@ class SessionMaker:
             value = shared[tensor.name] = self._shared_value(tensor)
             # onnxruntime packs it from where it is, else from a second copy, which is quicker.
             # No optimisation may change it: the one that is given here would take its place.
-            if len(tensor.data) >= _PACK_FROM_FILE_BYTES and _is_weight_of_products(tensor, nodes):
+            if len(tensor.data) >= _PACK_FROM_FILE_BYTES and _is_used_as(tensor, nodes, _PRODUCTS):
                 options.add_initializer(tensor.name, value)
         if shared:
             options.add_external_initializers(list(shared), list(shared.values()))
@@ -248,10 +249,10 @@ def _goes_into_the_graph(tensor: OnnxTensor) -> bool:
     return len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype
 
 
-def _is_read_in_place(
+def _is_used_as(
     tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto], known: Mapping[str, _Places]
 ) -> bool:
-    """Whether all that ``nodes`` do with a large constant is to read it where it is."""
+    """Whether a constant is large, and all that ``nodes`` do with it is ``known``."""
     if _goes_into_the_graph(tensor):
         return False
     for node in nodes:
@@ -261,15 +262,6 @@ def _is_read_in_place(
                 if tensor.elem_type not in types or place not in places:
                     return False
     return True
-
-
-def _is_weight_of_products(tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto]) -> bool:
-    return tensor.elem_type == FLOAT and all(
-        node.op_type in _PRODUCTS and place == 1
-        for node in nodes
-        for place, name in enumerate(node.input)
-        if name == tensor.name
-    )
 
 
 def _signature(

@@ -44,11 +44,12 @@ void project_qkv(const LayerCall& call, MatView<float> x, size_t first_row, cons
   if (has_own_kv) {
     MatmulOutput outputs[] = {q_output, output_of(w.attn_k, qkv.k.data, stride),
                               output_of(w.attn_v, qkv.v.data, stride)};
-    const float* bias = w.attn_qkv_bias.data();
-    for (MatmulOutput& output : outputs) {
-      if (w.attn_qkv_bias.empty()) break;
-      output.bias = bias;
-      bias += output.weight->rows();
+    if (!w.attn_qkv_bias.empty()) {
+      const float* bias = w.attn_qkv_bias.data();
+      for (MatmulOutput& output : outputs) {
+        output.bias = bias;
+        bias += output.weight->rows();
+      }
     }
     matmul(table, input, {outputs, 3}, call.buffers().scratch);
   } else {
