@@ -128,7 +128,7 @@ def measure_windows(model: Path, args: argparse.Namespace) -> Iterator[Loss]:
     """The first and the second prompt, and the export's, on every window."""
     with fresh_cache(), LLM(model, threads=args.threads, attention=UNKNOWN_MODEL) as llm:
         # The texts that are scored are others: seeds count from 0.
-        llm.generate(make_window(llm, "prose", args.ctx, seed=17), NO_ANSWER)
+        llm.profile_budgets(make_window(llm, "prose", args.ctx, seed=17))
         runners = {
             "first prompt": cast("Runner", FirstPrompt(llm, args.ctx)),
             "second prompt": llm.start_runner(args.ctx, all_rows=True),
@@ -185,7 +185,7 @@ def measure_chat(model: Path, args: argparse.Namespace, seed: int) -> Loss:
                 n_dense += stats.heads_read_densely
             sides.append(np.array(logprobs))
             if attention is UNKNOWN_MODEL:
-                largest, n_read = max(errors), n_dense
+                largest, n_read = max(errors, default=0.0), n_dense
     # The mean of an answer's tokens counts as often as it has tokens.
     weights = np.array(lengths) / np.mean(lengths)
     return Loss.of(

@@ -101,9 +101,20 @@ class SparseAttentionConfig(ABC):
         """
         return None
 
+    def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
+        """Keys that a query of a prompt so long reads, mean over queries and heads.
+
+        ``resolved`` is what ``resolved`` gave. What a guard will read besides is estimated. None
+        for settings that were chosen by hand, or that leave no choice: prompts are read by them.
+        """
+        return None
+
     @property
     def is_taught(self) -> bool:
-        """Whether what ``resolved`` filled in is from prompts, and not from a calibration."""
+        """Whether what ``resolved`` filled in was learnt by prompts, or by a calibration here.
+
+        And not by one whose losses were compared with the errors that a guard measures.
+        """
         return False
 
     @property
@@ -115,9 +126,17 @@ class SparseAttentionConfig(ABC):
         """These settings, with what the profile says in the place of what was known before."""
         return self
 
-    def reading_all(self) -> Self:
-        """What ``resolved`` gave, but for a prompt that is read dense, for its profile."""
+    def reading_all(self, *, saves_time: bool = False) -> Self:
+        """What ``resolved`` gave, but for a prompt that is read dense.
+
+        For its profile, or because that ``saves_time``: then it teaches nothing either.
+        """
         return self
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether what ``resolved`` or ``reading_all`` gave reads prompts dense."""
+        return False
 
     @property
     def is_learning(self) -> bool:

@@ -20,6 +20,7 @@ SHARED_ERROR = 0.3
 DEFAULT_MAX_LOSS = 0.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
+TOO_SHORT = "dense: sparse would not be faster at this length"
 UNIFORM = "uniform"
 # Instead of a file: no table, whether of the cache folder or of the package.
 NO_TABLE = "none"
@@ -41,7 +42,13 @@ class HeadBudgets:
     @property
     def reads_all(self) -> bool:
         """Whether prompts are read dense, for want of anything better."""
-        return self.source in (UNKNOWN, TOO_LOSSY)
+        return self.source in (UNKNOWN, TOO_LOSSY, TOO_SHORT)
+
+
+def keys_per_query(n_tokens: int, most: float) -> float:
+    """Keys that a query of a causal prompt reads in the mean, if none reads more than ``most``."""
+    most = min(most, n_tokens)
+    return most - most * most / (2 * n_tokens) if n_tokens else 0.0
 
 
 def find_budgets(

@@ -26,9 +26,12 @@ from .head_budgets import (
     DEFAULT_MAX_LOSS,
     NO_TABLE,
     PROFILE_BUDGET,
+    TOO_LOSSY,
+    TOO_SHORT,
     UNKNOWN,
     HeadBudgets,
     find_budgets,
+    keys_per_query,
 )
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .registry import register_sparse_attention
@@ -39,8 +42,12 @@ if TYPE_CHECKING:
 # The error of a layer's attention, in percent of its output, that goes with that loss. Losses
 # follow the square of the error: see "The guard" in docs/quality.md.
 ERROR_OF_DEFAULT_LOSS = 4.5
-# With a profile: prompts of prose do not show which heads look things up.
+# With a profile, as prompts of prose do not show which heads look things up, and with tables that
+# the package does not bring: losses follow errors otherwise on other models (docs/quality.md).
 ERROR_OF_PROFILE = 1.0
+# Of what the budgets of a profile leave out, what the guard reads besides (half of it on
+# Qwen2.5-Coder-1.5B with 4,602 tokens, a seventh on SmolLM2-135M with 4,096).
+GUARDED_SHARE = 1 / 4
 # Of a session file, whose budgets came from a table, or from prompts.
 HELD, HELD_PROFILE = "session", "session (profile)"
 DECODE_ATTENTIONS = ("dense", "headwise")
@@ -225,9 +232,25 @@ class HeadwiseConfig(SparseAttentionConfig):
         loss = DEFAULT_MAX_LOSS if self.max_loss is None else self.max_loss
         return ERROR_OF_DEFAULT_LOSS * math.sqrt(loss / DEFAULT_MAX_LOSS)
 
+    def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
+        assert isinstance(resolved, HeadwiseConfig)
+        by_hand = self.budget is not None or self.budgets is not None
+        if by_hand or not resolved.budgets or self.decode_attention != "dense":
+            return None
+        if resolved.reads_all and resolved.profiled_prompts is None:
+            return None  # it is dense for another reason
+        budgets = resolved.budgets if not resolved.reads_all else (PROFILE_BUDGET,)
+        chunk = self.preferred_chunk_size / 2  # what a query reads of its own
+        keys = [
+            keys_per_query(n_tokens, (budget or self.max_past or n_tokens) + chunk)
+            for budget in budgets
+        ]
+        mean = sum(keys) / len(keys)
+        return mean + (GUARDED_SHARE * (n_tokens / 2 - mean) if resolved.is_taught else 0.0)
+
     @property
     def is_taught(self) -> bool:
-        return self.prompts is not None or self.source == HELD_PROFILE
+        return self.prompts is not None or self.source in ("cache", "file", HELD_PROFILE)
 
     @property
     def profiled_prompts(self) -> int | None:
@@ -237,9 +260,14 @@ class HeadwiseConfig(SparseAttentionConfig):
     def with_profile(self, table: BudgetTable) -> HeadwiseConfig:
         return replace(self, profile=table)
 
-    def reading_all(self) -> HeadwiseConfig:
+    def reading_all(self, *, saves_time: bool = False) -> HeadwiseConfig:
         budgets = tuple(None for _ in self.budgets or ())
-        return replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
+        dense = replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
+        return replace(dense, source=TOO_SHORT, prompts=None) if saves_time else dense
+
+    @property
+    def reads_all(self) -> bool:
+        return self.source in (UNKNOWN, TOO_LOSSY, TOO_SHORT) and not self.is_learning
 
     @property
     def is_learning(self) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.budget_table import BudgetTable
-from ..attention.head_budgets import PROFILE_BUDGET, UNKNOWN
+from ..attention.head_budgets import PROFILE_BUDGET, TOO_SHORT, UNKNOWN, keys_per_query
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 
 if TYPE_CHECKING:
@@ -102,13 +102,14 @@ class Learner:
 
 def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, learns: bool) -> str:
     """Why a prompt is read dense and what would be gained; empty where it is not."""
-    attention = plan.attention.report(plan.config)
-    if attention.get("table") != UNKNOWN or n_tokens < MIN_PROMPT:
+    source = plan.attention.report(plan.config).get("table")
+    if source not in (UNKNOWN, TOO_SHORT) or n_tokens < MIN_PROMPT:
         return ""
-    most = min(n_tokens, PROFILE_BUDGET + plan.settings.preferred_chunk_size / 2)
-    # Keys of all queries: query i reads i of them, or as many as the budget and its chunk have.
-    dense, sparse = n_tokens * n_tokens / 2, most * (n_tokens - most / 2)
-    gain = f"{dense / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
+    if source == TOO_SHORT:
+        return "read dense: sparse would not be faster at this length (--budget reads so anyhow)"
+    chunk = plan.settings.preferred_chunk_size / 2
+    sparse = keys_per_query(n_tokens, PROFILE_BUDGET + chunk)
+    gain = f"{n_tokens / 2 / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
     if learns:
         return f"read dense and profiled; later prompts read sparse ({gain})"
     if model.shows_attention:

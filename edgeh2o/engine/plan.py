@@ -170,14 +170,14 @@ class RunPlan:
             self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
         )
 
-    def reading_all(self) -> RunPlan:
+    def reading_all(self, *, saves_time: bool = False) -> RunPlan:
         """The same for a prompt that is read dense: in the chunks that suit that, if it may."""
-        chunks = self._dense_chunks
-        return replace(self, attention=self.attention.reading_all(), chunk_size=max(chunks))
+        plan = self.reading_all_on(saves_time=saves_time)
+        return replace(plan, chunk_size=max(self._dense_chunks))
 
-    def reading_all_on(self) -> RunPlan:
+    def reading_all_on(self, *, saves_time: bool = False) -> RunPlan:
         """The same for the rest of a prompt that is read dense: its chunks stay as they are."""
-        return replace(self, attention=self.attention.reading_all())
+        return replace(self, attention=self.attention.reading_all(saves_time=saves_time))
 
     def learning(self, context: int) -> RunPlan:
         """The same for a prompt that is profiled, in a session of ``context`` positions.

@@ -17,6 +17,7 @@ from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
 from .learning import Learner, describe_knowledge, may_learn, measure_profile
+from .payoff import choose_reading
 from .transcript import Transcript, count_common
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class Session:
             runner = self.prepare(len(token_ids), sampling.max_tokens, goes_on=goes_on)
         batch_size = self._running.open_batch_size if keep_cache else runner.batch_size
         is_whole = not n_cached and len(token_ids) <= runner.max_context
-        learner = self._start_learner(len(token_ids)) if is_whole else None
+        length = runner.max_context if keep_cache else len(token_ids)
+        learner = self._start_learner(len(token_ids), length) if is_whole else None
         draft = self._draft and self._draft.prepared(sampling, runner.max_context)
         self._is_open = keep_cache
         text = prompt.transcript
@@ -165,15 +167,18 @@ class Session:
                 "read a stream to its end first, or load a second LLM"
             )
 
-    def _start_learner(self, n_prompt_tokens: int) -> Learner | None:
-        """What looks on while a prompt is read from its beginning, if it is to be profiled."""
+    def _start_learner(self, n_prompt_tokens: int, length: int) -> Learner | None:
+        """What looks on while a prompt is read from its beginning, if it is to be profiled.
+
+        ``length`` is what the prompt may grow to.
+        """
         if not may_learn(self._running, self.model, n_prompt_tokens):
             return None
         return Learner(
             self.model,
             self._running,
             n_prompt_tokens,
-            self._learn_while_reading,
+            partial(self._learn_while_reading, length),
             known=self._profile,
         )
 
@@ -182,14 +187,19 @@ class Session:
         self._profile = table
         self.plan = self.plan.varied(self.plan.settings.with_profile(table))
 
-    def _learn_while_reading(self, table: BudgetTable | None) -> None:
-        """And so does the rest of a prompt that is learning; without a profile it is read dense."""
+    def _learn_while_reading(self, length: int, table: BudgetTable | None) -> None:
+        """And so does the rest of one that is learning, dense if there is no profile or gain."""
         if table is not None:
             self._learn(table)
         runner, generation, running = self.runner, self._generation, self._running
         if not running.attention.is_learning or runner is None or generation is None:
             return
-        self._running = running.reading_all_on() if table is None else self.plan
+        if table is None:
+            self._running = running.reading_all_on()
+        elif choose_reading(self.plan, self.model, length) == self.plan:
+            self._running = self.plan
+        else:
+            self._running = self.plan.reading_all_on(saves_time=True)
         cast("Any", runner).policy.set_budgets(cast("Any", self._running.attention).budgets)
         if table is not None:
             note = f"the first {runner.position:,} tokens read dense and profiled"
@@ -234,16 +244,24 @@ class Session:
         self._generation = self._transcript = None
 
     def prepare(
-        self, n_prompt: int, max_tokens: int, plan: RunPlan | None = None, goes_on: bool = False
+        self,
+        n_prompt: int,
+        max_tokens: int,
+        plan: RunPlan | None = None,
+        goes_on: bool = False,
+        stays_open: bool = False,
     ) -> Runner:
         """A runner at position 0 with room for the prompt. Raises as ``_begin`` does.
 
         ``plan`` is that of a saved session; else the first prompt from which the model is learnt
-        begins dense. A prompt that ``goes_on`` past the context needs no room for all of it.
+        begins dense, and one that sparse prefill would not read faster is read dense: for one that
+        ``stays_open`` when the context is full. A prompt that ``goes_on`` past the context needs no
+        room for all of it.
         """
         needed = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
         if plan is None:
-            plan = self.plan
+            length = needed if stays_open else min(n_prompt, needed)
+            plan = choose_reading(self.plan, self.model, length)
             learns = n_prompt <= needed and may_learn(plan, self.model, n_prompt)
             if learns and plan.attention.profiled_prompts == 0:
                 plan = plan.learning(needed)
@@ -275,11 +293,19 @@ class Session:
                 n_kept -= 1  # the logits after the last token are needed
             n_kept = runner.find_mark(n_kept)
             if n_kept and runner.max_context < needed:
-                runner = self._grow(runner, n_kept, needed)
+                if 2 * n_kept < len(prompt) and self._may_turn_sparse(needed):
+                    n_kept = 0
+                else:
+                    runner = self._grow(runner, n_kept, needed)
         if runner is None or not n_kept:
-            return self.prepare(len(prompt), max_tokens, goes_on=goes_on), 0
+            return self.prepare(len(prompt), max_tokens, goes_on=goes_on, stays_open=True), 0
         runner.rewind(n_kept)
         return runner, n_kept
+
+    def _may_turn_sparse(self, context: int) -> bool:
+        """Whether the cache was read dense for being short, and ``context`` no longer is."""
+        is_dense = choose_reading(self.plan, self.model, context).attention.reads_all
+        return self._running.attention.reads_all and not is_dense
 
     def _grow(self, old: Runner, n_kept: int, needed: int) -> Runner | None:
         """Moves so many tokens to a longer context; None if the attention's rule cannot be."""

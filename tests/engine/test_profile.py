@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from edgeh2o.attention.kept_profiles import (
     merge_profiles,
     profile_path,
 )
-from edgeh2o.engine import calibration, learning, profile
+from edgeh2o.engine import calibration, learning, payoff, profile
 from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.engine.profile import profile_prompt
 from edgeh2o.errors import UsageError
@@ -41,6 +42,8 @@ SMALL = HeadwiseConfig(budget=600)
 @pytest.fixture
 def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+    # However short: tests/engine/test_payoff.py has the lengths from which sparse pays.
+    monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)
     return tiny_model(tensor_type="Q8_0", context_length=8192)
 
 

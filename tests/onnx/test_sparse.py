@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edgeh2o import LLM, H2OConfig, HeadwiseConfig, PrefillConfig, SamplingParams
+from edgeh2o.engine import payoff
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.reading import make_tokens, open_llm, read_all
 from tests.onnx.variants import GroupQuery, HeadMajorAttention, Packed
@@ -122,9 +124,10 @@ def test_runner_rewinds_and_refuses(onnx_model: OnnxModelFactory) -> None:
 
 
 def test_what_prompts_taught_serves_the_file_of_the_weights(
-    onnx_model: OnnxModelFactory, tiny_model: TinyModelFactory
+    onnx_model: OnnxModelFactory, tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the other way round: the profile is that of the weights."""
+    monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)  # however short
     options = {"context_length": 4096, "tensor_type": "F32"}
     prompt, one_token = make_tokens(2100), SamplingParams(temperature=0, max_tokens=1)
     found = []

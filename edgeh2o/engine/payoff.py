@@ -1,0 +1,90 @@
+"""Whether a sparse prefill would be faster than a dense one: multiply-adds are counted.
+
+Nothing is timed, so that the same prompt is read the same way on every run and machine of a kind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..model_config import DecoderConfig, LayerConfig
+
+if TYPE_CHECKING:
+    from .models import LoadedModel
+    from .plan import RunPlan
+
+# What a multiply-add of prefill attention costs in those of quantised weights, by the type of its
+# products: 512 tokens against 4,096, dense (f32: 2.5 with AVX512-VNNI, 3.2 on Zen 4, 3.0 to 3.7
+# with AVX2; bf16 2.3; the others by the cycles predicted for a Cortex-A76).
+ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.7}
+# What a pair costs in a sparse prefill: choices, gathered rows, merged parts, the sample that
+# measures the error (SmolLM2-135M: 1.13 at 4,096 tokens and 1.35 at 8,192).
+SPARSE_COST = 1.25
+# Of the dense time that a sparse prefill has to save, as it is not exact.
+LEAST_SAVING = 0.02
+
+
+def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
+    """The plan for a prompt so long: one that reads it dense where that is as fast.
+
+    Settings chosen by hand stay as they are, and so do plans for a GPU or for an ONNX model, of
+    whose products nothing is known here.
+    """
+    config = plan.config
+    if plan.attention.reads_all and not model.shows_attention:
+        return plan  # it will not be known either
+    keys = plan.settings.expected_keys(plan.attention, n_tokens)
+    if keys is None or plan.device != "cpu" or not isinstance(config, DecoderConfig):
+        return plan
+    if n_tokens <= plan.chunk_size or saves_time(config, plan.precision, n_tokens, keys):
+        return plan
+    return plan.reading_all(saves_time=True)
+
+
+def saves_time(config: DecoderConfig, precision: str, n_tokens: int, keys: float) -> bool:
+    """Whether a prompt is read faster when its queries read so many ``keys`` in the mean."""
+    products, per_key = count_products(config)
+    attention = ATTENTION_COST.get(precision, 1.0) * per_key
+    dense = products + attention * n_tokens / 2
+    sparse = products + attention * SPARSE_COST * keys
+    return sparse < (1 - LEAST_SAVING) * dense
+
+
+def count_products(config: DecoderConfig) -> tuple[float, float]:
+    """Multiply-adds per token of a prompt: of the weights, and of attention for every key read.
+
+    Layers with a window are left out of the second: what they read does not depend on the rule.
+    """
+    weights, per_key = 0.0, 0.0
+    for layer in config.layers:
+        weights += _count_mixer(config, layer) + _count_feed_forward(config, layer)
+        if layer.n_heads and not layer.window and not layer.index_top_k:
+            per_key += layer.n_heads * sum(_head_dims(config, layer))
+    return weights, per_key
+
+
+def _head_dims(config: DecoderConfig, layer: LayerConfig) -> tuple[int, int]:
+    """Numbers of a key and of a value, as attention reads them."""
+    head_dim = layer.head_dim or config.head_dim
+    return head_dim, head_dim if config.latent is None else config.latent.rank
+
+
+def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
+    width = config.model_dim
+    inner = 0
+    if layer.mixer in ("attention", "attention_mamba2"):
+        head_dim = layer.head_dim or config.head_dim
+        inner += 2 * head_dim * (layer.n_heads + layer.n_kv_heads)
+    if layer.mixer == "short_conv":
+        inner += 4 * width
+    inner += 2 * layer.delta_head_dim * (layer.n_delta_key_heads + 2 * layer.n_delta_value_heads)
+    inner += layer.ssd_head_dim * 3 * layer.n_ssd_heads
+    return float(width * inner)
+
+
+def _count_feed_forward(config: DecoderConfig, layer: LayerConfig) -> float:
+    n_matrices = 2 if config.activation in ("ungated_gelu", "relu_squared", "xielu") else 3
+    has_experts = config.n_experts > 0 and not layer.is_dense
+    width = layer.ffn_dim * (config.n_experts_used if has_experts else 1)
+    width += config.shared_ffn_dim if has_experts else 0
+    return float(n_matrices * config.model_dim * width)
