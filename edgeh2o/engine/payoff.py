@@ -20,8 +20,9 @@ ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.7}
 # What a pair costs in a sparse prefill: choices, gathered rows, merged parts, the sample that
 # measures the error (SmolLM2-135M: 1.13 at 4,096 tokens and 1.35 at 8,192).
 SPARSE_COST = 1.25
-# Of the dense time that a sparse prefill has to save, as it is not exact.
-LEAST_SAVING = 0.02
+# Of the dense time that a sparse prefill has to save. It is not exact, and estimates err by as much
+# (Qwen2.5-Coder-1.5B, 4,602 tokens: 3 % less than dense estimated, 2 % more measured).
+LEAST_SAVING = 0.05
 
 
 def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
