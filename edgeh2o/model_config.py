@@ -236,6 +236,15 @@ class DecoderConfig(ModelConfig):
         return any(layer.mixer not in ("attention", "none") for layer in self.layers)
 
     @property
+    def is_gated(self) -> bool:
+        """Whether feed-forward networks have a gate: three matrices, and not two."""
+        return self.activation not in ("relu_squared", "ungated_gelu", "xielu")
+
+    def head_dim_of(self, layer: LayerConfig) -> int:
+        """Numbers of a key of one of its layers."""
+        return layer.head_dim or self.head_dim
+
+    @property
     def index_top_k(self) -> int:
         return max(layer.index_top_k for layer in self.layers)
 

@@ -22,6 +22,8 @@ UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 TOO_SHORT = "dense: sparse would not be faster at this length"
 UNIFORM = "uniform"
+# Sources of budgets without a limit.
+DENSE_SOURCES = (UNKNOWN, TOO_LOSSY, TOO_SHORT)
 # Instead of a file: no table, whether of the cache folder or of the package.
 NO_TABLE = "none"
 
@@ -42,7 +44,7 @@ class HeadBudgets:
     @property
     def reads_all(self) -> bool:
         """Whether prompts are read dense, for want of anything better."""
-        return self.source in (UNKNOWN, TOO_LOSSY, TOO_SHORT)
+        return self.source in DENSE_SOURCES
 
 
 def keys_per_query(n_tokens: int, most: float) -> float:

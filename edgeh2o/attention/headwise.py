@@ -24,9 +24,9 @@ from .budget_table import Budget, BudgetTable
 from .head_budgets import (
     DEFAULT_BUDGET,
     DEFAULT_MAX_LOSS,
+    DENSE_SOURCES,
     NO_TABLE,
     PROFILE_BUDGET,
-    TOO_LOSSY,
     TOO_SHORT,
     UNKNOWN,
     HeadBudgets,
@@ -262,12 +262,17 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def reading_all(self, *, saves_time: bool = False) -> HeadwiseConfig:
         budgets = tuple(None for _ in self.budgets or ())
-        dense = replace(self, budgets=budgets or None, source=UNKNOWN, max_past=0)
-        return replace(dense, source=TOO_SHORT, prompts=None) if saves_time else dense
+        return replace(
+            self,
+            budgets=budgets or None,
+            source=TOO_SHORT if saves_time else UNKNOWN,
+            prompts=None if saves_time else self.prompts,
+            max_past=0,
+        )
 
     @property
     def reads_all(self) -> bool:
-        return self.source in (UNKNOWN, TOO_LOSSY, TOO_SHORT) and not self.is_learning
+        return self.source in DENSE_SOURCES and not self.is_learning
 
     @property
     def is_learning(self) -> bool:

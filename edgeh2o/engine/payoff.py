@@ -45,7 +45,7 @@ def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
 def saves_time(config: DecoderConfig, precision: str, n_tokens: int, keys: float) -> bool:
     """Whether a prompt is read faster when its queries read so many ``keys`` in the mean."""
     products, per_key = count_products(config)
-    attention = ATTENTION_COST.get(precision, 1.0) * per_key
+    attention = ATTENTION_COST[precision] * per_key
     dense = products + attention * n_tokens / 2
     sparse = products + attention * SPARSE_COST * keys
     return sparse < (1 - LEAST_SAVING) * dense
@@ -60,22 +60,17 @@ def count_products(config: DecoderConfig) -> tuple[float, float]:
     for layer in config.layers:
         weights += _count_mixer(config, layer) + _count_feed_forward(config, layer)
         if layer.n_heads and not layer.window and not layer.index_top_k:
-            per_key += layer.n_heads * sum(_head_dims(config, layer))
+            key_dim = config.head_dim_of(layer)
+            value_dim = key_dim if config.latent is None else config.latent.rank
+            per_key += layer.n_heads * (key_dim + value_dim)
     return weights, per_key
-
-
-def _head_dims(config: DecoderConfig, layer: LayerConfig) -> tuple[int, int]:
-    """Numbers of a key and of a value, as attention reads them."""
-    head_dim = layer.head_dim or config.head_dim
-    return head_dim, head_dim if config.latent is None else config.latent.rank
 
 
 def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
     width = config.model_dim
     inner = 0
     if layer.mixer in ("attention", "attention_mamba2"):
-        head_dim = layer.head_dim or config.head_dim
-        inner += 2 * head_dim * (layer.n_heads + layer.n_kv_heads)
+        inner += 2 * config.head_dim_of(layer) * (layer.n_heads + layer.n_kv_heads)
     if layer.mixer == "short_conv":
         inner += 4 * width
     inner += 2 * layer.delta_head_dim * (layer.n_delta_key_heads + 2 * layer.n_delta_value_heads)
@@ -84,7 +79,7 @@ def _count_mixer(config: DecoderConfig, layer: LayerConfig) -> float:
 
 
 def _count_feed_forward(config: DecoderConfig, layer: LayerConfig) -> float:
-    n_matrices = 2 if config.activation in ("ungated_gelu", "relu_squared", "xielu") else 3
+    n_matrices = 3 if config.is_gated else 2
     has_experts = config.n_experts > 0 and not layer.is_dense
     width = layer.ffn_dim * (config.n_experts_used if has_experts else 1)
     width += config.shared_ffn_dim if has_experts else 0

@@ -93,10 +93,7 @@ class DecoderExporter:
                 "queries and keys that are normed after the rotary embedding",
             ),
             (self.config.is_recurrent, "recurrent layers"),
-            (
-                self.config.activation in ("relu_squared", "ungated_gelu", "xielu"),
-                "a feed-forward network without a gate",
-            ),
+            (not self.config.is_gated, "a feed-forward network without a gate"),
             (self.config.centres_norms, "LayerNorm"),
             (not self.config.has_like_layers, "layers that share keys and values"),
             (self.config.temperature_period, "queries that grow with their position"),

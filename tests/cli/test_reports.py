@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from edgeh2o import LLM, isa
-from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
+from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.report import print_report
 from edgeh2o.export.onnx import export_model
 from edgeh2o.host.machine import examine_machine
 from edgeh2o.host.threads import choose_threads
+from tests.budget_tables import table_of_model
 from tests.tiny_models import TinyModelFactory
 
 
@@ -89,19 +90,8 @@ def test_inspect_takes_the_budgets_of_the_model(
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
     with LLM(model) as llm:
         config = llm.config
-    heads = config.n_layers * config.n_kv_heads
-    table = BudgetTable(
-        model="tiny",
-        fingerprint=config.fingerprint,
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        chunk_size=256,
-        length=1024,
-        mean_past=512.0,
-        levels=(64, 128),
-        errors=((1.0, 0.5),) * heads,
-    )
-    write_table(table, table_path(config.fingerprint))
+    sizes = {"chunk_size": 256, "length": 1024, "mean_past": 512.0, "levels": (64, 128)}
+    write_table(table_of_model(config, ((1.0, 0.5),), **sizes), table_path(config.fingerprint))
     flags = [model, "-c", "1000", "--budget", "128", "--json"]
     assert main(["run", *flags, "-p", "the", "-n", "1"]) == 0
     run = json.loads(capsys.readouterr().out)

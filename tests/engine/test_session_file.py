@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeh2o.attention.budget_table import BudgetTable, table_path, write_table
+from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
@@ -24,6 +24,7 @@ from edgeh2o.engine import session_file
 from edgeh2o.engine.transcript import Transcript
 from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
+from tests.budget_tables import table_of_model
 from tests.tiny_models import TinyModelFactory
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -117,21 +118,17 @@ def test_a_session_keeps_its_budgets_through_a_calibration(
     with _load(model, attention=attention) as llm:
         before = llm.generate(TEXT, GREEDY, keep_cache=True).token_ids
         llm.save_session(path)
-        n_layers, n_kv_heads = llm.config.n_layers, llm.config.n_kv_heads
-        weights = llm.config.fingerprint
-    n_heads = n_layers * n_kv_heads
-    table = BudgetTable(
-        model="tiny",
-        fingerprint=weights,
-        n_layers=n_layers,
-        n_kv_heads=n_kv_heads,
+        config = llm.config
+    n_heads = config.n_layers * config.n_kv_heads
+    table = table_of_model(
+        config,
+        ((1.0, 1.0, 1.0), *((9.0, 5.0, 1.0),) * (n_heads - 1)),
         chunk_size=8,
         length=32,
         mean_past=16.0,
         levels=(4, 8, 12),
-        errors=((1.0, 1.0, 1.0), *((9.0, 5.0, 1.0),) * (n_heads - 1)),
     )
-    write_table(table, table_path(weights))
+    write_table(table, table_path(config.fingerprint))
     with _load(model, attention=attention) as llm:
         assert llm.attention.resolved(llm.config).budgets != (8,) * n_heads
         llm.load_session(path)

@@ -1,0 +1,23 @@
+"""Budget tables of loaded models, without a calibration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.model_config import ModelConfig
+
+
+def table_of_model(
+    config: ModelConfig, errors: tuple[tuple[float, ...], ...], **fields: Any
+) -> BudgetTable:
+    """A table of the model's KV heads; ``errors`` has as many rows, or one that serves all."""
+    n_heads = config.n_layers * config.n_kv_heads
+    return BudgetTable(
+        model="tiny",
+        fingerprint=config.fingerprint,
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        errors=errors if len(errors) == n_heads else errors * n_heads,
+        **fields,
+    )
