@@ -37,10 +37,11 @@ class Transcript:
     def with_answer(self, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> Transcript:
         """This prompt with its answer so far; without, if text and tokens do not agree.
 
-        They do not where a stop text was cut off, or an interrupt left a character incomplete.
+        They do not where a stop text was cut off, or an interrupt left a character incomplete. Nor
+        is an answer without text one: the same prompt once more would go on from its tokens.
         """
         said = tuple(ids[:-1] if ids and ids[-1] in tokenizer.eog_ids else ids)
-        if tokenizer.decode(said, skip_special=True) != text:
+        if not text or tokenizer.decode(said, skip_special=True) != text:
             return self
         return replace(self, answer=text, answer_ids=said)
 

@@ -1,0 +1,59 @@
+"""Prompts that go on from what the cache holds keep its tokens; no others do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeh2o.engine.transcript import Transcript
+
+HIDDEN, END = 1, 2
+
+
+class Characters:
+    """A token for every character, and two that have no text."""
+
+    eog_ids = frozenset({END})
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(each) for each in text]
+
+    def decode(self, ids: Any, *, skip_special: bool = False) -> str:
+        assert skip_special
+        return "".join(chr(i) for i in ids if i > END)
+
+
+CHARACTERS: Any = Characters()
+TEXTS = st.text("ab ", max_size=5)
+HIDDEN_TOKENS = st.lists(st.just(HIDDEN), max_size=2)
+
+
+@given(first=TEXTS, said=TEXTS, hidden=HIDDEN_TOKENS, is_ended=st.booleans(), then=TEXTS)
+def test_a_prompt_keeps_the_tokens_that_it_goes_on_from(
+    first: str, said: str, hidden: list[int], is_ended: bool, then: str
+) -> None:
+    answer_ids = [*hidden, *CHARACTERS.encode(said)]
+    transcript = Transcript(prompt=first, parse_special=True).with_prompt_ids(
+        CHARACTERS.encode(first)
+    )
+    known = transcript.with_answer(said, [*answer_ids, *[END] * is_ended], CHARACTERS)
+
+    def encode(text: str) -> list[int]:
+        prompt = Transcript(prompt=text, parse_special=True)
+        return known.encode(prompt, lambda begin: CHARACTERS.encode(text[begin:]))
+
+    answered = answer_ids if said else []
+    assert encode(first + said + then) == [
+        *CHARACTERS.encode(first),
+        *answered,
+        *CHARACTERS.encode(then),
+    ]
+    # Asked once more, a prompt has its own tokens alone, whatever was answered.
+    assert encode(first) == CHARACTERS.encode(first)
+
+
+def test_an_answer_that_is_not_its_tokens_text_is_left_out() -> None:
+    transcript = Transcript(prompt="a", parse_special=True).with_prompt_ids([ord("a")])
+    assert transcript.with_answer("b", CHARACTERS.encode("b stop"), CHARACTERS) is transcript
