@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="seeds of the texts, one of each kind or task for every seed (default: 0,1)",
     )
+    parser.add_argument(
+        "--questions",
+        type=int,
+        metavar="N",
+        help="questions of --suite long about each text, at most (default: 10; needles: all)",
+    )
     output = add_evaluation_options(parser)
     output.add_argument(
         "--plot",
@@ -71,6 +77,7 @@ def execute(args: argparse.Namespace) -> int:
     for flag, is_given, suite in (
         ("--kinds", args.kinds is not None, "texts"),
         ("--tasks", args.tasks is not None, "long"),
+        ("--questions", args.questions is not None, "long"),
         ("--plot", args.plot is not None, "long"),
     ):
         if is_given and suite != args.suite:
@@ -79,6 +86,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation import figures
     from ..evaluation.long_suite import evaluate_tasks
     from ..evaluation.suite import evaluate_suite
+    from ..evaluation.tasks import DEFAULT_QUESTIONS
     from ..evaluation.windows import choose_window_size
 
     if args.plot is not None:
@@ -92,7 +100,8 @@ def execute(args: argparse.Namespace) -> int:
         if not is_long:
             print_results(args.output, evaluate_suite(llm, kinds=args.kinds or (), **shared))
             return 0
-        report = evaluate_tasks(llm, tasks=args.tasks or (), **shared)
+        n_questions = DEFAULT_QUESTIONS if args.questions is None else args.questions
+        report = evaluate_tasks(llm, tasks=args.tasks or (), n_questions=n_questions, **shared)
     print_results(args.output, report)
     if args.plot is not None:
         figures.draw_tasks(report, args.plot)

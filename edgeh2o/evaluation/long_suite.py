@@ -18,7 +18,7 @@ from .progress import Progress
 from .reading import prefill_prompt, score_answer, split_answer
 from .reporting import format_estimate, markdown_table
 from .seeded_report import SeededReport
-from .tasks import TASKS, LongTask, make_task
+from .tasks import DEFAULT_QUESTIONS, TASKS, LongTask, make_task
 from .windows import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -94,21 +94,28 @@ def evaluate_tasks(
     context_size: int = DEFAULT_CONTEXT,
     tasks: Sequence[str] = (),
     seeds: Sequence[int] = tuple(range(DEFAULT_SEEDS)),
+    n_questions: int = DEFAULT_QUESTIONS,
     on_progress: OnProgress | None = None,
 ) -> TaskReport:
     """Asks the questions of ``make_task`` after a dense prefill and after that of ``llm``.
 
     Every task (all of ``TASKS`` if none is given) has a text for each seed, which with its longest
-    question takes at most ``context_size`` tokens. A model of which nothing is known is profiled on
+    question takes at most ``context_size`` tokens and is asked ``n_questions`` at most. A model of which nothing is known is profiled on
     the first text. ``on_progress("evaluate", done, total)`` counts texts. Raises UsageError for an
     unknown task, for texts that are too short and for a rule whose state cannot be noted,
     ResourceError when two sessions do not fit in memory.
     """
     if not seeds:
         raise UsageError("there must be at least one seed")
+    if n_questions < 1:
+        raise UsageError(f"there must be at least one question about a text, not {n_questions}")
     chosen = tuple(tasks) or tuple(TASKS)
     made = {
-        name: [make_task(llm, name, context_size, seed=seed) for seed in seeds] for name in chosen
+        name: [
+            make_task(llm, name, context_size, seed=seed, n_questions=n_questions)
+            for seed in seeds
+        ]
+        for name in chosen
     }
     llm.profile_budgets(np.array(made[chosen[0]][0].context, np.int32))
     sparse = llm.start_runner(context_size)

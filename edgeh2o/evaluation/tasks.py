@@ -27,8 +27,8 @@ from .words import (
 if TYPE_CHECKING:
     from ..llm import LLM
 
-# Questions about one text, where the task itself does not say how many.
-N_QUESTIONS = 10
+# Questions about one text at most, where the task itself does not say how many.
+DEFAULT_QUESTIONS = 10
 N_EXAMPLES = 50
 # Tokens left for a question and its answer.
 QUESTION_TOKENS = 96
@@ -63,7 +63,8 @@ class _Text:
     What is asked for has to be written before the filler, at random places of the whole.
     """
 
-    def __init__(self, llm: LLM, length: int, seed: int) -> None:
+    def __init__(self, llm: LLM, length: int, seed: int, n_questions: int) -> None:
+        self.n_questions = n_questions
         self._llm = llm
         self._length = length
         self._seed = seed
@@ -154,20 +155,21 @@ def _json(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
         room -= text.count(lines[n_lines])
         n_lines += 1
     text.fill(lines[:n_lines])
-    asked = rng.sample(entries[:n_lines], min(n_lines, N_QUESTIONS))
+    asked = rng.sample(entries[:n_lines], min(n_lines, text.n_questions))
     return [(f'\nAsked for: "{key}": "', value) for key, value in asked]
 
 
 def _variables(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
     """Variables that others are copied to, in a text that says nothing."""
-    names = [name.upper() for name in draw_different(draw_key, rng, 2 * N_QUESTIONS)]
-    values = [str(rng.randrange(100, 1000)) for _ in range(N_QUESTIONS)]
-    firsts, copies = names[:N_QUESTIONS], names[N_QUESTIONS:]
+    n_values = text.n_questions
+    names = [name.upper() for name in draw_different(draw_key, rng, 2 * n_values)]
+    values = [str(rng.randrange(100, 1000)) for _ in range(n_values)]
+    firsts, copies = names[:n_values], names[n_values:]
     text.begin("Variables are set in the text below. Keep track of their values.\n\n")
     sets = [f"VAR {name} = {value}. " for name, value in zip(firsts, values, strict=True)]
     moves = [f"VAR {copy} = {name}. " for name, copy in zip(firsts, copies, strict=True)]
     text.hide([*sets, *moves], rng)
-    half = N_QUESTIONS // 2
+    half = n_values // 2
     asked = list(zip([*firsts[:half], *copies[half:]], values, strict=True))
     return [(f"\n\nThe value of VAR {name} is", f" {value}") for name, value in asked]
 
@@ -187,7 +189,7 @@ def _copy(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
         words = line.split(" ")
         known, copied = words[:_KNOWN_WORDS], words[_KNOWN_WORDS:][:_COPIED_WORDS]
         beginning = " ".join(known)
-        if sum(other.startswith(beginning) for other in lines) == 1 and len(asked) < N_QUESTIONS:
+        if sum(other.startswith(beginning) for other in lines) == 1 and len(asked) < text.n_questions:
             asked[f"\nOnce more: {beginning}"] = "".join(f" {word}" for word in copied)
     return list(asked.items())
 
@@ -201,7 +203,7 @@ def _count(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
     rng.shuffle(marked)
     text.end("\n\nHow often did the marked words occur?")
     text.hide([f"Marked word: {word}. " for word in marked], rng)
-    asked = rng.sample(words, N_QUESTIONS)
+    asked = rng.sample(words, min(len(words), text.n_questions))
     return [
         (f"\nThe marked word {word} occurred this often:", f" {counts[word]}") for word in asked
     ]
@@ -230,7 +232,7 @@ def _classify(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
             used += n_tokens
         examples.append(f"Text:{''.join(more)} {what}.\nLabel: {topic}\n\n")
     text.fill(examples)
-    asked = [rng.choice([*_TOPICS]) for _ in range(N_QUESTIONS)]
+    asked = [rng.choice([*_TOPICS]) for _ in range(text.n_questions)]
     return [
         (
             f"Text: {draw_name(rng)} talked about {draw_word(rng, _TOPICS[topic])}.\nLabel:",
@@ -254,7 +256,7 @@ def _dialogue(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
             break
         turns.append(turn)
     text.fill(turns)
-    asked = rng.sample(facts[: len(turns)], min(len(turns), N_QUESTIONS))
+    asked = rng.sample(facts[: len(turns)], min(len(turns), text.n_questions))
     return [
         (
             f"User: Do you remember the {subject}?\nAssistant: You told me that the {subject} is",
@@ -276,14 +278,17 @@ TASKS: Mapping[str, Writer] = {
 }
 
 
-def make_task(llm: LLM, name: str, length: int, *, seed: int = 0) -> LongTask:
+def make_task(
+    llm: LLM, name: str, length: int, *, seed: int = 0, n_questions: int = DEFAULT_QUESTIONS
+) -> LongTask:
     """A task of ``TASKS`` whose text and longest question take at most ``length`` tokens.
 
-    Seeds give different texts. Raises UsageError for an unknown name and for a length that is too
-    short for the task.
+    Seeds give different texts. There are ``n_questions``, or as many as the text has answers for:
+    needles are all asked for, and words counted are ten at most. Raises UsageError for an unknown
+    name and for a length that is too short for the task.
     """
     if name not in TASKS:
         raise UsageError(f"there is no task {name!r}; use one of {', '.join(TASKS)}")
-    text = _Text(llm, length - QUESTION_TOKENS, seed)
+    text = _Text(llm, length - QUESTION_TOKENS, seed, n_questions)
     questions = TASKS[name](text, random.Random(f"{name} {seed}"))
     return LongTask(context=text.tokens(), questions=tuple(questions))

@@ -43,6 +43,16 @@ def test_texts_are_made_by_seeds_and_fill_their_length(llm: LLM, name: str) -> N
         assert len(task.questions) == {"needles-4": 4, "needles-8": 8}.get(name, 10)
 
 
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("n_questions", [1, 14])
+def test_the_number_of_questions(llm: LLM, name: str, n_questions: int) -> None:
+    questions = make_task(llm, name, LENGTH, n_questions=n_questions).questions
+    most = {"count": 10, "copy": 14, "json": 14}.get(name, 14)
+    wanted = {"needles-4": 4, "needles-8": 8}.get(name, min(n_questions, most))
+    assert len({*questions}) == wanted or name == "classify"
+    assert len(questions) == wanted
+
+
 @pytest.mark.parametrize("name", ["needles-4", "needles-8"])
 def test_needles_are_hidden(llm: LLM, name: str) -> None:
     text, questions = read_task(llm, name)
@@ -168,6 +178,7 @@ def test_differences_are_paired_by_text() -> None:
         ({"context_size": 160, "tasks": ("needles-8",)}, "no room for 8 things to find"),
         ({"context_size": 100, "tasks": ("json",)}, "too short for this task"),
         ({"seeds": ()}, "at least one seed"),
+        ({"n_questions": 0}, "at least one question about a text, not 0"),
     ],
 )
 def test_what_cannot_be(llm: LLM, settings: dict[str, object], message: str) -> None:
