@@ -5,7 +5,7 @@
 The recurrence alone, of layers with the heads of Qwen3.5-2B, on one thread: no projections, norms
 or convolution. ggml's operator is called in its shared libraries, which a build of llama.cpp has
 (--ggml: their folder), with the same numbers; what comes out must agree. Times are medians of
-rounds in turn.
+rounds in turn, of the kernels and the operator alone: memory is there before.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,19 +48,23 @@ def main() -> int:
     args = build_parser().parse_args()
     isas = [args.isa] if args.isa else [i for i in _core.available_isas() if i != "scalar"]
     numbers = Numbers(args.tokens)
-    contestants: dict[str, Callable[[], Floats]] = {}
+    contestants: dict[str, Contestant] = {}
     for isa in isas:
-        contestants[f"{isa}, one by one"] = lambda isa=isa: numbers.one_by_one(isa)
-        contestants[f"{isa}, in chunks"] = lambda isa=isa: numbers.in_chunks(isa)
+        contestants[f"{isa}, one by one"] = OneByOne(numbers, isa)
+        contestants[f"{isa}, in chunks"] = InChunks(numbers, isa)
     if args.ggml:
-        contestants["ggml"] = GgmlOperator(args.ggml, numbers).run
-    expected = numbers.one_by_one("scalar")
+        contestants["ggml"] = GgmlOperator(args.ggml, numbers)
+    reference = OneByOne(numbers, "scalar")
+    reference.run()
+    expected = reference.outputs()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(args.r):
-        for name, run in contestants.items():
+        for name, contestant in contestants.items():
+            contestant.prepare()
             started_at = time.perf_counter()
-            out = run()
+            contestant.run()
             seconds[name].append(time.perf_counter() - started_at)
+            out = contestant.outputs()
             np.testing.assert_allclose(out, expected, atol=1e-4, err_msg=name)
     per_token = {name: float(np.median(of)) / args.tokens for name, of in seconds.items()}
     slowest = per_token.get("ggml", max(per_token.values()))
@@ -93,21 +96,62 @@ class Numbers:
         slices = self.v.reshape(N_HEADS, n_tokens, n_slices, COLUMNS)
         self.slices = np.ascontiguousarray(slices.transpose(0, 2, 1, 3))
 
-    def one_by_one(self, isa: str) -> Floats:
-        """Outputs [heads, tokens, dimensions] of the kernel that takes tokens one by one."""
-        kernel, out = _recurrent_kernels.delta_net, np.empty_like(self.v)
-        for head, gates in enumerate(zip(self.decays, self.rates, strict=True)):
-            q, k = self.q[head], self.k[head]
-            for i, (v, state) in enumerate(zip(self.slices[head], self.state[head], strict=True)):
-                columns = slice(i * COLUMNS, (i + 1) * COLUMNS)
-                out[head, :, columns] = kernel(isa, q, k, v, *gates, state)[0]
-        return out
 
-    def in_chunks(self, isa: str) -> Floats:
-        """The same of the kernel that takes them in chunks."""
-        kernel = _recurrent_kernels.delta_net_chunks
-        parts = zip(self.q, self.k, self.v, self.decays, self.rates, self.state, strict=True)
-        return np.stack([kernel(isa, *part)[0] for part in parts])
+class Contestant(Protocol):
+    """One way to compute the outputs; ``run`` alone is timed."""
+
+    def prepare(self) -> None:
+        """Puts the state back to where it begins."""
+
+    def run(self) -> None:
+        """Computes them."""
+
+    def outputs(self) -> Floats:
+        """Of the latest run: [heads, tokens, dimensions]."""
+
+
+class OneByOne:
+    """The kernel that takes tokens one by one, of an instruction set."""
+
+    def __init__(self, numbers: Numbers, isa: str) -> None:
+        self._numbers, self._isa = numbers, isa
+        self._out = np.zeros_like(numbers.slices)
+        self._state = numbers.state.copy()
+
+    def prepare(self) -> None:
+        self._state[:] = self._numbers.state
+
+    def run(self) -> None:
+        kernel, of = _recurrent_kernels.delta_net, self._numbers
+        for head in range(N_HEADS):
+            gates = of.decays[head], of.rates[head]
+            slices = zip(of.slices[head], self._state[head], self._out[head], strict=True)
+            for v, state, out in slices:
+                kernel(self._isa, of.q[head], of.k[head], v, *gates, state, out, state)
+
+    def outputs(self) -> Floats:
+        return self._out.transpose(0, 2, 1, 3).reshape(self._numbers.v.shape)
+
+
+class InChunks:
+    """The kernel that takes them in chunks."""
+
+    def __init__(self, numbers: Numbers, isa: str) -> None:
+        self._numbers, self._isa = numbers, isa
+        self._out = np.zeros_like(numbers.v)
+        self._state = numbers.state.copy()
+
+    def prepare(self) -> None:
+        self._state[:] = self._numbers.state
+
+    def run(self) -> None:
+        kernel, of = _recurrent_kernels.delta_net_chunks, self._numbers
+        parts = (of.q, of.k, of.v, of.decays, of.rates, self._state, self._out, self._state)
+        for part in zip(*parts, strict=True):
+            kernel(self._isa, *part)
+
+    def outputs(self) -> Floats:
+        return self._out
 
 
 class _InitParams(ctypes.Structure):
@@ -136,10 +180,14 @@ class GgmlOperator:
         self._graph = ctypes.c_void_p(base.ggml_new_graph(self._context))
         base.ggml_build_forward_expand(self._graph, self._out)
 
-    def run(self) -> Floats:
-        """Outputs [heads, tokens, dimensions]."""
+    def prepare(self) -> None:
+        """Nothing: its state after the tokens lies beside the one before them."""
+
+    def run(self) -> None:
         if self._cpu.ggml_graph_compute_with_ctx(self._context, self._graph, 1) != 0:
             raise LlamaCppError("ggml did not compute its gated delta net")
+
+    def outputs(self) -> Floats:
         rows = self._values(self._out, (self._n_tokens, N_HEADS, HEAD_DIM))
         return np.array(rows.transpose(1, 0, 2)) * np.float32(HEAD_DIM**0.5)  # it divides by it
 

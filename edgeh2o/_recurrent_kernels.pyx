@@ -106,11 +106,22 @@ def reglu(str isa, const float[::1] gate, const float[::1] up):
     return np.asarray(out)
 
 
+cdef object _made(given, shape):
+    """`given`, an array of that shape, or a new one. Raises ValueError for another shape."""
+    if given is None:
+        return np.empty(shape, np.float32)
+    if given.shape != tuple(shape):
+        raise ValueError(f"an array that is written to is {given.shape} and must be {tuple(shape)}")
+    return given
+
+
 def delta_net(str isa, const float[:, ::1] q, const float[:, ::1] k, const float[:, ::1] v,
-              const float[::1] decays, const float[::1] rates, const float[:, ::1] state):
+              const float[::1] decays, const float[::1] rates, const float[:, ::1] state,
+              out=None, after=None):
     """Outputs [n, 32] of n tokens, and the state [key_dim, 32] after them; all float32.
 
-    q and k are [n, key_dim], v is [n, 32]; decays and rates are [n].
+    q and k are [n, key_dim], v is [n, 32]; decays and rates are [n]. Given arrays `out` and `after`
+    are written to; an `after` holds the state before already, and `state` gives its shape alone.
     """
     cdef size_t n = q.shape[0], key_dim = q.shape[1]
     if k.shape[0] != q.shape[0] or k.shape[1] != q.shape[1] or v.shape[0] != q.shape[0]:
@@ -119,21 +130,21 @@ def delta_net(str isa, const float[:, ::1] q, const float[:, ::1] k, const float
         raise ValueError("v must be [n, 32] and the state [key_dim, 32], key_dim an even number")
     if decays.shape[0] != q.shape[0] or rates.shape[0] != q.shape[0]:
         raise ValueError("decays and rates must have a number per token")
-    cdef float[:, ::1] out = np.empty((n, 32), np.float32)
-    cdef float[:, ::1] after = np.array(state)
+    cdef float[:, ::1] rows = _made(out, (n, 32))
+    cdef float[:, ::1] states = np.array(state) if after is None else _made(after, (key_dim, 32))
     cdef DeltaSlice piece
     piece.n_tokens, piece.key_dim, piece.qk_stride = n, key_dim, key_dim
     piece.q, piece.k, piece.v = &q[0, 0], &k[0, 0], &v[0, 0]
     piece.v_stride = piece.out_stride = 32
     piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
-    piece.state, piece.out = &after[0, 0], &out[0, 0]
+    piece.state, piece.out = &states[0, 0], &rows[0, 0]
     table_of(isa).delta_net_f32(piece)
-    return np.asarray(out), np.asarray(after)
+    return np.asarray(rows), np.asarray(states)
 
 
 def delta_net_chunks(str isa, const float[:, ::1] q, const float[:, ::1] k,
                      const float[:, ::1] v, const float[::1] decays, const float[::1] rates,
-                     const float[:, :, ::1] state):
+                     const float[:, :, ::1] state, out=None, after=None):
     """As `delta_net` in chunks of tokens, for m slices of 32 columns of one head.
 
     v and the outputs are [n, 32 m], the state is [m, key_dim, 32].
@@ -147,17 +158,17 @@ def delta_net_chunks(str isa, const float[:, ::1] q, const float[:, ::1] k,
         raise ValueError("v must be [n, 32 m]")
     if decays.shape[0] != q.shape[0] or rates.shape[0] != q.shape[0]:
         raise ValueError("decays and rates must have a number per token")
-    cdef float[:, ::1] out = np.empty((n, 32 * m), np.float32)
-    cdef float[:, :, ::1] after = np.array(state)
+    cdef float[:, ::1] rows = _made(out, (n, 32 * m))
+    cdef float[:, :, ::1] states = np.array(state) if after is None else _made(after, (m, key_dim, 32))
     cdef float[::1] scratch = np.empty(delta_scratch_size(key_dim), np.float32)
     cdef DeltaSlice piece
     piece.n_tokens, piece.key_dim, piece.qk_stride = n, key_dim, key_dim
     piece.q, piece.k, piece.v = &q[0, 0], &k[0, 0], &v[0, 0]
     piece.v_stride = piece.out_stride = 32 * m
     piece.decays, piece.rates, piece.gate_stride = &decays[0], &rates[0], 1
-    piece.state, piece.out = &after[0, 0, 0], &out[0, 0]
+    piece.state, piece.out = &states[0, 0, 0], &rows[0, 0]
     table_of(isa).delta_net_chunks_f32(piece, m, &scratch[0])
-    return np.asarray(out), np.asarray(after)
+    return np.asarray(rows), np.asarray(states)
 
 
 def ssd(str isa, const float[:, ::1] rows, const float[::1] decays, const float[::1] rates,

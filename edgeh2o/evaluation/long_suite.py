@@ -100,10 +100,10 @@ def evaluate_tasks(
     """Asks the questions of ``make_task`` after a dense prefill and after that of ``llm``.
 
     Every task (all of ``TASKS`` if none is given) has a text for each seed, which with its longest
-    question takes at most ``context_size`` tokens and is asked ``n_questions`` at most. A model of which nothing is known is profiled on
-    the first text. ``on_progress("evaluate", done, total)`` counts texts. Raises UsageError for an
-    unknown task, for texts that are too short and for a rule whose state cannot be noted,
-    ResourceError when two sessions do not fit in memory.
+    question takes at most ``context_size`` tokens, and ``n_questions`` at most. A model of which
+    nothing is known is profiled on the first text. ``on_progress("evaluate", done, total)`` counts
+    texts. Raises UsageError for an unknown task, for texts that are too short and for a rule whose
+    state cannot be noted, ResourceError when two sessions do not fit in memory.
     """
     if not seeds:
         raise UsageError("there must be at least one seed")
@@ -112,8 +112,7 @@ def evaluate_tasks(
     chosen = tuple(tasks) or tuple(TASKS)
     made = {
         name: [
-            make_task(llm, name, context_size, seed=seed, n_questions=n_questions)
-            for seed in seeds
+            make_task(llm, name, context_size, seed=seed, n_questions=n_questions) for seed in seeds
         ]
         for name in chosen
     }

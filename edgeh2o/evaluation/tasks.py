@@ -189,7 +189,9 @@ def _copy(text: _Text, rng: random.Random) -> list[tuple[str, str]]:
         words = line.split(" ")
         known, copied = words[:_KNOWN_WORDS], words[_KNOWN_WORDS:][:_COPIED_WORDS]
         beginning = " ".join(known)
-        if sum(other.startswith(beginning) for other in lines) == 1 and len(asked) < text.n_questions:
+        if len(asked) == text.n_questions:
+            break
+        if sum(other.startswith(beginning) for other in lines) == 1:
             asked[f"\nOnce more: {beginning}"] = "".join(f" {word}" for word in copied)
     return list(asked.items())
 

@@ -43,6 +43,12 @@ def test_delta_net(isa: str, key_dim: int) -> None:
     out, new = _kernels.delta_net(isa, q, k, v, decays, rates, state)
     np.testing.assert_allclose(new, after[0], rtol=1e-5, atol=2e-6)
     np.testing.assert_allclose(out, exact[:, 0], rtol=1e-5, atol=2e-6 * key_dim**0.5 + 1e-6)
+    given, place = np.empty_like(out), state.copy()
+    _kernels.delta_net(isa, q, k, v, decays, rates, state, given, place)
+    np.testing.assert_array_equal(given, out)
+    np.testing.assert_array_equal(place, new)
+    with pytest.raises(ValueError, match=r"written to is \(19, 32\) and must be \(20, 32\)"):
+        _kernels.delta_net(isa, q, k, v, decays, rates, state, given[1:])
     # Token by token, the same bits.
     halves = []
     for part in (slice(0, 7), slice(7, n)):
