@@ -105,4 +105,10 @@ struct KernelTable {
   float (*peak_read)(const float* values, size_t n_bytes);  // benchmark; n_bytes: a multiple of 512
 };
 
+// What an ISA that adds products of bf16 to another one does not share with it.
+struct Bf16Addition {
+  AttentionKernels attention;
+  bool is_preferred;
+};
+
 }  // namespace edgeh2o

@@ -17,9 +17,27 @@ namespace edgeh2o {
   namespace isa {                  \
   extern const KernelTable kTable; \
   }
+#define BF16(isa, base)                \
+  namespace isa {                      \
+  extern const Bf16Addition kAddition; \
+  }
 X(scalar)
 EH2O_ISAS
+#undef BF16
 #undef X
+
+namespace {
+
+// Here, since code that was compiled for an ISA must not run before the processor is known to have it.
+[[maybe_unused]] KernelTable with_bf16(const KernelTable& base, const char* name, const Bf16Addition& added) {
+  KernelTable table = base;
+  table.name = name;
+  table.attention[static_cast<int>(AttentionPrecision::kBf16)] = added.attention;
+  if (added.is_preferred) table.best_precision = AttentionPrecision::kBf16;
+  return table;
+}
+
+}  // namespace
 
 const std::vector<const KernelTable*>& available_kernel_tables() {
   static const std::vector<const KernelTable*> tables = [] {
@@ -27,7 +45,13 @@ const std::vector<const KernelTable*>& available_kernel_tables() {
     [[maybe_unused]] const CpuFeatures features = detect_cpu_features();
 #define X(isa) \
   if (features.isa) found.push_back(&isa::kTable);
+#define BF16(isa, base)                                                                \
+  if (features.isa) {                                                                  \
+    static const KernelTable table = with_bf16(base::kTable, #isa, isa::kAddition); \
+    found.push_back(&table);                                                           \
+  }
     EH2O_ISAS
+#undef BF16
 #undef X
     return found;
   }();
