@@ -117,6 +117,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "apertus": ("apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere2": ("cohere2", {"sliding_window": 24, "logit_scale": 0.3}),
+    "olmo": ("olmo", {"clip_qkv": 0.9}),
+    "olmo_tied": ("olmo", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "deepseek_v2": (

@@ -73,7 +73,7 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
     kind = "" if spec.norm == "layer" else "rms_"
-    keys[f"attention.layer_norm_{kind}epsilon"] = settings.number("rms_norm_eps")
+    keys[f"attention.layer_norm_{kind}epsilon"] = _read_epsilon(settings, family)
     rotary_dim = _read_rotary_dim(settings, head_dim, family.rotary_share)
     keys["rope.dimension_count"] = rotary_dim
     _read_numbers(settings, family, keys)
@@ -148,6 +148,12 @@ def _find_family(settings: Settings) -> TransformersFamily:
             "text; use one whose architecture ends in ForCausalLM"
         )
     return family
+
+
+def _read_epsilon(settings: Settings, family: TransformersFamily) -> float:
+    if family.norm_epsilon is None:
+        return settings.number("rms_norm_eps")
+    return settings.number("rms_norm_eps", default=family.norm_epsilon)
 
 
 def _read_rotary_dim(settings: Settings, head_dim: int, usual: float) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from ...errors import FormatError
 from .family import BASE, GATED, TransformersFamily
+from .settings import Settings
 
 _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
@@ -12,6 +15,17 @@ _ONE_NORM = {
     **{name: source for name, source in BASE.items() if not name.endswith("ffn_norm")},
     **GATED,
 }
+
+
+def _read_limit(settings: Settings, keys: dict[str, Any]) -> None:
+    """The limit of queries, keys and values, if there is one."""
+    limit = settings.number("clip_qkv", default=None)
+    if limit is None:
+        return
+    if limit <= 0.0:  # which GGUF has for none
+        raise FormatError(f"{settings.label('clip_qkv')} is {limit:g}, but must be above 0")
+    keys["attention.clamp_kqv"] = limit
+
 
 LAYER_NORMED: Mapping[str, TransformersFamily] = {
     "cohere": TransformersFamily(
@@ -64,5 +78,12 @@ LAYER_NORMED: Mapping[str, TransformersFamily] = {
         values={"qk_layernorm": (False, None), "use_parallel_residual": (False, None)},
         ignored=("use_qkv_bias",),
         rotary_share=0.25,
+    ),
+    "olmo": TransformersFamily(
+        architecture="olmo",
+        tensors={name: source for name, source in {**BASE, **GATED}.items() if "norm" not in name},
+        norm_epsilon=1e-5,  # which transformers has in its code
+        values={"rms_norm_eps": (1e-5, None), "partial_rotary_factor": (1, 1.0, None)},
+        read_more=_read_limit,
     ),
 }
