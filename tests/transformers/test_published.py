@@ -26,7 +26,9 @@ from .safetensors_files import read_safetensors, write_safetensors
 
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
 CHUNK, N_DECODED = 32, 12
-MAX_KL = 1e-7  # nats
+MAX_KL = 1e-9  # nats
+# Its GELU is by the error function in transformers, and by the hyperbolic tangent in GGUF.
+OTHER_GELU, OTHER_GELU_ATOL, OTHER_GELU_MAX_KL = ("gpt_neox_error_function",), 3e-3, 1e-7
 FP4_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
@@ -71,6 +73,7 @@ def log_probabilities(file: NativeModelFile, tokens: NDArray[np.int32]) -> NDArr
 
 def divergence(expected: NDArray[np.float32], actual: NDArray[np.float64]) -> float:
     exact = expected.astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))  # which rounding took from them
     return float((np.exp(exact) * (exact - actual)).sum(axis=-1).mean())
 
 
@@ -85,8 +88,9 @@ def test_log_probabilities_are_those_of_transformers(
     actual = log_probabilities(file, case.tokens)[case.positions]
     expected = case.log_probabilities
     assert expected.std() > 0.3
-    np.testing.assert_allclose(actual, expected, atol=1e-3)
-    assert abs(divergence(expected, actual)) < MAX_KL
+    is_other = name in OTHER_GELU
+    np.testing.assert_allclose(actual, expected, atol=OTHER_GELU_ATOL if is_other else 1e-3)
+    assert abs(divergence(expected, actual)) < (OTHER_GELU_MAX_KL if is_other else MAX_KL)
 
 
 @pytest.mark.parametrize("name", CASES)
