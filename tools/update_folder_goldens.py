@@ -130,6 +130,16 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"hidden_act": "gelu_fast", "use_parallel_residual": False, "rotary_pct": 1.0},
     ),
     "gpt_neox_error_function": ("gpt_neox", {"hidden_act": "gelu"}),
+    "phi": ("phi", {}),  # half of every head is rotated
+    "phi_all_rotated": (
+        "phi",
+        {
+            "num_key_value_heads": 4,
+            "hidden_act": "gelu_pytorch_tanh",
+            "partial_rotary_factor": 1.0,
+            "rope_theta": 50000.0,
+        },
+    ),
     "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "deepseek_v2": (

@@ -188,6 +188,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "olmo", "rms_norm_eps": 1e-6},
         "'rms_norm_eps' is 1e-06, which is not supported",
     ),
+    "phi_norms": ({"model_type": "phi", "qk_layernorm": True}, "'qk_layernorm' is True, which is"),
+    "phi_ties": ({"model_type": "phi", "tie_word_embeddings": True}, "'tie_word_embeddings' is"),
+    "phi_activation": ({"model_type": "phi", "hidden_act": "gelu"}, "'hidden_act' is 'gelu', but"),
     "experts": (
         {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 32, "norm_topk_prob": False},

@@ -86,4 +86,22 @@ LAYER_NORMED: Mapping[str, TransformersFamily] = {
         values={"rms_norm_eps": (1e-5, None), "partial_rotary_factor": (1, 1.0, None)},
         read_more=_read_limit,
     ),
+    "phi": TransformersFamily(
+        architecture="phi2",
+        tensors={
+            **{name: source for name, source in BASE.items() if not name.endswith("ffn_norm")},
+            "output_norm": "model.final_layernorm",
+            "blk.{layer}.attn_output": "model.layers.{layer}.self_attn.dense",
+            "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.fc1",
+            "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.fc2",
+        },
+        activations=("gelu_new", "gelu_fast", *_GELU),
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        values={
+            "qk_layernorm": (False, None),
+            # llama.cpp reads no file of it without an output of its own.
+            "tie_word_embeddings": (False, None),
+        },
+        rotary_share=0.5,
+    ),
 }
