@@ -140,6 +140,31 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_theta": 50000.0,
         },
     ),
+    "falcon": ("falcon", {"activation": "gelu_new", "ffn_hidden_size": 96}),
+    "falcon_new": (
+        "falcon",
+        {
+            "activation": "gelu_pytorch_tanh",
+            "ffn_hidden_size": 96,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon_new_one_norm": (
+        "falcon",
+        {
+            "activation": "gelu_fast",
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "rope_theta": 50000.0,
+        },
+    ),
+    "falcon_all_heads": (
+        "falcon",
+        {"activation": "gelu_new", "ffn_hidden_size": 96, "multi_query": False},
+    ),
     "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "deepseek_v2": (

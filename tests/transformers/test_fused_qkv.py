@@ -21,6 +21,14 @@ NEOX: Mapping[str, Any] = {
     "num_attention_heads": 4, "max_position_embeddings": 512, "vocab_size": 100,
     "layer_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": False,
 }  # fmt: skip
+# As tiiuae/falcon-7b has it, without sizes.
+FALCON: Mapping[str, Any] = {
+    "model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 100, "layer_norm_epsilon": 1e-5, "alibi": False, "bias": False,
+    "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
+    "hidden_dropout": 0.0, "multi_query": True, "new_decoder_architecture": False,
+    "parallel_attn": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 4), (6, 2), (5, 1)])
@@ -70,6 +78,29 @@ def test_names_of_old_gpt_neox_say_the_same() -> None:
     assert describe_config(NEOX, "tiny").metadata["gptneox.rope.dimension_count"] == 4
 
 
+@pytest.mark.parametrize(
+    ("changes", "n_kv_heads"),
+    [
+        ({}, 1),
+        ({"num_kv_heads": 4}, 1),  # as transformers adds it
+        ({"multi_query": False}, 4),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2),
+        ({"new_decoder_architecture": True}, 4),
+    ],
+)
+def test_what_falcon_leaves_out_is_what_transformers_takes(
+    changes: Mapping[str, Any], n_kv_heads: int
+) -> None:
+    described = describe_config({**FALCON, **changes}, "tiny")
+    metadata = described.metadata
+    assert metadata["falcon.attention.head_count_kv"] == n_kv_heads
+    assert metadata["falcon.context_length"] == 2048
+    assert metadata["falcon.feed_forward_length"] == 256
+    assert metadata["falcon.rope.dimension_count"] == 16
+    assert described.ties
+
+
+NEW = {"new_decoder_architecture": True}
 REFUSED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "neox_share": (
         NEOX,
@@ -80,6 +111,23 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "neox_ties": (NEOX, {"tie_word_embeddings": True}, "'tie_word_embeddings' is True"),
     "neox_biases": (NEOX, {"attention_bias": False}, "'attention_bias' is False"),
     "neox_residual": (NEOX, {"use_parallel_residual": 1}, "'use_parallel_residual' is 1, but must"),
+    "falcon_alibi": (FALCON, {"alibi": True}, "'alibi' is True, which is not supported"),
+    "falcon_biases": (FALCON, {"bias": True}, "'bias' is True, which is not supported"),
+    "falcon_serial": (FALCON, {"parallel_attn": False}, "'parallel_attn' is False, which is not"),
+    "falcon_norms": (
+        FALCON,
+        {"num_ln_in_parallel_attn": 2},
+        r"'num_ln_in_parallel_attn' is 2, .* \(only 1 or None is\)",
+    ),
+    "falcon_more_norms": (FALCON, {**NEW, "num_ln_in_parallel_attn": 3}, "_attn' is 3, which is"),
+    "falcon_heads": (FALCON, {**NEW, "num_kv_heads": 3}, "'num_kv_heads' is 3, but must divide"),
+    "falcon_flag": (FALCON, {"multi_query": "yes"}, "'multi_query' is 'yes', but must be true or"),
+    "falcon_activation": (FALCON, {"activation": "relu"}, "'hidden_act' is 'relu'"),
+    "falcon_residual": (
+        FALCON,
+        {"apply_residual_connection_post_layernorm": True},
+        "'apply_residual_connection_post_layernorm' is True",
+    ),
     "neox_activation": (NEOX, {"hidden_act": "relu"}, "'hidden_act' is 'relu'"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from .published import FOLDER, Published, read_published, write_published
 from .safetensors_files import read_safetensors, write_safetensors
 
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
+LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
 CHUNK, N_DECODED = 32, 12
 MAX_KL = 1e-9  # nats
 # Its GELU is by the error function in transformers, and by the hyperbolic tangent in GGUF.
@@ -113,8 +115,9 @@ def test_tensors_that_are_missing_or_left_over_are_named(
     folder = tmp_path / name
     write_case(folder, case, tokenizer_folder)
     whole = dict(case.shapes)
-    last = max(layer for layer in range(8) if any(f"layers.{layer}." in each for each in whole))
-    for number, missing in enumerate(each for each in whole if f"layers.{last}." in each):
+    of_layers = {each: int(found[1]) for each in whole if (found := LAYER.search(each))}
+    last = max(of_layers.values())
+    for number, missing in enumerate(each for each, i in of_layers.items() if i == last):
         shapes = {each: shape for each, shape in whole.items() if each != missing}
         if missing.endswith("bias") or number % 3:
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...errors import FormatError
 from .family import TransformersFamily
 from .settings import Settings
 from .sources import Source, Sources
@@ -47,8 +48,29 @@ def _read_gpt_neox(settings: Settings, keys: dict[str, Any]) -> None:
         settings.require(old, (settings.take(new), None))
 
 
+def _read_falcon(settings: Settings, keys: dict[str, Any]) -> None:
+    """Numbers with defaults, as folders of the first models lack them, and the KV heads."""
+    keys["context_length"] = settings.integer("max_position_embeddings", default=2048)
+    width = 4 * keys["embedding_length"]
+    keys["feed_forward_length"] = settings.integer("ffn_hidden_size", default=width)
+    is_new = settings.flag("new_decoder_architecture") is True
+    has_one_kv_head = settings.flag("multi_query") is not False
+    n_heads = keys["attention.head_count"]
+    n_kv_heads = settings.integer("num_kv_heads", default=n_heads)
+    if not is_new:  # num_kv_heads is there, and not used
+        n_kv_heads = 1 if has_one_kv_head else n_heads
+    if n_heads % n_kv_heads:
+        raise FormatError(
+            f"{settings.label('num_kv_heads')} is {n_kv_heads}, but must divide the {n_heads} heads"
+        )
+    keys["attention.head_count_kv"] = n_kv_heads
+    # The weights have one norm for both or one each; transformers computes with two in these alone.
+    settings.require("num_ln_in_parallel_attn", (1, 2, None) if is_new else (1, None))
+
+
 _ROTARY_NAMES = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
 _NEOX_LAYER = "gpt_neox.layers.{layer}."
+_FALCON_LAYER = "transformer.h.{layer}."
 
 FUSED_QKV: Mapping[str, TransformersFamily] = {
     "gpt_neox": TransformersFamily(
@@ -75,5 +97,35 @@ FUSED_QKV: Mapping[str, TransformersFamily] = {
         ignored=("classifier_dropout",),
         rotary_share=0.25,
         read_more=_read_gpt_neox,
+    ),
+    "falcon": TransformersFamily(
+        architecture="falcon",
+        tensors={
+            "token_embd": "transformer.word_embeddings",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+            "blk.{layer}.attn_norm": (
+                _FALCON_LAYER + "input_layernorm",
+                _FALCON_LAYER + "ln_mlp",
+            ),
+            "blk.{layer}.attn_norm_2": _FALCON_LAYER + "ln_attn",
+            **_fused(_FALCON_LAYER + "self_attention.query_key_value"),
+            "blk.{layer}.attn_output": _FALCON_LAYER + "self_attention.dense",
+            "blk.{layer}.ffn_up": _FALCON_LAYER + "mlp.dense_h_to_4h",
+            "blk.{layer}.ffn_down": _FALCON_LAYER + "mlp.dense_4h_to_h",
+        },
+        activations=_GELU,
+        ties_by_default=True,
+        renamed={"layer_norm_epsilon": "rms_norm_eps", "activation": "hidden_act"},
+        absent=("max_position_embeddings", "intermediate_size"),
+        norm_epsilon=1e-5,
+        values={
+            "alibi": (False, None),
+            "bias": (False, None),
+            "parallel_attn": (True, None),
+            "apply_residual_connection_post_layernorm": (False, None),
+            "partial_rotary_factor": (1, 1.0, None),
+        },
+        read_more=_read_falcon,
     ),
 }
