@@ -188,6 +188,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "olmo", "rms_norm_eps": 1e-6},
         "'rms_norm_eps' is 1e-06, which is not supported",
     ),
+    "olmo_share": (
+        {"model_type": "olmo", "partial_rotary_factor": 0.5},
+        "'partial_rotary_factor' is 0.5, but all of a head is rotated",
+    ),
     "phi_norms": ({"model_type": "phi", "qk_layernorm": True}, "'qk_layernorm' is True, which is"),
     "phi_ties": ({"model_type": "phi", "tie_word_embeddings": True}, "'tie_word_embeddings' is"),
     "phi_activation": ({"model_type": "phi", "hidden_act": "gelu"}, "'hidden_act' is 'gelu', but"),

@@ -123,6 +123,11 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "falcon_heads": (FALCON, {**NEW, "num_kv_heads": 3}, "'num_kv_heads' is 3, but must divide"),
     "falcon_flag": (FALCON, {"multi_query": "yes"}, "'multi_query' is 'yes', but must be true or"),
     "falcon_activation": (FALCON, {"activation": "relu"}, "'hidden_act' is 'relu'"),
+    "falcon_share": (
+        FALCON,
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        "'partial_rotary_factor' is 0.5, but all of a head is rotated",
+    ),
     "falcon_residual": (
         FALCON,
         {"apply_residual_connection_post_layernorm": True},

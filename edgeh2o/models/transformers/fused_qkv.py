@@ -124,8 +124,8 @@ FUSED_QKV: Mapping[str, TransformersFamily] = {
             "bias": (False, None),
             "parallel_attn": (True, None),
             "apply_residual_connection_post_layernorm": (False, None),
-            "partial_rotary_factor": (1, 1.0, None),
         },
+        rotates_whole_heads=True,
         read_more=_read_falcon,
     ),
 }

@@ -83,7 +83,8 @@ LAYER_NORMED: Mapping[str, TransformersFamily] = {
         architecture="olmo",
         tensors={name: source for name, source in {**BASE, **GATED}.items() if "norm" not in name},
         norm_epsilon=1e-5,  # which transformers has in its code
-        values={"rms_norm_eps": (1e-5, None), "partial_rotary_factor": (1, 1.0, None)},
+        values={"rms_norm_eps": (1e-5, None)},
+        rotates_whole_heads=True,
         read_more=_read_limit,
     ),
     "phi": TransformersFamily(
