@@ -21,8 +21,10 @@ from ..formats.metadata import quote
 from ..model_config import ModelConfig
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .data import OnnxTensor
+from .encoding import encode_model
 from .graph import OnnxGraph, describe_nodes
-from .packages import onnx, onnxruntime
+from .messages import Node, Tensor, ValueInfo
+from .packages import onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,7 +130,7 @@ class SessionMaker:
     def make(
         self,
         what: str,
-        nodes: Sequence[onnx.NodeProto],
+        nodes: Sequence[Node],
         inputs: Mapping[str, int],
         outputs: Sequence[str],
         constants: Sequence[str],
@@ -162,27 +164,30 @@ class SessionMaker:
     def _start(
         self,
         what: str,
-        nodes: Sequence[onnx.NodeProto],
+        nodes: Sequence[Node],
         inputs: Mapping[str, int],
         outputs: Sequence[str],
         read: Sequence[OnnxTensor],
         within: Sequence[OnnxTensor],
     ) -> _Made:
-        infos = [_info(name, elem_type) for name, elem_type in inputs.items()]
-        infos += [_info(tensor.name, tensor.elem_type, tensor.shape) for tensor in read]
-        graph = onnx.helper.make_graph(
-            nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
-        )
+        infos = [ValueInfo(name, elem_type) for name, elem_type in inputs.items()]
+        infos += [ValueInfo(tensor.name, tensor.elem_type, tensor.shape) for tensor in read]
         options = session_options(self._n_threads)
         if not self._packs:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        held = self._add_constants(graph, within, options)
-        source = self._graph
-        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
-        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
+        initializers, held = self._add_constants(nodes, within, options)
+        model = encode_model(
+            what,
+            nodes,
+            inputs=infos,
+            outputs=outputs,
+            initializers=initializers,
+            opsets=self._graph.opsets,
+            ir_version=self._graph.ir_version,
+        )
         try:
             session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                model, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise FormatError(
@@ -195,22 +200,21 @@ class SessionMaker:
         return _Made(session, names, {item.name: numpy_type(item) for item in items}, held)
 
     def _add_constants(
-        self, graph: Any, tensors: Sequence[OnnxTensor], options: onnxruntime.SessionOptions
-    ) -> list[Any]:
-        """Small constants into the graph, the others as views of the mapped file."""
+        self,
+        nodes: Sequence[Node],
+        tensors: Sequence[OnnxTensor],
+        options: onnxruntime.SessionOptions,
+    ) -> tuple[list[Tensor], list[Any]]:
+        """Small constants for the graph, the others as views of the mapped file."""
+        initializers = []
         shared: dict[str, Any] = {}
-        nodes = graph.node
         for tensor in tensors:
-            proto = graph.initializer.add(
-                name=tensor.name, data_type=tensor.elem_type, dims=tensor.shape
-            )
+            name, elem_type, shape = tensor.name, tensor.elem_type, tensor.shape
             if _goes_into_the_graph(tensor):
-                proto.raw_data = bytes(tensor.data)
+                initializers.append(Tensor(name, elem_type, shape, bytes(tensor.data)))
                 continue
-            proto.data_location = onnx.TensorProto.EXTERNAL
-            for key, text in (("location", "shared"), ("length", str(len(tensor.data)))):
-                entry = proto.external_data.add()
-                entry.key, entry.value = key, text
+            place = (("location", "shared"), ("length", str(len(tensor.data))))
+            initializers.append(Tensor(name, elem_type, shape, external=place))
             value = shared[tensor.name] = self._shared_value(tensor)
             # onnxruntime packs it from where it is, else from a second copy, which is quicker.
             # No optimisation may change it: the one that is given here would take its place.
@@ -218,7 +222,7 @@ class SessionMaker:
                 options.add_initializer(tensor.name, value)
         if shared:
             options.add_external_initializers(list(shared), list(shared.values()))
-        return list(shared.values())
+        return initializers, list(shared.values())
 
     def _shared_value(self, tensor: OnnxTensor) -> Any:
         if tensor.name not in self._values:
@@ -237,21 +241,11 @@ class _Made:
     held: Sequence[Any]
 
 
-def _info(name: str, elem_type: int, shape: Sequence[int] | None = None) -> onnx.ValueInfoProto:
-    kind = onnx.TypeProto.Tensor(elem_type=elem_type)
-    if shape is not None:
-        for size in shape:
-            kind.shape.dim.add(dim_value=size)
-    return onnx.ValueInfoProto(name=name, type=onnx.TypeProto(tensor_type=kind))
-
-
 def _goes_into_the_graph(tensor: OnnxTensor) -> bool:
     return len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype
 
 
-def _is_used_as(
-    tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto], known: Mapping[str, _Places]
-) -> bool:
+def _is_used_as(tensor: OnnxTensor, nodes: Sequence[Node], known: Mapping[str, _Places]) -> bool:
     """Whether a constant is large, and all that ``nodes`` do with it is ``known``."""
     if _goes_into_the_graph(tensor):
         return False
@@ -265,7 +259,7 @@ def _is_used_as(
 
 
 def _signature(
-    nodes: Sequence[onnx.NodeProto],
+    nodes: Sequence[Node],
     inputs: Mapping[str, int],
     read: Sequence[OnnxTensor],
     within: Sequence[OnnxTensor],
