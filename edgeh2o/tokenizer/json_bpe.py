@@ -33,12 +33,22 @@ _KNOWN = {*_NEUTRAL, "type", "ignore_merges", "vocab", "merges"}
 @dataclass(frozen=True, slots=True)
 class PlainBpe:
     """``steps`` is the file with a vocabulary of its own; ``ids`` are those of all texts;
-    ``added`` are the texts of added tokens and whether they are special."""
+    ``added`` are the texts of added tokens and whether they are special; ``unknown`` are the
+    characters of bytes that have no token."""
 
     steps: str
     ids: Mapping[str, int]
     added: Sequence[tuple[str, bool]]
+    unknown: frozenset[str]
     merger: PairMerger
+
+    def encode(self, words: Sequence[str]) -> list[int]:
+        """The ids of words. As in the library, what is unknown vanishes before the rest merges."""
+        if self.unknown and not self.unknown.isdisjoint("".join(words)):
+            table = dict.fromkeys(map(ord, self.unknown))
+            words = [word.translate(table) for word in words]
+        ids: list[int] = self.merger.encode(words)
+        return ids
 
 
 def read_plain_bpe(text: str) -> PlainBpe | None:
@@ -59,12 +69,16 @@ def read_plain_bpe(text: str) -> PlainBpe | None:
         added = _add_tokens(document.get("added_tokens") or [], ids)
         if tokens is None or merges is None or added is None:
             return None
+        unknown = frozenset(byte_characters()).difference(tokens)
+        takes_whole_words = model.get("ignore_merges") is True
+        if unknown and takes_whole_words:
+            return None
         from ._bpe import PairMerger
 
-        merger = PairMerger(tokens, merges, ignore_merges=model.get("ignore_merges") is True)
+        merger = PairMerger(tokens, merges, ignore_merges=takes_whole_words)
         steps = {**document, "added_tokens": [], "model": {**model, "ignore_merges": False}}
         steps["model"] |= {"vocab": _PROBE_VOCABULARY, "merges": []}
-        return PlainBpe(json.dumps(steps), ids, added, merger)
+        return PlainBpe(json.dumps(steps), ids, added, unknown, merger)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None  # the library says what is wrong with it
 
@@ -85,7 +99,7 @@ def _is_plain(document: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def _list_tokens(vocab: Mapping[str, int]) -> list[str] | None:
-    """The texts in the order of their ids; None unless these go from 0 up, and bytes have some."""
+    """The texts in the order of their ids; None unless these go from 0 up."""
     texts: list[str | None] = [None] * len(vocab)
     if set(map(type, vocab.values())) != {int} or min(vocab.values()) < 0:
         return None
@@ -94,9 +108,8 @@ def _list_tokens(vocab: Mapping[str, int]) -> list[str] | None:
             return None
         texts[token_id] = text
     tokens = [text for text in texts if text]
-    is_whole = len(tokens) == len(texts) and vocab.keys() >= set(byte_characters())
     # A blank would make merges ambiguous.
-    return tokens if is_whole and not any(" " in text for text in tokens) else None
+    return tokens if len(tokens) == len(texts) and " " not in "\n".join(tokens) else None
 
 
 def _list_merges(merges: Sequence[Any]) -> list[str] | None:

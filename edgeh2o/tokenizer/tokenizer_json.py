@@ -55,7 +55,7 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, text: str, settings: TokenizerSettings) -> None:
         """Raises FormatError for a file that is malformed, or does not fit the model."""
         plain = read_plain_bpe(text)
-        self._merger = None if plain is None else plain.merger
+        self._plain = plain
         self._pipeline = _build_pipeline(text if plain is None else plain.steps)
         document = _describe_steps(self._pipeline)
         self._later = self._pipeline
@@ -73,7 +73,7 @@ class JsonTokenizer(Tokenizer):
             space_prefix=not self.is_byte_level and _adds_space(document),
         )
         if plain is not None and not _matches_always(vocabulary, plain.added):
-            self._merger, self._pipeline = None, _build_pipeline(text)
+            self._plain, self._pipeline = None, _build_pipeline(text)
             self._later = self._pipeline
 
     def split_words(self, text: str) -> list[str]:
@@ -84,8 +84,8 @@ class JsonTokenizer(Tokenizer):
     def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
         pipeline = self._pipeline if is_first else self._later
         try:
-            if self._merger is not None:
-                return self._merger.encode(self.split_words(text))
+            if self._plain is not None:
+                return self._plain.encode(self.split_words(text))
             ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
         except Exception as error:
             raise UsageError(f"the text cannot be tokenised: {error}") from None
