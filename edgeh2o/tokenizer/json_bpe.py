@@ -7,6 +7,7 @@ without vocabulary and merges, and finds the words; what is not plain is left to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from .byte_bpe import byte_characters
 if TYPE_CHECKING:
     from ._bpe import PairMerger
 
+# Not inside of a string, where a backslash would stand before the quote.
+_MERGES = re.compile(r'(?<!\\)"merges"\s*:\s*(?=\[)')
 # In the library's place: its only token, for which no file has the same id.
 _PROBE_VOCABULARY = {"a": 2**31 - 1}
 # Settings of the model that change its ids, and what leaves them alone.
@@ -59,12 +62,13 @@ def read_plain_bpe(text: str) -> PlainBpe | None:
     if "ByteLevel" not in text:  # saves the parsing of those that cannot be plain
         return None
     try:
+        text, stored = _cut_merges(text)
         document = json.loads(text)
         model = document["model"]
-        if not _is_plain(document, model):
+        if not _is_plain(document, model) or (stored is not None and model["merges"]):
             return None
         tokens = _list_tokens(model["vocab"])
-        merges = _list_merges(model["merges"])
+        merges = _list_merges(model["merges"]) if stored is None else stored
         ids = dict(model["vocab"])
         added = _add_tokens(document.get("added_tokens") or [], ids)
         if tokens is None or merges is None or added is None:
@@ -81,6 +85,24 @@ def read_plain_bpe(text: str) -> PlainBpe | None:
         return PlainBpe(json.dumps(steps), ids, added, unknown, merger)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None  # the library says what is wrong with it
+
+
+def _cut_merges(text: str) -> tuple[str, bytes | None]:
+    """The text with an empty array for the merges, and these as PairMerger takes them.
+
+    Half of the time of the parsing is theirs. The text alone where they are not found or unusual.
+    """
+    from ._bpe import cut_json_merges
+
+    places = [match.end() for match in _MERGES.finditer(text)]
+    if len(places) != 1:
+        return text, None
+    rest = text[places[0] :].encode()
+    found = cut_json_merges(rest)
+    if found is None:
+        return text, None
+    merges, n_bytes = found
+    return f"{text[: places[0]]}[]{rest[n_bytes:].decode()}", merges
 
 
 def _is_plain(document: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
