@@ -17,8 +17,7 @@ from .byte_bpe import byte_characters
 if TYPE_CHECKING:
     from ._bpe import PairMerger
 
-# Not inside of a string, where a backslash would stand before the quote.
-_MERGES = re.compile(r'(?<!\\)"merges"\s*:\s*(?=\[)')
+_MERGES = re.compile(r'"merges"\s*:\s*(?=\[)')
 # In the library's place: its only token, for which no file has the same id.
 _PROBE_VOCABULARY = {"a": 2**31 - 1}
 # Settings of the model that change its ids, and what leaves them alone.
@@ -94,15 +93,20 @@ def _cut_merges(text: str) -> tuple[str, bytes | None]:
     """
     from ._bpe import cut_json_merges
 
-    places = [match.end() for match in _MERGES.finditer(text)]
-    if len(places) != 1:
+    last = text.rfind('"merges"')
+    match = _MERGES.match(text, max(0, last))
+    at = text.find('"merges"')
+    while at < last and _MERGES.match(text, at) is None:  # a token of the vocabulary
+        at = text.find('"merges"', at + 1)
+    if match is None or at < last or text[last - 1 : last] == "\\":
         return text, None
-    rest = text[places[0] :].encode()
+    start = match.end()
+    rest = text[start:].encode()
     found = cut_json_merges(rest)
     if found is None:
         return text, None
     merges, n_bytes = found
-    return f"{text[: places[0]]}[]{rest[n_bytes:].decode()}", merges
+    return f"{text[:start]}[]{rest[n_bytes:].decode()}", merges
 
 
 def _is_plain(document: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
