@@ -1,4 +1,4 @@
-"""What a decoder is once it is loaded: its stages, the shapes of what crosses, and where it is kept."""
+"""A loaded decoder: its stages, the shapes of what crosses, and where that is kept."""
 
 from __future__ import annotations
 
