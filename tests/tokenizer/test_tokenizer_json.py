@@ -212,7 +212,8 @@ def test_merges_are_cut_as_json_reads_them(pairs: list[tuple[str, str]]) -> None
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[", b'["a b"', b'["a b",', b'["a b"}', b'[["a"]]', b'[["a","b","c"]]', b'[["a","b"],"c d"]',
+    [b"", b"[", b'["a b"', b'["a b",', b'["a b"}', b'[["a"]]', b'[["a","b","c"]]',
+     b'[["a","b"],"c d"]',
      b'[["a b","c"]]', b'[1]', b'["a\n"]', b'["a b]', b'["\\u0061 b"]', b'["a\\'],
 )  # fmt: skip
 def test_other_merges_are_not_cut(data: bytes) -> None:
