@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,8 @@ _FIELDS = {1: _FLOAT_DATA, 7: _INT64_DATA, 11: _DOUBLE_DATA, 12: _UINT64_DATA, 1
 class OnnxTensor:
     """A constant of the graph: its element type (TensorProto.DataType), shape and bytes.
 
-    ``offset`` is where they begin in a mapped file, None elsewhere.
+    ``offset`` is where they begin in a mapped file, None elsewhere; ``location`` is that file's
+    name in the model's folder.
     """
 
     name: str
@@ -64,6 +65,7 @@ class OnnxTensor:
     shape: tuple[int, ...]
     data: memoryview
     offset: int | None = None
+    location: str = ""
 
     @property
     def has_dtype(self) -> bool:
@@ -100,10 +102,11 @@ class ExternalFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, memoryview] = {}
+        self._opened: dict[str, tuple[int, int]] = {}
         self._ranges: dict[str, dict[tuple[int, int], str]] = {}
 
-    def read(self, tensor: Tensor) -> tuple[memoryview, int]:
-        """The bytes of a tensor whose data lies in another file, and their offset there."""
+    def read(self, tensor: Tensor) -> OnnxTensor:
+        """A tensor whose data lies in another file."""
         entries = _read_entries(tensor)
         location = entries.get("location", "")
         expected = tensor_bytes(tensor)
@@ -121,7 +124,20 @@ class ExternalFiles:
                 f"{quote(location)}, which has {len(data)}; the file is incomplete, fetch it again"
             )
         self._ranges.setdefault(location, {}).setdefault((offset, length), tensor.name)
-        return data[offset : offset + length], offset
+        data = data[offset : offset + length]
+        return OnnxTensor(tensor.name, tensor.elem_type, tensor.dims, data, offset, location)
+
+    def check_places(self, locations: Iterable[str]) -> None:
+        """Raises FormatError unless files that are opened again by name are those checked here."""
+        for location in locations:
+            try:
+                info = os.stat(self._folder / location, follow_symlinks=False)
+            except OSError:
+                info = None
+            if info is None or (info.st_dev, info.st_ino) != self._opened[location]:
+                raise FormatError(
+                    f"the file {quote(location)} was replaced while it was read; load it again"
+                )
 
     def check_overlaps(self) -> None:
         """Refuses tensors that share a part of their bytes; the same bytes may serve several."""
@@ -146,6 +162,8 @@ class ExternalFiles:
                 ) from None
             try:
                 self._maps[location] = map_descriptor(descriptor)
+                info = os.fstat(descriptor)
+                self._opened[location] = (info.st_dev, info.st_ino)
             finally:
                 os.close(descriptor)
         return self._maps[location]

@@ -42,9 +42,9 @@ class OnnxGraph:
             self.ir_version = model.ir_version
             self.opsets: Mapping[str, int] = _read_opsets(model.opsets)
             self.properties: Mapping[str, str] = dict(model.properties)
-            self._files = ExternalFiles(path.parent)
+            self.files = ExternalFiles(path.parent)
             self.tensors = self._read_tensors(graph.initializer)
-            self._files.check_overlaps()
+            self.files.check_overlaps()
             self.inputs: Mapping[str, ValueInfo] = {
                 item.name: item for item in graph.input if item.name not in self.tensors
             }
@@ -151,12 +151,10 @@ class OnnxGraph:
         return tensors
 
     def _read_tensor(self, proto: Tensor) -> OnnxTensor:
-        offset = None
         if proto.external is not None:
-            data, offset = self._files.read(proto)
-        else:
-            data = memoryview(number_bytes(proto))
-        return OnnxTensor(proto.name, proto.elem_type, proto.dims, data, offset)
+            return self.files.read(proto)
+        data = memoryview(number_bytes(proto))
+        return OnnxTensor(proto.name, proto.elem_type, proto.dims, data)
 
     def _index(self, nodes: Sequence[Node]) -> None:
         for node in nodes:

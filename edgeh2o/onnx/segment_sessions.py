@@ -1,6 +1,7 @@
 """onnxruntime sessions of pieces of a graph, and where the constants of these are.
 
-A constant that a kernel packs when its session is made is given to that as one. What kernels only
+A constant that a kernel packs when its session is made is given to that as one: by its place in its
+file, which onnxruntime maps; a view of this program's mapping it would copy. What kernels only
 read, such as the embedding and the weights of norms, goes in with every call instead, straight from
 the mapped file: onnxruntime would copy it. Pieces that then differ in names alone, as those of one
 layer and the next do, share a session.
@@ -36,6 +37,9 @@ MIN_SHARED_BYTES = 1024
 # Larger weights of products are not copied twice on their way.
 _PACK_FROM_FILE_BYTES = 2**25
 LOG_FATAL = 4
+# Where onnxruntime opens files by the names in a model, and bytes that it takes for that.
+_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
+_MAX_ENTRY_BYTES = 1000
 _SESSION_ENTRIES = {
     # Threads of other segments and of the attention need the cores between two runs.
     "session.intra_op.allow_spinning": "0",
@@ -195,6 +199,7 @@ class SessionMaker:
                 "it in another precision (float32, or int4 with symmetric blocks) or with an older "
                 "operator set"
             ) from None
+        self._graph.files.check_places({t.location for t in within if t.offset is not None})
         items = (*session.get_inputs(), *session.get_outputs())
         names = [*inputs, *(tensor.name for tensor in read), *outputs]
         return _Made(session, names, {item.name: numpy_type(item) for item in items}, held)
@@ -205,16 +210,25 @@ class SessionMaker:
         tensors: Sequence[OnnxTensor],
         options: onnxruntime.SessionOptions,
     ) -> tuple[list[Tensor], list[Any]]:
-        """Small constants for the graph, the others as views of the mapped file."""
+        """Small constants for the graph, the others where they are: in a file or in memory."""
         initializers = []
         shared: dict[str, Any] = {}
+        folder = str(self._graph.path.parent)
+        opens_files = len(folder.encode()) <= _MAX_ENTRY_BYTES
+        if opens_files:
+            options.add_session_config_entry(_FOLDER_ENTRY, folder)
         for tensor in tensors:
             name, elem_type, shape = tensor.name, tensor.elem_type, tensor.shape
             if _goes_into_the_graph(tensor):
                 initializers.append(Tensor(name, elem_type, shape, bytes(tensor.data)))
                 continue
-            place = (("location", "shared"), ("length", str(len(tensor.data))))
-            initializers.append(Tensor(name, elem_type, shape, external=place))
+            is_file = opens_files and tensor.offset is not None
+            place = {"location": tensor.location if is_file else "shared"}
+            place |= {"offset": str(tensor.offset if is_file else 0)}
+            place |= {"length": str(len(tensor.data))}
+            initializers.append(Tensor(name, elem_type, shape, external=tuple(place.items())))
+            if is_file:
+                continue
             value = shared[tensor.name] = self._shared_value(tensor)
             # onnxruntime packs it from where it is, else from a second copy, which is quicker.
             # No optimisation may change it: the one that is given here would take its place.

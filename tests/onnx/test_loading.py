@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from edgeh2o.onnx import graph as onnx_graph
 from edgeh2o.onnx import segment_sessions
-from edgeh2o.onnx.data import OnnxTensor
+from edgeh2o.onnx.data import ExternalFiles, OnnxTensor
 from edgeh2o.onnx.encoding import make_node
 from edgeh2o.onnx.messages import read_node
 from edgeh2o.onnx.model import OnnxModelFile
@@ -26,6 +27,7 @@ class Graph:
     """As much of a graph as sessions need: float32 norms of so many rows each."""
 
     def __init__(self, **arrays: np.ndarray[Any, Any]) -> None:
+        self.path, self.files = Path("model.onnx"), ExternalFiles(Path())
         self.ir_version = 9
         self.opsets = {"": 21, "com.microsoft": 1}
         kinds = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): FLOAT16}
