@@ -3,7 +3,7 @@
 Before a model is used, its segments run on a few tokens with made-up attention and products. That
 shows the shapes, that they follow the number of tokens and nothing else, and that every row of the
 output depends on its own row of the input alone: prompts are then read in blocks of rows, and the
-last segment for one row. Layers that share a session are tried once.
+last segment for one row. Of layers that compute the same the first is tried.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def probe_stages(
 
 
 class _Trial:
-    """Runs segments; of those of one session that take the same shapes, the first only."""
+    """Runs segments; of those of one kind that take the same shapes, the first only."""
 
     def __init__(self, config: ModelConfig, tolerance: float) -> None:
         self._config, self._tolerance = config, tolerance
@@ -88,8 +88,7 @@ class _Trial:
             (x.shape, x.dtype, b"" if x.dtype.kind == "f" else x.tobytes())
             for x in (feed[name] for name in segment.inputs)
         )
-        places = tuple(segment.names[name] for name in (*segment.inputs, *segment.outputs))
-        key = (id(segment.session), kinds, places)
+        key = (segment.kind, kinds)
         if key not in self._tried:
             self._tried[key] = list(segment.run(feed).values())
         return dict(zip(segment.outputs, self._tried[key], strict=True))

@@ -82,7 +82,8 @@ class LoadedSegment:
     """A session and the types of what goes in and comes out, by name.
 
     ``names`` are those that the session has for them, and ``constants`` go in with every call, by
-    the session's names. ``held`` must live as long as the session.
+    the session's names. ``held`` must live as long as the session. Segments of one ``kind`` differ
+    in names and in weights of products and norms alone: what one gives tells the others' shapes.
     """
 
     session: onnxruntime.InferenceSession
@@ -91,6 +92,7 @@ class LoadedSegment:
     names: Mapping[str, str]
     constants: Mapping[str, OnnxTensor]
     held: Sequence[Any]
+    kind: Hashable
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Outputs by name, to try a segment out: the memory of its constants is given back.
@@ -148,12 +150,16 @@ class SessionMaker:
         read = [tensor for tensor in tensors if _is_used_as(tensor, nodes, places)]
         within = [tensor for tensor in tensors if tensor not in read]
         is_small = all(_goes_into_the_graph(tensor) for tensor in within)
-        key = _signature(nodes, inputs, read, within, outputs) if is_small else None
-        made = None if key is None else self._made.get(key)
+        weights = [tensor for tensor in within if _is_used_as(tensor, nodes, _PRODUCTS)]
+        others = [tensor for tensor in within if tensor not in weights]
+        kind: Hashable = object()
+        if all(_goes_into_the_graph(tensor) for tensor in others):
+            kind = _signature(nodes, inputs, [*read, *weights], others, outputs)
+        made = self._made.get(kind) if is_small else None
         if made is None:
             made = self._start(what, nodes, inputs, outputs, read, within)
-            if key is not None:
-                self._made[key] = made
+            if is_small:
+                self._made[kind] = made
         own = [*inputs, *(tensor.name for tensor in read), *outputs]
         names = dict(zip(own, made.names, strict=True))
         return LoadedSegment(
@@ -163,6 +169,7 @@ class SessionMaker:
             names,
             {names[tensor.name]: tensor for tensor in read},
             made.held,
+            kind,
         )
 
     def _start(
