@@ -112,14 +112,17 @@ class WeightReader:
 
 def join_nbits_blocks(
     quants: NDArray[np.uint8],
-    scales: NDArray[np.uint16],
-    offsets: NDArray[np.uint16] | None,
+    scales: NDArray[np.float32],
+    zero_points: NDArray[np.uint8] | None,
     bits: int,
-) -> NDArray[np.uint8]:
-    """Blocks of 32 values of a MatMulNBits as GGUF has them, Q4_0, Q4_1 (with offsets) or Q8_0.
+    n_inputs: int,
+    block_size: int,
+) -> NDArray[np.uint8] | None:
+    """Rows of a MatMulNBits in blocks of GGUF: Q4_0, Q4_1 (with zero points of 4 bits) or Q8_0.
 
-    ``quants`` has 4 * bits bytes per block, ``scales`` and ``offsets`` the bits of a half each.
-    ValueError for sizes that do not fit.
+    ``quants`` and ``zero_points`` are [rows, bytes], ``scales`` [rows, blocks]; ``n_inputs`` and
+    ``block_size`` multiples of 32. None if a scale is out of the range of normal halves, with 15
+    times as much. ValueError for sizes that do not fit.
     """
 
 class Linear:

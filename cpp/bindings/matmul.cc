@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/arena.h"
@@ -49,23 +50,42 @@ struct PackedLinear {
   Linear linear;
 };
 
-using Halves = py::array_t<uint16_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
-// Blocks of GGUF, one after the other; scales and offsets are the bytes of halves, one per block of 32
-// values.
-Bytes join_blocks(const Bytes& quants, const Halves& scales, const std::optional<Halves>& offsets, int bits) {
-  const auto n_blocks = static_cast<size_t>(scales.size());
-  EH2O_CHECK(bits == 4 || (bits == 8 && !offsets), "blocks of ", bits, " bits cannot be joined");
-  EH2O_CHECK(static_cast<size_t>(quants.size()) == n_blocks * 4 * static_cast<size_t>(bits) &&
-                 (!offsets || static_cast<size_t>(offsets->size()) == n_blocks),
-             n_blocks, " scales do not fit ", quants.size(), " bytes of quants, or the offsets");
-  const NBitsBlocks blocks{quants.data(), scales.data(), offsets ? offsets->data() : nullptr, n_blocks, bits};
-  Bytes joined(static_cast<py::ssize_t>(n_blocks * held_block_bytes(blocks)));
+// Blocks of GGUF, [rows, bytes], of a MatMulNBits: quants and zero points are [rows, bytes], scales
+// [rows, blocks]. None if a scale is out of the range of halves.
+std::optional<Bytes> join_blocks(const Bytes& quants, const FloatArray& scales,
+                                 const std::optional<Bytes>& zero_points, int bits, size_t n_inputs,
+                                 size_t block_size) {
+  EH2O_CHECK(bits == 4 || (bits == 8 && !zero_points), "blocks of ", bits, " bits cannot be joined");
+  EH2O_CHECK(quants.ndim() == 2 && scales.ndim() == 2 && (!zero_points || zero_points->ndim() == 2),
+             "quants, scales and zero points must be matrices");
+  NBitsMatrix matrix{};
+  matrix.rows = static_cast<size_t>(scales.shape(0));
+  matrix.n_blocks = static_cast<size_t>(scales.shape(1));
+  matrix.n_inputs = n_inputs;
+  matrix.block_size = block_size;
+  matrix.bits = bits;
+  matrix.quant_stride = static_cast<size_t>(quants.shape(1));
+  if (zero_points) matrix.zero_stride = static_cast<size_t>(zero_points->shape(1));
+  EH2O_CHECK(n_inputs > 0 && n_inputs % 32 == 0 && block_size > 0 && block_size % 32 == 0 &&
+                 matrix.n_blocks == ceil_div(n_inputs, block_size),
+             matrix.n_blocks, " blocks of ", block_size, " values do not fit ", n_inputs, " inputs");
+  EH2O_CHECK(static_cast<size_t>(quants.shape(0)) == matrix.rows &&
+                 matrix.quant_stride >= n_inputs / 8 * static_cast<size_t>(bits) &&
+                 (!zero_points || (static_cast<size_t>(zero_points->shape(0)) == matrix.rows &&
+                                   matrix.zero_stride >= ceil_div(matrix.n_blocks, 2))),
+             "scales of ", matrix.rows, " x ", matrix.n_blocks, " blocks do not fit the quants or zero points");
+  matrix.quants = quants.data();
+  matrix.scales = scales.data();
+  matrix.zero_points = zero_points ? zero_points->data() : nullptr;
+  Bytes joined({matrix.rows, held_row_bytes(matrix)});
   uint8_t* out = joined.mutable_data();
-  const py::gil_scoped_release release;
-  join_nbits_blocks(blocks, out);
-  return joined;
+  {
+    const py::gil_scoped_release release;
+    if (join_nbits_rows(matrix, out)) out = nullptr;
+  }
+  return out ? std::nullopt : std::optional<Bytes>(std::move(joined));
 }
 
 // The memory that products need, allocated once: 8-bit activations of max_rows rows, and scratch per thread.
@@ -127,7 +147,7 @@ class Matmul {
 
 void bind_matmul(py::module_& module) {
   module.def("join_nbits_blocks", &join_blocks, py::arg("quants").noconvert(), py::arg("scales").noconvert(),
-             py::arg("offsets"), py::arg("bits"));
+             py::arg("zero_points"), py::arg("bits"), py::arg("n_inputs"), py::arg("block_size"));
   py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "Linear")
       .def(
           py::init<const py::buffer&, const std::string&, size_t, size_t, const std::optional<FloatArray>&>(),

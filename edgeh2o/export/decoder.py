@@ -13,9 +13,9 @@ import numpy as np
 from ..errors import FormatError
 from ..model_config import DecoderConfig
 from ..onnx.blocks import BLOCK_SIZE, INT8_ACTIVATIONS, BlockOperands, pack_blocks
-from ..onnx.packages import onnx
 from ..runners.native import NativeModel
 from .onnx_writer import MICROSOFT, OnnxWriter
+from .packages import onnx
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

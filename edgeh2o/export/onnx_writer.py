@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..onnx.packages import onnx
+from .packages import onnx
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

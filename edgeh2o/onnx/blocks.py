@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 32
 INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: activations are rounded to 8 bits
-HALF_MIN, HALF_MAX = 2.0**-14, 65504.0  # normal numbers in half precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +75,15 @@ def unpack_blocks(
     """
     if bits not in (4, 8) or block_size % BLOCK_SIZE or n_inputs % BLOCK_SIZE:
         return None
-    size = np.abs(scales)
-    if not ((size == 0) | ((size >= HALF_MIN) & (size <= HALF_MAX / 16))).all():  # also NaN
-        return None
-    n_outputs, n_blocks = scales.shape
-    repeats, kept = block_size // BLOCK_SIZE, n_inputs // BLOCK_SIZE
-
-    def spread(per_block: NDArray[Any]) -> NDArray[np.uint16]:
-        """From blocks of MatMulNBits to those of GGUF, as the bits of halves."""
-        spreads = np.repeat(per_block.astype("<f2"), repeats, axis=1)[:, :kept]
-        return np.ascontiguousarray(spreads).view(np.uint16)
-
-    values = np.ascontiguousarray(quants[:, : n_inputs * bits // 8])
-    name, offsets = "Q4_0", None
+    name = "Q4_0" if zero_points is None else "Q4_1"
     if bits == 8:
         name = "Q8_0"
         if zero_points is not None and not (zero_points == 0x80).all():
             return None
-    elif zero_points is not None:
-        name, offsets = "Q4_1", spread(-scales * _nibbles(zero_points)[:, :n_blocks])
-    blocks = _core.join_nbits_blocks(values, spread(scales), offsets, bits)
-    return name, blocks.reshape(n_outputs, -1)
+        zero_points = None
+    sizes = {"bits": bits, "n_inputs": n_inputs, "block_size": block_size}
+    blocks = _core.join_nbits_blocks(quants, scales, zero_points, **sizes)
+    return None if blocks is None else (name, blocks)
 
 
 def dequantize_blocks(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .graph import OnnxGraph, attributes, describe_node
+from .messages import Node
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
-
     from .sites import AttentionSite
 
 _UINT8, _BFLOAT16 = 2, 16
@@ -32,14 +31,14 @@ def check_caches(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> None:
     """Raises FormatError for a cache of bfloat16, which onnxruntime does not compute on CPUs."""
     for site in sites:
         past = graph.inputs.get(site.past_key)
-        if past is not None and past.type.tensor_type.elem_type == _BFLOAT16:
+        if past is not None and past.elem_type == _BFLOAT16:
             raise FormatError(
                 f"the cache {quote(site.past_key)} is bfloat16, which onnxruntime does not compute "
                 "on CPUs; export the model in float32, float16 or int4"
             )
 
 
-def _check_node(graph: OnnxGraph, node: NodeProto) -> None:
+def _check_node(graph: OnnxGraph, node: Node) -> None:
     values = attributes(node)
     n_inputs, n_outputs = _size(node, values, "K"), _size(node, values, "N")
     block_size, bits = _size(node, values, "block_size"), values.get("bits", 4)
@@ -81,7 +80,7 @@ def _check_node(graph: OnnxGraph, node: NodeProto) -> None:
             )
 
 
-def _size(node: NodeProto, values: dict[str, Any], name: str) -> int:
+def _size(node: Node, values: dict[str, Any], name: str) -> int:
     size = values.get(name)
     if not isinstance(size, int) or not 1 <= size < _MAX_SIZE:
         raise FormatError(f"{describe_node(node)} has {name} = {size!r}, which cannot be")

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .graph import OnnxGraph, attributes
+from .messages import Node
 from .sites import AttentionSite, is_past
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 # What moves the rows of a cache about, repeats heads, or scales them.
 _MOVES = frozenset(
@@ -48,7 +45,7 @@ class _Cache:
 
     past: str
     new: str
-    end: NodeProto
+    end: Node
     place: int
 
 

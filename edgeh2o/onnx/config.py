@@ -138,7 +138,7 @@ def _head_sizes(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> dict[str, i
         if site.n_kv_heads is not None:
             own["n_kv_heads"] = site.n_kv_heads
         past = graph.inputs.get(site.past_key)
-        dims = [] if past is None else [dim.dim_value for dim in past.type.tensor_type.shape.dim]
+        dims = () if past is None else past.dims or ()
         if len(dims) == 4:
             own |= {name: dims[i] for name, i in (("n_kv_heads", 1), ("head_dim", 3)) if dims[i]}
             if site.n_kv_heads is not None and own["n_kv_heads"] != site.n_kv_heads:

@@ -8,16 +8,13 @@ anything else around it is refused by name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from ..formats.metadata import quote
 from ..model_config import MAX_CONV_TAPS
 from .graph import OnnxGraph, attributes, describe_node, input_names
+from .messages import Node
 from .sites import CONVOLUTION, known_attributes, known_inputs
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +26,7 @@ class ConvolutionSite:
     cache.
     """
 
-    node: NodeProto
+    node: Node
     source: str
     weights: str
     past: str
@@ -60,7 +57,7 @@ def find_convolutions(graph: OnnxGraph) -> list[ConvolutionSite]:
     return [_read(graph, node) for node in graph.nodes if node.op_type == CONVOLUTION]
 
 
-def _read(graph: OnnxGraph, node: NodeProto) -> ConvolutionSite:
+def _read(graph: OnnxGraph, node: Node) -> ConvolutionSite:
     known_attributes(
         node,
         "",
@@ -109,7 +106,7 @@ def _read(graph: OnnxGraph, node: NodeProto) -> ConvolutionSite:
     )
 
 
-def _splits_channels(graph: OnnxGraph, split: NodeProto, dim: int) -> bool:
+def _splits_channels(graph: OnnxGraph, split: Node, dim: int) -> bool:
     values = attributes(split)
     sizes = values.get("split")
     name = input_names(split, 2)[1]
@@ -120,7 +117,7 @@ def _splits_channels(graph: OnnxGraph, split: NodeProto, dim: int) -> bool:
     return values.get("axis", 0) in (1, -2) and (sizes is None or list(sizes) == [dim] * 3)
 
 
-def _only_producer(graph: OnnxGraph, node: NodeProto, value: str, op_type: str) -> NodeProto:
+def _only_producer(graph: OnnxGraph, node: Node, value: str, op_type: str) -> Node:
     """What computes ``value`` for one reader alone."""
     found = graph.producers.get(value)
     if found is None or found.op_type != op_type or found.domain not in ("", "ai.onnx"):
@@ -129,7 +126,7 @@ def _only_producer(graph: OnnxGraph, node: NodeProto, value: str, op_type: str) 
     return found
 
 
-def _only_reader(graph: OnnxGraph, node: NodeProto, value: str, op_type: str) -> NodeProto:
+def _only_reader(graph: OnnxGraph, node: Node, value: str, op_type: str) -> Node:
     _check_reader(graph, node, value)
     (found,) = graph.consumers(value)
     if found.op_type != op_type or found.domain not in ("", "ai.onnx"):
@@ -137,13 +134,13 @@ def _only_reader(graph: OnnxGraph, node: NodeProto, value: str, op_type: str) ->
     return found
 
 
-def _check_reader(graph: OnnxGraph, node: NodeProto, value: str) -> None:
+def _check_reader(graph: OnnxGraph, node: Node, value: str) -> None:
     readers = graph.consumers(value)
     if len(readers) != 1 or list(readers[0].input).count(value) != 1 or value in graph.outputs:
         raise _refusal(node, f"{quote(value)} has {len(readers)} readers")
 
 
-def _refusal(node: NodeProto, why: str) -> FormatError:
+def _refusal(node: Node, why: str) -> FormatError:
     return FormatError(
         f"{describe_node(node)}: {why}. Known is the gated convolution of LFM2 as "
         "onnxruntime-genai's model builder writes it; export the model with that, or run a GGUF "

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .convolutions import ConvolutionSite
+from .encoding import make_node
 from .graph import OnnxGraph, attributes, describe_node
-from .packages import onnx
+from .messages import Node
 from .products import Product
 from .sites import AttentionSite, is_past
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 # What mixes the tokens of a layer.
 Site: TypeAlias = AttentionSite | ConvolutionSite
@@ -37,7 +35,7 @@ CONTEXT_INPUTS = (TOKENS, POSITIONS, MASK, PAST_SHAPE)
 class Segment:
     """Nodes between two cuts: what they read from outside and what others need of them."""
 
-    nodes: list[NodeProto] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
@@ -173,7 +171,7 @@ class _Cutter:
             for output in node.output:
                 self._levels.setdefault(output, level)
 
-    def _node_level(self, node: NodeProto) -> int | None:
+    def _node_level(self, node: Node) -> int | None:
         if node.op_type == "Shape":
             return None  # of a value that crosses, if need be
         levels = [self._level(name) for name in node.input if name]
@@ -264,15 +262,14 @@ class _Cutter:
         )
 
 
-def _take_past_shape(node: NodeProto) -> list[NodeProto]:
+def _take_past_shape(node: Node) -> list[Node]:
     """Instead of a Shape of the past what takes the same dimensions from the runner's."""
     values = attributes(node)
     dims = list(range(4))[values.get("start", 0) : values.get("end", 4)]
     indices = f"{node.output[0]}/dims"
-    make = onnx.helper.make_node
     return [
-        make("Constant", [], [indices], value_ints=dims),
-        make("Gather", [PAST_SHAPE, indices], [node.output[0]], axis=0),
+        make_node("Constant", [], [indices], value_ints=dims),
+        make_node("Gather", [PAST_SHAPE, indices], [node.output[0]], axis=0),
     ]
 
 

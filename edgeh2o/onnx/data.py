@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ import numpy as np
 
 from ..errors import FormatError, ResourceError
 from ..formats.metadata import quote
+from .messages import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import TensorProto
 
 MAX_ELEMENTS = 2**40
 _CURE = "the file is damaged or was made to do harm; fetch the model again from its publisher"
@@ -46,13 +46,18 @@ _DTYPES = {
 # Bits per element, of types that NumPy lacks too: BFLOAT16, four kinds of FLOAT8, UINT4 and INT4.
 _BITS = {kind: 8 * np.dtype(dtype).itemsize for kind, dtype in _DTYPES.items()}
 _BITS |= {16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4}
+_ELEM_TYPES = {np.dtype(name): kind for kind, name in _DTYPES.items()}
+# The fields of a TensorProto for single numbers, and how those of a type are held there.
+_FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA = 4, 5, 7, 10, 11
+_FIELDS = {1: _FLOAT_DATA, 7: _INT64_DATA, 11: _DOUBLE_DATA, 12: _UINT64_DATA, 13: _UINT64_DATA}
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
     """A constant of the graph: its element type (TensorProto.DataType), shape and bytes.
 
-    ``offset`` is where they begin in a mapped file, None elsewhere.
+    ``offset`` is where they begin in a mapped file, None elsewhere; ``location`` is that file's
+    name in the model's folder.
     """
 
     name: str
@@ -60,6 +65,7 @@ class OnnxTensor:
     shape: tuple[int, ...]
     data: memoryview
     offset: int | None = None
+    location: str = ""
 
     @property
     def has_dtype(self) -> bool:
@@ -96,10 +102,11 @@ class ExternalFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, memoryview] = {}
+        self._opened: dict[str, tuple[int, int]] = {}
         self._ranges: dict[str, dict[tuple[int, int], str]] = {}
 
-    def read(self, tensor: TensorProto) -> tuple[memoryview, int]:
-        """The bytes of a tensor whose data lies in another file, and their offset there."""
+    def read(self, tensor: Tensor) -> OnnxTensor:
+        """A tensor whose data lies in another file."""
         entries = _read_entries(tensor)
         location = entries.get("location", "")
         expected = tensor_bytes(tensor)
@@ -117,7 +124,20 @@ class ExternalFiles:
                 f"{quote(location)}, which has {len(data)}; the file is incomplete, fetch it again"
             )
         self._ranges.setdefault(location, {}).setdefault((offset, length), tensor.name)
-        return data[offset : offset + length], offset
+        data = data[offset : offset + length]
+        return OnnxTensor(tensor.name, tensor.elem_type, tensor.dims, data, offset, location)
+
+    def check_places(self, locations: Iterable[str]) -> None:
+        """Raises FormatError unless files that are opened again by name are those checked here."""
+        for location in locations:
+            try:
+                info = os.stat(self._folder / location, follow_symlinks=False)
+            except OSError:
+                info = None
+            if info is None or (info.st_dev, info.st_ino) != self._opened[location]:
+                raise FormatError(
+                    f"the file {quote(location)} was replaced while it was read; load it again"
+                )
 
     def check_overlaps(self) -> None:
         """Refuses tensors that share a part of their bytes; the same bytes may serve several."""
@@ -142,6 +162,8 @@ class ExternalFiles:
                 ) from None
             try:
                 self._maps[location] = map_descriptor(descriptor)
+                info = os.fstat(descriptor)
+                self._opened[location] = (info.st_dev, info.st_ino)
             finally:
                 os.close(descriptor)
         return self._maps[location]
@@ -154,12 +176,12 @@ def map_descriptor(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
 
 
-def tensor_bytes(tensor: TensorProto) -> int:
+def tensor_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor by its type and shape. Raises FormatError if it can have none."""
-    bits = _BITS.get(tensor.data_type)
+    bits = _BITS.get(tensor.elem_type)
     if bits is None:
         raise FormatError(
-            f"tensor {quote(tensor.name)} is of element type {tensor.data_type}, which no weight "
+            f"tensor {quote(tensor.name)} is of element type {tensor.elem_type}, which no weight "
             "has; export the model again"
         )
     n_elements = math.prod(tensor.dims)
@@ -168,19 +190,56 @@ def tensor_bytes(tensor: TensorProto) -> int:
     return int(-(-n_elements * bits // 8))
 
 
-def _read_entries(tensor: TensorProto) -> Mapping[str, str]:
+def element_type(dtype: np.dtype[Any]) -> int:
+    """The TensorProto.DataType of a NumPy type. Raises KeyError if it has none."""
+    return _ELEM_TYPES[dtype]
+
+
+def number_bytes(tensor: Tensor) -> bytes:
+    """The bytes of a tensor that holds them itself, raw or as single numbers.
+
+    Raises FormatError if they are elsewhere, or not as many as its shape says.
+    """
+    expected = tensor_bytes(tensor)
+    if tensor.external is not None or tensor.has_segment:
+        raise FormatError(
+            f"constant {quote(tensor.name)} lies outside of the graph, where only weights may; "
+            f"{_CURE}"
+        )
+    data = tensor.raw
+    if data is None:
+        data = _pack_numbers(tensor)
+    if len(data) != expected:
+        raise FormatError(
+            f"constant {quote(tensor.name)} of shape {list(tensor.dims)} has {len(data)} bytes "
+            f"instead of {expected}; the file is damaged, fetch it again"
+        )
+    return data
+
+
+def _pack_numbers(tensor: Tensor) -> bytes:
+    kind = tensor.elem_type
+    found = (tensor.numbers or {}).get(_FIELDS.get(kind, _INT32_DATA), b"")
+    if isinstance(found, bytes):
+        return found
+    # Halves and what NumPy lacks are there as their bits, two of 4 bits in one number.
+    bits = np.asarray(found, np.int64).astype(f"<i{max(1, _BITS[kind] // 8)}")
+    return bits.tobytes()
+
+
+def _read_entries(tensor: Tensor) -> Mapping[str, str]:
     entries: dict[str, str] = {}
-    for entry in tensor.external_data:
-        if entry.key in entries:
+    for key, value in tensor.external or ():
+        if key in entries:
             raise FormatError(
-                f"tensor {quote(tensor.name)} gives {quote(entry.key)} of its external data "
+                f"tensor {quote(tensor.name)} gives {quote(key)} of its external data "
                 f"twice; {_CURE}"
             )
-        entries[entry.key] = entry.value
+        entries[key] = value
     return entries
 
 
-def _read_count(tensor: TensorProto, entries: Mapping[str, str], key: str, *, default: int) -> int:
+def _read_count(tensor: Tensor, entries: Mapping[str, str], key: str, *, default: int) -> int:
     text = entries.get(key)
     if text is None:
         return default

@@ -9,18 +9,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import FormatError, ResourceError
 from ..formats.foreign_magic import PROBE_BYTES, describe_foreign_file
 from ..formats.metadata import quote
-from .data import ExternalFiles, OnnxTensor, map_descriptor, tensor_bytes
-from .packages import DecodeError, onnx
-
-if TYPE_CHECKING:
-    from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .data import ExternalFiles, OnnxTensor, element_type, map_descriptor, number_bytes
+from .encoding import encode_attribute
+from .messages import READ_KINDS, STRING, Model, Node, Tensor, ValueInfo, read_model
 
 MAX_FILE_BYTES = 2**31 - 1
 MAX_NODES = 2**20
@@ -39,25 +37,22 @@ class OnnxGraph:
         self.path = path
         model, self.n_file_bytes = _parse(path)
         try:
-            _check_texts(model)
             self._check_kind(model)
             graph = model.graph
             self.ir_version = model.ir_version
-            self.opsets: Mapping[str, int] = _read_opsets(model)
-            self.properties: Mapping[str, str] = {
-                item.key: item.value for item in model.metadata_props
-            }
-            self._files = ExternalFiles(path.parent)
+            self.opsets: Mapping[str, int] = _read_opsets(model.opsets)
+            self.properties: Mapping[str, str] = dict(model.properties)
+            self.files = ExternalFiles(path.parent)
             self.tensors = self._read_tensors(graph.initializer)
-            self._files.check_overlaps()
-            self.inputs: Mapping[str, ValueInfoProto] = {
+            self.files.check_overlaps()
+            self.inputs: Mapping[str, ValueInfo] = {
                 item.name: item for item in graph.input if item.name not in self.tensors
             }
             self._output_infos = {item.name: item for item in graph.output}
             self.outputs = list(self._output_infos)
-            self.producers: dict[str, NodeProto] = {}
+            self.producers: dict[str, Node] = {}
             self._index(graph.node)
-            self.nodes: Sequence[NodeProto] = self._sort(graph.node)
+            self.nodes: Sequence[Node] = self._sort(graph.node)
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from None
         except ResourceError as error:
@@ -71,17 +66,15 @@ class OnnxGraph:
     def output_dims(self, name: str) -> list[int]:
         """Declared dimensions of an output, 0 where they are open; empty if none are declared."""
         info = self._output_infos.get(name)
-        if info is None:
-            return []
-        return [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        return [] if info is None else list(info.dims or ())
 
-    def consumers(self, value: str) -> list[NodeProto]:
+    def consumers(self, value: str) -> list[Node]:
         """The nodes that read ``value``."""
         return self._consumers.get(value, [])
 
     @cached_property
-    def _consumers(self) -> Mapping[str, list[NodeProto]]:
-        consumers: dict[str, list[NodeProto]] = {}
+    def _consumers(self) -> Mapping[str, list[Node]]:
+        consumers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.input):
                 consumers.setdefault(name, []).append(node)
@@ -92,7 +85,7 @@ class OnnxGraph:
         """Hexadecimal digest of the nodes, and of every constant's shape and ends."""
         digest = blake2b(digest_size=16)
         for node in self.nodes:
-            digest.update(node.SerializeToString(deterministic=True))
+            digest.update(node.source)
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name!a}:{tensor.elem_type}:{tensor.shape}\n".encode())
             digest.update(tensor.data[:SAMPLE_BYTES])
@@ -109,24 +102,30 @@ class OnnxGraph:
             return None
         return _read_constant(node)
 
-    def _check_kind(self, model: ModelProto) -> None:
+    def _check_kind(self, model: Model) -> None:
         graph = model.graph
         if not graph.node:
             raise FormatError("this is no ONNX model: its graph has no nodes")
         if len(graph.node) > MAX_NODES:
             raise FormatError(f"the graph has {len(graph.node)} nodes, more than {MAX_NODES}")
-        if graph.sparse_initializer:
+        if graph.has_sparse:
             raise FormatError("sparse constants are not supported; export the model again")
         if model.functions:
             raise FormatError(
                 f"the model has {len(model.functions)} functions of its own, such as "
-                f"{quote(model.functions[0].name)}; inline them with onnx.inliner and try again"
+                f"{quote(model.functions[0])}; inline them with onnx.inliner and try again"
             )
         for node in graph.node:
-            if any(_has_graph(attribute) for attribute in node.attribute):
+            if any(attribute.has_graph for attribute in node.attribute):
                 raise self._control_flow_error(node)
+            for attribute in node.attribute:
+                if attribute.kind not in READ_KINDS:
+                    raise FormatError(
+                        f"{describe_node(node)} has the attribute {quote(attribute.name)} of type "
+                        f"{attribute.kind}, which is not supported; export the model again"
+                    )
 
-    def _control_flow_error(self, node: NodeProto) -> FormatError:
+    def _control_flow_error(self, node: Node) -> FormatError:
         if node.op_type == "If":
             others = [
                 name
@@ -143,32 +142,21 @@ class OnnxGraph:
             "supported; export the decoder without control flow"
         )
 
-    def _read_tensors(self, initializers: Sequence[TensorProto]) -> dict[str, OnnxTensor]:
+    def _read_tensors(self, initializers: Sequence[Tensor]) -> dict[str, OnnxTensor]:
         tensors: dict[str, OnnxTensor] = {}
         for proto in initializers:
             if not proto.name or proto.name in tensors:
                 raise FormatError(f"two constants have the name {quote(proto.name)}")
             tensors[proto.name] = self._read_tensor(proto)
-            proto.ClearField("raw_data")  # the bytes were copied out; hold them once
         return tensors
 
-    def _read_tensor(self, proto: TensorProto) -> OnnxTensor:
-        expected = tensor_bytes(proto)
-        offset = None
-        if proto.data_location == proto.EXTERNAL:
-            data, offset = self._files.read(proto)
-        elif proto.HasField("raw_data"):
-            data = memoryview(proto.raw_data)
-        else:
-            data = _pack_fields(proto)
-        if len(data) != expected:
-            raise FormatError(
-                f"constant {quote(proto.name)} of shape {list(proto.dims)} has {len(data)} bytes "
-                f"instead of {expected}; the file is damaged, fetch it again"
-            )
-        return OnnxTensor(proto.name, proto.data_type, tuple(proto.dims), data, offset)
+    def _read_tensor(self, proto: Tensor) -> OnnxTensor:
+        if proto.external is not None:
+            return self.files.read(proto)
+        data = memoryview(number_bytes(proto))
+        return OnnxTensor(proto.name, proto.elem_type, proto.dims, data)
 
-    def _index(self, nodes: Sequence[NodeProto]) -> None:
+    def _index(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             if not any(node.output):
                 raise FormatError(
@@ -190,10 +178,10 @@ class OnnxGraph:
             if name not in known:
                 raise FormatError(f"nothing computes the output {quote(name)}")
 
-    def _sort(self, nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    def _sort(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes so that each comes after those it reads from (Kahn 1962)."""
         waiting: dict[int, int] = {}
-        readers: dict[int, list[NodeProto]] = {}
+        readers: dict[int, list[Node]] = {}
         by_id = {id(node): node for node in nodes}
         for node in nodes:
             sources = {id(self.producers[name]) for name in node.input if name in self.producers}
@@ -218,44 +206,44 @@ class OnnxGraph:
         return order
 
 
-def attributes(node: NodeProto) -> dict[str, Any]:
+def attributes(node: Node) -> dict[str, Any]:
     """The attributes of a node as plain values; strings are decoded."""
     values = {}
     for attribute in node.attribute:
-        value = onnx.helper.get_attribute_value(attribute)
+        value = attribute.value
         values[attribute.name] = (
-            value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            value.decode("utf-8", "replace") if attribute.kind == STRING else value
         )
     return values
 
 
-def describe_node(node: NodeProto) -> str:
+def describe_node(node: Node) -> str:
     """How messages name a node: its name and operator."""
     name = node.name or (node.output[0] if node.output else "")
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     return f"node {quote(name)} ({domain}{node.op_type})"
 
 
-def describe_nodes(nodes: Sequence[NodeProto], names: dict[str, Hashable]) -> Hashable:
+def describe_nodes(nodes: Sequence[Node], names: dict[str, Hashable]) -> Hashable:
     """What ``nodes`` compute, told without names of values: those get the ones of ``names``.
 
     The values that they compute are added to it.
     """
     parts = []
     for i, node in enumerate(nodes):
-        settings = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+        settings = sorted(map(encode_attribute, node.attribute))
         sources = tuple(names[name] if name else None for name in node.input)
         parts.append((node.op_type, node.domain, tuple(settings), sources, len(node.output)))
         names |= {name: (i, k) for k, name in enumerate(node.output) if name}
     return tuple(parts)
 
 
-def input_names(node: NodeProto, count: int) -> list[str]:
+def input_names(node: Node, count: int) -> list[str]:
     """The first ``count`` inputs, "" for those left out."""
     return [*node.input[:count], *[""] * (count - len(node.input))]
 
 
-def _parse(path: Path) -> tuple[ModelProto, int]:
+def _parse(path: Path) -> tuple[Model, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -277,70 +265,34 @@ def _parse(path: Path) -> tuple[ModelProto, int]:
         foreign = "a GGUF file; rename it to .gguf"
     if foreign is not None and "ONNX" not in foreign:
         raise FormatError(f"{path} is not an ONNX file: it is {foreign}")
-    model = onnx.ModelProto()
     try:
-        model.ParseFromString(bytes(data))
-    except (DecodeError, ValueError) as error:
-        raise FormatError(
-            f"{path} is not an ONNX model, or is cut short ({error}); fetch it again"
-        ) from None
-    return model, len(data)
+        return read_model(data), len(data)
+    except FormatError as error:
+        raise FormatError(f"{path} is not an ONNX model, or is damaged: {error}") from None
 
 
-def _check_texts(model: ModelProto) -> None:
-    """Refuses names that are no UTF-8: the library gives them as bytes, which no name equals."""
-    graph = model.graph
-    texts: list[object] = []
-    for node in graph.node:
-        texts += [node.name, node.op_type, node.domain, *node.input, *node.output]
-        texts += [attribute.name for attribute in node.attribute]
-    for tensor in graph.initializer:
-        texts.append(tensor.name)
-        for entry in tensor.external_data:
-            texts += [entry.key, entry.value]
-    texts += [info.name for info in (*graph.input, *graph.output)]
-    texts += [text for item in model.metadata_props for text in (item.key, item.value)]
-    texts += [item.domain for item in model.opset_import]
-    if not all(isinstance(text, str) for text in texts):
-        raise FormatError("a name in the file is not UTF-8; the file is damaged, fetch it again")
-
-
-def _read_opsets(model: ModelProto) -> dict[str, int]:
+def _read_opsets(imports: Sequence[tuple[str, int]]) -> dict[str, int]:
     opsets: dict[str, int] = {}
-    for item in model.opset_import:
-        domain = "" if item.domain == "ai.onnx" else item.domain
+    for name, version in imports:
+        domain = "" if name == "ai.onnx" else name
         if domain in opsets:
             raise FormatError(f"the file names two versions of operator set {quote(domain)}")
-        opsets[domain] = item.version
+        opsets[domain] = version
     if "" not in opsets:
         raise FormatError("the file does not say which version of the ONNX operators it uses")
     return opsets
 
 
-def _has_graph(attribute: AttributeProto) -> bool:
-    return attribute.HasField("g") or len(attribute.graphs) > 0
-
-
-def _pack_fields(proto: TensorProto) -> memoryview:
-    """The bytes of a small tensor that is written as a list of numbers."""
-    try:
-        return memoryview(onnx.numpy_helper.to_array(proto).tobytes())
-    except (ValueError, TypeError) as error:
-        raise FormatError(f"constant {quote(proto.name)} cannot be read: {error}") from None
-
-
-def _read_constant(node: NodeProto) -> OnnxTensor:
-    values = attributes(node)
+def _read_constant(node: Node) -> OnnxTensor:
     name = node.output[0]
     try:
-        array = (
-            onnx.numpy_helper.to_array(values["value"])
-            if "value" in values
-            else np.asarray(next(iter(values.values())))
-        )
-        if array.dtype == np.float64 and "value" not in values:
+        value = next(iter(attributes(node).values()))
+        if isinstance(value, Tensor):
+            return OnnxTensor(name, value.elem_type, value.dims, memoryview(number_bytes(value)))
+        array = np.asarray(value)
+        if array.dtype == np.float64:
             array = array.astype(np.float32)
-        elem_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-        return OnnxTensor(name, int(elem_type), array.shape, memoryview(array.tobytes()))
-    except (ValueError, TypeError, KeyError, StopIteration) as error:
+        data = memoryview(array.tobytes())
+        return OnnxTensor(name, element_type(array.dtype), array.shape, data)
+    except (FormatError, ValueError, TypeError, KeyError, StopIteration) as error:
         raise FormatError(f"{describe_node(node)} cannot be read: {error}") from None

@@ -32,7 +32,8 @@ from .folder import OnnxFolder, find_onnx_model
 from .graph import OnnxGraph
 from .masks import add_windows, check_masks
 from .packages import require_runtime
-from .plan import LoadedDecoder, check_shapes, probe_stages
+from .plan import LoadedDecoder, check_shapes
+from .probes import probe_stages
 from .products import pack_products
 from .runner import OnnxRunner
 from .sessions import SegmentFactory

@@ -1,6 +1,6 @@
-"""The optional packages that ONNX models need: whoever imports them from here has them.
+"""The optional package that ONNX models need: whoever imports it from here has it.
 
-Importing this module raises UsageError, with the cure, if one of them is missing.
+Importing this module raises UsageError, with the cure, if it is missing.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 from ..errors import UsageError
 
 try:
-    import onnx
     import onnxruntime
-    from google.protobuf.message import DecodeError  # protobuf comes with onnx
 except ImportError as error:
     raise UsageError(
-        f"ONNX models need the packages onnx and onnxruntime ({error}); install them with "
+        f"ONNX models need the package onnxruntime ({error}); install it with "
         "pip install 'edgeh2o[onnx]'"
     ) from None
 
-__all__ = ["DecodeError", "onnx", "onnxruntime", "require_runtime"]
+__all__ = ["onnxruntime", "require_runtime"]
 
 MIN_RUNTIME = (1, 23)
 

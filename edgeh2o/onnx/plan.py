@@ -1,15 +1,9 @@
-"""The shapes of what crosses between segments, found by trying them out, and where it is kept.
-
-Before a model is used, its segments run on a few tokens with made-up attention. That shows the
-shapes, that they follow the number of tokens and nothing else, and that every row of the output
-depends on its own row of the input alone: prompts are then read in blocks of rows, and the last
-segment for one row.
-"""
+"""A loaded decoder: its stages, the shapes of what crosses, and where that is kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -23,7 +17,6 @@ from ..model_config import ModelConfig
 from .config import OnnxConfig
 from .cut import CONTEXT_INPUTS, LOGITS, Site
 from .products import ProductGroup
-from .segment_sessions import LoadedSegment
 from .sessions import AttentionValues, LoadedStage, MixerValues
 
 if TYPE_CHECKING:
@@ -31,16 +24,6 @@ if TYPE_CHECKING:
 
     # x, weights and outs of a Matmul.
     _Operands = tuple[NDArray[np.float32], Sequence[_core.Linear], Sequence[NDArray[np.float32]]]
-
-# Of the largest output: rounding that depends on the number of rows.
-ROW_TOLERANCE = 2e-3
-# With operators that quantise all rows of a call by one scale: alone, a row is rounded otherwise.
-# Up to 0.026 was measured on tiny models (0.061 with sums that saturate, which the sessions are
-# asked not to do); what a sum over tokens changes is far beyond.
-JOINT_ROW_TOLERANCE = 0.05
-JOINT_OPERATORS = frozenset(
-    ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,108 +65,6 @@ class LoadedDecoder:
     rotary: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]] | None]
     sinks: Sequence[NDArray[np.float32] | None]
     residuals: Sequence[str]
-
-
-def probe_stages(
-    stages: Sequence[LoadedStage], config: ModelConfig, operators: Collection[str]
-) -> dict[str, ValueShape]:
-    """Shapes of all values that cross, by name. Raises FormatError for an unfit graph.
-
-    ``operators`` are those of the graph.
-    """
-    tolerance = ROW_TOLERANCE if JOINT_OPERATORS.isdisjoint(operators) else JOINT_ROW_TOLERANCE
-    three, two = (_run_all(stages, n, n_past, config) for n, n_past in ((3, 0), (2, 3)))
-    shapes = {name: _find_shape(name, two[name], three[name]) for name in two}
-    for stage in stages:
-        if stage.segment is not None:
-            _check_rows(stage.segment, three, shapes, config, tolerance)
-    return shapes
-
-
-def _run_all(
-    stages: Sequence[LoadedStage], n_tokens: int, n_past: int, config: ModelConfig
-) -> dict[str, NDArray[Any]]:
-    rng = np.random.default_rng(0)
-    values: dict[str, NDArray[Any]] = {}
-    for stage in stages:
-        segment = stage.segment
-        if segment is not None:
-            feed = segment.context_feed(n_past, n_tokens, config)
-            feed |= {name: values[name] for name in segment.inputs if name not in feed}
-            values |= segment.run(feed)
-        for group in stage.products:
-            values |= dict(zip(group.outputs, _multiply(group, values[group.input]), strict=True))
-        if stage.mixer is not None:
-            shape = (1, n_tokens, stage.mixer.width)
-            values[stage.mixer.out] = rng.standard_normal(shape, np.float32)
-    return values
-
-
-def _multiply(group: ProductGroup, x: NDArray[Any]) -> list[NDArray[np.float32]]:
-    if x.dtype != np.float32 or x.ndim == 0 or x.shape[-1] != group.depth:
-        raise FormatError(
-            f"the value {quote(group.input)} is {x.dtype} {list(x.shape)}, but the product that "
-            f"reads it takes float32 with {group.depth} columns"
-        )
-    rows = np.ascontiguousarray(x.reshape(-1, group.depth))
-    outs = [np.empty((len(rows), linear.rows), np.float32) for linear in group.linears]
-    _core.Matmul(len(rows), group.depth).run(rows, group.linears, outs)
-    return [out.reshape(*x.shape[:-1], -1) for out in outs]
-
-
-def _find_shape(name: str, two: NDArray[Any], three: NDArray[Any]) -> ValueShape:
-    """From a value for two tokens after three, and for three tokens."""
-    if two.ndim != three.ndim:
-        raise FormatError(
-            f"the value {quote(name)} changes its shape with the past outside of the attention"
-        )
-    changed = [i for i in range(two.ndim) if two.shape[i] != three.shape[i]]
-    if not changed:
-        return ValueShape(two.shape, two.dtype)
-    axis = changed[0]
-    if len(changed) > 1 or two.shape[axis] != 2 or any(dim != 1 for dim in two.shape[:axis]):
-        raise FormatError(
-            f"the value {quote(name)} has shape {list(two.shape)} for 2 tokens after 3 "
-            f"and {list(three.shape)} for 3: not one row per token; export the model with "
-            "attention inputs [batch, tokens, width]"
-        )
-    dims = (*two.shape[:axis], -1, *two.shape[axis + 1 :])
-    return ValueShape(dims, two.dtype)
-
-
-def _check_rows(
-    segment: LoadedSegment,
-    values: Mapping[str, NDArray[Any]],
-    shapes: Mapping[str, ValueShape],
-    config: ModelConfig,
-    tolerance: float,
-) -> None:
-    """The last of three rows alone must give what it gives among them."""
-    feed = segment.context_feed(2, 1, config)
-    crossing = [name for name in segment.inputs if name not in feed]
-    feed |= {name: _last_row(values[name], shapes[name]) for name in crossing}
-    for name, found in segment.run(feed).items():
-        expected = _last_row(values[name], shapes[name])
-        if found.shape != expected.shape or not _is_close(found, expected, tolerance):
-            raise FormatError(
-                f"the value {quote(name)} of one token depends on other tokens outside of the "
-                "attention; such models are not supported"
-            )
-
-
-def _last_row(value: NDArray[Any], shape: ValueShape) -> NDArray[Any]:
-    if not shape.is_per_token:
-        return value
-    axis = shape.dims.index(-1)
-    return np.take(value, [value.shape[axis] - 1], axis)
-
-
-def _is_close(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> bool:
-    if found.dtype.kind != "f":
-        return np.array_equal(found, expected)
-    largest = float(np.abs(expected.astype(np.float64)).max(initial=0.0))
-    atol = tolerance * largest + 1e-5
-    return bool(np.allclose(found.astype(np.float64), expected, rtol=0, atol=atol))
 
 
 def check_shapes(

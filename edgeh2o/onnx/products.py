@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from .blocks import INT8_ACTIVATIONS, unpack_blocks
 from .graph import OnnxGraph, attributes, input_names
+from .messages import Node
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import NodeProto
 
 _FLOAT, _UINT8 = 1, 2
 
@@ -73,7 +73,7 @@ def group_products(products: Sequence[Product]) -> list[ProductGroup]:
     ]
 
 
-def _pack(graph: OnnxGraph, node: NodeProto) -> _core.Linear | None:
+def _pack(graph: OnnxGraph, node: Node) -> _core.Linear | None:
     values = attributes(node)
     x, *constants = input_names(node, 6)
     quants, scales, zero_points, group_indices, bias = (

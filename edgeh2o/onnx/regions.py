@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from .cut import MASK, POSITIONS, TOKENS
 from .graph import OnnxGraph, describe_node, describe_nodes
+from .messages import Node
 from .sites import AttentionSite, is_past
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 CURE = (
     "export the model with onnxruntime-genai's model builder, or by torch.onnx with dynamo=True "
@@ -29,7 +26,7 @@ class Region:
     ``embedded`` has values whose shape alone is read, [1, n, width], and their widths.
     """
 
-    nodes: list[NodeProto] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, None] = field(default_factory=dict)
     constants: dict[str, None] = field(default_factory=dict)
     embedded: dict[str, int] = field(default_factory=dict)
@@ -40,7 +37,7 @@ def collect_region(graph: OnnxGraph, site: AttentionSite) -> Region:
     region, needed = Region(), set[int]()
     waiting = [site.output]
     own = {site.past_key, site.past_value}
-    readers: dict[str, NodeProto] = {site.output: site.node}
+    readers: dict[str, Node] = {site.output: site.node}
     while waiting:
         name = waiting.pop()
         if name in (site.q, site.k, site.v):

@@ -1,6 +1,7 @@
 """onnxruntime sessions of pieces of a graph, and where the constants of these are.
 
-A constant that a kernel packs when its session is made is given to that as one. What kernels only
+A constant that a kernel packs when its session is made is given to that as one: by its place in its
+file, which onnxruntime maps; a view of this program's mapping it would copy. What kernels only
 read, such as the embedding and the weights of norms, goes in with every call instead, straight from
 the mapped file: onnxruntime would copy it. Pieces that then differ in names alone, as those of one
 layer and the next do, share a session.
@@ -21,8 +22,10 @@ from ..formats.metadata import quote
 from ..model_config import ModelConfig
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS
 from .data import OnnxTensor
+from .encoding import encode_model
 from .graph import OnnxGraph, describe_nodes
-from .packages import onnx, onnxruntime
+from .messages import Node, Tensor, ValueInfo
+from .packages import onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +37,9 @@ MIN_SHARED_BYTES = 1024
 # Larger weights of products are not copied twice on their way.
 _PACK_FROM_FILE_BYTES = 2**25
 LOG_FATAL = 4
+# Where onnxruntime opens files by the names in a model, and bytes that it takes for that.
+_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
+_MAX_ENTRY_BYTES = 1000
 _SESSION_ENTRIES = {
     # Threads of other segments and of the attention need the cores between two runs.
     "session.intra_op.allow_spinning": "0",
@@ -76,7 +82,8 @@ class LoadedSegment:
     """A session and the types of what goes in and comes out, by name.
 
     ``names`` are those that the session has for them, and ``constants`` go in with every call, by
-    the session's names. ``held`` must live as long as the session.
+    the session's names. ``held`` must live as long as the session. Segments of one ``kind`` differ
+    in names and in weights of products and norms alone: what one gives tells the others' shapes.
     """
 
     session: onnxruntime.InferenceSession
@@ -85,6 +92,7 @@ class LoadedSegment:
     names: Mapping[str, str]
     constants: Mapping[str, OnnxTensor]
     held: Sequence[Any]
+    kind: Hashable
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Outputs by name, to try a segment out: the memory of its constants is given back.
@@ -128,7 +136,7 @@ class SessionMaker:
     def make(
         self,
         what: str,
-        nodes: Sequence[onnx.NodeProto],
+        nodes: Sequence[Node],
         inputs: Mapping[str, int],
         outputs: Sequence[str],
         constants: Sequence[str],
@@ -142,12 +150,16 @@ class SessionMaker:
         read = [tensor for tensor in tensors if _is_used_as(tensor, nodes, places)]
         within = [tensor for tensor in tensors if tensor not in read]
         is_small = all(_goes_into_the_graph(tensor) for tensor in within)
-        key = _signature(nodes, inputs, read, within, outputs) if is_small else None
-        made = None if key is None else self._made.get(key)
+        weights = [tensor for tensor in within if _is_used_as(tensor, nodes, _PRODUCTS)]
+        others = [tensor for tensor in within if tensor not in weights]
+        kind: Hashable = object()
+        if all(_goes_into_the_graph(tensor) for tensor in others):
+            kind = _signature(nodes, inputs, [*read, *weights], others, outputs)
+        made = self._made.get(kind) if is_small else None
         if made is None:
             made = self._start(what, nodes, inputs, outputs, read, within)
-            if key is not None:
-                self._made[key] = made
+            if is_small:
+                self._made[kind] = made
         own = [*inputs, *(tensor.name for tensor in read), *outputs]
         names = dict(zip(own, made.names, strict=True))
         return LoadedSegment(
@@ -157,32 +169,36 @@ class SessionMaker:
             names,
             {names[tensor.name]: tensor for tensor in read},
             made.held,
+            kind,
         )
 
     def _start(
         self,
         what: str,
-        nodes: Sequence[onnx.NodeProto],
+        nodes: Sequence[Node],
         inputs: Mapping[str, int],
         outputs: Sequence[str],
         read: Sequence[OnnxTensor],
         within: Sequence[OnnxTensor],
     ) -> _Made:
-        infos = [_info(name, elem_type) for name, elem_type in inputs.items()]
-        infos += [_info(tensor.name, tensor.elem_type, tensor.shape) for tensor in read]
-        graph = onnx.helper.make_graph(
-            nodes, what, infos, [onnx.ValueInfoProto(name=name) for name in outputs]
-        )
+        infos = [ValueInfo(name, elem_type) for name, elem_type in inputs.items()]
+        infos += [ValueInfo(tensor.name, tensor.elem_type, tensor.shape) for tensor in read]
         options = session_options(self._n_threads)
         if not self._packs:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        held = self._add_constants(graph, within, options)
-        source = self._graph
-        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in source.opsets.items()]
-        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=source.ir_version)
+        initializers, held = self._add_constants(nodes, within, options)
+        model = encode_model(
+            what,
+            nodes,
+            inputs=infos,
+            outputs=outputs,
+            initializers=initializers,
+            opsets=self._graph.opsets,
+            ir_version=self._graph.ir_version,
+        )
         try:
             session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                model, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise FormatError(
@@ -190,27 +206,36 @@ class SessionMaker:
                 "it in another precision (float32, or int4 with symmetric blocks) or with an older "
                 "operator set"
             ) from None
+        self._graph.files.check_places({t.location for t in within if t.offset is not None})
         items = (*session.get_inputs(), *session.get_outputs())
         names = [*inputs, *(tensor.name for tensor in read), *outputs]
         return _Made(session, names, {item.name: numpy_type(item) for item in items}, held)
 
     def _add_constants(
-        self, graph: Any, tensors: Sequence[OnnxTensor], options: onnxruntime.SessionOptions
-    ) -> list[Any]:
-        """Small constants into the graph, the others as views of the mapped file."""
+        self,
+        nodes: Sequence[Node],
+        tensors: Sequence[OnnxTensor],
+        options: onnxruntime.SessionOptions,
+    ) -> tuple[list[Tensor], list[Any]]:
+        """Small constants for the graph, the others where they are: in a file or in memory."""
+        initializers = []
         shared: dict[str, Any] = {}
-        nodes = graph.node
+        folder = str(self._graph.path.parent)
+        opens_files = len(folder.encode()) <= _MAX_ENTRY_BYTES
+        if opens_files:
+            options.add_session_config_entry(_FOLDER_ENTRY, folder)
         for tensor in tensors:
-            proto = graph.initializer.add(
-                name=tensor.name, data_type=tensor.elem_type, dims=tensor.shape
-            )
+            name, elem_type, shape = tensor.name, tensor.elem_type, tensor.shape
             if _goes_into_the_graph(tensor):
-                proto.raw_data = bytes(tensor.data)
+                initializers.append(Tensor(name, elem_type, shape, bytes(tensor.data)))
                 continue
-            proto.data_location = onnx.TensorProto.EXTERNAL
-            for key, text in (("location", "shared"), ("length", str(len(tensor.data)))):
-                entry = proto.external_data.add()
-                entry.key, entry.value = key, text
+            is_file = opens_files and tensor.offset is not None
+            place = {"location": tensor.location if is_file else "shared"}
+            place |= {"offset": str(tensor.offset if is_file else 0)}
+            place |= {"length": str(len(tensor.data))}
+            initializers.append(Tensor(name, elem_type, shape, external=tuple(place.items())))
+            if is_file:
+                continue
             value = shared[tensor.name] = self._shared_value(tensor)
             # onnxruntime packs it from where it is, else from a second copy, which is quicker.
             # No optimisation may change it: the one that is given here would take its place.
@@ -218,7 +243,7 @@ class SessionMaker:
                 options.add_initializer(tensor.name, value)
         if shared:
             options.add_external_initializers(list(shared), list(shared.values()))
-        return list(shared.values())
+        return initializers, list(shared.values())
 
     def _shared_value(self, tensor: OnnxTensor) -> Any:
         if tensor.name not in self._values:
@@ -237,21 +262,11 @@ class _Made:
     held: Sequence[Any]
 
 
-def _info(name: str, elem_type: int, shape: Sequence[int] | None = None) -> onnx.ValueInfoProto:
-    kind = onnx.TypeProto.Tensor(elem_type=elem_type)
-    if shape is not None:
-        for size in shape:
-            kind.shape.dim.add(dim_value=size)
-    return onnx.ValueInfoProto(name=name, type=onnx.TypeProto(tensor_type=kind))
-
-
 def _goes_into_the_graph(tensor: OnnxTensor) -> bool:
     return len(tensor.data) < MIN_SHARED_BYTES or not tensor.has_dtype
 
 
-def _is_used_as(
-    tensor: OnnxTensor, nodes: Sequence[onnx.NodeProto], known: Mapping[str, _Places]
-) -> bool:
+def _is_used_as(tensor: OnnxTensor, nodes: Sequence[Node], known: Mapping[str, _Places]) -> bool:
     """Whether a constant is large, and all that ``nodes`` do with it is ``known``."""
     if _goes_into_the_graph(tensor):
         return False
@@ -265,7 +280,7 @@ def _is_used_as(
 
 
 def _signature(
-    nodes: Sequence[onnx.NodeProto],
+    nodes: Sequence[Node],
     inputs: Mapping[str, int],
     read: Sequence[OnnxTensor],
     within: Sequence[OnnxTensor],

@@ -13,8 +13,10 @@ from ..formats.metadata import quote
 from ..model_config import ModelConfig
 from .convolutions import ConvolutionSite
 from .cut import MASK, PAST_SHAPE, POSITIONS, TOKENS, Cut, Site, Stage
+from .data import element_type
+from .encoding import make_node
 from .graph import OnnxGraph
-from .packages import onnx
+from .messages import Node
 from .products import ProductGroup, group_products
 from .segment_sessions import FLOAT, FLOAT16, INT64, LoadedSegment, SessionMaker
 from .sites import AttentionSite
@@ -141,7 +143,7 @@ class SegmentFactory:
         """The name under which a product finds its input."""
         return _own_name(self._layers[name], "out") if name in self._layers else name
 
-    def _mixer_values(self, site: Site) -> tuple[MixerValues, list[onnx.NodeProto]]:
+    def _mixer_values(self, site: Site) -> tuple[MixerValues, list[Node]]:
         """Where a mixer reads, and the nodes that bring there what is elsewhere."""
         i = self._layers[site.output]
         nodes, names = [], {}
@@ -155,13 +157,9 @@ class SegmentFactory:
                 continue
             name = names[what] = _own_name(i, what)
             if has_heads:
-                nodes.append(
-                    onnx.helper.make_node(
-                        "Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3]
-                    )
-                )
+                nodes.append(make_node("Transpose", [source], [f"{name}/rows"], perm=[0, 2, 1, 3]))
                 source = f"{name}/rows"
-            nodes.append(onnx.helper.make_node("Cast", [source], [name], to=FLOAT))
+            nodes.append(make_node("Cast", [source], [name], to=FLOAT))
         out = _own_name(i, "out")
         if isinstance(site, ConvolutionSite):
             return ConvolutionValues(names["bcy"], out, site.dim), nodes
@@ -169,7 +167,7 @@ class SegmentFactory:
         width = self._config.n_heads * self._config.head_dim
         return AttentionValues(q, k, v, out, width), nodes
 
-    def _attended_nodes(self, output: str) -> list[onnx.NodeProto]:
+    def _attended_nodes(self, output: str) -> list[Node]:
         """From what we compute, [1, n, width] in float32, to what the nodes gave."""
         i = self._layers[output]
         site = self._cut.sites[i]
@@ -187,8 +185,8 @@ class SegmentFactory:
             if operator == "Reshape":
                 names.append(_own_name(i, "heads"))
                 shape = [0, 0, self._config.n_heads, self._config.head_dim]
-                nodes.append(onnx.helper.make_node("Constant", [], [names[1]], value_ints=shape))
-            nodes.append(onnx.helper.make_node(operator, names, [target], **settings))
+                nodes.append(make_node("Constant", [], [names[1]], value_ints=shape))
+            nodes.append(make_node(operator, names, [target], **settings))
             source = target
         return nodes
 
@@ -196,14 +194,14 @@ class SegmentFactory:
         graph = self._cut.graph
         past = site.past_key if isinstance(site, AttentionSite) else site.past
         if past in graph.inputs:
-            return graph.inputs[past].type.tensor_type.elem_type == FLOAT16
+            return graph.inputs[past].elem_type == FLOAT16
         matrices = (t.elem_type for t in graph.tensors.values() if len(t.shape) > 1)
         return FLOAT16 in matrices
 
     def _start(
         self,
         what: str,
-        nodes: Sequence[onnx.NodeProto],
+        nodes: Sequence[Node],
         inputs: Sequence[str],
         outputs: Sequence[str],
         constants: Sequence[str],
@@ -218,12 +216,12 @@ class SegmentFactory:
         if elem_type is not None:
             return elem_type
         dtype = self._types.get(name, np.dtype(np.float32))
-        return int(onnx.helper.np_dtype_to_tensor_dtype(dtype))
+        return element_type(dtype)
 
 
 def _declared_type(graph: OnnxGraph, name: str) -> int:
     info = graph.inputs.get(name)
-    elem_type = INT64 if info is None else info.type.tensor_type.elem_type
+    elem_type = INT64 if info is None else info.elem_type
     if elem_type not in (6, INT64) and name != MASK:
         raise FormatError(f"the input {quote(name)} is of element type {elem_type}, not integer")
     return int(elem_type)

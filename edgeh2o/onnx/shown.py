@@ -16,12 +16,12 @@ from .blocks import dequantize_blocks
 from .cut import Site
 from .data import OnnxTensor
 from .graph import OnnxGraph, attributes, input_names
+from .messages import Node
 from .plan import ValueShape
 from .sites import AttentionSite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import NodeProto
 
 _MOVES = ("Cast", "Identity", "Reshape", "Transpose")
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -36,7 +36,7 @@ class LayerOutput:
     """The ``product`` that projects what a layer attends to, of ``n_outputs`` each, and the
     ``residual`` value [1, n, n_outputs] that this is added to."""
 
-    product: NodeProto
+    product: Node
     residual: str
     n_outputs: int
 
@@ -113,7 +113,7 @@ def _find_output(graph: OnnxGraph, site: AttentionSite, width: int) -> LayerOutp
     return None
 
 
-def _count_outputs(graph: OnnxGraph, node: NodeProto, width: int) -> int:
+def _count_outputs(graph: OnnxGraph, node: Node, width: int) -> int:
     """Outputs of a product of ``width`` inputs whose weights can be read, else 0."""
     values, names = attributes(node), input_names(node, 5)
     tensors = [graph.constant(name) if name else None for name in names]

@@ -11,14 +11,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import FormatError
 from ..formats.metadata import quote
 from .graph import OnnxGraph, attributes, describe_node, input_names
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
+from .messages import Node
 
 MICROSOFT = "com.microsoft"
 # Graphs may compute a mask of all positions against all to take a row of it: 1 GiB in float32.
@@ -64,7 +62,7 @@ class AttentionSite:
     ``is_composed`` of several nodes ``node`` is the last.
     """
 
-    node: NodeProto
+    node: Node
     q: str
     k: str
     v: str
@@ -142,11 +140,11 @@ def find_attention(
     return sites
 
 
-def _domain(node: NodeProto) -> str:
+def _domain(node: Node) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _read_group_query_attention(node: NodeProto) -> AttentionSite:
+def _read_group_query_attention(node: Node) -> AttentionSite:
     values = known_attributes(
         node,
         "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved local_window_size "
@@ -199,7 +197,7 @@ def _read_group_query_attention(node: NodeProto) -> AttentionSite:
     )
 
 
-def _read_multi_head_attention(node: NodeProto) -> AttentionSite:
+def _read_multi_head_attention(node: Node) -> AttentionSite:
     values = known_attributes(node, "num_heads scale unidirectional mask_filter_value")
     refused = {3: "biases of its own", 8: "a shared cache", 9: "beam search"}
     names = known_inputs(node, 10, refused)
@@ -231,7 +229,7 @@ def _read_multi_head_attention(node: NodeProto) -> AttentionSite:
     )
 
 
-def _read_attention(node: NodeProto) -> AttentionSite:
+def _read_attention(node: Node) -> AttentionSite:
     values = known_attributes(
         node,
         "is_causal q_num_heads kv_num_heads scale softcap qk_matmul_output_mode softmax_precision",
@@ -262,7 +260,7 @@ def _read_attention(node: NodeProto) -> AttentionSite:
     )
 
 
-_READERS: Mapping[tuple[str, str], Callable[[NodeProto], AttentionSite]] = {
+_READERS: Mapping[tuple[str, str], Callable[[Node], AttentionSite]] = {
     (MICROSOFT, "GroupQueryAttention"): _read_group_query_attention,
     (MICROSOFT, "MultiHeadAttention"): _read_multi_head_attention,
     ("", "Attention"): _read_attention,
@@ -270,7 +268,7 @@ _READERS: Mapping[tuple[str, str], Callable[[NodeProto], AttentionSite]] = {
 
 
 def known_attributes(
-    node: NodeProto,
+    node: Node,
     allowed: str,
     neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
 ) -> dict[str, Any]:
@@ -286,7 +284,7 @@ def known_attributes(
     return values
 
 
-def known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> list[str]:
+def known_inputs(node: Node, count: int, refused: Mapping[int, str]) -> list[str]:
     """The first ``count`` inputs, "" for those left out, as the ``refused`` ones must be."""
     names = input_names(node, count)
     for i, what in refused.items():
@@ -298,14 +296,14 @@ def known_inputs(node: NodeProto, count: int, refused: Mapping[int, str]) -> lis
     return names
 
 
-def _count(node: NodeProto, values: Mapping[str, Any], name: str) -> int:
+def _count(node: Node, values: Mapping[str, Any], name: str) -> int:
     count = values.get(name)
     if not isinstance(count, int) or not 1 <= count <= 2**16:
         raise FormatError(f"{describe_node(node)} has {name} = {count!r}, which cannot be")
     return count
 
 
-def _scale(node: NodeProto, values: Mapping[str, Any]) -> float | None:
+def _scale(node: Node, values: Mapping[str, Any]) -> float | None:
     """None: one over the square root of the head's width. GroupQueryAttention takes 0 for that."""
     scale = values.get("scale")
     if scale is None or scale == 0.0:
@@ -315,7 +313,7 @@ def _scale(node: NodeProto, values: Mapping[str, Any]) -> float | None:
     return float(scale)
 
 
-def _soft_cap(node: NodeProto, values: Mapping[str, Any]) -> float:
+def _soft_cap(node: Node, values: Mapping[str, Any]) -> float:
     cap = values.get("softcap", 0.0)
     if not math.isfinite(cap) or cap < 0.0:
         raise FormatError(f"{describe_node(node)} has softcap = {cap!r}, which cannot be")

@@ -15,8 +15,10 @@ import numpy as np
 
 from ..errors import FormatError
 from .cut import MASK, POSITIONS, TOKENS
+from .encoding import encode_model
 from .graph import OnnxGraph, attributes, describe_node
-from .packages import onnx, onnxruntime
+from .messages import Tensor, ValueInfo
+from .packages import onnxruntime
 from .regions import Region, collect_region, refusal, region_signature
 from .segment_sessions import FLOAT, FLOAT16, INT64, numpy_type, reason_of, session_options
 from .sites import MAX_MASK_CONTEXT, AttentionSite
@@ -68,7 +70,7 @@ def prove_composed(
 
 def _with_heads(graph: OnnxGraph, site: AttentionSite, sizes: Mapping[str, int]) -> AttentionSite:
     values = attributes(site.node)
-    dims = [dim.dim_value for dim in graph.inputs[site.past_key].type.tensor_type.shape.dim]
+    dims = graph.inputs[site.past_key].dims or ()
     n_kv_heads = dims[1] if len(dims) == 4 and dims[1] > 0 else sizes.get("n_kv_heads", 0)
     n_heads = values.get("q_num_heads") or values.get("num_heads") or sizes.get("n_heads", 0)
     if not 1 <= n_kv_heads <= n_heads <= 2**16 or n_heads % n_kv_heads:
@@ -93,11 +95,11 @@ class _Trial:
         assert site.n_heads is not None and site.n_kv_heads is not None, "they were found"
         self._site, self._longest = site, longest
         self._n_heads, self._n_kv_heads = site.n_heads, site.n_kv_heads
-        info = graph.inputs[site.past_key].type.tensor_type
+        info = graph.inputs[site.past_key]
         self._kind = info.elem_type
         if self._kind not in (FLOAT, FLOAT16):
             raise refusal(site, f"its cache is of element type {self._kind}")
-        dims = [dim.dim_value for dim in info.shape.dim]
+        dims = info.dims or ()
         self._dim = dims[3] if len(dims) == 4 and dims[3] > 0 else sizes.get("head_dim", 0)
         if not 1 <= self._dim <= 2**12:
             raise refusal(site, "the size of its heads is not known")
@@ -250,28 +252,20 @@ class _Trial:
         kinds |= dict.fromkeys(region.embedded, FLOAT)
         for name in region.inputs:
             info = graph.inputs.get(name)
-            kinds[name] = INT64 if info is None else info.type.tensor_type.elem_type
-        inputs = [
-            onnx.ValueInfoProto(
-                name=name, type=onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=kind))
-            )
-            for name, kind in kinds.items()
-        ]
+            kinds[name] = INT64 if info is None else info.elem_type
         tensors = [graph.tensors[name] for name in region.constants]
-        constants = [
-            onnx.TensorProto(
-                name=t.name, data_type=t.elem_type, dims=t.shape, raw_data=bytes(t.data)
-            )
-            for t in tensors
-        ]
-        made = onnx.helper.make_graph(
-            region.nodes, "trial", inputs, [onnx.ValueInfoProto(name=site.output)], constants
+        model = encode_model(
+            "trial",
+            region.nodes,
+            inputs=[ValueInfo(name, kind) for name, kind in kinds.items()],
+            outputs=[site.output],
+            initializers=[Tensor(t.name, t.elem_type, t.shape, bytes(t.data)) for t in tensors],
+            opsets=graph.opsets,
+            ir_version=graph.ir_version,
         )
-        opsets = [onnx.helper.make_opsetid(domain, v) for domain, v in graph.opsets.items()]
-        model = onnx.helper.make_model(made, opset_imports=opsets, ir_version=graph.ir_version)
         try:
             return onnxruntime.InferenceSession(
-                model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
+                model, session_options(1), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise refusal(site, f"onnxruntime refuses it ({reason_of(error)})") from None

@@ -25,6 +25,11 @@ _BYTE_CHARACTERS = _list_byte_characters()
 _BYTE_OF = {character: bytes([byte]) for byte, character in enumerate(_BYTE_CHARACTERS)}
 
 
+def byte_characters() -> list[str]:
+    """The characters that stand for the bytes 0 to 255."""
+    return list(_BYTE_CHARACTERS)
+
+
 def to_byte_characters(data: bytes) -> str:
     """``data`` as the vocabulary writes it, one printable character per byte."""
     return "".join(map(_BYTE_CHARACTERS.__getitem__, data))

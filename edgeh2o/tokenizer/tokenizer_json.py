@@ -22,6 +22,7 @@ from ..errors import FormatError, UsageError
 from .base import Tokenizer
 from .bpe import MERGES_KEY
 from .byte_bpe import ByteBpeTokenizer, spell_byte_characters
+from .json_bpe import PlainBpe, read_plain_bpe
 from .vocabulary import (
     BLANK,
     TokenType,
@@ -53,13 +54,15 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, text: str, settings: TokenizerSettings) -> None:
         """Raises FormatError for a file that is malformed, or does not fit the model."""
-        self._pipeline = _build_pipeline(text)
+        plain = read_plain_bpe(text)
+        self._plain = plain
+        self._pipeline = _build_pipeline(text if plain is None else plain.steps)
         document = _describe_steps(self._pipeline)
         self._later = self._pipeline
         if _without_prefix(document) is not None:
             self._later = _build_pipeline(json.dumps(_without_prefix(parse_document(text))))
         self.is_byte_level = _is_byte_level(document)
-        vocabulary, metadata = _read_vocabulary(self._pipeline, settings, self.is_byte_level)
+        vocabulary, metadata = _read_vocabulary(self._pipeline, plain, settings, self.is_byte_level)
         self.metadata: Mapping[str, object] = metadata  # as a GGUF file would have it
         super().__init__(
             vocabulary,
@@ -69,6 +72,9 @@ class JsonTokenizer(Tokenizer):
             default_add_bos=False,
             space_prefix=not self.is_byte_level and _adds_space(document),
         )
+        if plain is not None and not _matches_always(vocabulary, plain.added):
+            self._plain, self._pipeline = None, _build_pipeline(text)
+            self._later = self._pipeline
 
     def split_words(self, text: str) -> list[str]:
         """The words within which byte-level merges are made, a character for every byte."""
@@ -78,6 +84,8 @@ class JsonTokenizer(Tokenizer):
     def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
         pipeline = self._pipeline if is_first else self._later
         try:
+            if self._plain is not None:
+                return self._plain.encode(self.split_words(text))
             ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
         except Exception as error:
             raise UsageError(f"the text cannot be tokenised: {error}") from None
@@ -240,11 +248,24 @@ def _without_prefix(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return copy if found else None
 
 
+def _matches_always(vocabulary: Vocabulary, added: Sequence[tuple[str, bool]]) -> bool:
+    """Whether all added tokens that the library finds in any text are found before it is asked."""
+    types, ids = vocabulary.types, vocabulary.ids
+    return all(
+        types[ids[text]] == TokenType.USER_DEFINED for text, is_special in added if not is_special
+    )
+
+
 def _read_vocabulary(
-    pipeline: Pipeline, settings: TokenizerSettings, is_byte_level: bool
+    pipeline: Pipeline, plain: PlainBpe | None, settings: TokenizerSettings, is_byte_level: bool
 ) -> tuple[Vocabulary, dict[str, object]]:
     """The vocabulary as GGUF metadata would give it, so that the same rules apply."""
-    ids = pipeline.get_vocab(with_added_tokens=True)
+    if plain is not None:
+        ids, added = plain.ids, plain.added
+    else:
+        ids = pipeline.get_vocab(with_added_tokens=True)
+        tokens = pipeline.get_added_tokens_decoder().values()
+        added = [(token.content, token.special) for token in tokens]
     if not ids or max(ids.values()) >= settings.vocab_size:
         raise FormatError(
             f"tokenizer.json has token ids up to {max(ids.values(), default=-1)}, the model a "
@@ -261,9 +282,8 @@ def _read_vocabulary(
     if not is_byte_level:
         starts = (text for text in ids if text.startswith("<0x"))
         types[[ids[text] for text in starts if _BYTE_TOKEN.fullmatch(text)]] = TokenType.BYTE
-    for added in pipeline.get_added_tokens_decoder().values():
-        kind = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
-        types[ids[added.content]] = kind
+    for text, is_special in added:
+        types[ids[text]] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
     before, after = _find_added_ids(pipeline)
     bos = _find_id(settings.bos, ids) if before is None else before
     eos = _find_id(settings.eos, ids) if after is None else after

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from edgeh2o.onnx import graph as onnx_graph
 from edgeh2o.onnx import segment_sessions
-from edgeh2o.onnx.data import OnnxTensor
+from edgeh2o.onnx.data import ExternalFiles, OnnxTensor
+from edgeh2o.onnx.encoding import make_node
+from edgeh2o.onnx.messages import read_node
 from edgeh2o.onnx.model import OnnxModelFile
-from edgeh2o.onnx.packages import onnx
 from edgeh2o.onnx.segment_sessions import FLOAT, FLOAT16, MIN_SHARED_BYTES, SessionMaker
 from edgeh2o.tokenizer import tokenizer_json
 from tests.onnx.conftest import OnnxModelFactory
@@ -24,6 +27,7 @@ class Graph:
     """As much of a graph as sessions need: float32 norms of so many rows each."""
 
     def __init__(self, **arrays: np.ndarray[Any, Any]) -> None:
+        self.path, self.files = Path("model.onnx"), ExternalFiles(Path())
         self.ir_version = 9
         self.opsets = {"": 21, "com.microsoft": 1}
         kinds = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): FLOAT16}
@@ -34,7 +38,8 @@ class Graph:
 
 
 def make_norm(maker: SessionMaker, x: str, weight: str, out: str, **settings: float) -> Any:
-    node = onnx.helper.make_node("SimplifiedLayerNormalization", [x, weight], [out], **settings)
+    made = onnx.helper.make_node("SimplifiedLayerNormalization", [x, weight], [out], **settings)
+    node = read_node(memoryview(made.SerializeToString()), {})
     return maker.make("norm", [node], {x: FLOAT}, [out], [weight])
 
 
@@ -64,7 +69,7 @@ def test_segments_that_differ_in_names_alone_share_a_session() -> None:
 def test_an_embedding_is_read_where_it_is() -> None:
     table = np.arange(2 * MIN_SHARED_BYTES, dtype=np.float32).reshape(-1, 4)
     graph: Any = Graph(table=table)
-    node = onnx.helper.make_node("Gather", ["table", "ids"], ["rows"])
+    node = make_node("Gather", ["table", "ids"], ["rows"])
     segment = SessionMaker(graph, 1).make("rows", [node], {"ids": 7}, ["rows"], ["table"])
     assert not segment.held
     (own,) = segment.constants.values()
@@ -86,7 +91,7 @@ def test_weights_of_products_are_packed_and_share_no_session(
     segments = [
         maker.make(
             "product",
-            [onnx.helper.make_node("MatMul", [f"x{name}", name], [f"y{name}"])],
+            [make_node("MatMul", [f"x{name}", name], [f"y{name}"])],
             {f"x{name}": FLOAT},
             [f"y{name}"],
             [name],

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Pipeline
 
 from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer import Tokenizer, build_tokenizer
+from edgeh2o.tokenizer._bpe import cut_json_merges
+from edgeh2o.tokenizer.byte_bpe import to_byte_characters
+from edgeh2o.tokenizer.json_bpe import read_plain_bpe
 from edgeh2o.tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings, dump_tokenizer
 from tests.tokenizer.spm_vocabulary import CONTROL, USER_DEFINED, WORDS, make_spm_metadata
 from tests.tokenizer.vocabularies import make_metadata
@@ -109,3 +113,108 @@ def test_a_vocabulary_that_is_too_long_is_refused() -> None:
     document = dump_tokenizer(metadata, build_tokenizer(metadata), None)["tokenizer.json"]
     with pytest.raises(FormatError, match="belong to different models"):
         JsonTokenizer(document, TokenizerSettings(vocab_size=100))
+
+
+LIBRARY_TEXTS = st.text(max_size=40) | texts
+
+
+def _plain_document(**changes: Any) -> dict[str, Any]:
+    metadata = make_metadata()
+    document = json.loads(
+        dump_tokenizer(metadata, build_tokenizer(metadata), None)["tokenizer.json"]
+    )
+    return {**document, **changes}
+
+
+def _read(document: dict[str, Any]) -> JsonTokenizer:
+    highest = max(
+        [*document["model"]["vocab"].values(), *(t["id"] for t in document["added_tokens"])]
+    )
+    return JsonTokenizer(json.dumps(document), TokenizerSettings(vocab_size=highest + 1))
+
+
+def _without_bytes(document: dict[str, Any]) -> dict[str, Any]:
+    """A vocabulary that lacks tokens for some bytes, as SmolLM2's."""
+    gone = set(to_byte_characters("\u00e9\u4e2dw".encode()))
+    model = document["model"]
+    kept = [text for text in model["vocab"] if not gone & set(text)]
+    merges = [pair for pair in model["merges"] if not gone & set("".join(pair))]
+    vocab = {text: i for i, text in enumerate(kept)}
+    added = [
+        {**token, "id": vocab.setdefault(token["content"], len(vocab))}
+        for token in document["added_tokens"]
+    ]
+    return {**document, "model": {**model, "vocab": vocab, "merges": merges}, "added_tokens": added}
+
+
+PLAIN = {
+    "as written": _plain_document(),
+    "lacks bytes": _without_bytes(_plain_document()),
+}
+READ_PLAIN = {name: _read(document) for name, document in PLAIN.items()}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@given(text=LIBRARY_TEXTS)
+def test_plain_bpe_gives_the_ids_of_the_library(name: str, text: str) -> None:
+    assert READ_PLAIN[name]._plain is not None
+    pipeline = Pipeline.from_str(json.dumps(PLAIN[name]))
+    pipeline.encode_special_tokens = True
+    expected = pipeline.encode(text, add_special_tokens=False).ids
+    assert READ_PLAIN[name].encode(text, add_special=False) == expected
+
+
+def _change_model(**changes: Any) -> dict[str, Any]:
+    document = _plain_document()
+    return {**document, "model": {**document["model"], **changes}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        _change_model(dropout=0.1),
+        _change_model(end_of_word_suffix="</w>"),
+        _plain_document(normalizer={"type": "NFC"}),
+        _plain_document(decoder={"type": "Fuse"}),
+        _plain_document(pre_tokenizer={"type": "Whitespace"}),
+    ],
+)
+def test_what_is_not_plain_is_left_to_the_library(document: dict[str, Any]) -> None:
+    assert read_plain_bpe(json.dumps(document)) is None
+
+
+def test_merges_may_be_strings_or_have_escapes() -> None:
+    document = _plain_document()
+    joined = [" ".join(pair) for pair in document["model"]["merges"]]
+    text = "the world \u4e2d hello"
+    for changed, escapes in ((_change_model(merges=joined), False), (document, True)):
+        read = JsonTokenizer(
+            json.dumps(changed, ensure_ascii=escapes), TokenizerSettings(vocab_size=10**4)
+        )
+        assert read._plain is not None
+        assert read.encode(text) == READ_PLAIN["as written"].encode(text)
+
+
+@given(
+    pairs=st.lists(st.tuples(*2 * [st.text(st.characters(exclude_categories=["Cs"]), max_size=3)]))
+)
+def test_merges_are_cut_as_json_reads_them(pairs: list[tuple[str, str]]) -> None:
+    data = json.dumps(pairs, ensure_ascii=False).encode()
+    found = cut_json_merges(data + b", 1")
+    if found is None:  # escapes, blanks, or none at all
+        assert not pairs or b"\\" in data or any(" " in text for pair in pairs for text in pair)
+        return
+    stored, n_bytes = found
+    texts = [" ".join(pair).encode() for pair in pairs]
+    assert stored == b"".join(len(t).to_bytes(8, "little") + t for t in texts)
+    assert n_bytes == len(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[", b'["a b"', b'["a b",', b'["a b"}', b'[["a"]]', b'[["a","b","c"]]',
+     b'[["a","b"],"c d"]',
+     b'[["a b","c"]]', b'[1]', b'["a\n"]', b'["a b]', b'["\\u0061 b"]', b'["a\\'],
+)  # fmt: skip
+def test_other_merges_are_not_cut(data: bytes) -> None:
+    assert cut_json_merges(data) is None
