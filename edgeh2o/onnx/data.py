@@ -2,7 +2,8 @@
 
 An ONNX file names the files of its weights. onnxruntime follows such names out of the folder (1.23,
 the newest for Python 3.10, follows `..`, absolute paths and links), so they are opened here, one
-path component after the other, and only mapped memory is handed on.
+path component after the other. onnxruntime is handed mapped memory, or the names of files that
+were opened so and are still the same once it has read them.
 """
 
 from __future__ import annotations

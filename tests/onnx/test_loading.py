@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
+from edgeh2o.errors import FormatError
+from edgeh2o.export.onnx import DATA_NAME
 from edgeh2o.onnx import graph as onnx_graph
 from edgeh2o.onnx import segment_sessions
 from edgeh2o.onnx.data import ExternalFiles, OnnxTensor
@@ -20,6 +22,7 @@ from edgeh2o.onnx.model import OnnxModelFile
 from edgeh2o.onnx.segment_sessions import FLOAT, FLOAT16, MIN_SHARED_BYTES, SessionMaker
 from edgeh2o.tokenizer import tokenizer_json
 from tests.onnx.conftest import OnnxModelFactory
+from tests.onnx.editing import copy_folder
 from tests.onnx.reading import make_tokens, open_llm, read_all
 
 
@@ -211,3 +214,18 @@ def test_inspecting_copies_no_weights(
     rotary = {name for name in large if "cos" in name or "sin" in name}
     assert not copied
     assert large - rotary <= set(released)
+
+
+def test_a_weight_file_that_was_replaced_is_refused(
+    onnx_model: OnnxModelFactory, tmp_path: Path
+) -> None:
+    """onnxruntime opens it by name after it was checked."""
+    folder = copy_folder(onnx_model(tensor_type="F32"), tmp_path / "copy")
+    with OnnxModelFile(folder) as file:
+        file.load()
+        path = folder / DATA_NAME
+        other = path.with_name("other")
+        other.write_bytes(path.read_bytes())
+        other.replace(path)
+        with pytest.raises(FormatError, match="was replaced while it was read"):
+            file.load()
