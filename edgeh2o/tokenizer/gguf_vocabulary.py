@@ -6,7 +6,7 @@ is found by trial, and what was found must encode a text of many scripts to the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,21 +28,6 @@ PROBE = (
 )
 # The names that are written for rules which several names share.
 _PREFERRED = ("qwen2", "llama-bpe", "smollm", "gpt-2", "tekken", "deepseek-v3", "gpt-4o")
-# Rules that cut finer than what GGUF names by their name, but where their vocabularies have no
-# merges: Falcon's also cuts bytes that have the characters of digits, and blanks off numbers.
-_SPELLED: Mapping[str, tuple[Mapping[str, object], ...]] = {
-    "falcon": (
-        {"type": "Punctuation", "behavior": "Contiguous"},
-        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
-        {"type": "Digits", "individual_digits": False},
-        {
-            "type": "Split",
-            "pattern": {"Regex": "[0-9][0-9][0-9]"},
-            "behavior": "Isolated",
-            "invert": False,
-        },
-    ),
-}
 
 
 def vocabulary_metadata(text: str, settings: TokenizerSettings) -> dict[str, Any]:
@@ -85,28 +70,12 @@ def _find_rule(document: Mapping[str, Any], tokenizer: JsonTokenizer) -> PreToke
     ignores_merges = bool(document["model"].get("ignore_merges", False))
     words = tokenizer.split_words(PROBE)
     rules = [rule for rule in all_pre_tokenizers() if rule.ignore_merges == ignores_merges]
-    spelled = [name for name, steps in _SPELLED.items() if _has_steps(document, steps)]
-    for rule in rules:
-        if rule.name in spelled:
-            return rule
     for rule in sorted(rules, key=lambda rule: rule.name not in _PREFERRED):
         if [word for word, _ in rule.build().pre_tokenize_str(PROBE)] == words:
             return rule
     raise FormatError(
         "tokenizer.json cuts text into words by a rule that GGUF has no name for; use a GGUF file "
         "of the model, or run the folder as it is"
-    )
-
-
-def _has_steps(document: Mapping[str, Any], steps: Sequence[Mapping[str, object]]) -> bool:
-    """Whether text is cut by these steps alone, one after the other."""
-    cutting = document.get("pre_tokenizer")
-    given = cutting.get("pretokenizers") if isinstance(cutting, dict) else None
-    if not isinstance(given, list) or len(given) != len(steps):
-        return False
-    return all(
-        isinstance(step, dict) and all(step.get(key) == value for key, value in wanted.items())
-        for step, wanted in zip(given, steps, strict=True)
     )
 
 

@@ -182,19 +182,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
          "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         "'query_pre_attn_scalar' is 9, but 16 is what",
     ),
-    "olmo_limit": ({"model_type": "olmo", "clip_qkv": 0.0}, "'clip_qkv' is 0, but must be above"),
-    "olmo_limit_kind": ({"model_type": "olmo", "clip_qkv": "8"}, "'clip_qkv' is '8', but must be"),
-    "olmo_epsilon": (
-        {"model_type": "olmo", "rms_norm_eps": 1e-6},
-        "'rms_norm_eps' is 1e-06, which is not supported",
-    ),
-    "olmo_share": (
-        {"model_type": "olmo", "partial_rotary_factor": 0.5},
-        "'partial_rotary_factor' is 0.5, but all of a head is rotated",
-    ),
-    "phi_norms": ({"model_type": "phi", "qk_layernorm": True}, "'qk_layernorm' is True, which is"),
-    "phi_ties": ({"model_type": "phi", "tie_word_embeddings": True}, "'tie_word_embeddings' is"),
-    "phi_activation": ({"model_type": "phi", "hidden_act": "gelu"}, "'hidden_act' is 'gelu', but"),
     "experts": (
         {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 32, "norm_topk_prob": False},

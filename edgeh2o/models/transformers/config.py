@@ -73,8 +73,8 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
     kind = "" if spec.norm == "layer" else "rms_"
-    keys[f"attention.layer_norm_{kind}epsilon"] = _read_epsilon(settings, family)
-    rotary_dim = _read_rotary_dim(settings, head_dim, family)
+    keys[f"attention.layer_norm_{kind}epsilon"] = settings.number("rms_norm_eps")
+    rotary_dim = _read_rotary_dim(settings, head_dim, family.rotary_share)
     keys["rope.dimension_count"] = rotary_dim
     _read_numbers(settings, family, keys)
     _read_windows(settings, family, spec, keys)
@@ -150,14 +150,8 @@ def _find_family(settings: Settings) -> TransformersFamily:
     return family
 
 
-def _read_epsilon(settings: Settings, family: TransformersFamily) -> float:
-    if family.norm_epsilon is None:
-        return settings.number("rms_norm_eps")
-    return settings.number("rms_norm_eps", default=family.norm_epsilon)
-
-
-def _read_rotary_dim(settings: Settings, head_dim: int, family: TransformersFamily) -> int:
-    share = settings.number("partial_rotary_factor", default=family.rotary_share)
+def _read_rotary_dim(settings: Settings, head_dim: int, usual: float) -> int:
+    share = settings.number("partial_rotary_factor", default=usual)
     parameters = settings.take("rope_parameters")
     if isinstance(parameters, dict) and "partial_rotary_factor" in parameters:
         share = Settings(parameters).number("partial_rotary_factor")
@@ -165,11 +159,6 @@ def _read_rotary_dim(settings: Settings, head_dim: int, family: TransformersFami
         raise FormatError(
             f"{settings.label('partial_rotary_factor')} is {share:g}, but must be above 0 and at "
             "most 1"
-        )
-    if family.rotates_whole_heads and share != 1.0:
-        raise FormatError(
-            f"{settings.label('partial_rotary_factor')} is {share:g}, but all of a head is rotated "
-            "in this model"
         )
     return int(head_dim * share)
 

@@ -22,11 +22,7 @@ from .sources import Factors, Order, Source
 MXFP4_VALUES, MXFP4_BYTES = 32, 16  # of a block, without its scale
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 # Buffers that old checkpoints keep; they follow from the settings.
-_BUFFERS = (
-    *(".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"),
-    *(".attention.bias", ".attention.masked_bias"),
-)
-_OUTPUTS = frozenset(("lm_head.weight", "embed_out.weight"))
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _AS_IT_IS = Source(name="")
 
 
@@ -73,7 +69,7 @@ def plan_tensors(
     prefix = described.spec.name
     n_layers = metadata.get_int(f"{prefix}.block_count")
     stored = _named_as_expected(family, files, n_layers)
-    ties = described.ties if described.ties is not None else not stored.keys() & _OUTPUTS
+    ties = described.ties if described.ties is not None else "lm_head.weight" not in stored
     if ties:
         stored.pop("lm_head.weight", None)
     shape = described.spec.read_shape(metadata)

@@ -21,7 +21,6 @@ from .family import (
     WIDE_EXPERT_KEYS,
     TransformersFamily,
 )
-from .fused_qkv import FUSED_QKV
 from .gemma4 import GEMMA4
 from .latent import LATENT
 from .layer_normed import LAYER_NORMED
@@ -62,7 +61,6 @@ FAMILIES: Mapping[str, TransformersFamily] = {
     **LATENT,
     **MAMBA2,
     **LAYER_NORMED,
-    **FUSED_QKV,
     **MIXTURES,
     "llama": TransformersFamily(architecture="llama", tensors={**BASE, **GATED}),
     "mistral": TransformersFamily(

@@ -91,8 +91,6 @@ class TransformersFamily:
         layer_numbers: numbers that checkpoints have as a tensor per layer, by GGUF's key.
         unties: an output that is the embedding becomes a matrix of its own.
         rotary_share: ``partial_rotary_factor`` where it is not given.
-        rotates_whole_heads: transformers reads no ``partial_rotary_factor`` for it.
-        norm_epsilon: of norms where it is not given.
         prefix: what some checkpoints call "model.".
         left_out: beginnings of names of tensors that texts do without.
     """
@@ -120,7 +118,5 @@ class TransformersFamily:
     layer_numbers: Mapping[str, str] = field(default_factory=dict)
     unties: bool = False
     rotary_share: float = 1.0
-    rotates_whole_heads: bool = False
-    norm_epsilon: float | None = None
     prefix: str = ""
     left_out: tuple[str, ...] = ()
