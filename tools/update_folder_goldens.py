@@ -96,7 +96,15 @@ _MAMBA2: Mapping[str, Any] = {
     "shared_intermediate_size": 48,
     "layer_types": ["mamba", "attention", "mamba", "mamba"],
 }
-_COUNTED = ("nemotron_h", "num_hidden_layers")
+_NEOX: Mapping[str, Any] = {"hidden_act": "gelu_new", "rotary_pct": 0.25}
+_FALCON: Mapping[str, Any] = {"activation": "gelu_new"}
+_FALCON_GROUPS: Mapping[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2}
+# Keys of _SHAPE that a type does not have, or counts itself.
+_ABSENT: Mapping[str, tuple[str, ...]] = {
+    "nemotron_h": ("num_hidden_layers",),
+    "gpt_neox": ("num_key_value_heads",),
+    "falcon": ("num_key_value_heads", "intermediate_size"),
+}
 # By the model's type in transformers, and what its configuration has beside _SHAPE.
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lfm2": ("lfm2", {**_CONVOLUTIONS, "block_multiple_of": 32}),
@@ -119,6 +127,21 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cohere2": ("cohere2", {"sliding_window": 24, "logit_scale": 0.3}),
     "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "phi": ("phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "phi_grouped": ("phi", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    "gpt_neox": ("gpt_neox", _NEOX),
+    "gpt_neox_sequential": ("gpt_neox", {**_NEOX, "use_parallel_residual": False}),
+    "gpt_neox_erf": ("gpt_neox", {**_NEOX, "hidden_act": "gelu"}),
+    "falcon": ("falcon", _FALCON),
+    "falcon_heads": ("falcon", {**_FALCON, "multi_query": False, "tie_word_embeddings": False}),
+    "falcon_two_norms": ("falcon", {**_FALCON, **_FALCON_GROUPS}),
+    "falcon_one_norm": (
+        "falcon",
+        {**_FALCON, **_FALCON_GROUPS, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96},
+    ),
+    "falcon_erf": ("falcon", {**_FALCON, "activation": "gelu"}),
+    "olmo": ("olmo", {"tie_word_embeddings": True}),
+    "olmo_limited": ("olmo", {"clip_qkv": 0.7}),
     "deepseek_v2": (
         "deepseek_v2",
         {
@@ -252,7 +275,7 @@ def record(case: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name, options = CASES[case]
-    shape = {key: value for key, value in _SHAPE.items() if (name, key) != _COUNTED}
+    shape = {key: value for key, value in _SHAPE.items() if key not in _ABSENT.get(name, ())}
     config = AutoConfig.for_model(name, **{**shape, **options})
     with tempfile.TemporaryDirectory(prefix="edgeh2o-golden-") as scratch:
         saved, folder = Path(scratch) / "saved", Path(scratch) / "folder"

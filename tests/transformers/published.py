@@ -59,7 +59,7 @@ def _weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         values = -0.1 - np.abs(0.3 * normal)
     elif len(shape) > 1:
         values = normal * (0.5 if "conv" in name else 1.3 * min(shape[-2:]) ** -0.5)
-    elif name.endswith(("norm.weight", "layernorm.weight", ".D")):
+    elif name.endswith(("norm.weight", "ln_f.weight", "ln_attn.weight", "ln_mlp.weight", ".D")):
         values = 1.0 + 0.1 * normal
     else:
         values = 0.3 * normal

@@ -73,7 +73,10 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
     kind = "" if spec.norm == "layer" else "rms_"
-    keys[f"attention.layer_norm_{kind}epsilon"] = settings.number("rms_norm_eps")
+    eps = family.norm_eps
+    keys[f"attention.layer_norm_{kind}epsilon"] = (
+        settings.number("rms_norm_eps") if eps is None else eps
+    )
     rotary_dim = _read_rotary_dim(settings, head_dim, family.rotary_share)
     keys["rope.dimension_count"] = rotary_dim
     _read_numbers(settings, family, keys)

@@ -91,6 +91,7 @@ class TransformersFamily:
         layer_numbers: numbers that checkpoints have as a tensor per layer, by GGUF's key.
         unties: an output that is the embedding becomes a matrix of its own.
         rotary_share: ``partial_rotary_factor`` where it is not given.
+        norm_eps: epsilon of the norms where config.json has no key for it.
         prefix: what some checkpoints call "model.".
         left_out: beginnings of names of tensors that texts do without.
     """
@@ -118,5 +119,6 @@ class TransformersFamily:
     layer_numbers: Mapping[str, str] = field(default_factory=dict)
     unties: bool = False
     rotary_share: float = 1.0
+    norm_eps: float | None = None
     prefix: str = ""
     left_out: tuple[str, ...] = ()
