@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer import Tokenizer, build_tokenizer
+from edgeh2o.tokenizer.gguf_vocabulary import vocabulary_metadata
 from edgeh2o.tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings, dump_tokenizer
 from tests.tokenizer.spm_vocabulary import CONTROL, USER_DEFINED, WORDS, make_spm_metadata
 from tests.tokenizer.vocabularies import make_metadata
@@ -109,3 +110,39 @@ def test_a_vocabulary_that_is_too_long_is_refused() -> None:
     document = dump_tokenizer(metadata, build_tokenizer(metadata), None)["tokenizer.json"]
     with pytest.raises(FormatError, match="belong to different models"):
         JsonTokenizer(document, TokenizerSettings(vocab_size=100))
+
+
+FALCON_STEPS = [
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    {"type": "Digits", "individual_digits": False},
+    {
+        "type": "Split",
+        "pattern": {"Regex": "[0-9][0-9][0-9]"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+]
+
+
+def test_falcon_cuts_at_digits_where_nothing_is_merged_anyway() -> None:
+    metadata = make_metadata(pre="falcon")
+    merges = metadata["tokenizer.ggml.merges"]
+    assert isinstance(merges, list)
+    joining = [merge for merge in merges if merge.endswith(" 12")]
+    assert len(joining) == 1
+    for kept, is_refused in ((merges, True), ([m for m in merges if m not in joining], False)):
+        metadata["tokenizer.ggml.merges"] = kept
+        tokenizer = build_tokenizer(metadata)
+        document = json.loads(dump_tokenizer(metadata, tokenizer, None)["tokenizer.json"])
+        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": FALCON_STEPS}
+        settings = TokenizerSettings(vocab_size=len(tokenizer.vocabulary.tokens))
+        if is_refused:
+            with pytest.raises(FormatError, match="a rule that GGUF has no name for"):
+                vocabulary_metadata(json.dumps(document), settings)
+            continue
+        written = vocabulary_metadata(json.dumps(document), settings)
+        assert written["tokenizer.ggml.pre"] == "falcon"
+        read = JsonTokenizer(json.dumps(document), settings)
+        for text in ("the 12 then12hello 1212 `12` \u00bd", "\u4e2d\u658712 121 2"):
+            assert read.encode(text) == build_tokenizer(written).encode(text)
