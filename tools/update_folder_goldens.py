@@ -96,6 +96,55 @@ _MAMBA2: Mapping[str, Any] = {
     "shared_intermediate_size": 48,
     "layer_types": ["mamba", "attention", "mamba", "mamba"],
 }
+_MINISTRAL3: Mapping[str, Any] = {
+    "head_dim": 16,
+    "rope_parameters": {
+        **_YARN,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+_VISION: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+}
+_QWEN_VISION: Mapping[str, Any] = {"depth": 2, "num_heads": 2, "intermediate_size": 48}
+_QWEN2_VL: Mapping[str, Any] = {
+    "text_config": {
+        **_SHAPE,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    },
+    "vision_config": {**_QWEN_VISION, "embed_dim": 32, "hidden_size": 64, "out_hidden_size": 64},
+}
+_QWEN3_VL: Mapping[str, Any] = {
+    "text_config": {
+        **_SHAPE,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+        },
+    },
+    "vision_config": {
+        **_QWEN_VISION,
+        "hidden_size": 32,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
 _NEOX: Mapping[str, Any] = {"hidden_act": "gelu_new", "rotary_pct": 0.25}
 _FALCON: Mapping[str, Any] = {"activation": "gelu_new"}
 _FALCON_GROUPS: Mapping[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2}
@@ -180,6 +229,47 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm_moe_dsa_shared": (
         "glm_moe_dsa",
         {**_DSA, "indexer_types": ["full", "shared", "full", "shared"]},
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.8,
+        },
+    ),
+    # The row of a padding token would be set to 0.
+    "youtu": ("youtu", {**_LATENT, "q_lora_rank": 20, "pad_token_id": None}),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+        },
+    ),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "ministral3": ("ministral3", _MINISTRAL3),
+    "mistral3": (
+        "mistral3",
+        {
+            "text_config": {"model_type": "ministral3", **_SHAPE, **_MINISTRAL3},
+            "vision_config": _VISION,
+        },
+    ),
+    "qwen2_vl": ("qwen2_vl", _QWEN2_VL),
+    "qwen2_5_vl": ("qwen2_5_vl", _QWEN2_VL),
+    "qwen3_vl": ("qwen3_vl", _QWEN3_VL),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     ),
     "minicpm3": ("minicpm3", {**_LATENT, "q_lora_rank": 20}),
     "gemma4_text": (
@@ -272,19 +362,25 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def record(case: str) -> None:
     """Writes the file of a case. Raises ValueError where transformers would not load a tensor."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     name, options = CASES[case]
-    shape = {key: value for key, value in _SHAPE.items() if key not in _ABSENT.get(name, ())}
+    is_of_images = "vision_config" in options
+    make = AutoModelForImageTextToText if is_of_images else AutoModelForCausalLM
+    shape = (
+        {}
+        if is_of_images
+        else {key: value for key, value in _SHAPE.items() if key not in _ABSENT.get(name, ())}
+    )
     config = AutoConfig.for_model(name, **{**shape, **options})
     with tempfile.TemporaryDirectory(prefix="edgeh2o-golden-") as scratch:
         saved, folder = Path(scratch) / "saved", Path(scratch) / "folder"
-        AutoModelForCausalLM.from_config(config).float().save_pretrained(saved)
+        make.from_config(config).float().save_pretrained(saved)
         settings = json.loads((saved / "config.json").read_text())
         shapes = _read_shapes(saved / "model.safetensors")
         folder.mkdir()
         write_published(folder, settings, shapes)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = make.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         if loading["missing_keys"] or loading["unexpected_keys"]:

@@ -21,11 +21,11 @@ from .vocabulary import TokenType
 # Words that rules tell apart: contractions, digits, blanks, line ends, punctuation, many scripts.
 PROBE = (
     "Hello, world! It's we'LL  they'd 3 33 333 3333 1234567.89 \n\n \n\t  x\u00e9 \u00dcber "
-    "CamelCase snake_case a+b==c; (foo) [bar] {baz} 'quoted' \"double\" http://a.b/c?d=e#f `code`\r\n"
+    "CamelCase snake_case a+b==c; (foo) [bar] {baz} 'quoted' \"double\" http://a.b/c?d=e#f\r\n"
     "\u041f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440 \u4f60\u597d\u4e16\u754c\u3002 "
     "\u3053\u3093\u306b\u3061\u306f \ud55c\uad6d\uc5b4 \u0645\u0631\u062d\u0628\u0627 "
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0928\u092e\u0938\u094d\u0924\u0947 "
-    "\U0001f600\U0001f680 \u2026 \u2014 --- ... ??? !!!   end\n   \tdone   "
+    "\U0001f600\U0001f680 \u2026 \u2014 --- ... ??? !!! `code`   end\n   \tdone   "
 )
 # The names that are written for rules which several names share.
 _PREFERRED = ("qwen2", "llama-bpe", "smollm", "gpt-2", "tekken", "deepseek-v3", "gpt-4o")

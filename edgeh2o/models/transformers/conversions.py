@@ -154,9 +154,8 @@ def _named_as_expected(
         for name, tensor in file.tensors.items():
             if name.startswith(family.left_out) or (drafting and name.startswith(drafting)):
                 continue
-            if family.prefix and name.startswith(family.prefix):
-                name = "model." + name[len(family.prefix) :]
-            stored[name] = tensor
+            prefix = next((each for each in family.prefixes if name.startswith(each)), "")
+            stored[family.prefixes.get(prefix, "") + name[len(prefix) :]] = tensor
     return stored
 
 

@@ -48,6 +48,13 @@ SHARED_EXPERT = {
     "blk.{layer}.ffn_down_shexp": "model.layers.{layer}.mlp.shared_expert.down_proj",
     "blk.{layer}.ffn_gate_inp_shexp": "model.layers.{layer}.mlp.shared_expert_gate",
 }
+# Of the texts of models of images, by who wrote the checkpoint.
+TEXT_PREFIXES: Mapping[str, str] = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+VISION = ("model.visual.", "visual.", "model.vision_tower.", "vision_tower.")
 NO_WINDOWS = {"use_sliding_window": (False, None)}
 EXPERT_KEYS = {
     "num_experts": "expert_count",
@@ -92,7 +99,8 @@ class TransformersFamily:
         unties: an output that is the embedding becomes a matrix of its own.
         rotary_share: ``partial_rotary_factor`` where it is not given.
         norm_eps: epsilon of the norms where config.json has no key for it.
-        prefix: what some checkpoints call "model.".
+        prefixes: beginnings of names in some checkpoints, and what they are in others.
+        has_rope_alpha: the base may be stretched by ``alpha``, which is called dynamic there.
         left_out: beginnings of names of tensors that texts do without.
     """
 
@@ -120,5 +128,6 @@ class TransformersFamily:
     unties: bool = False
     rotary_share: float = 1.0
     norm_eps: float | None = None
-    prefix: str = ""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    has_rope_alpha: bool = False
     left_out: tuple[str, ...] = ()
