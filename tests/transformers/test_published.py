@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from edgeh2o import _core
 from edgeh2o.errors import FormatError
 from edgeh2o.export.gguf import quantize_model
-from edgeh2o.models.transformers.config import describe_config
 from edgeh2o.models.transformers.families import FAMILIES
 from edgeh2o.models.transformers.weights import open_transformers
 from edgeh2o.runners.native import NativeModelFile
@@ -140,35 +139,6 @@ def test_tensors_that_are_missing_or_left_over_are_named(
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(FormatError, match=r"'more_multiplier' is not known"):
         load(folder)
-
-
-def test_older_words_of_gpt_neox(tokenizer_folder: Path, tmp_path: Path) -> None:
-    """Keys of its own for the rotary embedding, and masks that are stored with the weights."""
-    case, folder = read_published("gpt_neox"), tmp_path / "gpt_neox"
-    write_case(folder, case, tokenizer_folder)
-    expected = log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
-    config = {**case.config, "rotary_pct": 0.25, "rotary_emb_base": 10000}
-    del config["rope_parameters"], config["attention_bias"]
-    (folder / "config.json").write_text(json.dumps(config))
-    stored = read_safetensors(folder / "model.safetensors")
-    stored["lm_head.weight"] = stored.pop("embed_out.weight")
-    for name, shape in (("bias", (1, 1, 8, 8)), ("masked_bias", ()), ("rotary_emb.inv_freq", (2,))):
-        stored[f"gpt_neox.layers.0.attention.{name}"] = np.ones(shape, np.float32)
-    write_safetensors(folder / "model.safetensors", stored, "F32")
-    actual = log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
-    np.testing.assert_array_equal(actual, expected)
-
-
-def test_older_words_of_falcon() -> None:
-    """Those of Falcon 7B, whose sizes are by default what newer files say."""
-    config = dict(read_published("falcon").config)
-    expected = describe_config({**config, "max_position_embeddings": 2048}, "falcon").metadata
-    for key in ("max_position_embeddings", "ffn_hidden_size", "num_kv_heads", "rope_parameters"):
-        del config[key]
-    config["apply_residual_connection_post_layernorm"] = False
-    actual = describe_config(config, "falcon").metadata
-    keys = {key for key in expected if not key.endswith("freq_base")}
-    assert set(actual) == keys and all(actual[key] == expected[key] for key in keys)
 
 
 def test_blocks_of_mxfp4_are_taken_as_they_are(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _rename(values: Mapping[str, Any], family: TransformersFamily) -> dict[str, 
     if isinstance(layers, list):  # from which transformers 5 counts them
         values = {"num_hidden_layers": len(layers), **values}
     renamed = {**_RENAMED, **family.renamed}
-    return {
+    return dict(family.defaults) | {
         renamed[key] if key in renamed and renamed[key] not in values else key: value
         for key, value in values.items()
         if value is not None or key not in family.renamed

@@ -17,7 +17,9 @@ from .family import (
     QK_NORMS,
     SHARED_EXPERT,
     SPARSE_EVERYWHERE,
+    TEXT_PREFIXES,
     UNGATED,
+    VISION,
     WIDE_EXPERT_KEYS,
     TransformersFamily,
 )
@@ -55,6 +57,19 @@ _FUSED = {
 }
 
 
+# The texts of Gemma 3 4B say what is otherwise there, and nothing else.
+_GEMMA3_DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 4096,
+}
 _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
 FAMILIES: Mapping[str, TransformersFamily] = {
@@ -223,14 +238,18 @@ FAMILIES: Mapping[str, TransformersFamily] = {
             "final_logit_softcapping": (None,),
             "use_bidirectional_attention": (False, None),
         },
+        defaults=_GEMMA3_DEFAULTS,
         has_windows=True,
         has_query_scalar=True,
+        prefixes=TEXT_PREFIXES,
+        left_out=VISION,
     ),
 }
 
 
 # Models of images and texts, by what the part for texts may be, first what it is by default.
 TEXT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
     "mistral3": ("ministral3", "mistral"),
     "qwen2_5_vl": ("qwen2_5_vl_text",),

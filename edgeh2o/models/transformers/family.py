@@ -54,7 +54,10 @@ TEXT_PREFIXES: Mapping[str, str] = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-VISION = ("model.visual.", "visual.", "model.vision_tower.", "vision_tower.")
+VISION = (
+    *("model.visual.", "visual.", "model.vision_tower.", "vision_tower."),
+    *("model.multi_modal_projector.", "multi_modal_projector."),
+)
 NO_WINDOWS = {"use_sliding_window": (False, None)}
 EXPERT_KEYS = {
     "num_experts": "expert_count",
@@ -82,6 +85,7 @@ class TransformersFamily:
         ties_by_default: the output is the embedding where config.json does not say.
         keys: keys of config.json with numbers, and their suffixes in GGUF; a count where the
             suffix ends in "count" or "length".
+        defaults: what keys of config.json are where they are missing.
         values: keys that must have one of these values where they are there.
         has_windows: ``sliding_window`` and ``layer_types`` say which layers have a window.
         needs_windows: ``sliding_window`` must be there, be it null: transformers would set one.
@@ -111,6 +115,7 @@ class TransformersFamily:
     adds_one: bool = False
     ties_by_default: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     has_windows: bool = False
     needs_windows: bool = False

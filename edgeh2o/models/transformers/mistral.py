@@ -9,8 +9,6 @@ from ...errors import FormatError
 from .family import BASE, GATED, TEXT_PREFIXES, VISION, TransformersFamily
 from .settings import Settings
 
-_LEFT_OUT = (*VISION, "model.multi_modal_projector.", "multi_modal_projector.")
-
 
 def _read_ministral3(settings: Settings, keys: dict[str, Any]) -> None:
     """Queries grow with their position, and YaRN may have a multiplier of its logarithm."""
@@ -34,7 +32,7 @@ MISTRAL: Mapping[str, TransformersFamily] = {
         tensors={**BASE, **GATED},
         has_windows=True,
         prefixes=TEXT_PREFIXES,
-        left_out=_LEFT_OUT,
+        left_out=VISION,
     ),
     "ministral": TransformersFamily(
         architecture="llama", tensors={**BASE, **GATED}, has_windows=True, needs_windows=True
@@ -46,6 +44,6 @@ MISTRAL: Mapping[str, TransformersFamily] = {
         rope_keys=("mscale", "mscale_all_dim", "llama_4_scaling_beta", "max_position_embeddings"),
         read_more=_read_ministral3,
         prefixes=TEXT_PREFIXES,
-        left_out=_LEFT_OUT,
+        left_out=VISION,
     ),
 }
