@@ -13,255 +13,40 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tests.transformers.published import FOLDER, write_published
+from tools.folder_cases import ABSENT, CASES, SHAPE
 
 CONTEXT = 128
 POSITION_STEP = 7
-_SHAPE: Mapping[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-_DELTA_NETS: Mapping[str, Any] = {
-    "head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-}
-_EXPERTS: Mapping[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-_SHARED: Mapping[str, Any] = {**_EXPERTS, "shared_expert_intermediate_size": 48}
-_CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
-_GRANITE: Mapping[str, Any] = {
-    "attention_multiplier": 0.3,
-    "embedding_multiplier": 6.0,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 4.0,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
-_YARN: Mapping[str, Any] = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_max_position_embeddings": 128,
-}
-_LATENT: Mapping[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
-_DEEPSEEK: Mapping[str, Any] = {
-    **_LATENT,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
-_DSA: Mapping[str, Any] = {
-    **_DEEPSEEK,
-    "q_lora_rank": 20,
-    "index_topk": 30,  # by which no choice is a near tie
-    "index_head_dim": 16,
-    "index_n_heads": 8,
-    "n_shared_experts": 1,
-    "routed_scaling_factor": 2.5,
-}
-_MAMBA2: Mapping[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 32,
-    "shared_intermediate_size": 48,
-    "layer_types": ["mamba", "attention", "mamba", "mamba"],
-}
-_COUNTED = ("nemotron_h", "num_hidden_layers")
-# By the model's type in transformers, and what its configuration has beside _SHAPE.
-CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "lfm2": ("lfm2", {**_CONVOLUTIONS, "block_multiple_of": 32}),
-    "lfm2_moe": ("lfm2_moe", {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1}),
-    "qwen3_next": ("qwen3_next", {**_DELTA_NETS, **_SHARED}),
-    "qwen3_5_text": ("qwen3_5_text", {**_DELTA_NETS, "tie_word_embeddings": True}),
-    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA_NETS, **_SHARED}),
-    "gpt_oss": (
-        "gpt_oss",
-        {
-            "head_dim": 16,
-            "sliding_window": 24,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_scaling": {**_YARN, "truncate": False},
-        },
-    ),
-    "apertus": ("apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-    "cohere": ("cohere", {"logit_scale": 0.3}),
-    "cohere2": ("cohere2", {"sliding_window": 24, "logit_scale": 0.3}),
-    "starcoder2": ("starcoder2", {"sliding_window": 24, "use_bias": True}),
-    "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
-    "deepseek_v2": (
-        "deepseek_v2",
-        {
-            **_DEEPSEEK,
-            "q_lora_rank": None,
-            "topk_method": "greedy",
-            "n_shared_experts": 2,
-            "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
-        },
-    ),
-    "deepseek_v3": (
-        "deepseek_v3",
-        {
-            **_DEEPSEEK,
-            "q_lora_rank": 20,
-            "n_routed_experts": 8,
-            "n_group": 4,
-            "topk_group": 2,
-            "n_shared_experts": 1,
-            "routed_scaling_factor": 2.5,
-            "norm_topk_prob": True,
-            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
-        },
-    ),
-    "deepseek_v32": (
-        "deepseek_v32",
-        {
-            **_DSA,
-            "n_routed_experts": 8,
-            "n_group": 4,
-            "topk_group": 2,
-            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
-        },
-    ),
-    "glm_moe_dsa": ("glm_moe_dsa", _DSA),
-    "glm_moe_dsa_shared": (
-        "glm_moe_dsa",
-        {**_DSA, "indexer_types": ["full", "shared", "full", "shared"]},
-    ),
-    "minicpm3": ("minicpm3", {**_LATENT, "q_lora_rank": 20}),
-    "gemma4_text": (
-        "gemma4_text",
-        {
-            "num_hidden_layers": 6,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "sliding_window": 24,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 16,
-            "vocab_size_per_layer_input": 320,
-            "use_double_wide_mlp": True,
-            "final_logit_softcapping": 9.0,
-        },
-    ),
-    "gemma4_text_values_of_keys": (
-        "gemma4_text",
-        {
-            "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "sliding_window": 24,
-            "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 0,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-        },
-    ),
-    "falcon_h1": (
-        "falcon_h1",
-        {
-            "mamba_d_ssm": 128,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 32,
-            "mamba_rms_norm": True,
-            "mamba_norm_before_gate": False,
-            "embedding_multiplier": 2.0,
-            "lm_head_multiplier": 0.5,
-            "mlp_multipliers": [0.7, 0.6],
-            "key_multiplier": 0.4,
-            "attention_in_multiplier": 1.1,
-            "attention_out_multiplier": 0.9,
-            "ssm_in_multiplier": 1.2,
-            "ssm_out_multiplier": 0.8,
-            "ssm_multipliers": [0.7, 0.8, 0.9, 1.1, 1.2],
-        },
-    ),
-    "falcon_h1_tied": (
-        "falcon_h1",
-        {
-            "mamba_d_ssm": 128,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_d_state": 32,
-            "lm_head_multiplier": 0.5,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "granitemoe": ("granitemoe", _GRANITE),
-    "granitemoehybrid": (
-        "granitemoehybrid",
-        {**_GRANITE, **_MAMBA2, "position_embedding_type": "nope"},
-    ),
-    "granitemoehybrid_dense": (
-        "granitemoehybrid",
-        {**_GRANITE, **_MAMBA2, "position_embedding_type": "rope", "num_local_experts": 0},
-    ),
-    "nemotron_h": (
-        "nemotron_h",
-        {
-            "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
-            "head_dim": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "n_groups": 2,
-            "ssm_state_size": 32,
-            # Others, and the original, have no least time step.
-            "time_step_min": 1e-30,
-        },
-    ),
-    "granitemoeshared": ("granitemoeshared", {**_GRANITE, "shared_intermediate_size": 48}),
-}
 
 
 def record(case: str) -> None:
     """Writes the file of a case. Raises ValueError where transformers would not load a tensor."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     name, options = CASES[case]
-    shape = {key: value for key, value in _SHAPE.items() if (name, key) != _COUNTED}
+    is_of_images = "vision_config" in options
+    make = AutoModelForImageTextToText if is_of_images else AutoModelForCausalLM
+    shape = (
+        {}
+        if is_of_images
+        else {key: value for key, value in SHAPE.items() if key not in ABSENT.get(name, ())}
+    )
     config = AutoConfig.for_model(name, **{**shape, **options})
     with tempfile.TemporaryDirectory(prefix="edgeh2o-golden-") as scratch:
         saved, folder = Path(scratch) / "saved", Path(scratch) / "folder"
-        AutoModelForCausalLM.from_config(config).float().save_pretrained(saved)
+        make.from_config(config).float().save_pretrained(saved)
         settings = json.loads((saved / "config.json").read_text())
         shapes = _read_shapes(saved / "model.safetensors")
         folder.mkdir()
         write_published(folder, settings, shapes)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = make.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         if loading["missing_keys"] or loading["unexpected_keys"]:

@@ -110,7 +110,7 @@ def write_tensor_types() -> str:
 
 def write_model_types() -> str:
     """Values of ``model_type`` in folders of safetensors, with the architecture they become."""
-    families = {**FAMILIES, **{name: FAMILIES[text] for name, text in TEXT_TYPES.items()}}
+    families = {**FAMILIES, **{name: FAMILIES[texts[0]] for name, texts in TEXT_TYPES.items()}}
     rows = [f"| `{name}` | `{family.architecture}` |" for name, family in sorted(families.items())]
     return "\n".join(["| `model_type` | architecture |", "|---|---|", *rows, ""])
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tokenizers import pre_tokenizers
 
 from ..errors import FormatError
 from . import build_tokenizer
@@ -24,7 +25,7 @@ PROBE = (
     "\u041f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440 \u4f60\u597d\u4e16\u754c\u3002 "
     "\u3053\u3093\u306b\u3061\u306f \ud55c\uad6d\uc5b4 \u0645\u0631\u062d\u0628\u0627 "
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0928\u092e\u0938\u094d\u0924\u0947 "
-    "\U0001f600\U0001f680 \u2026 \u2014 --- ... ??? !!!   end\n   \tdone   "
+    "\U0001f600\U0001f680 \u2026 \u2014 --- ... ??? !!! `code`   end\n   \tdone   "
 )
 # The names that are written for rules which several names share.
 _PREFERRED = ("qwen2", "llama-bpe", "smollm", "gpt-2", "tekken", "deepseek-v3", "gpt-4o")
@@ -70,13 +71,34 @@ def _find_rule(document: Mapping[str, Any], tokenizer: JsonTokenizer) -> PreToke
     ignores_merges = bool(document["model"].get("ignore_merges", False))
     words = tokenizer.split_words(PROBE)
     rules = [rule for rule in all_pre_tokenizers() if rule.ignore_merges == ignores_merges]
-    for rule in sorted(rules, key=lambda rule: rule.name not in _PREFERRED):
-        if [word for word, _ in rule.build().pre_tokenize_str(PROBE)] == words:
+    rules.sort(key=lambda rule: rule.name not in _PREFERRED)
+    for rule in rules:
+        if _split(rule) == words:
             return rule
+    if not ignores_merges and not any(map(_joins_digits, _merges(document))):
+        # Falcon's words end where digits begin or end, where nothing would be merged anyway.
+        for rule in rules:
+            if _split(rule, cuts_digits=True) == words:
+                return rule
     raise FormatError(
         "tokenizer.json cuts text into words by a rule that GGUF has no name for; use a GGUF file "
         "of the model, or run the folder as it is"
     )
+
+
+def _split(rule: PreTokenizer, *, cuts_digits: bool = False) -> list[str]:
+    """The words of the probe, which may end where digits begin or end, too."""
+    steps: list[Any] = [rule.build()]
+    if cuts_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=False))
+    words = pre_tokenizers.Sequence(steps).pre_tokenize_str(PROBE)
+    return [word for word, _ in words]
+
+
+def _joins_digits(merge: tuple[str, str]) -> bool:
+    """Whether one part ends in a digit and the other begins with none, or the other way round."""
+    left, right = merge
+    return left[-1:].isnumeric() != right[:1].isnumeric()
 
 
 def _merges(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from edgeh2o.errors import FormatError
 from edgeh2o.tokenizer import Tokenizer, build_tokenizer
 from edgeh2o.tokenizer._bpe import cut_json_merges
 from edgeh2o.tokenizer.byte_bpe import to_byte_characters
+from edgeh2o.tokenizer.gguf_vocabulary import vocabulary_metadata
 from edgeh2o.tokenizer.json_bpe import read_plain_bpe
 from edgeh2o.tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings, dump_tokenizer
 from tests.tokenizer.spm_vocabulary import CONTROL, USER_DEFINED, WORDS, make_spm_metadata
@@ -218,3 +219,39 @@ def test_merges_are_cut_as_json_reads_them(pairs: list[tuple[str, str]]) -> None
 )  # fmt: skip
 def test_other_merges_are_not_cut(data: bytes) -> None:
     assert cut_json_merges(data) is None
+
+
+FALCON_STEPS = [
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    {"type": "Digits", "individual_digits": False},
+    {
+        "type": "Split",
+        "pattern": {"Regex": "[0-9][0-9][0-9]"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+]
+
+
+def test_falcon_cuts_at_digits_where_nothing_is_merged_anyway() -> None:
+    metadata = make_metadata(pre="falcon")
+    merges = metadata["tokenizer.ggml.merges"]
+    assert isinstance(merges, list)
+    joining = [merge for merge in merges if merge.endswith(" 12")]
+    assert len(joining) == 1
+    for kept, is_refused in ((merges, True), ([m for m in merges if m not in joining], False)):
+        metadata["tokenizer.ggml.merges"] = kept
+        tokenizer = build_tokenizer(metadata)
+        document = json.loads(dump_tokenizer(metadata, tokenizer, None)["tokenizer.json"])
+        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": FALCON_STEPS}
+        settings = TokenizerSettings(vocab_size=len(tokenizer.vocabulary.tokens))
+        if is_refused:
+            with pytest.raises(FormatError, match="a rule that GGUF has no name for"):
+                vocabulary_metadata(json.dumps(document), settings)
+            continue
+        written = vocabulary_metadata(json.dumps(document), settings)
+        assert written["tokenizer.ggml.pre"] == "falcon"
+        read = JsonTokenizer(json.dumps(document), settings)
+        for text in ("the 12 then12hello 1212 `12` \u00bd", "\u4e2d\u658712 121 2"):
+            assert read.encode(text) == build_tokenizer(written).encode(text)

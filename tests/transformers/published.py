@@ -30,6 +30,12 @@ class Published:
     positions: NDArray[np.int32]
     log_probabilities: NDArray[np.float32]
 
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """Of a model of images the part for texts."""
+        part: Mapping[str, Any] = self.config.get("text_config", self.config)
+        return part
+
 
 def read_published(case: str) -> Published:
     with np.load(FOLDER / f"{case}.npz") as golden:
@@ -57,9 +63,11 @@ def _weights(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     normal = rng.standard_normal(shape)
     if name.endswith("act_fn.eps"):  # takes the place of 0, from below
         values = -0.1 - np.abs(0.3 * normal)
+    elif name.endswith("moe_statics.e_score_correction_bias"):  # small beside shares, as in models
+        values = 0.1 * normal
     elif len(shape) > 1:
         values = normal * (0.5 if "conv" in name else 1.3 * min(shape[-2:]) ** -0.5)
-    elif name.endswith(("norm.weight", "layernorm.weight", ".D")):
+    elif name.endswith(("norm.weight", "ln_f.weight", "ln_attn.weight", "ln_mlp.weight", ".D")):
         values = 1.0 + 0.1 * normal
     else:
         values = 0.3 * normal

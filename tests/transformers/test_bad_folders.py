@@ -182,6 +182,28 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
          "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         "'query_pre_attn_scalar' is 9, but 16 is what",
     ),
+    "alibi": ({"model_type": "falcon", "alibi": True}, "'alibi' is True, which is not supported"),
+    "one_by_one": ({"model_type": "falcon", "parallel_attn": False}, "'parallel_attn' is False"),
+    "biases": ({"model_type": "falcon", "bias": True}, "'bias' is True, which is not supported"),
+    "two_norms": (
+        {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
+        "'num_ln_in_parallel_attn' is 2, .*only 1 or None is",
+    ),
+    "kv_heads": (
+        {"model_type": "falcon", "multi_query": False, "num_kv_heads": 2},
+        "'num_key_value_heads' is 2, .*only 4 or None is",
+    ),
+    "wide": ({"model_type": "falcon", "ff_factor": 8}, "'ff_factor' is 8, .*only 4.0 or None is"),
+    "no_width": ({"model_type": "falcon", "ffn_hidden_size": 0}, "'ffn_hidden_size' is 0, but"),
+    "neox_biases": ({"model_type": "gpt_neox", "attention_bias": False}, "'attention_bias' is F"),
+    "residual": (
+        {"model_type": "gpt_neox", "use_parallel_residual": "no"},
+        "'use_parallel_residual' is 'no', but must be true or false",
+    ),
+    "erf": ({"model_type": "phi", "hidden_act": "gelu"}, "'hidden_act' is 'gelu', but .* gelu_new"),
+    "qk_norms": ({"model_type": "phi", "qk_layernorm": True}, "'qk_layernorm' is True"),
+    "limit": ({"model_type": "olmo", "clip_qkv": "8"}, "'clip_qkv' is '8', but must be a number"),
+    "eps": ({"model_type": "olmo", "rms_norm_eps": 1e-6}, "'rms_norm_eps' is 1e-06, which is not"),
     "experts": (
         {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 32, "norm_topk_prob": False},

@@ -51,7 +51,7 @@ def options_of(case: str) -> dict[str, object]:
 
 def test_every_family_has_a_case() -> None:
     cases = {MODEL_TYPES[str(options_of(case)["architecture"])] for case in CASES}
-    published = {read_published(case).config["model_type"] for case in PUBLISHED}
+    published = {read_published(case).text_config["model_type"] for case in PUBLISHED}
     assert cases | {"mistral", "olmo3"} | published == set(FAMILIES)
 
 

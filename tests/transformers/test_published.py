@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,12 @@ from .published import FOLDER, Published, read_published, write_published
 from .safetensors_files import read_safetensors, write_safetensors
 
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
+# Of models whose Q, K and V lie otherwise there, and that have rows of whole blocks.
+QUANTISED_CASES = [name for name in CASES if re.match("phi|gpt_neox|falcon(?!_h1)|olmo", name)]
 CHUNK, N_DECODED = 32, 12
-MAX_KL = 1e-7  # nats
+MAX_KL, MAX_DIFFERENCE = 1e-9, 1e-3  # nats
+# Their GELU has an error function, where ours has a hyperbolic tangent.
+ERF_CASES, MAX_ERF_KL, MAX_ERF_DIFFERENCE = ("gpt_neox_erf", "falcon_erf"), 2e-7, 5e-3
 FP4_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
@@ -71,6 +76,7 @@ def log_probabilities(file: NativeModelFile, tokens: NDArray[np.int32]) -> NDArr
 
 def divergence(expected: NDArray[np.float32], actual: NDArray[np.float64]) -> float:
     exact = expected.astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))  # which rounding has moved from 0
     return float((np.exp(exact) * (exact - actual)).sum(axis=-1).mean())
 
 
@@ -79,25 +85,30 @@ def test_log_probabilities_are_those_of_transformers(
     tokenizer_folder: Path, tmp_path: Path, name: str
 ) -> None:
     case = read_published(name)
-    assert len(case.tokens) > 3 * CHUNK and case.config["model_type"] in FAMILIES
+    assert len(case.tokens) > 3 * CHUNK and case.text_config["model_type"] in FAMILIES
     write_case(tmp_path / name, case, tokenizer_folder)
     file = SafetensorsModelFile(tmp_path / name, "f32")
     actual = log_probabilities(file, case.tokens)[case.positions]
     expected = case.log_probabilities
     assert expected.std() > 0.3
-    np.testing.assert_allclose(actual, expected, atol=1e-3)
-    assert abs(divergence(expected, actual)) < MAX_KL
+    has_erf = name in ERF_CASES
+    atol = MAX_ERF_DIFFERENCE if has_erf else MAX_DIFFERENCE
+    np.testing.assert_allclose(actual, expected, atol=atol)
+    assert abs(divergence(expected, actual)) < (MAX_ERF_KL if has_erf else MAX_KL)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [*((name, "f32") for name in CASES), *((name, "q8_0") for name in QUANTISED_CASES)],
+)
 def test_a_gguf_file_of_it_is_the_same_model(
-    tokenizer_folder: Path, tmp_path: Path, name: str
+    tokenizer_folder: Path, tmp_path: Path, name: str, target: str
 ) -> None:
     case = read_published(name)
     write_case(tmp_path / name, case, tokenizer_folder)
-    quantize_model(tmp_path / name, tmp_path / "out.gguf", "f32")
+    quantize_model(tmp_path / name, tmp_path / "out.gguf", target)
     of_file = log_probabilities(NativeModelFile(tmp_path / "out.gguf"), case.tokens)
-    of_folder = log_probabilities(SafetensorsModelFile(tmp_path / name, "f32"), case.tokens)
+    of_folder = log_probabilities(SafetensorsModelFile(tmp_path / name, target), case.tokens)
     np.testing.assert_array_equal(of_file, of_folder)
 
 
@@ -109,8 +120,10 @@ def test_tensors_that_are_missing_or_left_over_are_named(
     folder = tmp_path / name
     write_case(folder, case, tokenizer_folder)
     whole = dict(case.shapes)
-    last = max(layer for layer in range(8) if any(f"layers.{layer}." in each for each in whole))
-    for number, missing in enumerate(each for each in whole if f"layers.{last}." in each):
+    of_texts = [each for each in whole if "vision" not in each and "visual" not in each]
+    layers = [re.search(r"\.(\d+)\.", each) for each in of_texts]
+    last = max(int(found[1]) for found in layers if found)
+    for number, missing in enumerate(each for each in of_texts if f".{last}." in each):
         shapes = {each: shape for each, shape in whole.items() if each != missing}
         if missing.endswith("bias") or number % 3:
             continue
@@ -121,6 +134,8 @@ def test_tensors_that_are_missing_or_left_over_are_named(
     with pytest.raises(FormatError, match=r"'model\.layers\.0\.more\.weight'"):
         load(folder)
     config = {**case.config, "more_multiplier": 2.0}
+    if "text_config" in config:
+        config["text_config"] = {**case.text_config, "more_multiplier": 2.0}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(FormatError, match=r"'more_multiplier' is not known"):
         load(folder)

@@ -73,7 +73,10 @@ def describe_config(values: Mapping[str, Any], name: str) -> DescribedFolder:
         raise FormatError(f"{settings.label('head_dim')} is {head_dim}, more than {MAX_HEAD_DIM}")
     keys["attention.key_length"] = keys["attention.value_length"] = head_dim
     kind = "" if spec.norm == "layer" else "rms_"
-    keys[f"attention.layer_norm_{kind}epsilon"] = settings.number("rms_norm_eps")
+    eps = family.norm_eps
+    keys[f"attention.layer_norm_{kind}epsilon"] = (
+        settings.number("rms_norm_eps") if eps is None else eps
+    )
     rotary_dim = _read_rotary_dim(settings, head_dim, family.rotary_share)
     keys["rope.dimension_count"] = rotary_dim
     _read_numbers(settings, family, keys)
@@ -111,7 +114,7 @@ def _rename(values: Mapping[str, Any], family: TransformersFamily) -> dict[str, 
     if isinstance(layers, list):  # from which transformers 5 counts them
         values = {"num_hidden_layers": len(layers), **values}
     renamed = {**_RENAMED, **family.renamed}
-    return {
+    return dict(family.defaults) | {
         renamed[key] if key in renamed and renamed[key] not in values else key: value
         for key, value in values.items()
         if value is not None or key not in family.renamed
@@ -121,8 +124,11 @@ def _rename(values: Mapping[str, Any], family: TransformersFamily) -> dict[str, 
 def _find_family(settings: Settings) -> TransformersFamily:
     name = settings.take("model_type")
     texts = settings.section("text_config")
-    if isinstance(name, str) and name in TEXT_TYPES and texts is not None:
-        name = TEXT_TYPES[name]
+    is_of_images = isinstance(name, str) and name in TEXT_TYPES
+    if is_of_images:
+        known = TEXT_TYPES[str(name)]
+        inner = texts.take("model_type", known[0]) if texts else known[0]
+        name = inner if inner in known else f"{name} of {inner}"
     family = FAMILIES.get(name) if isinstance(name, str) else None
     quantisation = settings.take("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
@@ -133,15 +139,15 @@ def _find_family(settings: Settings) -> TransformersFamily:
             f"({quote(str(method))}), which cannot be read; fetch the original model or a GGUF file"
         )
     if family is None:
-        known = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
+        names = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
         raise FormatError(
             f"{settings.label('model_type')} is {quote(str(name))}, which is not supported from "
-            f"safetensors; supported: {known}. Use a GGUF file of the model"
+            f"safetensors; supported: {names}. Use a GGUF file of the model"
         )
     kinds = settings.take("architectures")
     if kinds is not None and not isinstance(kinds, list):
         raise FormatError(f"{settings.label('architectures')} must be a list of names")
-    endings = ("ForCausalLM", "ForConditionalGeneration") if texts else ("ForCausalLM",)
+    endings = ("ForCausalLM", *(("ForConditionalGeneration",) if is_of_images else ()))
     if kinds and not any(str(kind).endswith(endings) for kind in kinds):
         raise FormatError(
             f"{settings.label('architectures')} is {kinds!r:.60}: this is no model that generates "

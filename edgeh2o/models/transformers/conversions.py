@@ -22,7 +22,10 @@ from .sources import Factors, Order, Source
 MXFP4_VALUES, MXFP4_BYTES = 32, 16  # of a block, without its scale
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 # Buffers that old checkpoints keep; they follow from the settings.
-_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_BUFFERS = (
+    *(".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"),
+    *(".attention.bias", ".attention.masked_bias"),
+)
 _AS_IT_IS = Source(name="")
 
 
@@ -69,9 +72,11 @@ def plan_tensors(
     prefix = described.spec.name
     n_layers = metadata.get_int(f"{prefix}.block_count")
     stored = _named_as_expected(family, files, n_layers)
-    ties = described.ties if described.ties is not None else "lm_head.weight" not in stored
+    outputs = _output_names(family)
+    ties = described.ties if described.ties is not None else not outputs & stored.keys()
     if ties:
-        stored.pop("lm_head.weight", None)
+        for name in outputs:
+            stored.pop(name, None)
     shape = described.spec.read_shape(metadata)
     n_experts = metadata.get_int(f"{prefix}.expert_count", default=1, maximum=MAX_EXPERTS)
     is_interleaved = described.spec.qk_row_order == "interleaved"
@@ -149,10 +154,16 @@ def _named_as_expected(
         for name, tensor in file.tensors.items():
             if name.startswith(family.left_out) or (drafting and name.startswith(drafting)):
                 continue
-            if family.prefix and name.startswith(family.prefix):
-                name = "model." + name[len(family.prefix) :]
-            stored[name] = tensor
+            prefix = next((each for each in family.prefixes if name.startswith(each)), "")
+            stored[family.prefixes.get(prefix, "") + name[len(prefix) :]] = tensor
     return stored
+
+
+def _output_names(family: TransformersFamily) -> set[str]:
+    """What the output matrix is called where it is not the embedding."""
+    entry = family.tensors.get("output", "lm_head")
+    choices = entry if isinstance(entry, tuple) else (entry,)
+    return {f"{each}.weight" for each in choices if isinstance(each, str)}
 
 
 def _find_source(

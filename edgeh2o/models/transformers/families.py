@@ -17,7 +17,9 @@ from .family import (
     QK_NORMS,
     SHARED_EXPERT,
     SPARSE_EVERYWHERE,
+    TEXT_PREFIXES,
     UNGATED,
+    VISION,
     WIDE_EXPERT_KEYS,
     TransformersFamily,
 )
@@ -25,7 +27,9 @@ from .gemma4 import GEMMA4
 from .latent import LATENT
 from .layer_normed import LAYER_NORMED
 from .mamba2 import MAMBA2
+from .mistral import MISTRAL
 from .mixtures import GRANITE_KEYS, MIXTURES
+from .qwen_vl import QWEN_VL
 from .recurrent import RECURRENT
 
 _POST_NORMS = {
@@ -53,6 +57,19 @@ _FUSED = {
 }
 
 
+# The texts of Gemma 3 4B say what is otherwise there, and nothing else.
+_GEMMA3_DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 4096,
+}
 _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
 FAMILIES: Mapping[str, TransformersFamily] = {
@@ -62,9 +79,31 @@ FAMILIES: Mapping[str, TransformersFamily] = {
     **MAMBA2,
     **LAYER_NORMED,
     **MIXTURES,
+    **MISTRAL,
+    **QWEN_VL,
     "llama": TransformersFamily(architecture="llama", tensors={**BASE, **GATED}),
-    "mistral": TransformersFamily(
-        architecture="llama", tensors={**BASE, **GATED}, has_windows=True
+    "hunyuan_v1_dense": TransformersFamily(
+        architecture="hunyuan-dense",
+        tensors={
+            **BASE,
+            **GATED,
+            "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.query_layernorm",
+            "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.key_layernorm",
+        },
+        values={
+            "use_qk_norm": (True, None),
+            "use_cla": (False, None),
+            "use_mla": (False, None),
+            "num_experts": (1, None),
+            "norm_type": ("rms", "hf_rms", None),
+            "add_classification_head": (False, None),
+        },
+        ignored=(
+            *("eod_token_id", "pad_id", "mask_init_id", "im_start_id", "im_end_id"),
+            *("im_newline_id", "text_start_id", "text_end_id", "attention_head_dim"),
+            *("cla_share_factor", "class_num", "dense_list", "org_vocab_size", "pool_type"),
+        ),
+        has_rope_alpha=True,
     ),
     "smollm3": TransformersFamily(
         architecture="smollm3",
@@ -199,17 +238,25 @@ FAMILIES: Mapping[str, TransformersFamily] = {
             "final_logit_softcapping": (None,),
             "use_bidirectional_attention": (False, None),
         },
+        defaults=_GEMMA3_DEFAULTS,
         has_windows=True,
         has_query_scalar=True,
+        prefixes=TEXT_PREFIXES,
+        left_out=VISION,
     ),
 }
 
 
-# Models of images and texts, by what the part for texts is.
-TEXT_TYPES: Mapping[str, str] = {
-    "gemma4": "gemma4_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
+# Models of images and texts, by what the part for texts may be, first what it is by default.
+TEXT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
+    "mistral3": ("ministral3", "mistral"),
+    "qwen2_5_vl": ("qwen2_5_vl_text",),
+    "qwen2_vl": ("qwen2_vl_text",),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "qwen3_vl": ("qwen3_vl_text",),
 }
 
 

@@ -48,6 +48,16 @@ SHARED_EXPERT = {
     "blk.{layer}.ffn_down_shexp": "model.layers.{layer}.mlp.shared_expert.down_proj",
     "blk.{layer}.ffn_gate_inp_shexp": "model.layers.{layer}.mlp.shared_expert_gate",
 }
+# Of the texts of models of images, by who wrote the checkpoint.
+TEXT_PREFIXES: Mapping[str, str] = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+VISION = (
+    *("model.visual.", "visual.", "model.vision_tower.", "vision_tower."),
+    *("model.multi_modal_projector.", "multi_modal_projector."),
+)
 NO_WINDOWS = {"use_sliding_window": (False, None)}
 EXPERT_KEYS = {
     "num_experts": "expert_count",
@@ -75,6 +85,7 @@ class TransformersFamily:
         ties_by_default: the output is the embedding where config.json does not say.
         keys: keys of config.json with numbers, and their suffixes in GGUF; a count where the
             suffix ends in "count" or "length".
+        defaults: what keys of config.json are where they are missing.
         values: keys that must have one of these values where they are there.
         has_windows: ``sliding_window`` and ``layer_types`` say which layers have a window.
         needs_windows: ``sliding_window`` must be there, be it null: transformers would set one.
@@ -91,7 +102,9 @@ class TransformersFamily:
         layer_numbers: numbers that checkpoints have as a tensor per layer, by GGUF's key.
         unties: an output that is the embedding becomes a matrix of its own.
         rotary_share: ``partial_rotary_factor`` where it is not given.
-        prefix: what some checkpoints call "model.".
+        norm_eps: epsilon of the norms where config.json has no key for it.
+        prefixes: beginnings of names in some checkpoints, and what they are in others.
+        has_rope_alpha: the base may be stretched by ``alpha``, which is called dynamic there.
         left_out: beginnings of names of tensors that texts do without.
     """
 
@@ -102,6 +115,7 @@ class TransformersFamily:
     adds_one: bool = False
     ties_by_default: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     has_windows: bool = False
     needs_windows: bool = False
@@ -118,5 +132,7 @@ class TransformersFamily:
     layer_numbers: Mapping[str, str] = field(default_factory=dict)
     unties: bool = False
     rotary_share: float = 1.0
-    prefix: str = ""
+    norm_eps: float | None = None
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    has_rope_alpha: bool = False
     left_out: tuple[str, ...] = ()

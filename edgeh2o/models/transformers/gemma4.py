@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import FormatError
-from .family import BASE, GATED, QK_NORMS, TransformersFamily
+from .family import BASE, GATED, QK_NORMS, TEXT_PREFIXES, TransformersFamily
 from .recurrent import integers
 from .settings import Settings
 from .sources import Source, Sources
@@ -120,7 +120,7 @@ GEMMA4: Mapping[str, TransformersFamily] = {
         has_windows=True,
         needs_windows=True,
         read_more=_read_gemma4,
-        prefix="model.language_model.",
+        prefixes=TEXT_PREFIXES,
         left_out=(
             "model.vision_tower.",
             "model.audio_tower.",

@@ -84,7 +84,8 @@ def _read_latent(settings: Settings, keys: dict[str, Any]) -> tuple[int, int, in
     return rank, nope, rope, value
 
 
-def _read_deepseek(settings: Settings, keys: dict[str, Any]) -> None:
+def _read_cached(settings: Settings, keys: dict[str, Any]) -> None:
+    """What is cached is one head of rows, whose part with positions may be stretched by YaRN."""
     rank, nope, rope, value = _read_latent(settings, keys)
     keys |= {
         "attention.head_count_kv": 1,
@@ -92,13 +93,6 @@ def _read_deepseek(settings: Settings, keys: dict[str, Any]) -> None:
         "attention.value_length": rank,
         "attention.key_length_mla": nope + rope,
         "attention.value_length_mla": value,
-        "expert_count": settings.integer("n_routed_experts"),
-        "expert_used_count": settings.integer("num_experts_per_tok"),
-        "expert_feed_forward_length": settings.integer("moe_intermediate_size"),
-        "expert_shared_count": settings.count("n_shared_experts", default=1),
-        "leading_dense_block_count": settings.count("first_k_dense_replace", default=0),
-        "expert_weights_scale": settings.number("routed_scaling_factor", default=1.0),
-        "expert_weights_norm": bool(settings.flag("norm_topk_prob")),
     }
     scaling = settings.section("rope_parameters") or settings.section("rope_scaling")
     kind = scaling.take("rope_type", scaling.take("type", "default")) if scaling else "default"
@@ -110,6 +104,19 @@ def _read_deepseek(settings: Settings, keys: dict[str, Any]) -> None:
                 "factors of YaRN are not supported"
             )
         keys["rope.scaling.yarn_log_multiplier"] = 0.1 * both
+
+
+def _read_deepseek(settings: Settings, keys: dict[str, Any]) -> None:
+    _read_cached(settings, keys)
+    keys |= {
+        "expert_count": settings.integer("n_routed_experts"),
+        "expert_used_count": settings.integer("num_experts_per_tok"),
+        "expert_feed_forward_length": settings.integer("moe_intermediate_size"),
+        "expert_shared_count": settings.count("n_shared_experts", default=1),
+        "leading_dense_block_count": settings.count("first_k_dense_replace", default=0),
+        "expert_weights_scale": settings.number("routed_scaling_factor", default=1.0),
+        "expert_weights_norm": bool(settings.flag("norm_topk_prob")),
+    }
 
 
 def _read_v2(settings: Settings, keys: dict[str, Any]) -> None:
@@ -133,8 +140,12 @@ def _read_v32(settings: Settings, keys: dict[str, Any]) -> None:
         "attention.indexer.key_length": settings.integer("index_head_dim"),
         "attention.indexer.top_k": settings.integer("index_topk"),
     }
-    n_layers = keys["block_count"]
-    kinds = settings.kinds("mlp_layer_types", n_layers, ("dense", "sparse"))
+    _read_dense_layers(settings, keys)
+
+
+def _read_dense_layers(settings: Settings, keys: dict[str, Any]) -> None:
+    """The first layers, where they are named one by one."""
+    kinds = settings.kinds("mlp_layer_types", keys["block_count"], ("dense", "sparse"))
     if kinds is not None:
         n_dense = kinds.count("dense")
         if "dense" in kinds[n_dense:]:
@@ -143,6 +154,15 @@ def _read_v32(settings: Settings, keys: dict[str, Any]) -> None:
                 "not supported"
             )
         keys["leading_dense_block_count"] = n_dense
+
+
+def _read_glm_lite(settings: Settings, keys: dict[str, Any]) -> None:
+    """Keys that are missing have the defaults of transformers."""
+    _read_v3(settings, keys)
+    keys["expert_weights_norm"] = True
+    if settings.take("mlp_layer_types") is None and settings.take("first_k_dense_replace") is None:
+        keys["leading_dense_block_count"] = 1
+    _read_dense_layers(settings, keys)
 
 
 def _read_glm_dsa(settings: Settings, keys: dict[str, Any]) -> None:
@@ -200,6 +220,26 @@ LATENT: Mapping[str, TransformersFamily] = {
         rope_keys=_SCALES,
         read_more=_read_v3,
         has_drafting_layers=True,
+    ),
+    "glm4_moe_lite": TransformersFamily(
+        architecture="deepseek2",
+        tensors={**_LATENT, **_MIXTURE},
+        has_half_split_rows=False,
+        values={**_SIGMOID, "norm_topk_prob": (True, None)},
+        ignored=_UNREAD,
+        rope_keys=_SCALES,
+        read_more=_read_glm_lite,
+        has_drafting_layers=True,
+    ),
+    "youtu": TransformersFamily(
+        architecture="deepseek2",
+        tensors=_LATENT,
+        has_half_split_rows=False,
+        ties_by_default=True,
+        values={"rope_interleave": (True, None)},
+        ignored=("embedding_initializer_range",),
+        rope_keys=_SCALES,
+        read_more=_read_cached,
     ),
     "deepseek_v32": TransformersFamily(
         architecture="deepseek32",

@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .family import BASE, GATED, TransformersFamily
+from .settings import Settings
+from .sources import Source, Sources
 
 _GELU = ("gelu_pytorch_tanh", "gelu_tanh")
+_NEW_GELU = ("gelu_new", "gelu_fast", *_GELU)  # other names of it
+# GGUF files say nothing of the GELU, which is the one with a hyperbolic tangent for all.
+_ANY_GELU = ("gelu", *_NEW_GELU)
 
 _ONE_NORM = {
     **{name: source for name, source in BASE.items() if not name.endswith("ffn_norm")},
     **GATED,
 }
+
+
+def _grouped_rows(n: int, sizes: Mapping[str, int]) -> Sequence[int]:
+    """Q, K and V one after the other, where every KV head lies behind the queries it is for."""
+    if n != sizes["qkv_dim"]:
+        raise ValueError(f"{n} rows are no {sizes['qkv_dim']} of queries, keys and values")
+    head_dim = sizes["head_dim"]
+    n_queries = sizes["q_dim"] // sizes["kv_dim"]
+    heads = range(n // head_dim)
+    place = [head % (n_queries + 2) for head in heads]
+    queries = [head for head in heads if place[head] < n_queries]
+    keys = [head for head in heads if place[head] == n_queries]
+    values = [head for head in heads if place[head] == n_queries + 1]
+    return [head * head_dim + row for head in queries + keys + values for row in range(head_dim)]
+
+
+def _fused(name: str) -> Mapping[str, Sources]:
+    return {
+        f"blk.{{layer}}.attn_qkv.{part}": Source(name=f"{name}.{part}", rows=_grouped_rows)
+        for part in ("weight", "bias")
+    }
+
+
+def _read_gpt_neox(settings: Settings, keys: dict[str, Any]) -> None:
+    keys["use_parallel_residual"] = settings.flag("use_parallel_residual") is not False
+
+
+def _read_falcon(settings: Settings, keys: dict[str, Any]) -> None:
+    """Keys that some published files lack have the defaults of transformers."""
+    n_heads, width = keys["attention.head_count"], keys["embedding_length"]
+    keys["context_length"] = settings.integer("max_position_embeddings", default=2048)
+    keys["feed_forward_length"] = settings.integer("ffn_hidden_size", default=4 * width)
+    settings.require("ff_factor", (keys["feed_forward_length"] / width, None))
+    has_groups = settings.flag("new_decoder_architecture")
+    has_one_kv_head = settings.flag("multi_query") is not False
+    settings.require("num_ln_in_parallel_attn", (1, 2, None) if has_groups else (1, None))
+    if has_groups:
+        return
+    if has_one_kv_head:  # whatever num_kv_heads says
+        keys["attention.head_count_kv"] = 1
+    else:
+        settings.require("num_key_value_heads", (n_heads, None))
+
+
+def _read_olmo(settings: Settings, keys: dict[str, Any]) -> None:
+    limit = settings.number("clip_qkv", default=None)
+    if limit is not None:
+        keys["attention.clamp_kqv"] = limit
+
+
+_NEOX = "gpt_neox.layers.{layer}."
+_FALCON = "transformer.h.{layer}."
 
 LAYER_NORMED: Mapping[str, TransformersFamily] = {
     "cohere": TransformersFamily(
@@ -64,5 +122,81 @@ LAYER_NORMED: Mapping[str, TransformersFamily] = {
         values={"qk_layernorm": (False, None), "use_parallel_residual": (False, None)},
         ignored=("use_qkv_bias",),
         rotary_share=0.25,
+    ),
+    "phi": TransformersFamily(
+        architecture="phi2",
+        tensors={
+            **{name: source for name, source in BASE.items() if not name.endswith("ffn_norm")},
+            "output_norm": "model.final_layernorm",
+            "blk.{layer}.attn_output": "model.layers.{layer}.self_attn.dense",
+            "blk.{layer}.ffn_up": "model.layers.{layer}.mlp.fc1",
+            "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.fc2",
+        },
+        activations=_NEW_GELU,
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        values={"qk_layernorm": (False, None)},
+        rotary_share=0.5,
+    ),
+    "gpt_neox": TransformersFamily(
+        architecture="gptneox",
+        tensors={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": ("embed_out", "lm_head"),
+            "blk.{layer}.attn_norm": _NEOX + "input_layernorm",
+            "blk.{layer}.ffn_norm": _NEOX + "post_attention_layernorm",
+            **_fused(_NEOX + "attention.query_key_value"),
+            "blk.{layer}.attn_output": _NEOX + "attention.dense",
+            "blk.{layer}.ffn_up": _NEOX + "mlp.dense_h_to_4h",
+            "blk.{layer}.ffn_down": _NEOX + "mlp.dense_4h_to_h",
+        },
+        activations=_ANY_GELU,
+        renamed={
+            "layer_norm_eps": "rms_norm_eps",
+            "rotary_pct": "partial_rotary_factor",
+            "rotary_emb_base": "rope_theta",
+        },
+        values={"attention_bias": (True, None), "num_key_value_heads": (None,)},
+        ignored=("classifier_dropout", "is_decoder"),
+        rotary_share=0.25,
+        read_more=_read_gpt_neox,
+    ),
+    "falcon": TransformersFamily(
+        architecture="falcon",
+        tensors={
+            "token_embd": "transformer.word_embeddings",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+            "blk.{layer}.attn_norm": (_FALCON + "ln_mlp", _FALCON + "input_layernorm"),
+            "blk.{layer}.attn_norm_2": _FALCON + "ln_attn",
+            **_fused(_FALCON + "self_attention.query_key_value"),
+            "blk.{layer}.attn_output": _FALCON + "self_attention.dense",
+            "blk.{layer}.ffn_up": _FALCON + "mlp.dense_h_to_4h",
+            "blk.{layer}.ffn_down": _FALCON + "mlp.dense_4h_to_h",
+        },
+        activations=_ANY_GELU,
+        ties_by_default=True,
+        renamed={
+            "layer_norm_epsilon": "rms_norm_eps",
+            "num_kv_heads": "num_key_value_heads",
+            "activation": "hidden_act",
+            "n_embed": "hidden_size",
+        },
+        absent=("intermediate_size", "max_position_embeddings"),
+        values={
+            "alibi": (False, None),
+            "parallel_attn": (True, None),
+            "bias": (False, None),
+            "apply_residual_connection_post_layernorm": (False, None),
+            "partial_rotary_factor": (1, None),
+        },
+        read_more=_read_falcon,
+    ),
+    "olmo": TransformersFamily(
+        architecture="olmo",
+        tensors={name: source for name, source in {**BASE, **GATED}.items() if "norm" not in name},
+        norm_eps=1e-5,
+        values={"attention_bias": (False, None), "rms_norm_eps": (1e-5, None)},
+        read_more=_read_olmo,
     ),
 }

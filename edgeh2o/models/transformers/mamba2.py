@@ -229,7 +229,7 @@ MAMBA2: Mapping[str, TransformersFamily] = {
             *_UNUSED,
         ),
         read_more=_read_nemotron,
-        prefix="backbone.",
+        prefixes={"backbone.": "model."},
         left_out=("mtp.",),
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .family import BASE, EXPERT_KEYS, TransformersFamily
+from .family import BASE, EXPERT_KEYS, EXPERTS, GATED, TransformersFamily
 from .settings import Settings
 from .sources import Source, Sources, every_first, every_second, first_half, second_half
 
@@ -41,6 +41,33 @@ _GPT_OSS: Mapping[str, Sources] = {
 
 def _read_gpt_oss(settings: Settings, keys: dict[str, Any]) -> None:
     keys["expert_feed_forward_length"] = keys["feed_forward_length"]
+
+
+_ERNIE: Mapping[str, Sources] = {
+    **BASE,
+    **GATED,  # of the first layers
+    **EXPERTS,
+    "blk.{layer}.exp_probs_b.bias": Source(
+        name=_PREFIX + "mlp.moe_statics.e_score_correction_bias"
+    ),
+    **{
+        f"blk.{{layer}}.ffn_{part}_shexp": f"{_PREFIX}mlp.shared_experts.{part}_proj"
+        for part in ("gate", "up", "down")
+    },
+}
+
+
+def _read_ernie(settings: Settings, keys: dict[str, Any]) -> None:
+    n_layers, width = keys["block_count"], settings.integer("moe_intermediate_size")
+    settings.require("moe_layer_end_index", (-1, n_layers - 1, None))
+    n_shared = settings.count("moe_num_shared_experts", default=2)
+    keys |= {
+        "expert_feed_forward_length": width,
+        "expert_shared_count": n_shared,
+        "expert_shared_feed_forward_length": n_shared * width,
+        "leading_dense_block_count": settings.count("moe_layer_start_index", default=1),
+        "interleave_moe_layer_step": 1,
+    }
 
 
 GRANITE_KEYS = {
@@ -88,6 +115,26 @@ MIXTURES: Mapping[str, TransformersFamily] = {
         has_exact_yarn=True,
         read_more=_read_gpt_oss,
         has_mxfp4=True,
+    ),
+    "ernie4_5_moe": TransformersFamily(
+        architecture="ernie4_5-moe",
+        tensors=_ERNIE,
+        has_half_split_rows=False,
+        ties_by_default=True,
+        renamed={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+        keys=EXPERT_KEYS,
+        values={
+            "use_bias": (False, None),
+            "moe_layer_interval": (1, None),
+            "moe_gate": ("topk", None),
+            "moe_norm_min": (1e-12, None),
+        },
+        ignored=(
+            *("moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers"),
+            *("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        ),
+        read_more=_read_ernie,
+        left_out=("model.mtp_",),
     ),
     "granitemoe": TransformersFamily(
         architecture="granitemoe", tensors=_GRANITE, keys={**GRANITE_KEYS, **EXPERT_KEYS}

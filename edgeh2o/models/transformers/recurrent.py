@@ -14,6 +14,7 @@ from .family import (
     QK_NORMS,
     SHARED_EXPERT,
     SPARSE_EVERYWHERE,
+    TEXT_PREFIXES,
     WIDE_EXPERT_KEYS,
     TransformersFamily,
 )
@@ -327,7 +328,7 @@ RECURRENT: Mapping[str, TransformersFamily] = {
         rotary_share=0.25,
         layer_types=("linear_attention",),
         read_more=_read_qwen35,
-        prefix="model.language_model.",
+        prefixes=TEXT_PREFIXES,
         left_out=_LEFT_OUT,
     ),
     "qwen3_5_moe_text": TransformersFamily(
@@ -345,7 +346,7 @@ RECURRENT: Mapping[str, TransformersFamily] = {
         rotary_share=0.25,
         layer_types=("linear_attention",),
         read_more=_read_qwen35,
-        prefix="model.language_model.",
+        prefixes=TEXT_PREFIXES,
         left_out=_LEFT_OUT,
     ),
 }

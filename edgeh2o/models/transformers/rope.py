@@ -47,6 +47,10 @@ def read_rope(
         scaling.take(key)
     kind = scaling.take("rope_type", scaling.take("type", "default"))
     reader = _KINDS.get(str(kind))
+    if kind == "dynamic" and family.has_rope_alpha:
+        reader = _read_alpha
+    if kind == "mrope" and "mrope_section" in family.rope_keys:
+        reader = _read_default
     if reader is None:
         raise FormatError(
             f"{scaling.label('rope_type')} is {kind!r:.40}, which is not supported; supported: "
@@ -88,6 +92,19 @@ def _read_default(
     words: RopeWords, scaling: Settings, rotary_dim: int, context: int, original: int
 ) -> None:
     pass
+
+
+def _read_alpha(
+    words: RopeWords, scaling: Settings, rotary_dim: int, context: int, original: int
+) -> None:
+    """The base is stretched once for all lengths; other keys of the scaling have no effect."""
+    alpha = scaling.number("alpha")
+    if not (alpha > 0 and rotary_dim > 2):
+        raise FormatError(f"{scaling.label('alpha')} is {alpha:g}, but must be above 0")
+    for key in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+        scaling.take(key)
+    base = float(words.keys.get("rope.freq_base", 10000.0))
+    words.keys["rope.freq_base"] = base * alpha ** (rotary_dim / (rotary_dim - 2))
 
 
 def _read_linear(

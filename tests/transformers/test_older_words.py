@@ -1,0 +1,167 @@
+"""Words of config.json and names of tensors that older checkpoints have, or other writers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeh2o.errors import FormatError
+from edgeh2o.models.transformers.config import describe_config
+from edgeh2o.runners.safetensors import SafetensorsModelFile
+
+from .published import read_published
+from .safetensors_files import read_safetensors, write_safetensors
+from .test_published import log_probabilities, tokenizer_folder, write_case
+
+__all__ = ["tokenizer_folder"]  # a fixture
+
+
+def describe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a model."""
+    metadata = describe_config(config, "tiny").metadata
+    values = {key: metadata[key] for key in metadata}
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+
+
+def test_older_words_of_gpt_neox(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """Keys of its own for the rotary embedding, and masks that are stored with the weights."""
+    case, folder = read_published("gpt_neox"), tmp_path / "gpt_neox"
+    write_case(folder, case, tokenizer_folder)
+    expected = log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
+    config = {**case.config, "rotary_pct": 0.25, "rotary_emb_base": 10000}
+    del config["rope_parameters"], config["attention_bias"]
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = read_safetensors(folder / "model.safetensors")
+    stored["lm_head.weight"] = stored.pop("embed_out.weight")
+    for name, shape in (("bias", (1, 1, 8, 8)), ("masked_bias", ()), ("rotary_emb.inv_freq", (2,))):
+        stored[f"gpt_neox.layers.0.attention.{name}"] = np.ones(shape, np.float32)
+    write_safetensors(folder / "model.safetensors", stored, "F32")
+    actual = log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_older_words_of_falcon() -> None:
+    """Those of Falcon 7B, whose sizes are by default what newer files say."""
+    config = dict(read_published("falcon").config)
+    expected = describe_config({**config, "max_position_embeddings": 2048}, "falcon").metadata
+    for key in ("max_position_embeddings", "ffn_hidden_size", "num_kv_heads", "rope_parameters"):
+        del config[key]
+    config["apply_residual_connection_post_layernorm"] = False
+    actual = describe_config(config, "falcon").metadata
+    keys = {key for key in expected if not key.endswith("freq_base")}
+    assert set(actual) == keys and all(actual[key] == expected[key] for key in keys)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_older_models_of_images_are_not_in_parts(name: str) -> None:
+    case = read_published(name)
+    texts = {key: value for key, value in case.text_config.items() if key != "model_type"}
+    rope = texts.pop("rope_parameters")
+    older = {
+        **{key: value for key, value in case.config.items() if key != "text_config"},
+        **texts,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
+    assert describe(older) == describe(case.config)
+    older["rope_scaling"]["mrope_section"] = [2, 3, 4]
+    with pytest.raises(FormatError, match=r"'mrope_section' is \[2, 3, 4\], but must be three"):
+        describe(older)
+
+
+def test_gemma3_says_what_differs() -> None:
+    """As the folder of its 4B model does."""
+    texts = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    metadata = describe(
+        {
+            "model_type": "gemma3",
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "boi_token_index": 255999,
+            "vision_config": {"model_type": "siglip_vision_model"},
+            "text_config": texts,
+        }
+    )
+    expected = {
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "attention.key_length": 256,
+        "context_length": 131072,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+        "rope.scaling.factor": 8.0,
+        "attention.sliding_window": 1024,
+    }
+    assert {key: metadata[f"gemma3.{key}"] for key in expected} == expected
+
+
+def test_texts_of_mistral3_are_of_two_types() -> None:
+    case = read_published("mistral3")
+    texts = {**case.text_config, "model_type": "mistral"}
+    del texts["rope_parameters"]
+    assert describe({**case.config, "text_config": texts})["general.architecture"] == "llama"
+    with pytest.raises(FormatError, match="'mistral3 of qwen2', which is not supported"):
+        describe({**case.config, "text_config": {**texts, "model_type": "qwen2"}})
+
+
+def test_names_of_texts_are_those_of_other_writers(tokenizer_folder: Path, tmp_path: Path) -> None:
+    case, folder = read_published("mistral3"), tmp_path / "mistral3"
+    write_case(folder, case, tokenizer_folder)
+    expected = log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
+    newer = {"language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}
+    newer |= {name: f"model.{name}" for name in ("vision_tower", "multi_modal_projector")}
+    stored = read_safetensors(folder / "model.safetensors")
+    for name in list(stored):
+        prefix = next(each for each in newer if name.startswith(each))
+        stored[name.replace(prefix, newer[prefix], 1)] = stored.pop(name)
+    write_safetensors(folder / "model.safetensors", stored, "F32")
+    actual = log_probabilities(SafetensorsModelFile(folder, "f32"), case.tokens)
+    np.testing.assert_array_equal(actual, expected)
+
+
+CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no_alpha": (
+        "hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic"}}, "'alpha' is missing"
+    ),
+    "alpha": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": -1}},
+        "'alpha' is -1, but must be above 0",
+    ),
+    "shared_kv": ("hunyuan_v1_dense", {"use_cla": True}, "'use_cla' is True, which is not"),
+    "no_yarn": ("ministral3", {"rope_parameters": {"rope_theta": 1e4}}, "must be of the type yarn"),
+    "window": ("ministral3", {"sliding_window": 8}, "'sliding_window' is 8, which is not"),
+    "every_other": ("ernie4_5_moe", {"moe_layer_interval": 2}, "'moe_layer_interval' is 2"),
+    "dense_end": ("ernie4_5_moe", {"moe_layer_end_index": 2}, "'moe_layer_end_index' is 2"),
+    "no_norm": ("glm4_moe_lite", {"norm_topk_prob": False}, "'norm_topk_prob' is False"),
+    "dense_behind": (
+        "glm4_moe_lite",
+        {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+        "dense layers behind mixtures",
+    ),
+    "halves": ("youtu", {"rope_interleave": False}, "'rope_interleave' is False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_variants_are_refused_by_name(case: str) -> None:
+    name, changes, problem = CHANGES[case]
+    with pytest.raises(FormatError, match=problem):
+        describe({**read_published(name).config, **changes})
+
+
+def test_multipliers_of_yarn_that_are_not_computed_are_refused() -> None:
+    config = read_published("ministral3").config
+    with pytest.raises(FormatError, match=r"'mscale' is 0\.5, which is not supported"):
+        describe({**config, "rope_parameters": {**config["rope_parameters"], "mscale": 0.5}})
