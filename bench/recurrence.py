@@ -110,16 +110,22 @@ class Contestant(Protocol):
         """Of the latest run: [heads, tokens, dimensions]."""
 
 
-class OneByOne:
-    """The kernel that takes tokens one by one, of an instruction set."""
+class _Kernel:
+    """What a kernel of an instruction set works on, and writes to ``out``."""
 
-    def __init__(self, numbers: Numbers, isa: str) -> None:
-        self._numbers, self._isa = numbers, isa
-        self._out = np.zeros_like(numbers.slices)
+    def __init__(self, numbers: Numbers, isa: str, out: Floats) -> None:
+        self._numbers, self._isa, self._out = numbers, isa, out
         self._state = numbers.state.copy()
 
     def prepare(self) -> None:
         self._state[:] = self._numbers.state
+
+
+class OneByOne(_Kernel):
+    """The kernel that takes tokens one by one."""
+
+    def __init__(self, numbers: Numbers, isa: str) -> None:
+        super().__init__(numbers, isa, np.zeros_like(numbers.slices))
 
     def run(self) -> None:
         kernel, of = _recurrent_kernels.delta_net, self._numbers
@@ -133,16 +139,11 @@ class OneByOne:
         return self._out.transpose(0, 2, 1, 3).reshape(self._numbers.v.shape)
 
 
-class InChunks:
+class InChunks(_Kernel):
     """The kernel that takes them in chunks."""
 
     def __init__(self, numbers: Numbers, isa: str) -> None:
-        self._numbers, self._isa = numbers, isa
-        self._out = np.zeros_like(numbers.v)
-        self._state = numbers.state.copy()
-
-    def prepare(self) -> None:
-        self._state[:] = self._numbers.state
+        super().__init__(numbers, isa, np.zeros_like(numbers.v))
 
     def run(self) -> None:
         kernel, of = _recurrent_kernels.delta_net_chunks, self._numbers

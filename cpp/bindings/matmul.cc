@@ -75,7 +75,8 @@ std::optional<Bytes> join_blocks(const Bytes& quants, const FloatArray& scales,
                  matrix.quant_stride >= n_inputs / 8 * static_cast<size_t>(bits) &&
                  (!zero_points || (static_cast<size_t>(zero_points->shape(0)) == matrix.rows &&
                                    matrix.zero_stride >= ceil_div(matrix.n_blocks, 2))),
-             "scales of ", matrix.rows, " x ", matrix.n_blocks, " blocks do not fit the quants or zero points");
+             "scales of ", matrix.rows, " x ", matrix.n_blocks,
+             " blocks do not fit the quants or zero points");
   matrix.quants = quants.data();
   matrix.scales = scales.data();
   matrix.zero_points = zero_points ? zero_points->data() : nullptr;

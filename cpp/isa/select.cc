@@ -45,10 +45,10 @@ const std::vector<const KernelTable*>& available_kernel_tables() {
     [[maybe_unused]] const CpuFeatures features = detect_cpu_features();
 #define X(isa) \
   if (features.isa) found.push_back(&isa::kTable);
-#define BF16(isa, base)                                                                \
-  if (features.isa) {                                                                  \
+#define BF16(isa, base)                                                             \
+  if (features.isa) {                                                               \
     static const KernelTable table = with_bf16(base::kTable, #isa, isa::kAddition); \
-    found.push_back(&table);                                                           \
+    found.push_back(&table);                                                        \
   }
     EH2O_ISAS
 #undef BF16

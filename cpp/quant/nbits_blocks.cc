@@ -35,7 +35,8 @@ void pair_halves(const uint8_t* quants, uint8_t* out) {
   std::memcpy(&second, quants + 8, 8);
   const uint64_t even = (first & kLow) | (second & kLow) << 4, odd = (first >> 4 & kLow) | (second & ~kLow);
   for (int half = 0; half < 2; ++half) {
-    const uint64_t pairs = spread(even >> 32 * half & 0xffffffffu) | spread(odd >> 32 * half & 0xffffffffu) << 8;
+    const uint64_t pairs = spread(even >> 32 * half & 0xffffffffu) | spread(odd >> 32 * half & 0xffffffffu)
+                                                                         << 8;
     std::memcpy(out + 8 * half, &pairs, 8);
   }
 }

@@ -8,8 +8,8 @@ namespace edgeh2o {
 
 // A matrix of `rows` rows of n_inputs values each, a multiple of 32, as MatMulNBits has them: in blocks of
 // block_size values, a multiple of 32, with a scale each. A row of quants takes quant_stride bytes, 16 with
-// values 2i and 2i + 1 or 32 unsigned ones for 32 values. `zero_points`, one of 4 bits for every block, may be
-// null; a row of them takes zero_stride bytes.
+// values 2i and 2i + 1 or 32 unsigned ones for 32 values. `zero_points`, one of 4 bits for every block, may
+// be null; a row of them takes zero_stride bytes.
 struct NBitsMatrix {
   const uint8_t* quants;
   const float* scales;

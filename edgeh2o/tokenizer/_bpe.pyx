@@ -99,6 +99,7 @@ def cut_json_merges(bytes text):
     cdef size_t start
     cdef uint64_t length
     cdef bint are_pairs
+    cdef char delimiter
     if at >= end or data[at] != 91:
         return None
     at = skip_blanks(data, at + 1, end)
@@ -110,19 +111,15 @@ def cut_json_merges(bytes text):
         if are_pairs:
             if at >= end or data[at] != 91:
                 return None
-            at = copy_json_text(data, skip_blanks(data, at + 1, end), end, out, False)
-            if at < 0:
-                return None
-            at = skip_blanks(data, at, end)
-            if at >= end or data[at] != 44:
-                return None
-            out.push_back(32)
-            at = copy_json_text(data, skip_blanks(data, at + 1, end), end, out, False)
-            if at < 0:
-                return None
-            at = skip_blanks(data, at, end)
-            if at >= end or data[at] != 93:
-                return None
+            for delimiter in (44, 93):
+                if delimiter == 93:
+                    out.push_back(32)
+                at = copy_json_text(data, skip_blanks(data, at + 1, end), end, out, False)
+                if at < 0:
+                    return None
+                at = skip_blanks(data, at, end)
+                if at >= end or data[at] != delimiter:
+                    return None
             at += 1
         else:
             at = copy_json_text(data, at, end, out, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import FormatError
@@ -194,6 +195,24 @@ _SIGMOID: Mapping[str, tuple[object, ...]] = {
 }
 _UNREAD = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers")
 
+_V3 = TransformersFamily(
+    architecture="deepseek2",
+    tensors={**_LATENT, **_MIXTURE},
+    has_half_split_rows=False,
+    values=_SIGMOID,
+    ignored=_UNREAD,
+    rope_keys=_SCALES,
+    read_more=_read_v3,
+    has_drafting_layers=True,
+)
+_V32 = replace(
+    _V3,
+    architecture="deepseek32",
+    tensors={**_LATENT, **_MIXTURE, **_INDEXER},
+    layer_types=("indexed_attention",),
+    read_more=_read_v32,
+)
+
 LATENT: Mapping[str, TransformersFamily] = {
     "deepseek_v2": TransformersFamily(
         architecture="deepseek2",
@@ -211,25 +230,11 @@ LATENT: Mapping[str, TransformersFamily] = {
         rope_keys=_SCALES,
         read_more=_read_v2,
     ),
-    "deepseek_v3": TransformersFamily(
-        architecture="deepseek2",
-        tensors={**_LATENT, **_MIXTURE},
-        has_half_split_rows=False,
-        values=_SIGMOID,
-        ignored=_UNREAD,
-        rope_keys=_SCALES,
-        read_more=_read_v3,
-        has_drafting_layers=True,
-    ),
-    "glm4_moe_lite": TransformersFamily(
-        architecture="deepseek2",
-        tensors={**_LATENT, **_MIXTURE},
-        has_half_split_rows=False,
-        values={**_SIGMOID, "norm_topk_prob": (True, None)},
-        ignored=_UNREAD,
-        rope_keys=_SCALES,
-        read_more=_read_glm_lite,
-        has_drafting_layers=True,
+    "deepseek_v3": _V3,
+    "deepseek_v32": _V32,
+    "glm_moe_dsa": replace(_V32, architecture="glm-dsa", read_more=_read_glm_dsa),
+    "glm4_moe_lite": replace(
+        _V3, values={**_SIGMOID, "norm_topk_prob": (True, None)}, read_more=_read_glm_lite
     ),
     "youtu": TransformersFamily(
         architecture="deepseek2",
@@ -240,28 +245,6 @@ LATENT: Mapping[str, TransformersFamily] = {
         ignored=("embedding_initializer_range",),
         rope_keys=_SCALES,
         read_more=_read_cached,
-    ),
-    "deepseek_v32": TransformersFamily(
-        architecture="deepseek32",
-        tensors={**_LATENT, **_MIXTURE, **_INDEXER},
-        has_half_split_rows=False,
-        values=_SIGMOID,
-        ignored=_UNREAD,
-        rope_keys=_SCALES,
-        layer_types=("indexed_attention",),
-        read_more=_read_v32,
-        has_drafting_layers=True,
-    ),
-    "glm_moe_dsa": TransformersFamily(
-        architecture="glm-dsa",
-        tensors={**_LATENT, **_MIXTURE, **_INDEXER},
-        has_half_split_rows=False,
-        values=_SIGMOID,
-        ignored=_UNREAD,
-        rope_keys=_SCALES,
-        layer_types=("indexed_attention",),
-        read_more=_read_glm_dsa,
-        has_drafting_layers=True,
     ),
     "minicpm3": TransformersFamily(
         architecture="minicpm3",
