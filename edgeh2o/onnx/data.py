@@ -165,6 +165,11 @@ class ExternalFiles:
                 self._maps[location] = map_descriptor(descriptor)
                 info = os.fstat(descriptor)
                 self._opened[location] = (info.st_dev, info.st_ino)
+            except OSError as error:
+                raise ResourceError(
+                    f"{quote(location)}, which holds weights, cannot be mapped into memory: "
+                    f"{error.strerror}; raise the limit of the address space (ulimit -v)"
+                ) from None
             finally:
                 os.close(descriptor)
         return self._maps[location]

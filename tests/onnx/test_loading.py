@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeh2o.errors import FormatError
+from edgeh2o.errors import FormatError, ResourceError
 from edgeh2o.export.onnx import DATA_NAME
+from edgeh2o.onnx import data, segment_sessions
 from edgeh2o.onnx import graph as onnx_graph
-from edgeh2o.onnx import segment_sessions
 from edgeh2o.onnx.data import ExternalFiles, OnnxTensor
 from edgeh2o.onnx.encoding import make_node
 from edgeh2o.onnx.messages import read_node
@@ -229,3 +231,17 @@ def test_a_weight_file_that_was_replaced_is_refused(
         other.replace(path)
         with pytest.raises(FormatError, match="was replaced while it was read"):
             file.load()
+
+
+def test_weights_that_cannot_be_mapped_are_named(
+    onnx_model: OnnxModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under a limit of the address space; it was taken for a full disk under stdout."""
+    folder = onnx_model(tensor_type="F32")
+
+    def refuse(descriptor: int) -> memoryview:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(data, "map_descriptor", refuse)
+    with pytest.raises(ResourceError, match=f"{DATA_NAME}.* cannot be mapped .*ulimit -v"):
+        OnnxModelFile(folder)
