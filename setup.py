@@ -101,8 +101,6 @@ def static_library(name: str, sources: list[str], flags: list[str]) -> tuple[str
     return name, build_info
 
 
-# Half of a debug build is spent on them with -O2; with -O0 its tests take five times as long.
-scalar_flags = ["-O1"] if debug else ["-O2", "-fno-tree-vectorize"]
 table_entries = (
     f"BF16({isa},{BF16_ADDED_TO[isa]})" if isa in BF16_ADDED_TO else f"X({isa})"
     for isa in ISA_FLAGS
@@ -113,7 +111,7 @@ libraries += [
     static_library(
         f"edgeh2o_{isa}", [f"cpp/isa/{isa}.cc"], kernel_flags + flags + kernel_sanitizer_flags
     )
-    for isa, flags in {"scalar": scalar_flags, **ISA_FLAGS}.items()
+    for isa, flags in {"scalar": ["-O2"], **ISA_FLAGS}.items()
 ]
 
 # Static libraries are searched once, in order: the core before the kernel tables it refers to.

@@ -57,7 +57,7 @@ struct F16Products {
   }
 
  private:
-  static constexpr size_t kStep = sizeof(V) / sizeof(uint16_t);  // terms of a vector of A
+  static constexpr size_t kStep = 2 * simd::kLanes;  // terms of a vector of A
   static_assert(kStep == kGemmF32Columns && kF16Terms % kStep == 0);
 
   // sum (+)= kStep terms.

@@ -24,27 +24,27 @@ struct Bytes {
   // sum + products of word kWord of a row of queries, or weights, with the bytes of every lane.
   template <size_t kWord>
   static EH2O_INLINE Acc add_scores(Acc sum, X queries, I8 keys) {
-    for (size_t i = 0; i < 4 * kLanes; ++i)
-      sum.lane[i / 4] += keys.byte[i] * static_cast<int8_t>(queries.byte[4 * kWord + i % 4]);
-    return sum;
+    return add_products(sum, pairs_u8(keys), pairs_s8(set1_word(queries.byte + 4 * kWord)));
   }
   template <size_t kWord>
   static EH2O_INLINE Acc add_values(Acc sum, X weights, I8 values) {
-    for (size_t i = 0; i < 4 * kLanes; ++i)
-      sum.lane[i / 4] += weights.byte[4 * kWord + i % 4] * static_cast<int8_t>(values.byte[i]);
-    return sum;
+    return add_products(sum, pairs_u8(set1_word(weights.byte + 4 * kWord)), pairs_s8(values));
   }
   static EH2O_INLINE F32 to_f32(Acc sum) { return mul_dot(sum, set1(1.0f), zero()); }
   // Lane i: the low bytes of v[0][i] to v[3][i], rounded to nearest even. What is not finite becomes 0.
   static EH2O_INLINE I8 round_words(const F32 (&v)[4]) {
-    I8 words;
-    for (size_t i = 0; i < 4 * kLanes; ++i) words.byte[i] = round(v[i % 4].lane[i / 4]);
-    return words;
+    Vector<int32_t> words = {};
+    for (int i = 0; i < 4; ++i) words |= round(v[i]) << 8 * i;
+    return {as<uint8_t>(words)};
   }
   // 64 values in [0, 255], rounded to nearest even, what is not finite to 0; lanes that add up to their sum.
   static EH2O_INLINE Acc store_rounded(uint8_t* p, const F32 (&v)[64 / kLanes]) {
     Acc sums = start(0);
-    for (size_t i = 0; i < 64; ++i) sums.lane[i % kLanes] += p[i] = round(v[i / kLanes].lane[i % kLanes]);
+    for (size_t i = 0; i < 64 / kLanes; ++i) {
+      const Vector<int32_t> bytes = round(v[i]);
+      sums.lane += bytes;
+      for (size_t j = 0; j < kLanes; ++j) p[i * kLanes + j] = static_cast<uint8_t>(bytes[j]);
+    }
     return sums;
   }
   // Four maxima, of the lanes of a, b, c and d.
@@ -60,8 +60,9 @@ struct Bytes {
   }
 
  private:
-  static EH2O_INLINE uint8_t round(float x) {
-    return static_cast<uint8_t>(x - x == 0 ? static_cast<int32_t>(std::nearbyintf(x)) : 0);
+  static EH2O_INLINE Vector<int32_t> round(F32 v) {
+    const Vector<int32_t> is_finite = v.lane - v.lane == 0;
+    return to_i32(round_nearest(v)) & is_finite & 0xff;
   }
 };
 inline constexpr bool kHasBytes = true;

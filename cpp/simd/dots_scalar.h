@@ -3,9 +3,55 @@
 
 namespace edgeh2o::EH2O_ISA::simd {
 
-// Unsigned weights, as on the x86 targets, so that the offset correction is tested by the reference too.
+// Bytes of both parities as numbers of 16 bits, which hold their product with a byte too: |255 * -128| <
+// 2^15.
+struct BytePairs {
+  Vector<int16_t> even, odd;
+};
+EH2O_INLINE BytePairs pairs_u8(I8 v) {
+  const Vector<uint16_t> pairs = as<uint16_t>(v.byte);
+  return {as<int16_t>(pairs & 0xff), as<int16_t>(pairs >> 8)};
+}
+EH2O_INLINE BytePairs pairs_s8(I8 v) {
+  const Vector<int16_t> pairs = as<int16_t>(v.byte);
+  return {as<int16_t>(as<uint16_t>(v.byte) << 8) >> 8, pairs >> 8};
+}
+// The four bytes at p in every lane.
+EH2O_INLINE I8 set1_word(const void* p) {
+  int32_t word;
+  std::memcpy(&word, p, sizeof(word));
+  return {as<uint8_t>(set1_i32(word).lane)};
+}
+EH2O_INLINE I32 add_halves(I32 sum, Vector<int16_t> v) {
+  return {sum.lane + (as<int32_t>(as<uint32_t>(v) << 16) >> 16) + (as<int32_t>(v) >> 16)};
+}
+// Sums over the four bytes of every lane.
+EH2O_INLINE I32 add_products(I32 sum, BytePairs a, BytePairs b) {
+  return add_halves(add_halves(sum, a.even * b.even), a.odd * b.odd);
+}
+
+// Unsigned weights, as on the x86 targets, so that the offset correction is tested by the reference too. Of
+// at most 6 bits, kMaxSteps times two products add up in 16 bits, as with AVX2.
 template <int kBits>
 struct Dot4 {
+  static_assert(kBits >= 4 && kBits <= 6);
+  static constexpr bool kSigned = false;
+  using Acc = BytePairs;
+  using X = const int8_t*;
+  static constexpr size_t kXRows = kGemmQ8Rows;
+  static EH2O_INLINE Acc start(I32) { return {Vector<int16_t>{}, Vector<int16_t>{}}; }
+  static EH2O_INLINE X load_x(const int8_t* p) { return p; }
+  template <size_t kRow>
+  static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
+    const BytePairs weights = pairs_u8(w), values = pairs_s8(set1_word(x + 4 * kRow));
+    return {acc.even + weights.even * values.even, acc.odd + weights.odd * values.odd};
+  }
+  static constexpr size_t kMaxSteps = size_t{1} << (7 - kBits);
+  static EH2O_INLINE I32 finish(Acc acc, I32 init) { return add_halves(init, acc.even + acc.odd); }
+};
+
+template <>
+struct Dot4<8> {
   static constexpr bool kSigned = false;
   using Acc = I32;
   using X = const int8_t*;
@@ -14,9 +60,7 @@ struct Dot4 {
   static EH2O_INLINE X load_x(const int8_t* p) { return p; }
   template <size_t kRow>
   static EH2O_INLINE Acc add(Acc acc, I8 w, X x) {
-    for (size_t i = 0; i < kLanes; ++i)
-      for (size_t k = 0; k < 4; ++k) acc.lane[i] += w.byte[4 * i + k] * x[4 * kRow + k];
-    return acc;
+    return add_products(acc, pairs_u8(w), pairs_s8(set1_word(x + 4 * kRow)));
   }
   static constexpr size_t kMaxSteps = 8;
   static EH2O_INLINE I32 finish(Acc acc, I32) { return acc; }
@@ -29,24 +73,21 @@ struct WordDot {
   // (quant/packed_format.h).
   static constexpr bool kHasPairs = false;
   static EH2O_INLINE F32 to_f32(I32 sum) { return mul_dot(sum, set1(1.0f), zero()); }
-  static EH2O_INLINE I32 load(const uint8_t* scales) {
-    I32 v;
-    std::memcpy(v.lane, scales, sizeof(v.lane));
-    return v;
-  }
-  static EH2O_INLINE void store(uint8_t* p, I32 scales) { std::memcpy(p, scales.lane, sizeof(scales.lane)); }
-  static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) { return Dot4<4>::add<0>(dot, w, x); }
+  static EH2O_INLINE I32 load(const uint8_t* scales) { return load_vector<I32>(scales); }
+  static EH2O_INLINE void store(uint8_t* p, I32 scales) { store_vector(p, scales); }
+  static EH2O_INLINE I32 add(I32 dot, I8 w, const int8_t* x) { return Dot4<8>::add<0>(dot, w, x); }
   static EH2O_INLINE I32 add_parts(I32 a, I32 b) { return add_i32(a, b); }
   static EH2O_INLINE I32 add_scaled(I32 sum, I32 dot, I32 scale) {
-    return from_lanes<I32>([&](size_t i) {
-      return sum.lane[i] + static_cast<int16_t>(dot.lane[i]) * static_cast<int16_t>(scale.lane[i]);
-    });
+    return {sum.lane + extend(dot) * extend(scale)};
   }
   // kLanes signed bytes as add_scaled takes them.
   static EH2O_INLINE I32 load_scales(const uint8_t* p) {
-    return from_lanes<I32>(
-        [&](size_t i) { return int32_t{static_cast<uint16_t>(static_cast<int8_t>(p[i]))}; });
+    return from_lanes<I32>([&](size_t i) { return int32_t{static_cast<int8_t>(p[i])}; });
   }
+
+ private:
+  // The low 16 bits with their sign.
+  static EH2O_INLINE Vector<int32_t> extend(I32 v) { return as<int32_t>(as<uint32_t>(v.lane) << 16) >> 16; }
 };
 
 // Four sums, of the lanes of a, b, c and d.
@@ -57,13 +98,19 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 // Blocks of 32 signed bytes times numbers of 16 bits.
 // out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
 EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
-  for (size_t w = 0; w < 8; ++w)
-    for (size_t i = 0; i < kLanes; ++i) std::memcpy(out[w].byte + 4 * i, rows + i * stride + 4 * w, 4);
+  for (size_t w = 0; w < 8; ++w) {
+    uint8_t column[4 * kLanes];
+    for (size_t i = 0; i < kLanes; ++i) std::memcpy(column + 4 * i, rows + i * stride + 4 * w, 4);
+    out[w] = load_i8(column);
+  }
 }
 // Every lane of out: a column of 4 rows, in the order that store_block undoes.
 EH2O_INLINE void load_interleaved(I8 (&out)[8], const uint8_t* const (&rows)[4]) {
-  for (size_t i = 0; i < 32; ++i)
-    for (size_t k = 0; k < 4; ++k) out[i / kLanes].byte[i % kLanes * 4 + k] = rows[k][i];
+  for (size_t w = 0; w < 8; ++w) {
+    uint8_t columns[4 * kLanes];
+    for (size_t i = 0; i < 4 * kLanes; ++i) columns[i] = rows[i % 4][w * kLanes + i / 4];
+    out[w] = load_i8(columns);
+  }
 }
 EH2O_INLINE void store_block(float* p, const F32 (&v)[8]) {
   for (size_t i = 0; i < 8; ++i) store(p + i * kLanes, v[i]);
@@ -77,14 +124,15 @@ struct BlockDot {
   static EH2O_INLINE Acc add(Acc acc, Bytes v, const uint8_t* x) {
     int16_t numbers[4];
     std::memcpy(numbers, x, sizeof(numbers));
-    for (size_t i = 0; i < 4 * kLanes; ++i)
-      acc.lane[i / 4] += static_cast<int8_t>(v.byte[i]) * numbers[i % 4];
+    const Vector<uint32_t> bytes = as<uint32_t>(v.byte);
+    for (int k = 0; k < 4; ++k) acc.lane += (as<int32_t>(bytes << (24 - 8 * k)) >> 24) * numbers[k];
     return acc;
   }
   static EH2O_INLINE F32 finish(Acc acc) { return mul_dot(acc, set1(1.0f), zero()); }
   static EH2O_INLINE void store_x(uint8_t* out, F32 v) {
+    const Vector<int32_t> numbers = to_i32(round_nearest(v));
     for (size_t i = 0; i < kLanes; ++i) {
-      const auto number = static_cast<int16_t>(std::nearbyintf(v.lane[i]));
+      const auto number = static_cast<int16_t>(numbers[i]);
       std::memcpy(out + 2 * i, &number, 2);
     }
   }
