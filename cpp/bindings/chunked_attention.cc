@@ -175,10 +175,9 @@ class AttentionSequence {
     state.advance(n_tokens);
   }
 
-  void load_state(const py::buffer& buffer) {
-    const py::buffer_info info = buffer.request();
+  void load_state(const py::buffer& state, const std::vector<py::buffer>& marks) {
     forget_prompt();
-    sequence.load_state(contiguous_bytes(info, "the state"));
+    load_states(sequence, state, marks);
   }
 
   // (m, l, o) of the rows of the latest run: [n_tokens][n_heads], and o with [head_dim].
@@ -375,7 +374,8 @@ void bind_chunked_attention(py::module_& module) {
       .def("begin_call", [](AttentionSequence& self) { self.sequence.begin_call(); })
       .def("end_call", [](AttentionSequence& self) { self.sequence.end_call(); })
       .def("state", &AttentionSequence::state)
-      .def("load_state", &AttentionSequence::load_state, py::arg("state"))
+      .def("load_state", &AttentionSequence::load_state, py::arg("state"),
+           py::arg("marks") = std::vector<py::buffer>())
       .def("position", &AttentionSequence::position, py::arg("layer"))
       .def_property_readonly("n_tokens",
                              [](const AttentionSequence& self) { return self.sequence.position(); })

@@ -158,9 +158,8 @@ void bind_sequence_methods(Class& c) {
       .def_property_readonly("policy", [](const T& self) { return self.policy; });
 }
 
-template <typename T>
-void load_state(T& self, const pybind11::buffer& state, const std::optional<std::vector<int32_t>>& tokens,
-                const std::vector<pybind11::buffer>& marks) {
+inline void load_states(Sequence& sequence, const pybind11::buffer& state,
+                        const std::vector<pybind11::buffer>& marks) {
   const pybind11::buffer_info info = state.request();
   std::vector<pybind11::buffer_info> mark_infos;
   std::vector<Span<const uint8_t>> mark_states;
@@ -168,8 +167,14 @@ void load_state(T& self, const pybind11::buffer& state, const std::optional<std:
     mark_infos.push_back(mark.request());
     mark_states.push_back(contiguous_bytes(mark_infos.back(), "the state of a mark"));
   }
+  sequence.load_states(contiguous_bytes(info, "the state"), mark_states);
+}
+
+template <typename T>
+void load_state(T& self, const pybind11::buffer& state, const std::optional<std::vector<int32_t>>& tokens,
+                const std::vector<pybind11::buffer>& marks) {
   self.forget_prompt();
-  self.sequence.load_states(contiguous_bytes(info, "the state"), mark_states);
+  load_states(self.sequence, state, marks);
   if (tokens) {
     const size_t position = self.sequence.position();
     if (tokens->size() != position) {

@@ -82,7 +82,7 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
         "--session",
         metavar="FILE",
         help="go on from this file if it exists, and save the cache to it at the end: a prompt "
-        "that begins like the saved one is read only from where it is new",
+        "that begins like the saved one is read only from a little before where it is new",
     )
     group.add_argument(
         "--session-read-only", action="store_true", help="never write to the session file"

@@ -2,10 +2,10 @@
 
 Layout, little-endian: magic, format version (u32), length of the header (u32), the header in JSON,
 then the parts whose sizes it gives: token ids (i32), the document (JSON text of the caller), the
-state of the core, the logits after the prompt (f32), the rows of the cache; at the end the BLAKE2b
-hash of everything before it. The header also holds the fingerprint of what made the file: model,
-attention, chunk size and cache type; and whether its budgets are from prompts (``is_taught``, which
-older files lack).
+state of the core, the logits after the prompt (f32), what is noted at each mark, the rows of the
+cache; at the end the BLAKE2b hash of everything before it. The header also holds the fingerprint of
+what made the file: model, attention, chunk size and cache type; and whether its budgets are from
+prompts (``is_taught``). Older files lack that, and marks.
 
 A file is checked as a whole before anything of it is used.
 """
@@ -93,12 +93,13 @@ def write_session(
     sizes = [*map(len, parts), sum(map(len, all_rows))]
     said = {"fingerprint": fingerprint, "is_taught": is_taught}
     said["sizes"] = dict(zip(_SIZES, sizes, strict=True))
+    said["mark_bytes"] = list(map(len, state.marks))
     header = json.dumps(said).encode("ascii")
     digest = blake2b(digest_size=DIGEST_BYTES)
     try:
         with replacing(path) as file:
             prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(header))
-            for block in (prefix, header, *parts):
+            for block in (prefix, header, *parts, *state.marks):
                 digest.update(block)
                 file.write(block)
             for row in all_rows:
@@ -161,7 +162,7 @@ class SessionHead:
 def peek_session(path: Path) -> SessionHead:
     """Reads the head of a file. Raises as ``check_session_file`` does."""
     with _open(path) as file:
-        header, (token_bytes, document_bytes, core_bytes, _, _) = _read_header(path, file)
+        header, (token_bytes, document_bytes, core_bytes, *_) = _read_header(path, file)
         tokens = np.frombuffer(_read_exactly(path, file, token_bytes // 4 * 4), "<i4")
         file.seek(document_bytes + token_bytes % 4, os.SEEK_CUR)
         core = _read_exactly(path, file, min(core_bytes, MAX_HEADER_BYTES))
@@ -192,7 +193,7 @@ def _read(
     header, sizes = _read_header(path, file)
     n_bytes, begin = os.fstat(file.fileno()).st_size, file.tell()
     _check_fingerprint(path, header.get("fingerprint"), fingerprint)
-    token_bytes, document_bytes, core_bytes, logit_bytes, row_bytes = sizes
+    token_bytes, document_bytes, core_bytes, logit_bytes, row_bytes, *mark_bytes = sizes
     if token_bytes % 4 or logit_bytes not in (0, 4 * vocab_size):
         raise _damaged(path, "the sizes of its parts cannot be")
     _check_digest(path, file, n_bytes - DIGEST_BYTES)
@@ -201,14 +202,18 @@ def _read(
     document = _parse_json(path, _read_exactly(path, file, document_bytes))
     core = _read_exactly(path, file, core_bytes)
     logits = np.frombuffer(_read_exactly(path, file, logit_bytes), "<f4").astype(np.float32)
+    marks = tuple(_read_exactly(path, file, n) for n in mark_bytes)
     if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         raise _damaged(path, f"a token id is outside the vocabulary of {vocab_size} tokens")
-    state = RunnerState(tuple(tokens.tolist()), core, logits if logits.size else None)
+    state = RunnerState(tuple(tokens.tolist()), core, logits if logits.size else None, marks)
     return SavedSession(state, document, file, row_bytes)
 
 
 def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], list[int]]:
-    """The header and the sizes of the parts, which begin where the file then stands."""
+    """The header and the sizes of the parts, which begin where the file then stands.
+
+    Those of the marks stand behind ``_SIZES``.
+    """
     n_bytes = os.fstat(file.fileno()).st_size
     header_bytes = _read_prefix(path, file, n_bytes)
     header = _parse_json(path, _read_exactly(path, file, header_bytes))
@@ -233,10 +238,12 @@ def _read_prefix(path: Path, file: IO[bytes], n_bytes: int) -> int:
 
 
 def _check_sizes(path: Path, header: Mapping[str, Any], expected: int) -> list[int]:
-    sizes = header.get("sizes")
-    values = [sizes.get(name) for name in _SIZES] if isinstance(sizes, dict) else []
+    sizes, marks = header.get("sizes"), header.get("mark_bytes", [])
+    values: list[object] = []
+    if isinstance(sizes, dict) and isinstance(marks, list):
+        values = [*(sizes.get(name) for name in _SIZES), *marks]
     counts = [value for value in values if type(value) is int and value >= 0]
-    if len(counts) != len(_SIZES):
+    if not counts or len(counts) != len(values):
         raise _damaged(path, "its header lacks the sizes of its parts")
     if sum(counts) != expected:
         raise _damaged(path, f"it should have {sum(counts) - expected:+} bytes")

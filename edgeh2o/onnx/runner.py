@@ -186,12 +186,23 @@ class OnnxRunner(CountedRunner):
     def find_mark(self, position: int) -> int:
         return self._attention.find_mark(position)
 
+    @property
+    def marks(self) -> list[int]:
+        """Where marks lie, ascending."""
+        return self._attention.marks
+
+    @property
+    def mark_states(self) -> list[bytes]:
+        return self._attention.mark_states
+
     def save_state(self) -> bytes:
         return self._attention.save_state()
 
-    def load_state(self, state: bytes, token_ids: Sequence[int]) -> None:
+    def load_state(
+        self, state: bytes, token_ids: Sequence[int], marks: Sequence[bytes] = ()
+    ) -> None:
         self._forget()
-        self._attention.load_state(state)
+        self._attention.load_state(state, marks)
         self._token_ids = list(token_ids)
         if self.position != len(token_ids):
             position = self.position

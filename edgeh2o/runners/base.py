@@ -52,12 +52,13 @@ class RunnerState:
     """All that later calls of a runner depend on, but the rows of its cache.
 
     ``token_ids`` are the tokens in the cache, ``core`` is opaque, ``prompt_logits`` [vocab_size]
-    are those after the last prompt token.
+    are those after the last prompt token, ``marks`` what is noted at each mark.
     """
 
     token_ids: tuple[int, ...]
     core: bytes
     prompt_logits: NDArray[np.float32] | None
+    marks: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, runner: Runner) -> RunnerState:
@@ -66,7 +67,7 @@ class RunnerState:
             core = runner.save_state()
         except ValueError as error:
             raise UsageError(f"the session cannot be saved: {error}") from None
-        return cls(tuple(runner.token_ids), core, runner.prompt_logits)
+        return cls(tuple(runner.token_ids), core, runner.prompt_logits, tuple(runner.mark_states))
 
     def restore(self, runner: Runner) -> None:
         """Lets ``runner`` take this up; the caller then fills its ``cached_rows``.
@@ -74,7 +75,7 @@ class RunnerState:
         Raises FormatError, and forgets the prompt, for what such a runner could not have had.
         """
         try:
-            runner.load_state(self.core, self.token_ids)
+            runner.load_state(self.core, self.token_ids, self.marks)
         except ValueError as error:
             raise FormatError(f"the saved state does not fit: {error}") from None
         runner.prompt_logits = self.prompt_logits
@@ -220,11 +221,23 @@ class Runner(Protocol):
     def find_mark(self, position: int) -> int:
         """The last position up to ``position`` that ``rewind`` can go to."""
 
-    def save_state(self) -> bytes:
-        """What later calls depend on, but tokens and cached rows. ValueError if that cannot be."""
+    @property
+    def mark_states(self) -> Sequence[bytes]:
+        """What is noted at each mark, in their order."""
 
-    def load_state(self, state: bytes, token_ids: Sequence[int]) -> None:
-        """Takes up a saved prompt, but its rows; ValueError, and no prompt, if it is bad."""
+    def save_state(self) -> bytes:
+        """What later calls depend on, but tokens, cached rows and marks.
+
+        ValueError if that cannot be.
+        """
+
+    def load_state(
+        self, state: bytes, token_ids: Sequence[int], marks: Sequence[bytes] = ()
+    ) -> None:
+        """Takes up a saved prompt and its ``mark_states``, but not its rows.
+
+        ValueError, and no prompt, if it is bad.
+        """
 
     def cached_rows(self) -> Sequence[NDArray[np.uint8]]:
         """Writable views of all cached rows of the tokens, in a fixed order.

@@ -137,7 +137,8 @@ class PrefixDisk:
                 return
             if n_common == len(entry.token_ids):  # it went on, and takes its place
                 self._remove(entry.path)
-        n_bytes = sum(len(rows) for rows in runner.cached_rows()) + len(runner.save_state())
+        parts = [runner.save_state(), *runner.mark_states, *runner.cached_rows()]
+        n_bytes = sum(map(len, parts))
         if n_bytes > self.max_bytes:
             raise ResourceError(
                 f"its {end} tokens take {n_bytes} bytes and --prefix-cache-disk may hold "

@@ -1,13 +1,11 @@
-"""The state of a ``SharedRunner`` as bytes: where prompts were read, and what is noted there.
+"""The state of a ``SharedRunner`` as bytes: that of its runner, and where prompts were read.
 
-Layout: the length of the header (u32, little-endian), the header in JSON, the state of the runner,
-and those of its marks, whose lengths the header gives.
+Layout: the length of the header (u32, little-endian), the header in JSON, the state of the runner.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -34,12 +32,10 @@ class SavedPlaces:
         return grid.last_mark(self.places.marks, most, shape, self.places)
 
 
-def pack_state(saved: SavedPlaces, state: bytes, marks: Sequence[bytes]) -> bytes:
+def pack_state(saved: SavedPlaces, state: bytes) -> bytes:
     """All of it as bytes."""
     header = json.dumps(
         {
-            "state": [len(state)],
-            "mark_states": [len(mark) for mark in marks],
             "marks": saved.places.marks,
             "turns": saved.places.turns,
             "questions": saved.places.questions,
@@ -47,26 +43,17 @@ def pack_state(saved: SavedPlaces, state: bytes, marks: Sequence[bytes]) -> byte
         }
     ).encode("ascii")
     length = len(header).to_bytes(_LENGTH_BYTES, "little")
-    return b"".join([length, header, state, *marks])
+    return b"".join([length, header, state])
 
 
-def unpack_state(data: bytes, n_tokens: int) -> tuple[SavedPlaces, bytes, list[bytes]]:
+def unpack_state(data: bytes, n_tokens: int) -> tuple[SavedPlaces, bytes]:
     """What ``pack_state`` was given, of so many tokens. Raises ValueError for anything else."""
     header, begin = _read_header(data)
     saved = _places_of(header)
-    sizes = [*_integers(header, "state"), *_integers(header, "mark_states")]
-    if len(header["state"]) != 1 or begin + sum(sizes) != len(data):
-        raise ValueError("it is cut off")
-    parts = []
-    for size in sizes:
-        parts.append(data[begin : begin + size])
-        begin += size
     places = saved.places
     if max((*places.marks, *places.turns, *places.questions, saved.whole_end or 0)) > n_tokens:
         raise ValueError(f"its positions are beyond its {n_tokens} tokens")
-    if len(places.marks) != len(parts) - 1:
-        raise ValueError("it has not a state for every mark")
-    return saved, parts[0], parts[1:]
+    return saved, data[begin:]
 
 
 def read_places(data: bytes) -> SavedPlaces:
@@ -100,10 +87,10 @@ def _places_of(header: dict[str, Any]) -> SavedPlaces:
 
 
 def _integers(header: dict[str, Any], name: str) -> list[int]:
-    """A list of numbers from 0 on; of positions an ascending one."""
+    """An ascending list of positions."""
     values = header.get(name)
     if not isinstance(values, list) or any(type(each) is not int or each < 0 for each in values):
         raise ValueError(f"its {name} are no list of numbers")
-    if name != "mark_states" and any(a >= b for a, b in pairwise(values)):
+    if any(a >= b for a, b in pairwise(values)):
         raise ValueError(f"its {name} do not ascend")
     return values

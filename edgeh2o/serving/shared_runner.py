@@ -282,25 +282,28 @@ class SharedRunner(CountedRunner):
         """Lets ``find_mark`` name the end of what is held, whatever prompt was expected last."""
         self._shape = PromptShape(len(self._tokens))
 
+    @property
+    def mark_states(self) -> Sequence[bytes]:
+        states: Sequence[bytes] = self._scheduler.call(lambda: self.runner.mark_states)
+        return states
+
     def save_state(self) -> bytes:
-        """That of the runner, its marks, and where prompts were read."""
+        """That of the runner, and where prompts were read."""
         return self._scheduler.call(self._save_state)
 
     def _save_state(self) -> bytes:
-        places, marks = self._places, list(getattr(self.runner, "mark_states", ()))
-        if len(marks) != len(places.marks):  # runners of ONNX models keep theirs to themselves
-            places, marks = ReadPlaces(turns=places.turns), []
-        return pack_state(SavedPlaces(places, self._whole_end), self.runner.save_state(), marks)
+        return pack_state(SavedPlaces(self._places, self._whole_end), self.runner.save_state())
 
-    def load_state(self, state: bytes, token_ids: Sequence[int]) -> None:
+    def load_state(
+        self, state: bytes, token_ids: Sequence[int], marks: Sequence[bytes] = ()
+    ) -> None:
         """Takes up what ``save_state`` gave. Raises ValueError, and forgets, for anything else."""
         self._forget()
-        saved, own, marks = unpack_state(state, len(token_ids))
-        extra = {"marks": marks} if marks else {}
+        saved, own = unpack_state(state, len(token_ids))
 
         def load() -> None:
-            self.runner.load_state(own, token_ids, **extra)
-            if marks and tuple(self.runner.marks) != saved.places.marks:
+            self.runner.load_state(own, token_ids, marks)
+            if not {*saved.places.marks} <= {*self.runner.marks}:
                 self.runner.reset()
                 raise ValueError("its marks are not where it says")
 

@@ -66,8 +66,8 @@ class RecordedRunner:
         self.runner.reset()
         self.calls.clear()
 
-    def load_state(self, state: bytes, token_ids: list[int]) -> None:
-        self.runner.load_state(state, token_ids)
+    def load_state(self, state: bytes, token_ids: list[int], marks: list[bytes]) -> None:
+        self.runner.load_state(state, token_ids, marks)
         self.calls[:] = self.old.calls if self.old else []
 
     def replay(self) -> NDArray[np.float32]:

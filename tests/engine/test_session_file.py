@@ -20,7 +20,7 @@ from edgeh2o.attention.dense import DenseConfig
 from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig, SamplingParams
-from edgeh2o.engine import session_file
+from edgeh2o.engine import plan, session_file
 from edgeh2o.engine.transcript import Transcript
 from edgeh2o.errors import EdgeH2OError, FormatError, ResourceError, UsageError
 from edgeh2o.llm import LLM
@@ -80,6 +80,66 @@ def test_a_loaded_session_goes_on_as_the_one_that_was_saved(
     result = llm.generate(longer, GREEDY, keep_cache=True, logprobs=True)
     assert result.stats.cached_tokens == expected.stats.cached_tokens > first.stats.prompt_tokens
     assert (result.token_ids, result.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+KINDS = [
+    {"tensor_type": "Q4_0"},
+    {"architecture": "lfm2", "n_kv_heads": (0, 2, 0, 2)},
+    {"architecture": "qwen35"},
+]
+
+
+@pytest.mark.parametrize("shape", KINDS, ids=["llama", "lfm2", "qwen35"])
+@pytest.mark.parametrize("n_more", [0, 3])
+def test_a_loaded_session_goes_back_to_its_marks(
+    tiny_model: TinyModelFactory, tmp_path: Path, shape: dict[str, Any], n_more: int
+) -> None:
+    """Behind the prompt are tokens of an answer, which a recurrent state cannot take back."""
+    tokens = [1 + i % 300 for i in range(100)]
+    prompts = [tokens, [*tokens[:60], 5, 6, 7]]
+    path = tiny_model(n_layers=4, **shape)
+    answer = replace(GREEDY, max_tokens=n_more)
+    with _load(path, attention=DenseConfig(), context_size=256) as llm:
+        llm.generate(tokens, answer, keep_cache=True)
+        llm.save_session(tmp_path / "s")
+        expected = [llm.generate(p, GREEDY, keep_cache=True, logprobs=True) for p in prompts]
+    assert [each.stats.cached_tokens for each in expected] == [100, 48]
+    with _load(path, attention=DenseConfig(), context_size=256) as llm:
+        llm.load_session(tmp_path / "s")
+        results = [llm.generate(p, GREEDY, keep_cache=True, logprobs=True) for p in prompts]
+    for result, same in zip(results, expected, strict=True):
+        assert result.stats.cached_tokens == same.stats.cached_tokens
+        assert (result.token_ids, result.logprobs) == (same.token_ids, same.logprobs)
+
+
+def test_a_file_without_marks_as_older_ones_are(llm: LLM, file: Path, saved: bytes) -> None:
+    header_bytes = struct.unpack_from("<I", saved, 12)[0]
+    header = json.loads(saved[16 : 16 + header_bytes])
+    sizes, n_marks = header["sizes"], sum(header.pop("mark_bytes"))
+    assert n_marks > 0
+    marks = len(saved) - 32 - sizes["row_bytes"] - n_marks
+    text = json.dumps(header).encode()
+    parts = saved[16 + header_bytes : marks] + saved[marks + n_marks :]
+    file.write_bytes(_sign(saved[:12] + struct.pack("<I", len(text)) + text + parts))
+    llm.load_session(file)
+    same = llm.generate(TEXT, GREEDY, keep_cache=True)
+    assert same.stats.cached_tokens == same.stats.prompt_tokens
+
+
+def test_a_longer_cache_keeps_its_marks(
+    tiny_model: TinyModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MIN_DEFAULT_CONTEXT", 64)
+    monkeypatch.setattr(plan, "CONTEXT_STEP", 16)
+    tokens = [1 + i % 300 for i in range(100)]
+    with LLM(tiny_model(), prefill=PREFILL, attention=DenseConfig()) as llm:
+        llm.generate(tokens, GREEDY, keep_cache=True)
+        context = llm._session.runner.max_context
+        longer = llm.generate([*tokens, *tokens], GREEDY, keep_cache=True)
+        assert longer.stats.cached_tokens == 100
+        assert llm._session.runner.max_context > context
+        departing = llm.generate([*tokens[:60], 5, 6, 7], GREEDY, keep_cache=True)
+    assert departing.stats.cached_tokens == 48
 
 
 def test_nothing_to_save(model: Path, tmp_path: Path) -> None:
@@ -201,6 +261,9 @@ def _token(index: int, value: int) -> Callable[[bytes], bytes]:
         (_header(lambda header: header["sizes"].update(row_bytes=2**63)), "should have"),
         (_header(lambda header: header["sizes"].update(token_bytes=-4)), "lacks the sizes"),
         (_header(lambda header: header["sizes"].update(row_bytes=1.5)), "lacks the sizes"),
+        (_header(lambda header: header.update(mark_bytes=7)), "lacks the sizes"),
+        (_header(lambda header: header.update(mark_bytes=[-1])), "lacks the sizes"),
+        (_header(lambda header: header["mark_bytes"].append(2**63)), "should have"),
         (_token(0, -1), "token id is outside"),
         (_token(3, 10**6), "token id is outside"),
     ],

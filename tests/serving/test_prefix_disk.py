@@ -192,31 +192,27 @@ SAVED = SavedPlaces(ReadPlaces((0, 64), (0,), ()), 90)
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b"stateonetwo", b"stateonetw", "cut off"),
-        (b"stateonetwo", b"stateonetwo!", "cut off"),
         (b'"marks": [0, 64]', b'"marks": [64, 0]', "marks do not ascend"),
         (b'"marks": [0, 64]', b'"marks": [0,6.4]', "marks are no list"),
         (b'"marks": [0, 64]', b'"marks": [00064]', "header is not JSON"),
-        (b'"marks": [0, 64]', b'"marks": [   64]', "a state for every mark"),
         (b'"marks": [0, 64]', b'"narks": [0, 64]', "marks are no list"),
         (b'"turns": [0]', b'"turns": [1]', "first turn"),
         (b'"whole_end": 90', b'"whole_end": -1', "end cannot be"),
         (b'"whole_end": 90', b'"whole_end":"a"', "end cannot be"),
         (b'"whole_end": 90', b'"whole_end":999', "beyond its 100 tokens"),
-        (b'"state": [5]', b'"state":  5 ', "state are no list"),
         (b"{", b"[", "header is not JSON"),
     ],
 )
 def test_a_bad_state_is_refused(old: bytes, new: bytes, reason: str) -> None:
-    good = pack_state(SAVED, b"state", [b"one", b"two"])
+    good = pack_state(SAVED, b"state")
     assert good.count(old) == 1
     with pytest.raises(ValueError, match=reason):
         unpack_state(good.replace(old, new), 100)
 
 
 def test_a_state_survives() -> None:
-    good = pack_state(SAVED, b"state", [b"one", b"two"])
-    assert unpack_state(good, 100) == (SAVED, b"state", [b"one", b"two"])
+    good = pack_state(SAVED, b"state")
+    assert unpack_state(good, 100) == (SAVED, b"state")
     assert read_places(good + bytes(10)) == SAVED
     for bad in (b"", good[:3], good[:50], b"\xff\xff\xff\x7f" + good[4:]):
         with pytest.raises(ValueError):
