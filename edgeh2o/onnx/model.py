@@ -177,7 +177,7 @@ class OnnxModel:
         cut = cut_decoder(graph, sites, products)
         factory = SegmentFactory(cut, self.n_threads, config, packs=not is_check)
         sites = check_masks(cut, factory.make_masks(), config)
-        sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
+        sites = add_windows(sites, folder.window, config.context_length)
         stages = []
         for stage in cut.stages:
             tensors = [graph.tensors[name] for name in stage.segment.constants]
