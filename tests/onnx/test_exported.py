@@ -25,6 +25,8 @@ RUNS = {
     "builder_lfm2_int4": ([0, 0], 0.2),
     "builder_llama_fp16": ([0, 0], 0.03),
     "builder_llama_int8": ([0, 0], 0.2),
+    "builder_mistral_fp32": ([WINDOW, WINDOW], 1e-4),  # a window that the graph does not have
+    "builder_mistral_int4": ([WINDOW, WINDOW], 0.2),
     "dynamo_llama_23": ([0, 0], 1e-4),
     "dynamo_gemma2_18": ([WINDOW, 0], 1e-4),
     "optimum_qwen2_14": ([0, 0], 1e-4),
