@@ -9,6 +9,7 @@ layer and the next do, share a session.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 FLOAT, FLOAT16, INT64 = 1, 10, 7
 _UINT8 = 2
+# As ``sessions`` names values that cross between a layer's mixer and onnxruntime.
+_OWN_NAME = re.compile(r"['\"]?edgeh2o/(\d+)/[\w/]+['\"]?")
 # Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
 MIN_SHARED_BYTES = 1024
 # Larger weights of products are not copied twice on their way.
@@ -331,5 +334,11 @@ def numpy_type(item: Any) -> np.dtype[Any]:
 
 
 def reason_of(error: Exception, limit: int = 300) -> str:
-    """What onnxruntime says, in one line of at most ``limit`` characters."""
-    return " ".join(str(error).split())[:limit]
+    """What onnxruntime says, in one line of at most ``limit`` characters, in whole words.
+
+    Values that only we know by their names are described.
+    """
+    text = _OWN_NAME.sub(r"what layer \1 computes", " ".join(str(error).split()))
+    if len(text) <= limit:
+        return text
+    return text[: limit - 3].rpartition(" ")[0].rstrip(" ,;:") + " ..."
