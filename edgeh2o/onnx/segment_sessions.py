@@ -26,7 +26,7 @@ from .data import OnnxTensor
 from .encoding import encode_model
 from .graph import OnnxGraph, describe_nodes
 from .messages import Node, Tensor, ValueInfo
-from .packages import onnxruntime
+from .packages import address_error, onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -204,6 +204,8 @@ class SessionMaker:
                 model, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
+            if (lack := address_error(error, f"the {what} of the model")) is not None:
+                raise lack from None
             raise FormatError(
                 f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; export "
                 "it in another precision (float32, or int4 with symmetric blocks) or with an older "
