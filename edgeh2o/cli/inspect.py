@@ -150,14 +150,14 @@ def _report_safetensors(
 
 
 def _report_onnx(path: Path, options: ModelOptions) -> dict[str, Any]:
-    from ..onnx.model import OnnxModelFile
+    from ..engine.opening import open_onnx_model
 
     def estimate_memory() -> dict[str, Any]:
         plan = _make_plan(file.config, options)
         sizes = (file.n_weight_bytes, file.n_mapped_bytes)
         return _describe_memory(plan, *sizes, file.estimate_session_bytes)
 
-    with OnnxModelFile(path) as file:
+    with open_onnx_model(path) as file:
         file.check()
         return {
             **file.describe(),

@@ -79,7 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_line("error", name_variables(str(error), args))
         return error.exit_code
     except MemoryError:
-        _print_line("error", "out of memory; use a smaller model, context (-c) or batch (-b, -ub)")
+        from ..host.memory import address_space_left_bytes
+
+        cure = "use a smaller model, context (-c) or batch (-b, -ub)"
+        if address_space_left_bytes() is not None:
+            cure = f"raise the limit of the address space (ulimit -v), or {cure}"
+        _print_line("error", f"out of memory; {cure}")
         return EdgeH2OError.exit_code
     except KeyboardInterrupt:
         print("edgeh2o: interrupted", file=sys.stderr)

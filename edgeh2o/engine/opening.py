@@ -27,6 +27,7 @@ from .plan import OPEN_BATCH_TOKENS, RunPlan, fit_chunks
 
 if TYPE_CHECKING:
     from ..attention.base import SparseAttentionConfig
+    from ..onnx.model import OnnxModelFile
     from .draft_model import DraftModel
     from .models import ModelFile
     from .session import OnProgress, Session
@@ -41,17 +42,29 @@ def import_answering() -> None:
     if addresses is None:
         return
     memory.keep_one_arena()
+    _require_addresses()
     try:
-        if "numpy" not in sys.modules and addresses < LIBRARY_ADDRESS_BYTES:
-            raise ImportError  # OpenBLAS would end the process
         import tokenizers  # noqa: F401
 
         from . import prompt, session  # noqa: F401
     except ImportError:
-        raise ResourceError(
-            f"the address space that is left, {memory.format_bytes(addresses)}, does not hold the "
-            "libraries; raise its limit (ulimit -v)"
-        ) from None
+        raise memory.does_not_hold(addresses, "the libraries") from None
+
+
+def _require_addresses() -> None:
+    """Raises ResourceError where too few are left for NumPy: OpenBLAS would end the process."""
+    addresses = memory.address_space_left_bytes()
+    if addresses is None or "numpy" in sys.modules or addresses >= LIBRARY_ADDRESS_BYTES:
+        return
+    raise memory.does_not_hold(addresses, "the libraries")
+
+
+def open_onnx_model(path: Path) -> OnnxModelFile:
+    """Opens the folder or ``.onnx`` file of an ONNX model. Raises as ``open_model`` does."""
+    _require_addresses()
+    from ..onnx.model import OnnxModelFile
+
+    return OnnxModelFile(path)
 
 
 def open_model(
@@ -89,9 +102,7 @@ def open_model(
             )
         if device is not None:
             raise UsageError(f"{path}: ONNX models do not run on a GPU; use --device cpu")
-        from ..onnx.model import OnnxModelFile
-
-        return OnnxModelFile(path)
+        return open_onnx_model(path)
     if device is not None:
         from ..runners.cuda import CudaModelFile
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ..errors import ResourceError
 from . import cgroup
 
 _M_ARENA_MAX = -8  # of malloc.h
@@ -32,6 +33,14 @@ def address_space_left_bytes(status: Path = Path("/proc/self/status")) -> int | 
     if limit == resource.RLIM_INFINITY:
         return None
     return max(0, limit - (_read_field(status, b"VmSize:") or 0))
+
+
+def does_not_hold(addresses: int, what: str) -> ResourceError:
+    """The error of something for which so many bytes of addresses that are left are too few."""
+    return ResourceError(
+        f"the address space that is left, {format_bytes(addresses)}, does not hold {what}; raise "
+        "its limit (ulimit -v)"
+    )
 
 
 def keep_one_arena() -> None:

@@ -13,7 +13,7 @@ from .messages import Node
 if TYPE_CHECKING:
     from .sites import AttentionSite
 
-_UINT8, _BFLOAT16 = 2, 16
+_UINT8, _BFLOAT16, _UINT4, _INT4 = 2, 16, 21, 22
 _MAX_SIZE = 2**31
 
 
@@ -25,6 +25,30 @@ def check_blocks(graph: OnnxGraph) -> None:
     for node in graph.nodes:
         if node.op_type == "MatMulNBits":
             _check_node(graph, node)
+
+
+def check_embeddings(graph: OnnxGraph) -> None:
+    """Raises FormatError for a quantised embedding that shares a matrix of another form.
+
+    The model builder of onnxruntime-genai names one that it does not write, where the output
+    matrix has zero points.
+    """
+    for node in graph.nodes:
+        if node.op_type != "GatherBlockQuantized":
+            continue
+        name = node.input[0]
+        maker = graph.producers.get(name)
+        if maker is not None and maker.op_type == "Reshape":
+            name = maker.input[0]
+        tensor = graph.constant(name)
+        is_quantised = tensor is None or tensor.elem_type in (_UINT8, _UINT4, _INT4)
+        if not is_quantised or len(node.input) < 3 or not node.input[2]:
+            raise FormatError(
+                f"{describe_node(node)} shares the embedding with the output matrix, but the "
+                "file does not hold it quantised, as that operator needs it (the model builder's "
+                "int4 with zero points); export it again with shared_embeddings=false, or with "
+                "symmetric blocks (is_symmetric=true)"
+            )
 
 
 def check_caches(graph: OnnxGraph, sites: Sequence[AttentionSite]) -> None:

@@ -95,12 +95,13 @@ def _read_genai(root: Path, model_path: Path | None) -> OnnxFolder:
     eos = read_token_ids(model.get("eos_token_id"), "model.eos_token_id")
     bos = read_token_ids(model.get("bos_token_id"), "model.bos_token_id")
     files = read_tokenizer_files(root)
+    architecture = _architecture(model.get("type"))
     return OnnxFolder(
         model_path=model_path or root / filename,
-        architecture=_architecture(model.get("type")),
+        architecture=architecture,
         config_name=GENAI_CONFIG,
         sizes=_read_sizes({**model, **decoder}, GENAI_CONFIG),
-        window=read_genai_window(decoder, GENAI_CONFIG),
+        window=_find_window(root, decoder, architecture),
         bos=files.pop("bos") or next(iter(bos), None),
         eos=files.pop("eos") or next(iter(eos), None),
         more_eos=eos,
@@ -123,6 +124,15 @@ def _read_transformers(root: Path, model_path: Path) -> OnnxFolder:
         more_eos=more,
         **read_tokenizer_files(root),
     )
+
+
+def _find_window(root: Path, decoder: Mapping[str, Any], architecture: str) -> ConfigWindow | None:
+    """The window of genai_config.json, or of config.json beside it where that says more."""
+    window = read_genai_window(decoder, architecture, GENAI_CONFIG)
+    if window is not None and window.layers is not None:
+        return window
+    name = "config.json"
+    return read_transformers_window(read_json_if_there(root / name), name) or window
 
 
 def _architecture(name: object) -> str:

@@ -260,6 +260,10 @@ def _parse(path: Path) -> tuple[Model, int]:
             os.close(descriptor)
     except OSError as error:
         raise ResourceError(f"{path}: {error.strerror}") from None
+    if not data:
+        raise FormatError(
+            f"{path} is empty: it was not fetched or copied to its end; fetch or copy it again"
+        )
     foreign = describe_foreign_file(bytes(data[:PROBE_BYTES]))
     if bytes(data[:4]) == b"GGUF":
         foreign = "a GGUF file; rename it to .gguf"

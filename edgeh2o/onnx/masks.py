@@ -47,22 +47,40 @@ def check_masks(cut: Cut, segment: LoadedSegment | None, config: ModelConfig) ->
 
 
 def add_windows(
-    sites: Sequence[Site], window: ConfigWindow | None, context_length: int, name: str
+    sites: Sequence[Site], window: ConfigWindow | None, context_length: int
 ) -> list[Site]:
     """The sites of all layers, with the windows of the configuration, where the graph has none.
 
-    Raises FormatError if nothing says which layers have it.
+    Raises FormatError if nothing says which layers have it, or for layers that the model does not
+    have, or that are not those of the graph.
     """
-    has_own = any(isinstance(site, AttentionSite) and site.window for site in sites)
-    if window is None or window.width >= context_length or has_own:
+    if window is None:
         return list(sites)
-    if window.layers is None:
+    attention = [i for i, site in enumerate(sites) if isinstance(site, AttentionSite)]
+    layers = attention if isinstance(window.layers, str) else window.layers
+    for layer in layers or ():
+        if layer not in attention:
+            has = f"{len(sites)} layers" if layer >= len(sites) else "no attention in it"
+            raise FormatError(
+                f"{window.place} gives layer {layer}, counted from 0, a sliding window, but the "
+                f"graph has {has}; the files belong to different models, fetch them again"
+            )
+    if window.width >= context_length:
+        return list(sites)
+    own = [i for i, site in enumerate(sites) if isinstance(site, AttentionSite) and site.window]
+    if own:
+        if layers and layers is not attention and sorted(set(layers)) != own:
+            raise FormatError(
+                f"{window.place} gives layers {sorted(set(layers))} a sliding window, the "
+                f"graph layers {own}; the files belong to different models, fetch them again"
+            )
+        return list(sites)
+    if layers is None:
         raise FormatError(
-            f"{name} names a sliding window of {window.width} positions, but neither it (by "
-            "layer_types) nor the graph says which layers have it; export the model with "
-            "local_window_size or masks in the graph"
+            f"{window.place} names a sliding window of {window.width} positions, but neither it "
+            "nor the graph says which layers have it; name them there (sliding_window.layers of "
+            "genai_config.json, layer_types of config.json), or remove sliding_window if none has"
         )
-    layers = range(len(sites)) if window.layers == "all" else window.layers
     return [
         replace(site, window=window.width)
         if i in layers and isinstance(site, AttentionSite)

@@ -13,7 +13,7 @@ from ..errors import FormatError, ResourceError, UsageError
 from ..host.memory import return_freed_memory
 from ..runners.base import SessionShape
 from ..tokenizer.tokenizer_json import JsonTokenizer, TokenizerSettings
-from .checks import check_blocks, check_caches
+from .checks import check_blocks, check_caches, check_embeddings
 from .composed import find_composed
 from .config import (
     DEFAULT_CONTEXT,
@@ -68,6 +68,7 @@ class OnnxModelFile:
         try:
             self._cut = cut_decoder(self._graph, _find_sites(self._folder, self._graph))
             check_blocks(self._graph)
+            check_embeddings(self._graph)
             self.config = read_config(self._folder, self._graph, self._cut)
             self.tokenizer = _read_tokenizer(self._folder, self.config.vocab_size)
         except FormatError as error:
@@ -177,7 +178,7 @@ class OnnxModel:
         cut = cut_decoder(graph, sites, products)
         factory = SegmentFactory(cut, self.n_threads, config, packs=not is_check)
         sites = check_masks(cut, factory.make_masks(), config)
-        sites = add_windows(sites, folder.window, config.context_length, folder.config_name)
+        sites = add_windows(sites, folder.window, config.context_length)
         stages = []
         for stage in cut.stages:
             tensors = [graph.tensors[name] for name in stage.segment.constants]

@@ -1,21 +1,44 @@
 """The optional package that ONNX models need: whoever imports it from here has it.
 
-Importing this module raises UsageError, with the cure, if it is missing.
+Importing this module raises UsageError, with the cure, if it is missing, and ResourceError where
+the limit of the address space has no room for it.
 """
 
 from __future__ import annotations
 
-from ..errors import UsageError
+import re
+
+from ..errors import EdgeH2OError, ResourceError, UsageError
+from ..host import memory
+
+# What the loader, C++ and onnxruntime say where nothing more can be mapped.
+_NO_MEMORY = re.compile(
+    "failed to map segment|cannot allocate|failed to allocate|bad_?alloc|PosixThread",
+    re.IGNORECASE,
+)
+
+
+def address_error(error: Exception, what: str) -> ResourceError | None:
+    """The error for ``what`` if that is what a limit of the address space does, else None."""
+    addresses = memory.address_space_left_bytes()
+    is_memory = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
+    return memory.does_not_hold(addresses, what) if addresses is not None and is_memory else None
+
+
+def explain_import(error: Exception) -> EdgeH2OError:
+    """What is to be said about onnxruntime that could not be imported."""
+    return address_error(error, "onnxruntime") or UsageError(
+        f"ONNX models need the package onnxruntime ({error}); install it with "
+        "pip install 'edgeh2o[onnx]'"
+    )
+
 
 try:
     import onnxruntime
-except ImportError as error:
-    raise UsageError(
-        f"ONNX models need the package onnxruntime ({error}); install it with "
-        "pip install 'edgeh2o[onnx]'"
-    ) from None
+except (ImportError, MemoryError) as error:
+    raise explain_import(error) from None
 
-__all__ = ["onnxruntime", "require_runtime"]
+__all__ = ["address_error", "explain_import", "onnxruntime", "require_runtime"]
 
 MIN_RUNTIME = (1, 23)
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import _core
 from ..errors import FormatError
-from ..formats.metadata import quote
 from ..model_config import ModelConfig
 from .config import OnnxConfig
 from .cut import CONTEXT_INPUTS, LOGITS, Site
@@ -82,8 +81,8 @@ def check_shapes(
             shape = shapes[name]
             if not shape.is_per_token or shape.row_bytes != 4 * width:
                 raise FormatError(
-                    f"layer {i} gives {shape.row_bytes // 4} numbers per token in {quote(name)}, "
-                    f"it takes {width}; the graph is inconsistent"
+                    f"layer {i} gives {shape.row_bytes // 4} numbers per token where it takes "
+                    f"{width}; the graph is inconsistent"
                 )
     dims = shapes[LOGITS].dims
     if dims[-1] != config.vocab_size:

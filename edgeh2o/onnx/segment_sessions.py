@@ -9,6 +9,7 @@ layer and the next do, share a session.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,13 +26,15 @@ from .data import OnnxTensor
 from .encoding import encode_model
 from .graph import OnnxGraph, describe_nodes
 from .messages import Node, Tensor, ValueInfo
-from .packages import onnxruntime
+from .packages import address_error, onnxruntime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FLOAT, FLOAT16, INT64 = 1, 10, 7
 _UINT8 = 2
+# As ``sessions`` names values that cross between a layer's mixer and onnxruntime.
+_OWN_NAME = re.compile(r"['\"]?edgeh2o/(\d+)/[\w/]+['\"]?")
 # Smaller constants go into the segment, where onnxruntime sees shapes and axes while it optimises.
 MIN_SHARED_BYTES = 1024
 # Larger weights of products are not copied twice on their way.
@@ -201,6 +204,8 @@ class SessionMaker:
                 model, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
+            if (lack := address_error(error, f"the {what} of the model")) is not None:
+                raise lack from None
             raise FormatError(
                 f"onnxruntime refuses the {what} of the model: {reason_of(error, 400)}; export "
                 "it in another precision (float32, or int4 with symmetric blocks) or with an older "
@@ -331,5 +336,11 @@ def numpy_type(item: Any) -> np.dtype[Any]:
 
 
 def reason_of(error: Exception, limit: int = 300) -> str:
-    """What onnxruntime says, in one line of at most ``limit`` characters."""
-    return " ".join(str(error).split())[:limit]
+    """What onnxruntime says, in one line of at most ``limit`` characters, in whole words.
+
+    Values that only we know by their names are described.
+    """
+    text = _OWN_NAME.sub(r"what layer \1 computes", " ".join(str(error).split()))
+    if len(text) <= limit:
+        return text
+    return text[: limit - 3].rpartition(" ")[0].rstrip(" ,;:") + " ..."

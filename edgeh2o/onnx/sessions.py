@@ -87,6 +87,7 @@ class SegmentFactory:
         self._config = config
         self._types: dict[str, np.dtype[Any]] = {}
         self._layers = {site.output: i for i, site in enumerate(cut.sites)}
+        self._n_mixers = 0  # of the stages that were made
         products = [product for stage in cut.stages for product in stage.products]
         self._products = {product.output for product in products}
         # What segments and products read of each other.
@@ -122,12 +123,14 @@ class SegmentFactory:
         inputs = [renamed.get(name, name) for name in segment.inputs]
         session = None
         if outputs:
-            what = f"segment before {quote(outputs[0])}"
+            is_last = self._n_mixers == len(self._layers)
+            what = "part after all layers" if is_last else f"part up to layer {self._n_mixers}"
             session = self._start(what, nodes, inputs, outputs, segment.constants)
         groups = [
             replace(group, input=self._place(group.input))
             for group in group_products(stage.products)
         ]
+        self._n_mixers += mixer is not None
         return LoadedStage(session, groups, mixer)
 
     def make_masks(self) -> LoadedSegment | None:

@@ -15,27 +15,43 @@ from ..errors import FormatError
 
 MAX_WINDOW = 2**31 - 1
 # Architectures of transformers whose layers all have the window of their configuration.
-_UNIFORM = ("mistral", "phi3")
+_UNIFORM = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
+# Beginnings of those, as onnxruntime-genai spells them, of which each layer has it or has not: its
+# builder writes an empty list where none has, and where it does not know of any.
+_LISTED = ("cohere2", "exaone4", "gemma", "gptoss", "ministral", "olmo3", "qwen", "smollm3")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigWindow:
-    """Positions that a query sees in the ``layers``; None: nobody says which, "all" all."""
+    """Positions that a query sees in the ``layers``; None: nobody says which, "all" all.
+
+    ``place`` tells where that stands, for messages.
+    """
 
     width: int
     layers: tuple[int, ...] | str | None
+    place: str
 
 
-def read_genai_window(decoder: Mapping[str, Any], name: str) -> ConfigWindow | None:
-    """The window of onnxruntime-genai's ``model.decoder``; of all layers unless it lists them.
+def read_genai_window(
+    decoder: Mapping[str, Any], architecture: str, name: str
+) -> ConfigWindow | None:
+    """The window of onnxruntime-genai's ``model.decoder``; of all layers unless it lists some.
 
-    Raises FormatError for a width or layers that cannot be.
+    An empty list means all as well: the caches of all layers are then as large as the window
+    (``DefaultKeyValueCache`` in its src/models/kv_cache.cpp). Raises FormatError for a width or
+    layers that cannot be.
     """
-    section = decoder.get("sliding_window")
+    section: Any = decoder
+    for key in ("cache", "kv_cache", "sliding_window"):  # where newer versions look first
+        section = section.get(key) if isinstance(section, dict) else None
+    if section is None:
+        section = decoder.get("sliding_window")
     if section is None:
         return None
+    place = f"{name} (sliding_window)"
     if isinstance(section, int):
-        return ConfigWindow(_width(section, "sliding_window", name), "all")
+        return ConfigWindow(_width(section, "sliding_window", name), "all", place)
     if not isinstance(section, dict):
         raise FormatError(f"{name}: sliding_window is {section!r:.40}, which is no section")
     if section.get("window_size") is None:
@@ -43,10 +59,12 @@ def read_genai_window(decoder: Mapping[str, Any], name: str) -> ConfigWindow | N
     width = _width(section["window_size"], "sliding_window.window_size", name)
     layers = section.get("layers")
     if layers is None:
-        return ConfigWindow(width, "all")
+        return ConfigWindow(width, "all", place)
     if not isinstance(layers, list) or not all(type(i) is int and i >= 0 for i in layers):
         raise FormatError(f"{name}: sliding_window.layers is {layers!r:.60}, not a list of layers")
-    return ConfigWindow(width, tuple(layers))
+    if not layers:
+        return ConfigWindow(width, None if architecture.startswith(_LISTED) else "all", place)
+    return ConfigWindow(width, tuple(layers), f"{name} (sliding_window.layers)")
 
 
 def read_transformers_window(config: Mapping[str, Any], name: str) -> ConfigWindow | None:
@@ -57,10 +75,12 @@ def read_transformers_window(config: Mapping[str, Any], name: str) -> ConfigWind
     width = _width(value, "sliding_window", name)
     kinds = config.get("layer_types")
     if kinds is None:
-        return ConfigWindow(width, "all" if config.get("model_type") in _UNIFORM else None)
+        layers = "all" if config.get("model_type") in _UNIFORM else None
+        return ConfigWindow(width, layers, f"{name} (sliding_window)")
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise FormatError(f"{name}: layer_types is {kinds!r:.60}, not a list of names")
-    return ConfigWindow(width, tuple(i for i, k in enumerate(kinds) if k == "sliding_attention"))
+    chosen = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    return ConfigWindow(width, chosen, f"{name} (layer_types)")
 
 
 def _width(value: object, key: str, name: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeh2o import LLM
+from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError
 from edgeh2o.export.onnx import CONFIG_NAME
 from tests.onnx.conftest import OnnxModelFactory
@@ -61,10 +62,102 @@ def test_only_the_layers_that_are_listed(bare: Path) -> None:
     assert windows == [WINDOW if layer == 1 else 0 for layer in range(len(windows))]
 
 
+def set_type(folder: Path, name: str) -> None:
+    """The architecture that genai_config.json names."""
+    path = folder / CONFIG_NAME
+    config = json.loads(path.read_text())
+    config["model"]["type"] = name
+    path.write_text(json.dumps(config))
+
+
+def windows_of(folder: Path) -> list[int]:
+    with open_llm(folder) as llm:
+        return [site.window for site in llm.model.decoder.sites]  # type: ignore[attr-defined]
+
+
+def test_an_empty_list_means_all_layers(onnx_model: OnnxModelFactory, bare: Path) -> None:
+    """The builder of onnxruntime-genai 0.18 writes it for Mistral, with no window in the graph."""
+    set_type(bare, "mistral")
+    edit_config(bare, sliding_window={"window_size": WINDOW, "layers": [], "cache_slack": 0})
+    assert windows_of(bare) == [WINDOW, WINDOW]
+    np.testing.assert_array_equal(logits(bare), logits(onnx_model(**SMALL, sliding_window=WINDOW)))
+
+
+def test_an_empty_list_of_models_whose_layers_differ(bare: Path) -> None:
+    """The builder writes it also for a Qwen 2 none of whose layers has the window."""
+    set_type(bare, "qwen2")
+    edit_config(bare, sliding_window={"window_size": WINDOW, "layers": []})
+    with pytest.raises(FormatError, match=r"genai_config\.json.*which layers have it"):
+        LLM(bare)
+    config: dict[str, object] = {"model_type": "qwen2", "sliding_window": WINDOW}
+    for kinds, windows in (
+        (["full_attention", "full_attention"], [0, 0]),
+        (["full_attention", "sliding_attention"], [0, WINDOW]),
+    ):
+        (bare / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
+        assert windows_of(bare) == windows
+
+
+def test_the_place_of_newer_versions(bare: Path) -> None:
+    section = {"window_size": WINDOW, "layers": [1]}
+    edit_config(bare, cache={"kv_cache": {"sliding_window": section}})
+    assert windows_of(bare) == [0, WINDOW]
+    edit_config(bare, sliding_window={"window_size": WINDOW + 1})
+    assert windows_of(bare) == [0, WINDOW]
+
+
+@pytest.mark.parametrize("section", [None, {"window_size": None}])
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({"model_type": "mistral"}, [WINDOW, WINDOW]),
+        ({"model_type": "qwen2", "use_sliding_window": False}, [0, 0]),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, [WINDOW, 0]),
+    ],
+)
+def test_config_json_beside_a_genai_config_without_a_window(
+    bare: Path, section: object, config: dict[str, Any], windows: list[int]
+) -> None:
+    edit_config(bare, sliding_window=section)
+    (bare / "config.json").write_text(json.dumps({"sliding_window": WINDOW} | config))
+    assert windows_of(bare) == windows
+
+
+def test_the_list_of_genai_beats_config_json(bare: Path) -> None:
+    edit_config(bare, sliding_window={"window_size": WINDOW, "layers": [1]})
+    settings = {"model_type": "mistral", "sliding_window": 9}
+    (bare / "config.json").write_text(json.dumps(settings))
+    assert windows_of(bare) == [0, WINDOW]
+
+
+@pytest.mark.parametrize("layers", [[5], [0, 2]])
+def test_layers_that_the_model_lacks_are_refused(
+    bare: Path, layers: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_config(bare, sliding_window={"window_size": WINDOW, "layers": layers})
+    for verb, *flags in (["inspect"], ["run", "-p", "x"]):
+        assert main([verb, str(bare), *flags]) == 1
+        message = capsys.readouterr().err
+        assert f"sliding_window.layers) gives layer {layers[-1]}" in message
+        assert "the graph has 2 layers" in message
+
+
+def test_layers_that_contradict_the_graph_are_refused(bare: Path) -> None:
+    with edited(bare) as model:
+        set_attribute(find_node(model, "GroupQueryAttention"), "local_window_size", WINDOW)
+    own = windows_of(bare).index(WINDOW)
+    edit_config(bare, sliding_window={"window_size": WINDOW, "layers": [own]})
+    assert windows_of(bare)[own] == WINDOW
+    edit_config(bare, sliding_window={"window_size": WINDOW, "layers": [0, 1]})
+    with pytest.raises(FormatError, match=rf"layers \[0, 1\].*the graph layers \[{own}\]"):
+        LLM(bare)
+
+
 @pytest.mark.parametrize(
     ("config", "layers"),
     [
         ({"model_type": "mistral"}, "all"),
+        ({"model_type": "starcoder2"}, "all"),
         ({"model_type": "qwen2", "use_sliding_window": False}, "none"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "second"),
         ({"model_type": "mistral", "sliding_window": 10**6}, "none"),
@@ -89,7 +182,17 @@ def test_windows_of_unknown_layers_are_refused(bare: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "section", [{"window_size": 0}, {"window_size": "7"}, {"window_size": 9, "layers": [-1]}, "x"]
+    "section",
+    [
+        {"window_size": 0},
+        {"window_size": "7"},
+        {"window_size": 9, "layers": [-1]},
+        {"window_size": 9, "layers": [0.0]},
+        {"window_size": 9, "layers": ["0"]},
+        {"window_size": 9, "layers": [True]},
+        {"window_size": 9, "layers": 1},
+        "x",
+    ],
 )
 def test_sections_that_cannot_be(bare: Path, section: object) -> None:
     edit_config(bare, sliding_window=section)

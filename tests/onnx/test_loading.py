@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +14,16 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeh2o.errors import FormatError, ResourceError
+from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.onnx import DATA_NAME
+from edgeh2o.host import memory
 from edgeh2o.onnx import data, segment_sessions
 from edgeh2o.onnx import graph as onnx_graph
 from edgeh2o.onnx.data import ExternalFiles, OnnxTensor
 from edgeh2o.onnx.encoding import make_node
 from edgeh2o.onnx.messages import read_node
 from edgeh2o.onnx.model import OnnxModelFile
+from edgeh2o.onnx.packages import explain_import
 from edgeh2o.onnx.segment_sessions import FLOAT, FLOAT16, MIN_SHARED_BYTES, SessionMaker
 from edgeh2o.tokenizer import tokenizer_json
 from tests.onnx.conftest import OnnxModelFactory
@@ -245,3 +248,34 @@ def test_weights_that_cannot_be_mapped_are_named(
     monkeypatch.setattr(data, "map_descriptor", refuse)
     with pytest.raises(ResourceError, match=f"{DATA_NAME}.* cannot be mapped .*ulimit -v"):
         OnnxModelFile(folder)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "run"])
+@pytest.mark.parametrize("mib", [90, 115, 150])
+def test_addresses_that_do_not_hold_onnxruntime(
+    onnx_model: OnnxModelFactory, verb: str, mib: int
+) -> None:
+    """It was said to be missing, or OpenBLAS ended the process."""
+    command = [sys.executable, "-m", "edgeh2o", verb, str(onnx_model())]
+    refused = subprocess.run(
+        [*command, *(["-p", "x"] if verb == "run" else [])],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (mib * 2**20,) * 2),
+    )
+    assert refused.returncode == 1 and "pip" not in refused.stderr
+    assert "raise its limit (ulimit -v)" in refused.stderr.splitlines()[-1]
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_onnxruntime_is_missing_or_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = ImportError("state.so: failed to map segment from shared object")
+    monkeypatch.setattr(memory, "address_space_left_bytes", lambda: 40 * 2**20)
+    for error in (full, ImportError("Exception caught: std::bad_alloc"), MemoryError()):
+        found = explain_import(error)
+        assert isinstance(found, ResourceError) and "40.0 MiB, does not hold onnx" in str(found)
+    missing = explain_import(ModuleNotFoundError("No module named 'onnxruntime'"))
+    assert isinstance(missing, UsageError) and "pip install" in str(missing)
+    monkeypatch.setattr(memory, "address_space_left_bytes", lambda: None)
+    assert isinstance(explain_import(full), UsageError)  # a file system without execution

@@ -22,7 +22,7 @@ def read_tokens() -> NDArray[np.int32]:
 
 
 def unpack(name: str, folder: Path) -> tuple[Path, Any]:
-    """An export with its tokenizer, and the logits that onnxruntime gives, or None."""
+    """An export with its tokenizer, and the logits that the maker expects, or None."""
     shutil.copytree(ROOT / "tokenizer", folder)
     with zipfile.ZipFile(ROOT / f"{name}.zip") as source:
         source.extractall(folder)
