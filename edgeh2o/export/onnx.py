@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ResourceError, UsageError
+from ..errors import ResourceError
+from ..formats.atomic_file import filling
 from ..formats.metadata import TEMPLATE_KEY, quote
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig
@@ -18,7 +19,7 @@ from ..runners.native import NativeModelFile
 from ..tokenizer import build_tokenizer
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer_json import dump_tokenizer
-from .decoder import DecoderExporter, ModelSource
+from .decoder import DecoderExporter, ModelSource, check_exportable
 from .onnx_writer import OnnxWriter
 
 if TYPE_CHECKING:
@@ -49,47 +50,40 @@ def export_model(
 
     ``last_logits_only``: logits of the last token alone, which is all that generation needs.
 
-    Raises FormatError for a model that cannot be read, UsageError if the folder holds files
-    already, ResourceError if it cannot be written.
+    What fails or is interrupted leaves nothing of it behind. Raises FormatError for a model that
+    cannot be read or written as ONNX, UsageError if the folder holds files already, ResourceError
+    if it cannot be written.
     """
-    _make_folder(folder)
     with NativeModelFile(path) as file, open_model_file(path) as gguf:
         config, bindings = read_model(gguf)
+        check_exportable(config)
         template = read_chat_template(gguf.metadata.get(TEMPLATE_KEY))
         tokenizer = build_tokenizer(gguf.metadata)
-        tokenizer_files = dump_tokenizer(gguf.metadata, tokenizer, template)
-        source = ModelSource(gguf, bindings, file.load())
+        texts = dump_tokenizer(gguf.metadata, tokenizer, template)
+        texts[CONFIG_NAME] = _genai_config(config, tokenizer)
         try:
-            with (folder / DATA_NAME).open("wb") as data:
+            with filling(folder) as create:
+                source = ModelSource(gguf, bindings, file.load())
+                data = create(DATA_NAME)
                 writer = OnnxWriter(data, DATA_NAME)
                 emitted = exporter(config, source, writer, last_logits_only=last_logits_only)
                 emitted.emit()
                 inputs, outputs = emitted.value_infos()
                 writer.save(
-                    folder / MODEL_NAME,
+                    create(MODEL_NAME),
                     inputs=inputs,
                     outputs=outputs,
                     opset=emitted.opset,
                     properties={FINGERPRINT_PROPERTY: config.fingerprint},
                 )
-            for name, text in tokenizer_files.items():
-                (folder / name).write_text(text, encoding="utf-8")
-            (folder / CONFIG_NAME).write_text(_genai_config(config, tokenizer), encoding="utf-8")
-            n_bytes = (folder / DATA_NAME).stat().st_size
+                n_bytes = data.tell()
+                for name, text in texts.items():
+                    create(name).write(text.encode("utf-8"))
         except OSError as error:
             raise ResourceError(
                 f"cannot write the model to {folder}: {error.strerror}; free some space"
             ) from None
     return ExportReport(n_bytes, emitted.n_quantized, emitted.n_float)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty; name a new folder")
-    except OSError as error:
-        raise ResourceError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def _genai_config(config: DecoderConfig, tokenizer: Tokenizer) -> str:
