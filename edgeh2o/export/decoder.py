@@ -192,12 +192,12 @@ class DecoderExporter:
     def rotary_tables(self, layer: int) -> tuple[str, str]:
         """Names of cos and sin [positions, pairs] of a layer."""
         config = self.config
-        kind, frequencies = "", config.rope_inv_freq
+        kind, frequencies, factor = "", config.rope_inv_freq, config.rope_attention_factor
         if config.long_rope_inv_freq and config.context_length > config.long_rope_after:
             kind, frequencies = "_long", config.long_rope_inv_freq
+        # The factor belongs to the scaling, which tables of their own do not have.
         if self.window(layer) and config.sliding_rope_inv_freq:
-            kind, frequencies = "_sliding", config.sliding_rope_inv_freq
-        factor = config.rope_attention_factor
+            kind, frequencies, factor = "_sliding", config.sliding_rope_inv_freq, 1.0
         if not config.layers[layer].has_rope:
             kind, frequencies, factor = "_none", (0.0,) * len(config.rope_inv_freq), 1.0
         n_positions = min(config.context_length, MAX_ROTARY_POSITIONS)
