@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ResourceError
+from ..errors import ResourceError, UsageError
 from ..formats.atomic_file import filling
 from ..formats.metadata import TEMPLATE_KEY, quote
+from ..formats.safetensors import is_onnx_folder, is_safetensors_folder
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig
 from ..models.spec import read_model
@@ -51,9 +52,16 @@ def export_model(
     ``last_logits_only``: logits of the last token alone, which is all that generation needs.
 
     What fails or is interrupted leaves nothing of it behind. Raises FormatError for a model that
-    cannot be read or written as ONNX, UsageError if the folder holds files already, ResourceError
-    if it cannot be written.
+    cannot be read or written as ONNX, UsageError for what is no GGUF file and for a folder that
+    holds files already, ResourceError if it cannot be written.
     """
+    if is_onnx_folder(path) or path.suffix == ".onnx":
+        raise UsageError(f"{path}: is an ONNX model already; export-onnx takes a GGUF file")
+    if is_safetensors_folder(path):
+        raise UsageError(
+            f"{path}: export-onnx takes a GGUF file; write one of the folder of safetensors with "
+            "'edgeh2o quantize' and export that"
+        )
     with NativeModelFile(path) as file, open_model_file(path) as gguf:
         config, bindings = read_model(gguf)
         check_exportable(config)

@@ -338,6 +338,19 @@ def test_what_cannot_be_exported(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["", MODEL_NAME])
+def test_an_onnx_model_is_no_source(
+    name: str, onnx_model: OnnxModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(onnx_model(**SMALL) / name)
+    assert main(["quantize", model, str(tmp_path / "out.gguf"), "q8_0"]) == 2
+    message = capsys.readouterr().err
+    assert "an ONNX model cannot be quantised; give a GGUF file or a folder of safetens" in message
+    assert main(["export-onnx", model, str(tmp_path / "folder")]) == 2
+    assert "is an ONNX model already" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 class Failing(DecoderExporter):
     """Writes weights, then raises what the test says."""
 
