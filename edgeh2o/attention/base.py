@@ -45,6 +45,14 @@ class AttentionModel(Protocol):
     def index_top_k(self) -> int:
         """Tokens that an indexer of the model's own lets a query read; 0: it has none."""
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers have a state in the place of keys and values, or beside them."""
+
+    @property
+    def has_like_layers(self) -> bool:
+        """Whether layers attend alike: to keys and values of their own, in heads of one size."""
+
 
 def count_sets(model: AttentionModel, *, by_query_head: bool) -> int:
     """Memory sets of a prompt: one per KV head of every layer, or one per query head."""
@@ -62,6 +70,26 @@ def require_equal_kv_heads(model: AttentionModel, what: str, cure: str) -> None:
         raise UsageError(
             f"{what} needs layers of equal numbers of KV heads, and those of this model differ; "
             f"{cure}"
+        )
+
+
+def require_measurable(model: AttentionModel, what: str) -> None:
+    """Raises UsageError, which says what needs it, for a model that can have no budget table."""
+    cure = "give --budget, for all heads the same; without it prompts are read dense"
+    if model.is_recurrent:
+        raise UsageError(
+            f"{what} is for models without recurrent layers, and this one has some; {cure}"
+        )
+    if model.index_top_k:
+        raise UsageError(
+            f"{what} is for models that have no indexer of their own, and this one has: it "
+            "chooses what is read without a budget table"
+        )
+    require_equal_kv_heads(model, what, cure)
+    if not model.has_like_layers:
+        raise UsageError(
+            f"{what} is for models whose layers attend alike, and this one has attention sinks, or "
+            f"layers that share keys and values or differ in the size of their heads; {cure}"
         )
 
 

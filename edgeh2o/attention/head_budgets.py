@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from .base import AttentionModel, has_equal_kv_heads, require_equal_kv_heads
+from .base import AttentionModel, has_equal_kv_heads, require_measurable
 from .budget_table import Budget, BudgetTable, find_table, read_table
 from .kept_profiles import find_profile
 
@@ -66,8 +66,8 @@ def find_budgets(
 
     ``splits_groups``: query heads may have memory sets of their own, and get budgets of their own
     where what is known of the model says them. Raises FormatError for a table that cannot be used,
-    UsageError for ``max_loss`` without a measured loss below it and for a table where layers differ
-    in KV heads.
+    UsageError for ``max_loss`` without a measured loss below it, and for it and a table where
+    ``calibrate`` makes none.
     """
     found = _find_table(model, max_loss, budget_table, profile)
     if found is None:
@@ -130,8 +130,10 @@ def _find_table(
     """What is known of the model, and where that is from."""
     if profile is not None:
         return profile, "profile"
-    if budget_table not in (None, NO_TABLE) or max_loss is not None:
-        require_equal_kv_heads(model, "a budget table", "give --budget, for all heads the same")
+    if budget_table not in (None, NO_TABLE):
+        require_measurable(model, "a budget table")
+    elif max_loss is not None:
+        require_measurable(model, "--max-loss needs a budget table, which")
     if not has_equal_kv_heads(model):
         return None
     if budget_table in (None, NO_TABLE):

@@ -166,8 +166,8 @@ class HeadwiseConfig(SparseAttentionConfig):
         """The budgets for a model.
 
         Raises FormatError for a table that cannot be used, UsageError for ``max_loss`` without a
-        measured loss below it, for ``budgets`` that do not fit the model and for a table where
-        layers differ in KV heads.
+        measured loss below it, for ``budgets`` that do not fit the model, and for ``max_loss`` and
+        a table where ``calibrate`` makes none.
         """
         if self.budgets is not None:
             self._check_budgets(model, self.budgets)

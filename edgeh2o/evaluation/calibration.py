@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._version import __version__
-from ..attention.base import require_equal_kv_heads
+from ..attention.base import require_measurable
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
 from ..attention.headwise import HeadwiseConfig
@@ -90,9 +90,8 @@ def calibrate(
     Losses are means over the same windows: they say how budgets compare, and are a little lower
     than on other text. ``on_progress("calibrate", done, total)`` counts steps of equal weight.
 
-    Raises UsageError for a text or a length that is too short and a model whose layers differ in
-    KV heads, and ResourceError when the
-    sessions do not fit in memory.
+    Raises UsageError for a text or a length that is too short and a model whose heads cannot be
+    measured, and ResourceError when the sessions do not fit in memory.
     """
     if length < _MIN_LENGTH:
         raise UsageError(
@@ -100,22 +99,7 @@ def calibrate(
             "use a larger --length"
         )
     model = llm.model
-    if llm.config.is_recurrent:
-        raise UsageError(
-            "calibration is for models without recurrent layers, and this one has some; "
-            "give --budget, for all heads the same"
-        )
-    if llm.config.index_top_k:
-        raise UsageError(
-            "calibration is for models that have no indexer of their own, and this one has: it "
-            "chooses what is read without a budget table"
-        )
-    require_equal_kv_heads(llm.config, "calibration", "its heads all get what --budget says")
-    if not llm.config.has_like_layers:
-        raise UsageError(
-            "calibration does not measure attention sinks, nor layers that share keys and values "
-            "or differ in the size of their heads; give --budget, for all heads the same"
-        )
+    require_measurable(llm.config, "calibration")
     if not model.shows_attention:
         raise UsageError(
             "calibration needs to know which projections follow the attention, and the graph of "

@@ -28,6 +28,35 @@ OPSET = 20
 MAX_ROTARY_POSITIONS = 131072
 
 
+def check_exportable(config: DecoderConfig) -> None:
+    """Raises FormatError for a model that cannot be written."""
+    for is_there, what in (
+        (config.latent, "multi-head latent attention"),
+        (config.n_experts, "a mixture of experts"),
+        (
+            config.qk_norm_after_rope,
+            "queries and keys that are normed after the rotary embedding",
+        ),
+        (config.is_recurrent, "recurrent layers"),
+        (not config.is_gated, "a feed-forward network without a gate"),
+        (config.centres_norms, "LayerNorm"),
+        (not config.has_like_layers, "layers that share keys and values"),
+        (config.temperature_period, "queries that grow with their position"),
+    ):
+        if is_there:
+            raise FormatError(f"{what} cannot be written as ONNX yet; run the GGUF file itself")
+    if len({(layer.n_heads, layer.n_kv_heads) for layer in config.layers}) > 1:
+        raise FormatError(
+            "layers with different numbers of heads cannot be written as ONNX: its "
+            "configuration has one number for all; run the GGUF file itself"
+        )
+    if config.rotary_dim % 16:
+        raise FormatError(
+            f"the model rotates {config.rotary_dim} dimensions of a head; "
+            "GroupQueryAttention wants a multiple of 16"
+        )
+
+
 class ModelSource:
     """The weights of a GGUF file, by the names of the core."""
 
@@ -85,31 +114,6 @@ class DecoderExporter:
 
     def emit(self) -> None:
         """Adds all nodes."""
-        for is_there, what in (
-            (self.config.latent, "multi-head latent attention"),
-            (self.config.n_experts, "a mixture of experts"),
-            (
-                self.config.qk_norm_after_rope,
-                "queries and keys that are normed after the rotary embedding",
-            ),
-            (self.config.is_recurrent, "recurrent layers"),
-            (not self.config.is_gated, "a feed-forward network without a gate"),
-            (self.config.centres_norms, "LayerNorm"),
-            (not self.config.has_like_layers, "layers that share keys and values"),
-            (self.config.temperature_period, "queries that grow with their position"),
-        ):
-            if is_there:
-                raise FormatError(f"{what} cannot be written as ONNX yet; run the GGUF file itself")
-        if len({(layer.n_heads, layer.n_kv_heads) for layer in self.config.layers}) > 1:
-            raise FormatError(
-                "layers with different numbers of heads cannot be written as ONNX: its "
-                "configuration has one number for all; run the GGUF file itself"
-            )
-        if self.config.rotary_dim % 16:
-            raise FormatError(
-                f"the model rotates {self.config.rotary_dim} dimensions of a head; "
-                "GroupQueryAttention wants a multiple of 16"
-            )
         self.emit_mask()
         config, add = self.config, self.writer.add
         x = self._embedding()
@@ -188,12 +192,12 @@ class DecoderExporter:
     def rotary_tables(self, layer: int) -> tuple[str, str]:
         """Names of cos and sin [positions, pairs] of a layer."""
         config = self.config
-        kind, frequencies = "", config.rope_inv_freq
+        kind, frequencies, factor = "", config.rope_inv_freq, config.rope_attention_factor
         if config.long_rope_inv_freq and config.context_length > config.long_rope_after:
             kind, frequencies = "_long", config.long_rope_inv_freq
+        # The factor belongs to the scaling, which tables of their own do not have.
         if self.window(layer) and config.sliding_rope_inv_freq:
-            kind, frequencies = "_sliding", config.sliding_rope_inv_freq
-        factor = config.rope_attention_factor
+            kind, frequencies, factor = "_sliding", config.sliding_rope_inv_freq, 1.0
         if not config.layers[layer].has_rope:
             kind, frequencies, factor = "_none", (0.0,) * len(config.rope_inv_freq), 1.0
         n_positions = min(config.context_length, MAX_ROTARY_POSITIONS)

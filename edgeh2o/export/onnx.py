@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ResourceError, UsageError
+from ..formats.atomic_file import filling
 from ..formats.metadata import TEMPLATE_KEY, quote
+from ..formats.safetensors import is_onnx_folder, is_safetensors_folder
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig
 from ..models.spec import read_model
@@ -18,7 +20,7 @@ from ..runners.native import NativeModelFile
 from ..tokenizer import build_tokenizer
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer_json import dump_tokenizer
-from .decoder import DecoderExporter, ModelSource
+from .decoder import DecoderExporter, ModelSource, check_exportable
 from .onnx_writer import OnnxWriter
 
 if TYPE_CHECKING:
@@ -49,47 +51,47 @@ def export_model(
 
     ``last_logits_only``: logits of the last token alone, which is all that generation needs.
 
-    Raises FormatError for a model that cannot be read, UsageError if the folder holds files
-    already, ResourceError if it cannot be written.
+    What fails or is interrupted leaves nothing of it behind. Raises FormatError for a model that
+    cannot be read or written as ONNX, UsageError for what is no GGUF file and for a folder that
+    holds files already, ResourceError if it cannot be written.
     """
-    _make_folder(folder)
+    if is_onnx_folder(path) or path.suffix == ".onnx":
+        raise UsageError(f"{path}: is an ONNX model already; export-onnx takes a GGUF file")
+    if is_safetensors_folder(path):
+        raise UsageError(
+            f"{path}: export-onnx takes a GGUF file; write one of the folder of safetensors with "
+            "'edgeh2o quantize' and export that"
+        )
     with NativeModelFile(path) as file, open_model_file(path) as gguf:
         config, bindings = read_model(gguf)
+        check_exportable(config)
         template = read_chat_template(gguf.metadata.get(TEMPLATE_KEY))
         tokenizer = build_tokenizer(gguf.metadata)
-        tokenizer_files = dump_tokenizer(gguf.metadata, tokenizer, template)
-        source = ModelSource(gguf, bindings, file.load())
+        texts = dump_tokenizer(gguf.metadata, tokenizer, template)
+        texts[CONFIG_NAME] = _genai_config(config, tokenizer)
         try:
-            with (folder / DATA_NAME).open("wb") as data:
+            with filling(folder) as create:
+                source = ModelSource(gguf, bindings, file.load())
+                data = create(DATA_NAME)
                 writer = OnnxWriter(data, DATA_NAME)
                 emitted = exporter(config, source, writer, last_logits_only=last_logits_only)
                 emitted.emit()
                 inputs, outputs = emitted.value_infos()
                 writer.save(
-                    folder / MODEL_NAME,
+                    create(MODEL_NAME),
                     inputs=inputs,
                     outputs=outputs,
                     opset=emitted.opset,
                     properties={FINGERPRINT_PROPERTY: config.fingerprint},
                 )
-            for name, text in tokenizer_files.items():
-                (folder / name).write_text(text, encoding="utf-8")
-            (folder / CONFIG_NAME).write_text(_genai_config(config, tokenizer), encoding="utf-8")
-            n_bytes = (folder / DATA_NAME).stat().st_size
+                n_bytes = data.tell()
+                for name, text in texts.items():
+                    create(name).write(text.encode("utf-8"))
         except OSError as error:
             raise ResourceError(
                 f"cannot write the model to {folder}: {error.strerror}; free some space"
             ) from None
     return ExportReport(n_bytes, emitted.n_quantized, emitted.n_float)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty; name a new folder")
-    except OSError as error:
-        raise ResourceError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def _genai_config(config: DecoderConfig, tokenizer: Tokenizer) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +76,7 @@ class OnnxWriter:
 
     def save(
         self,
-        path: Path,
+        file: IO[bytes],
         *,
         inputs: Sequence[ValueInfoProto],
         outputs: Sequence[ValueInfoProto],
@@ -98,4 +97,4 @@ class OnnxWriter:
             producer_name="edgeh2o",
         )
         onnx.helper.set_model_props(model, properties)
-        path.write_bytes(model.SerializeToString())
+        file.write(model.SerializeToString())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from ..errors import ResourceError, UsageError
+
+_TEMPORARY = ".edgeh2o-*.tmp"
 
 
 def write_file(path: Path, content: bytes | str, *, what: str = "the file") -> None:
@@ -61,6 +63,61 @@ def replacing(path: Path, *, folder: Path | None = None) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+@contextmanager
+def filling(folder: Path) -> Iterator[Callable[[str], IO[bytes]]]:
+    """A new or empty folder, whose files take their names once all are on the disk, or vanish.
+
+    Gives a function that opens a file of a name. What fails or is interrupted leaves the folder
+    empty, or missing if it was made here, and so those above it. Raises UsageError for a folder
+    that is not empty, ResourceError for one that cannot be made, OSError for what is not written.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        make_folder(folder)
+        _require_empty(folder)
+        with ExitStack() as stack:
+            files: dict[Path, IO[bytes]] = {}
+
+            def create(name: str) -> IO[bytes]:
+                file = files[folder / name] = stack.enter_context(_temporary(folder))
+                return file
+
+            yield create
+            for file in files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            _require_empty(folder)
+            _rename_all(files)
+        _sync_folder(folder)
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+def _rename_all(files: Mapping[Path, IO[bytes]]) -> None:
+    try:
+        for path, file in files.items():
+            os.replace(file.name, path)
+    except BaseException:
+        for path, file in files.items():
+            with suppress(OSError):
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    path.unlink()
+        raise
+
+
+def _require_empty(folder: Path) -> None:
+    """Raises UsageError for a folder that holds other than temporary files."""
+    try:
+        is_empty = all(path.match(_TEMPORARY) for path in folder.iterdir())
+    except OSError as error:
+        raise ResourceError(f"cannot read the folder {folder}: {error.strerror}") from None
+    if not is_empty:
+        raise UsageError(f"{folder} is not empty; name a new folder")
+
+
 def check_writable(path: Path, flag: str, *, makes_folders: bool = False) -> None:
     """Tries, before the work of minutes, whether ``replacing`` could make ``path``.
 
@@ -95,7 +152,7 @@ def check_writable(path: Path, flag: str, *, makes_folders: bool = False) -> Non
 def _temporary(folder: Path) -> Iterator[IO[bytes]]:
     """A hidden file, locked as long as its process lives; removed unless it was renamed."""
     start = f".edgeh2o-{os.uname().nodename}-"
-    for left in folder.glob(".edgeh2o-*.tmp"):
+    for left in folder.glob(_TEMPORARY):
         if left.name.startswith(start):  # of other hosts the lock may not tell
             with suppress(OSError), left.open("rb+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free once the process is dead

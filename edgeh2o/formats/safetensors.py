@@ -141,12 +141,20 @@ def open_folder(folder: Path) -> list[SafetensorsFile]:
 
 def is_safetensors_folder(path: Path) -> bool:
     """Whether a path is a folder of safetensors that holds no ONNX model."""
+    return not is_onnx_folder(path) and any(name.endswith(SUFFIX) for name in _names(path))
+
+
+def is_onnx_folder(path: Path) -> bool:
+    """Whether a path is a folder that holds an ONNX model."""
+    return any(name in _ONNX_NAMES or name.endswith(".onnx") for name in _names(path))
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing if it is none, or cannot be read."""
     try:
-        names = os.listdir(path)
+        return os.listdir(folder)
     except OSError:
-        return False
-    is_onnx = any(name in _ONNX_NAMES or name.endswith(".onnx") for name in names)
-    return not is_onnx and any(name.endswith(SUFFIX) for name in names)
+        return []
 
 
 def _find_files(folder: Path) -> list[str]:

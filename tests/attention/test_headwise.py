@@ -36,6 +36,8 @@ class Model:
     n_heads: int = 2
     splits_groups: bool = False
     index_top_k: int = 0
+    is_recurrent: bool = False
+    has_like_layers: bool = True
 
     @property
     def n_slots(self) -> int:
@@ -211,9 +213,32 @@ def test_layers_that_differ_in_kv_heads_have_no_table() -> None:
     assert (chosen.per_head, chosen.source, chosen.prompts) == ((512,) * 2, "uniform", None)
     assert HeadwiseConfig().choose_budgets(model).per_head == (None, None)
     assert HeadwiseConfig(budgets=(4, None)).choose_budgets(model).per_head == (4, None)
-    for config in (HeadwiseConfig(budget_table="table.json"), HeadwiseConfig(max_loss=1.0)):
-        with pytest.raises(UsageError, match=r"a budget table needs layers of equal.*--budget"):
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (UnequalModel(), "needs layers of equal numbers of KV heads"),
+        (Model(is_recurrent=True, has_like_layers=False), "is for models without recurrent layers"),
+        (Model(has_like_layers=False), "is for models whose layers attend alike"),
+        (Model(index_top_k=4, has_like_layers=False), "is for models that have no indexer"),
+    ],
+    ids=["unequal", "recurrent", "sinks", "indexer"],
+)
+def test_what_is_not_calibrated_has_no_table(model: Model, why: str, tmp_path: Path) -> None:
+    """A table of another model of the same shape is refused, and none is recommended."""
+    path = tmp_path / "table.json"
+    write_table(replace(TABLE, losses={64: 0.1}), path)
+    assert HeadwiseConfig(budget_table=str(path)).choose_budgets(Model()).source == "file"
+    for config, what in (
+        (HeadwiseConfig(budget_table=str(path)), "a budget table"),
+        (HeadwiseConfig(max_loss=1.0), "--max-loss needs a budget table, which"),
+    ):
+        with pytest.raises(UsageError, match=f"^{what} {why}") as refusal:
             config.choose_budgets(model)
+        assert "calibrate" not in str(refusal.value)
+        assert "prompts are read dense" in str(refusal.value) or model.index_top_k
+    assert HeadwiseConfig(budget=7).choose_budgets(model).source == "uniform"
 
 
 def test_a_loss_needs_a_table() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.formats import atomic_file
-from edgeh2o.formats.atomic_file import check_writable, replacing, write_file
+from edgeh2o.formats.atomic_file import check_writable, filling, replacing, write_file
 
 
 @pytest.fixture
@@ -121,6 +121,65 @@ def test_a_file_that_cannot_be_written_is_no_wrong_usage(tmp_path: Path) -> None
     for path, reason in ((tmp_path, "Is a directory"), (Path("/dev/full"), "No space left")):
         with pytest.raises(ResourceError, match=f"cannot write it .*: {reason}.*; free some space"):
             write_file(path, "text", what="it")
+
+
+def fill(folder: Path, error: BaseException | None = None) -> None:
+    with filling(folder) as create:
+        for name in ("a", "b"):
+            create(name).write(name.encode())
+        assert not (folder / "a").exists()
+        if error is not None:
+            raise error
+
+
+def test_a_folder_is_filled_as_one_step(umask: None, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    for folder in (tmp_path / "new" / "deep", tmp_path / "link"):
+        fill(folder)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "a", "b": "b"}
+        assert permissions(folder / "a") == 0o640
+    for folder in (tmp_path / "empty", tmp_path):
+        before = list(folder.iterdir())
+        with pytest.raises(UsageError, match=f"{folder} is not empty; name a new folder"):
+            fill(folder)
+        assert list(folder.iterdir()) == before
+    with pytest.raises(ResourceError, match=r"cannot make the folder .*: File exists"):
+        fill(tmp_path / "empty" / "a")
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt(), ValueError()])
+def test_a_folder_that_fails_is_left_as_it_was(tmp_path: Path, error: BaseException) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (empty, tmp_path / "new" / "deep"):
+        with pytest.raises(type(error)):
+            fill(folder, error)
+    assert list(tmp_path.iterdir()) == [empty] and list(empty.iterdir()) == []
+
+
+def test_a_name_that_is_not_given_takes_back_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def fail_second(source: str, target: Path) -> None:
+        if target.name == "b":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_second)
+    with pytest.raises(OSError, match="Input/output error"):
+        fill(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_comes_into_a_folder_meanwhile_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(UsageError, match="is not empty"), filling(folder) as create:
+        create("a").write(b"mine")
+        (folder / "a").write_text("theirs")
+    assert [path.read_text() for path in folder.iterdir()] == ["theirs"]
 
 
 WRITER = """

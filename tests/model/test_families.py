@@ -103,7 +103,9 @@ def test_layers_that_attend_unlike_others_have_no_table(
     options = {**SHAPE, **OPTIONS[architecture], "context_length": 4096}
     path = str(tiny_model(architecture=architecture, **options))
     assert main(["calibrate", path, "-o", str(tmp_path / "table.json")]) == 2
-    assert "calibration does not measure attention sinks" in capsys.readouterr().err
+    assert "calibration is for models whose layers attend alike" in capsys.readouterr().err
+    assert main(["run", path, "-p", "x", "-n", "1", "--max-loss", "1"]) == 2
+    assert "--max-loss needs a budget table, which is for models" in capsys.readouterr().err
     assert main(["export-onnx", path, str(tmp_path / "folder")]) == 1
     assert f"{what} cannot be written" in capsys.readouterr().err
     flags = ["-p", "the " * 600, "-n", "2", "--temp", "0"]

@@ -230,6 +230,8 @@ def test_budgets_are_for_the_layers_that_attend(path: Path) -> None:
     ("arguments", "problem"),
     [
         (["calibrate", "{model}"], "calibration is for models without recurrent layers"),
+        (["run", "{model}", "-p", "x", "--budget-table", "{text}"], "a budget table is for models"),
+        (["run", "{model}", "-p", "x", "--max-loss", "1"], "which is for models without recurrent"),
         (["heatmap", "{model}", "-f", "{text}", "--ctx", "1500"], "a heatmap needs layers of"),
         (["export-onnx", "{model}", "{folder}"], "recurrent layers cannot be written"),
         (["bench", "{model}", "-p", "64", "-n", "4", "-r", "1"], ""),

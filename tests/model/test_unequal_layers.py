@@ -157,7 +157,7 @@ def test_layers_of_equal_kv_heads_can_be_profiled(tiny_model: TinyModelFactory) 
         (["calibrate", "{model}"], "calibration needs layers of equal numbers of KV heads"),
         (["heatmap", "{model}", "-f", "{text}", "--ctx", "1500"], "a heatmap needs layers of"),
         (["export-onnx", "{model}", "{folder}"], "run the GGUF file itself"),
-        (["run", "{model}", "-p", "x", "--max-loss", "1"], "a budget table needs layers of"),
+        (["run", "{model}", "-p", "x", "--max-loss", "1"], "a budget table, which needs layers of"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

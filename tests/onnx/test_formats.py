@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError, ResourceError, UsageError
-from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME
+from edgeh2o.export.decoder import DecoderExporter
+from edgeh2o.export.onnx import CONFIG_NAME, DATA_NAME, MODEL_NAME, export_model
 from edgeh2o.onnx import packages, segment_sessions
 from tests.onnx.conftest import OnnxModelFactory
 from tests.onnx.editing import SMALL, copy_folder, edited, mix_tokens, set_entry
@@ -331,8 +333,59 @@ def test_what_cannot_be_exported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = str(tiny_model(architecture=architecture))
-    assert main(["export-onnx", model, str(tmp_path / "folder")]) == 1
+    assert main(["export-onnx", model, str(tmp_path / "new" / "folder")]) == 1
     assert f"{what} cannot be written as ONNX" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", MODEL_NAME])
+def test_an_onnx_model_is_no_source(
+    name: str, onnx_model: OnnxModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(onnx_model(**SMALL) / name)
+    assert main(["quantize", model, str(tmp_path / "out.gguf"), "q8_0"]) == 2
+    message = capsys.readouterr().err
+    assert "an ONNX model cannot be quantised; give a GGUF file or a folder of safetens" in message
+    assert main(["export-onnx", model, str(tmp_path / "folder")]) == 2
+    assert "is an ONNX model already" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+class Failing(DecoderExporter):
+    """Writes weights, then raises what the test says."""
+
+    error: BaseException
+
+    def emit(self) -> None:
+        super().emit()
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(errno.ENOSPC, "No space left on device"), ResourceError),
+        (MemoryError(), MemoryError),
+    ],
+)
+def test_an_export_that_fails_leaves_nothing(
+    error: BaseException,
+    raised: type[BaseException],
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Failing, "error", error, raising=False)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (empty, tmp_path / "new" / "deep"):
+        with pytest.raises(raised):
+            export_model(tiny_model(**SMALL), folder, exporter=Failing)
+    assert list(tmp_path.iterdir()) == [empty] and list(empty.iterdir()) == []
+    export_model(tiny_model(**SMALL), empty)
+    names = {path.name for path in empty.iterdir()}
+    assert names >= {CONFIG_NAME, DATA_NAME, MODEL_NAME} and not any(n[0] == "." for n in names)
 
 
 @pytest.mark.parametrize("version", ["1.19.2", "1.22.1"])

@@ -13,6 +13,7 @@ from edgeh2o import LLM, SamplingParams, _core
 from edgeh2o.config import QUANTISED_TYPES
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.gguf import quantize_model
+from edgeh2o.export.onnx import export_model
 from edgeh2o.formats.split import open_model_file
 from edgeh2o.models.written_types import FILE_TYPES, choose_type
 from tests.tiny_models import TinyModelFactory
@@ -136,3 +137,10 @@ def test_weights_that_a_type_cannot_hold_are_refused(
     ):
         quantize_model(folder, tmp_path / "out.gguf", "f16")
     quantize_model(folder, tmp_path / "out.gguf", "q8_0")
+
+
+def test_a_folder_is_exported_by_its_file(tiny_model: TinyModelFactory, tmp_path: Path) -> None:
+    folder = write_folder(tiny_model(architecture="llama", tied=False), tmp_path / "tiny")
+    with pytest.raises(UsageError, match="'edgeh2o quantize' and export that"):
+        export_model(folder, tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
