@@ -82,7 +82,8 @@ struct WordDot {
   }
   // kLanes signed bytes as add_scaled takes them.
   static EH2O_INLINE I32 load_scales(const uint8_t* p) {
-    return from_lanes<I32>([&](size_t i) { return int32_t{static_cast<int8_t>(p[i])}; });
+    return from_lanes<I32>(
+        [&](size_t i) { return int32_t{static_cast<uint16_t>(static_cast<int8_t>(p[i]))}; });
   }
 
  private:
