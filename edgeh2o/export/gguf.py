@@ -14,7 +14,7 @@ from ..formats.gguf_types import stored_bytes
 from ..formats.gguf_writer import write_gguf
 from ..formats.metadata import TEMPLATE_KEY, Metadata, StoredValue, quote
 from ..formats.model_folder import read_model_settings
-from ..formats.safetensors import is_onnx_folder, is_safetensors_folder
+from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
 from ..models.spec import OUTPUT_TENSOR, find_architecture, read_model
 from ..models.tensors import expand_rules
@@ -49,7 +49,7 @@ def quantize_model(
     if is_safetensors_folder(source):
         with open_transformers(source, type_name) as folder:
             return _write_folder(folder, target, type_name, on_bytes)
-    if is_onnx_folder(source) or source.suffix == ".onnx":
+    if is_onnx_model(source):
         raise UsageError(
             f"{source}: an ONNX model cannot be quantised; give a GGUF file or a folder of "
             "safetensors"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ResourceError, UsageError
 from ..formats.atomic_file import filling
 from ..formats.metadata import TEMPLATE_KEY, quote
-from ..formats.safetensors import is_onnx_folder, is_safetensors_folder
+from ..formats.safetensors import is_onnx_model, is_safetensors_folder
 from ..formats.split import open_model_file
 from ..model_config import DecoderConfig
 from ..models.spec import read_model
@@ -55,7 +55,7 @@ def export_model(
     cannot be read or written as ONNX, UsageError for what is no GGUF file and for a folder that
     holds files already, ResourceError if it cannot be written.
     """
-    if is_onnx_folder(path) or path.suffix == ".onnx":
+    if is_onnx_model(path):
         raise UsageError(f"{path}: is an ONNX model already; export-onnx takes a GGUF file")
     if is_safetensors_folder(path):
         raise UsageError(

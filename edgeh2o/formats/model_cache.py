@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import ResourceError, UsageError
 from .known_models import KNOWN_MODELS, cached_path, is_cached
-from .safetensors import is_safetensors_folder
+from .safetensors import is_onnx_folder, is_safetensors_folder
 
 _FILE_SUFFIXES = (".gguf", ".onnx", ".safetensors")
 
@@ -52,15 +52,9 @@ def is_local_model(name: str) -> bool:
     """Whether a path is that of a GGUF or ONNX file or of a folder that holds a model, unread."""
     if os.path.isfile(name):
         return name.endswith(_FILE_SUFFIXES) or _is_gguf(name)
-    try:
-        names = os.listdir(name) if name else []
-    except (OSError, ValueError):
+    if not os.path.isdir(name):
         return False
-    return (
-        is_safetensors_folder(Path(name))
-        or any(each == "genai_config.json" or each.endswith(".onnx") for each in names)
-        or os.path.isdir(os.path.join(name, "onnx"))
-    )
+    return is_safetensors_folder(Path(name)) or is_onnx_folder(Path(name))
 
 
 def _is_gguf(name: str) -> bool:

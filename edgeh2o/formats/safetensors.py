@@ -149,6 +149,11 @@ def is_onnx_folder(path: Path) -> bool:
     return any(name in _ONNX_NAMES or name.endswith(".onnx") for name in _names(path))
 
 
+def is_onnx_model(path: Path) -> bool:
+    """Whether a path is such a folder, or is called like an ONNX file."""
+    return path.suffix == ".onnx" or is_onnx_folder(path)
+
+
 def _names(folder: Path) -> list[str]:
     """What is in a folder; nothing if it is none, or cannot be read."""
     try:
