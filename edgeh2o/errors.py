@@ -5,6 +5,8 @@ The command line prints the message without a traceback and exits with ``exit_co
 
 from __future__ import annotations
 
+import errno
+
 # Exit code of a command that Ctrl-C ended, as shells have it: 128 + SIGINT.
 EXIT_INTERRUPTED = 130
 
@@ -41,3 +43,29 @@ class ResourceError(EdgeH2OError):
 
 class BusyError(EdgeH2OError):
     """The model is being used by another thread, or by the caller of this one."""
+
+
+# What dynamic loaders say where no addresses are left for a library, and Python and C++ where none
+# are left for the stack of a thread.
+_UNMAPPED = ("failed to map segment", "cannot allocate memory", "cannot map zero-fill pages")
+_NO_THREAD = ("can't start new thread", "resource temporarily unavailable")
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it came from, says that memory or addresses are short.
+
+    MemoryError does; so do those of libraries that cannot be mapped and threads that cannot start.
+    """
+    for _ in range(100):  # chains may be circles
+        if error is None:
+            return False
+        text = str(error).lower()
+        if (
+            isinstance(error, MemoryError)
+            or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+            or (isinstance(error, (ImportError, OSError)) and any(p in text for p in _UNMAPPED))
+            or (isinstance(error, RuntimeError) and any(part in text for part in _NO_THREAD))
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 
-_BY_PATH = "no model is fetched from there; fetch the file and give its path"
+_BY_PATH = (
+    "no model is fetched from there; fetch the file, as by 'edgeh2o pull org/name:FILE', and give "
+    "its path"
+)
 
 
 class _Flag(NamedTuple):

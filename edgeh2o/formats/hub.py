@@ -2,7 +2,8 @@
 
 Its cache keeps the files, shared with other programs; an interrupted download goes on where it
 stopped. What was fetched must have the checksum that the hub's list of files gives. Code and
-pickles of a repository are never fetched.
+pickles of a repository are never fetched. A server that says nothing is waited for as long as the
+library's variables HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT say.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from ..errors import FormatError, ResourceError, UsageError
+from ..errors import FormatError, ResourceError, UsageError, is_shortage
 from .metadata import quote
 from .safetensors import INDEX_NAME, SUFFIX
 
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 DEFAULT_ENDPOINT = "https://huggingface.co"
-_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?", re.ASCII)
+_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+# As the hub has them: no part begins with a dot, as those of paths do.
+_NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<file>.+))?", re.ASCII)
+_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_OTHER_KINDS = ("datasets/", "spaces/")
+# What may follow org/name in an address; a file after blob and resolve.
+_PAGES = re.compile(r"(?:/(?:tree/main|(?:blob|resolve)/main/(?P<file>.+)))?/?")
 _PART = re.compile(r"-[0-9]{5}-of-(?P<count>[0-9]{5})\.gguf$")
 # Beside the weights of a folder of safetensors.
 _SETTINGS = (
@@ -45,9 +53,61 @@ class HubFile:
     git_sha1: str | None
 
 
-def is_hub_name(name: str) -> bool:
-    """Whether a name has the form ``org/name`` or ``org/name:file``."""
-    return _NAME.fullmatch(name) is not None
+def read_hub_name(text: str) -> str | None:
+    """``org/name`` or ``org/name:file`` of such a name or of an address of the hub; None of others.
+
+    Addresses are those of huggingface.co, hf.co and the host of HF_ENDPOINT, with or without
+    ``https://``. Raises UsageError for an address of another host, or of something else than a
+    model's newest state.
+    """
+    has_scheme = text.lower().startswith(("https://", "http://"))
+    mirror = urlsplit(_endpoint())
+    try:
+        url = urlsplit(text if has_scheme else f"https://{text}")
+        place = (url.hostname, url.port)
+    except ValueError:  # perhaps the port, which is a file then
+        url, place = urlsplit(""), (None, None)
+    path = unquote(url.path)
+    is_mirror = place == (mirror.hostname, mirror.port) and (has_scheme or "/" in path.strip("/"))
+    if not is_mirror and place[0] not in _HOSTS:
+        if has_scheme:
+            raise _wrong_address(text)
+        return text if _NAME.fullmatch(text) else None
+    if is_mirror:
+        path = path.removeprefix(mirror.path)
+    path = path.strip("/")
+    if path.startswith(_OTHER_KINDS):
+        raise _wrong_address(text)
+    if _NAME.fullmatch(path):
+        return path
+    repo = "/".join(path.split("/")[:2])
+    page = _PAGES.fullmatch(path[len(repo) :])
+    if page is None or _NAME.fullmatch(repo) is None:
+        raise _wrong_address(text)
+    return f"{repo}:{page['file']}" if page["file"] else repo
+
+
+def _wrong_address(text: str) -> UsageError:
+    return UsageError(
+        f"{quote(text)} is not the address of a model of the Hugging Face Hub; use org/name or "
+        f"org/name:file, and {ENDPOINT_VARIABLE} for a mirror"
+    )
+
+
+def _endpoint() -> str:
+    """Raises UsageError for a variable that holds no address."""
+    endpoint = (os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT).rstrip("/")
+    try:
+        url = urlsplit(endpoint)
+        is_good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise UsageError(
+            f"{ENDPOINT_VARIABLE}={quote(endpoint)} is not the address of a hub, such as "
+            f"{DEFAULT_ENDPOINT}; correct or unset it"
+        )
+    return endpoint
 
 
 def pull_from_hub(name: str, *, on_message: Tell | None = None) -> Path:
@@ -63,24 +123,25 @@ def pull_from_hub(name: str, *, on_message: Tell | None = None) -> Path:
     if match is None:
         raise UsageError(f"{quote(name)} is not of the form org/name or org/name:file")
     hub = _import_hub()
-    endpoint = os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+    _require_online(hub)
+    endpoint = _endpoint()
     tell = on_message or (lambda _: None)
     try:
         api = hub.HfApi(endpoint=endpoint)
-        info = api.model_info(match["repo"], files_metadata=True)
+        timeout_s = hub.constants.HF_HUB_ETAG_TIMEOUT
+        info = api.model_info(match["repo"], files_metadata=True, timeout=timeout_s)
         files = _choose_files(match["repo"], match["file"], _list_files(info))
         _require_space(hub, files)
         paths = []
         for file in files:
             tell(f"fetching {match['repo']}/{file.name} ({file.n_bytes / 1e6:.0f} MB)")
-            path = hub.hf_hub_download(
-                match["repo"], file.name, revision=info.sha, endpoint=endpoint
-            )
-            paths.append(Path(path))
+            paths.append(_fetch(hub, match["repo"], file.name, info.sha, endpoint))
             _check(paths[-1], file)
     except (FormatError, UsageError, ResourceError):
         raise
     except Exception as error:  # the classes of its HTTP client change from version to version
+        if is_shortage(error):
+            raise
         raise _explain(hub, error, match["repo"], endpoint) from None
     return paths[0] if files[0].name.endswith(".gguf") else paths[0].parent
 
@@ -88,12 +149,37 @@ def pull_from_hub(name: str, *, on_message: Tell | None = None) -> Path:
 def _import_hub() -> Any:
     try:
         import huggingface_hub
-    except ImportError:
+        import huggingface_hub.constants  # it reads the variables
+    except ImportError as error:
+        if is_shortage(error):
+            raise
         raise UsageError(
             "models of the Hugging Face Hub need a library: pip install 'edgeh2o[pull]'; or fetch "
             "the file yourself and give its path"
         ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"huggingface_hub cannot read one of its variables HF_...: {error}; correct or unset it"
+        ) from None
     return huggingface_hub
+
+
+def _require_online(hub: Any) -> None:
+    if hub.constants.HF_HUB_OFFLINE:
+        names = [name for name in _OFFLINE_VARIABLES if os.environ.get(name)]
+        raise UsageError(
+            f"{names[0] if names else _OFFLINE_VARIABLES[0]} forbids to fetch anything; unset it, "
+            "or give the path of a model that is there"
+        )
+
+
+def _fetch(hub: Any, repo: str, name: str, revision: str, endpoint: str) -> Path:
+    """One file, in the cache of the library. Raises what the library raises."""
+    if not isinstance(hub.try_to_load_from_cache(repo, name, revision=revision), str):
+        # The library itself asks again and again for minutes where nothing is answered.
+        url = hub.hf_hub_url(repo, name, revision=revision, endpoint=endpoint)
+        hub.get_hf_file_metadata(url, timeout=hub.constants.HF_HUB_ETAG_TIMEOUT)
+    return Path(hub.hf_hub_download(repo, name, revision=revision, endpoint=endpoint))
 
 
 def _list_files(info: Any) -> list[HubFile]:
@@ -199,6 +285,14 @@ def _explain(hub: Any, error: Exception, repo: str, endpoint: str) -> ResourceEr
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return ResourceError(f"{endpoint} answered {status} for {repo}; try again later")
+    if _is_timeout(error):
+        settings = hub.constants
+        return ResourceError(
+            f"{endpoint} does not answer for {repo}; check the network, set {ENDPOINT_VARIABLE} to "
+            f"another mirror, or wait longer: HF_HUB_ETAG_TIMEOUT is "
+            f"{settings.HF_HUB_ETAG_TIMEOUT} s, HF_HUB_DOWNLOAD_TIMEOUT "
+            f"{settings.HF_HUB_DOWNLOAD_TIMEOUT} s. What was fetched so far is kept"
+        )
     is_of_disk = isinstance(error, OSError) and error.errno is not None and bool(error.filename)
     if is_of_disk:
         return ResourceError(
@@ -209,3 +303,12 @@ def _explain(hub: Any, error: Exception, repo: str, endpoint: str) -> ResourceEr
         f"{repo} cannot be fetched from {endpoint}: {detail}; check the network, or set "
         f"{ENDPOINT_VARIABLE} to a mirror. What was fetched so far is kept"
     )
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Whether the HTTP client gave up waiting; every one of them has classes called so."""
+    while error is not None:
+        if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
+            return True
+        error = error.__cause__
+    return False

@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import ResourceError
+from ..errors import ResourceError, UsageError
 from .known_models import KNOWN_MODELS, cached_path, is_cached
+from .safetensors import is_safetensors_folder
+
+_FILE_SUFFIXES = (".gguf", ".onnx", ".safetensors")
 
 
 def resolve_model(
@@ -29,7 +32,7 @@ def resolve_model(
     if model is None:
         raise ResourceError(
             f"{path}: no such file (or no access), and not the name of a known model "
-            f"({', '.join(KNOWN_MODELS)}); check the path"
+            f"({', '.join(KNOWN_MODELS)}); check the path{_suggest_pull(str(path_or_name))}"
         )
     cached = cached_path(model)
     if is_cached(model):
@@ -43,3 +46,38 @@ def resolve_model(
     from .pull import pull_model
 
     return pull_model(model, on_message=on_message)
+
+
+def is_local_model(name: str) -> bool:
+    """Whether a path is that of a GGUF or ONNX file or of a folder that holds a model, unread."""
+    if os.path.isfile(name):
+        return name.endswith(_FILE_SUFFIXES) or _is_gguf(name)
+    try:
+        names = os.listdir(name) if name else []
+    except (OSError, ValueError):
+        return False
+    return (
+        is_safetensors_folder(Path(name))
+        or any(each == "genai_config.json" or each.endswith(".onnx") for each in names)
+        or os.path.isdir(os.path.join(name, "onnx"))
+    )
+
+
+def _is_gguf(name: str) -> bool:
+    try:
+        with open(name, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _suggest_pull(name: str) -> str:
+    """What to do about a name that the Hugging Face Hub may have."""
+    # Here, because no run of a model that is there needs it.
+    from .hub import read_hub_name
+
+    try:
+        hub_name = None if name.endswith(_FILE_SUFFIXES) else read_hub_name(name)
+    except UsageError:
+        return ""
+    return "" if hub_name is None else f", or run 'edgeh2o pull {hub_name}' and use what it prints"

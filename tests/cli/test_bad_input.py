@@ -140,9 +140,51 @@ def test_missing_model_is_a_failure_not_a_usage_error(capsys: pytest.CaptureFixt
     _expect_one_line(capsys.readouterr().err, "missing.gguf")
 
 
-def test_unknown_name_to_pull(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pull", "no-such-model"]) == 1
-    _expect_one_line(capsys.readouterr().err, "no-such-model")
+def test_what_is_no_name_is_not_pulled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    for name, code, fragment in [
+        (
+            "no-such-model",
+            1,
+            "'no-such-model' is not the name of a known model (smollm2-135m), nor",
+        ),
+        ("/", 1, "'/' is not the name"),
+        ("../../etc", 1, "nor of the form org/name[:file]"),
+        (str(tmp_path), 1, "nor a model on this machine"),
+        (str(tmp_path / "text.txt"), 1, "nor a model on this machine"),
+        ("nul\0byte", 1, "is not the name"),
+        ("", 2, "no name given"),
+        ("https://example.com/org/name", 2, "use org/name or org/name:file"),
+    ]:
+        assert main(["pull", name]) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        _expect_one_line(captured.err, fragment)
+
+
+def test_a_model_of_this_machine_is_not_pulled(
+    capsys: pytest.CaptureFixture[str], tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for path in (str(tiny_model()), str(tmp_path)):
+        assert main(["pull", path]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == f"{path}\n"
+        assert "is on this machine already" in captured.err
+
+
+def test_a_name_of_the_hub_in_place_of_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, hint in [
+        ("org/name", "or run 'edgeh2o pull org/name' and use what it prints"),
+        ("https://hf.co/org/name", "or run 'edgeh2o pull org/name' and use what it prints"),
+        ("org/name:Q4_K_M", "run 'edgeh2o pull org/name:Q4_K_M'"),
+    ]:
+        for command in (["run", name, "-p", "x"], ["inspect", name]):
+            assert main(command) == 1
+            _expect_one_line(capsys.readouterr().err, hint)
+    for name in ("models/missing.gguf", "../missing", "no-such-model", "https://example.com/a/b"):
+        assert main(["run", name, "-p", "x"]) == 1
+        assert "edgeh2o pull" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o.formats.hub import HubFile, _choose_files, is_hub_name
+from edgeh2o.errors import UsageError
+from edgeh2o.formats.hub import HubFile, _choose_files, read_hub_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # The first is larger than the pieces in which the library writes what it gets.
@@ -26,7 +27,10 @@ FILES = {
 
 
 class Hub(ThreadingHTTPServer):
-    """``files`` of the one repository org/tiny; the first answer of some is cut in the middle."""
+    """``files`` of the one repository org/tiny; the first answer of some is cut in the middle.
+
+    Requests of paths that begin with ``silent``, if that is set, get no answer.
+    """
 
     daemon_threads = True
 
@@ -35,6 +39,8 @@ class Hub(ThreadingHTTPServer):
         self.files = dict(FILES)
         self.sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
         self.cut: set[str] = set()
+        self.silent = ""
+        self.closing = threading.Event()
         self.ranges: list[str] = []
 
     @property
@@ -53,6 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        if self.server.silent and path.startswith(self.server.silent):
+            self.server.closing.wait()
+            self.close_connection = True
+            return
         if path.startswith("/api/models/org/tiny"):
             siblings = [
                 {
@@ -116,16 +126,17 @@ def hub() -> Iterator[Hub]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield server
+    server.closing.set()
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def pull(name: str, home: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+def pull(name: str, home: Path, endpoint: str, **more: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the library reads its settings when it is imported."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "EDGEH2O_"))}
     environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"} | more
     command = [sys.executable, "-m", "edgeh2o", "pull", name]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -182,9 +193,6 @@ def test_what_cannot_be_fetched_is_one_line(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_names_say_which_file_is_meant() -> None:
-    assert is_hub_name("org/name") and is_hub_name("org/name:Q4_K_M")
-    assert not is_hub_name("smollm2-135m") and not is_hub_name("a/b/c") and not is_hub_name("/etc")
-
     def choose(wanted: str | None, *names: str) -> list[str]:
         files = [HubFile(name, 1, "0", None) for name in names]
         return [file.name for file in _choose_files("org/name", wanted, files)]
@@ -193,3 +201,89 @@ def test_names_say_which_file_is_meant() -> None:
     assert choose("q4_k", "a-Q4_K_M.gguf", "a-Q4_K.gguf") == ["a-Q4_K.gguf"]
     parts = [f"Q8_0/a-Q8_0-{i:05}-of-00003.gguf" for i in (3, 1, 2)]
     assert choose("Q8_0", "a-Q4_0.gguf", *parts) == sorted(parts)
+
+
+@pytest.mark.parametrize("silent", ["/api", "/org/tiny/resolve"])
+def test_a_hub_that_does_not_answer_is_not_waited_for(
+    hub: Hub, tmp_path: Path, silent: str
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    hub.silent = silent
+    result = pull("org/tiny:Q8_0", tmp_path, hub.endpoint, HF_HUB_ETAG_TIMEOUT="1")
+    assert result.returncode == 1
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith(f"edgeh2o: error: {hub.endpoint} does not answer for org/tiny; check")
+    assert "HF_HUB_ETAG_TIMEOUT is 1 s" in error
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE forbids to fetch anything; unset it"),
+        ("TRANSFORMERS_OFFLINE", "1", "TRANSFORMERS_OFFLINE forbids to fetch"),
+        ("HF_HUB_ETAG_TIMEOUT", "soon", "cannot read one of its variables HF_...: invalid literal"),
+        ("HF_ENDPOINT", "mirror.local", "HF_ENDPOINT='mirror.local' is not the address of a hub"),
+    ],
+)
+def test_the_variable_that_forbids_is_named(
+    tmp_path: Path, variable: str, value: str, problem: str
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    settings = {"endpoint": "http://127.0.0.1:9"}
+    if variable == "HF_ENDPOINT":
+        settings["endpoint"] = value
+    else:
+        settings[variable] = value
+    result = pull("org/tiny", tmp_path, **settings)
+    assert result.returncode == 2
+    assert result.stderr.startswith("edgeh2o: error: ") and result.stderr.count("\n") == 1
+    assert problem in result.stderr
+
+
+def test_names_and_addresses_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.local:8000/hub/")
+    for text, name in {
+        "org/name": "org/name",
+        "org/name:Q4_K_M": "org/name:Q4_K_M",
+        "https://huggingface.co/org/name": "org/name",
+        "http://www.huggingface.co/org/name/": "org/name",
+        "HTTPS://huggingface.co/org/name/tree/main?x=y#z": "org/name",
+        "https://huggingface.co/org/name/blob/main/a.gguf": "org/name:a.gguf",
+        "https://huggingface.co/org/name/resolve/main/b/a%2D1.gguf?download=true": (
+            "org/name:b/a-1.gguf"
+        ),
+        "hf.co/org/name:Q4_K_M": "org/name:Q4_K_M",
+        "huggingface.co/org/name": "org/name",
+        "http://mirror.local:8000/hub/org/name": "org/name",
+        "mirror.local:8000/hub/org/name": "org/name",
+        "smollm2-135m": None,
+        "a/b/c": None,
+        "/etc": None,
+        "../etc": None,
+        "../../etc": None,
+        "": None,
+        "/": None,
+        "nul/\0": None,
+        "[/]": None,
+    }.items():
+        assert read_hub_name(text) == name, text
+    for text in (
+        "https://huggingface.co",
+        "https://huggingface.co/gpt2",
+        "https://huggingface.co/datasets/org/name",
+        "https://huggingface.co/org/name/tree/older",
+        "https://huggingface.co/org/../name",
+        "https://example.com/org/name",
+        "https://[/org/name",
+        "hf.co/org",
+    ):
+        with pytest.raises(UsageError, match="use org/name"):
+            read_hub_name(text)
+
+
+def test_an_address_is_fetched_from_the_mirror(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    result = pull("https://huggingface.co/org/tiny:Q8_0", tmp_path, hub.endpoint)
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()).read_bytes() == FILES["tiny-Q8_0.gguf"]
