@@ -6,7 +6,6 @@ what is only needed for an answer is imported while other threads read them.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from .models import ModelFile
     from .session import OnProgress, Session
 
-# Of addresses that NumPy with its BLAS and the tokenizers take at least.
-LIBRARY_ADDRESS_BYTES = 128 * 2**20
-
 
 def import_answering() -> None:
     """Imports what an answer needs and maps, where addresses are limited: they then count."""
@@ -41,17 +37,13 @@ def import_answering() -> None:
     if addresses is None:
         return
     memory.keep_one_arena()
+    memory.require_library_addresses()
     try:
-        if "numpy" not in sys.modules and addresses < LIBRARY_ADDRESS_BYTES:
-            raise ImportError  # OpenBLAS would end the process
         import tokenizers  # noqa: F401
 
         from . import prompt, session  # noqa: F401
     except ImportError:
-        raise ResourceError(
-            f"the address space that is left, {memory.format_bytes(addresses)}, does not hold the "
-            "libraries; raise its limit (ulimit -v)"
-        ) from None
+        raise memory.too_few_addresses(addresses) from None
 
 
 def open_model(

@@ -8,7 +8,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ..errors import ResourceError
 from . import cgroup
+
+# Of addresses that NumPy with its BLAS and the tokenizers take at least.
+LIBRARY_ADDRESS_BYTES = 128 * 2**20
 
 _M_ARENA_MAX = -8  # of malloc.h
 _DEFAULT_STACK_BYTES = 8 * 2**20
@@ -32,6 +36,24 @@ def address_space_left_bytes(status: Path = Path("/proc/self/status")) -> int | 
     if limit == resource.RLIM_INFINITY:
         return None
     return max(0, limit - (_read_field(status, b"VmSize:") or 0))
+
+
+def require_library_addresses() -> None:
+    """Raises ResourceError where RLIMIT_AS leaves too little for the libraries, unless they are in.
+
+    OpenBLAS would end the process.
+    """
+    left = address_space_left_bytes()
+    if left is not None and left < LIBRARY_ADDRESS_BYTES and "numpy" not in sys.modules:
+        raise too_few_addresses(left)
+
+
+def too_few_addresses(n_left: int) -> ResourceError:
+    """The error of a limit that holds no libraries."""
+    return ResourceError(
+        f"the address space that is left, {format_bytes(n_left)}, does not hold the libraries; "
+        "raise its limit (ulimit -v)"
+    )
 
 
 def keep_one_arena() -> None:
