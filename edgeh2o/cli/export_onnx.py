@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..errors import UsageError
+
 HELP = "write a GGUF model as an ONNX model (onnxruntime-genai layout)"
 DESCRIPTION = (
     "Write a GGUF model into a new folder as onnxruntime-genai lays it out: genai_config.json, "
@@ -31,10 +33,16 @@ def execute(args: argparse.Namespace) -> int:
     """Writes the folder and says what is in it; returns the exit code."""
     from ..export.onnx import describe_report, export_model
     from ..formats.model_cache import resolve_model
+    from ..formats.safetensors import is_safetensors_folder
     from .model_options import print_note, show_warnings
 
     show_warnings()
     path = resolve_model(args.model, on_message=print_note)
+    if is_safetensors_folder(path):
+        raise UsageError(
+            f"{path} is a folder of safetensors; write a GGUF file of it first, with "
+            "'edgeh2o quantize'"
+        )
     report = export_model(path, args.folder, last_logits_only=args.last_logits_only)
     print_note(describe_report(report))
     print(args.folder)

@@ -94,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(error, OSError):  # a full disk under stdout, mostly
             _discard_stdout()
             place = error.filename or "standard output"
-            _print_line("error", f"{place}: {error.strerror}; free some space or write elsewhere")
+            may_not = isinstance(error, PermissionError)
+            cure = "check its permissions" if may_not else "free some space or write elsewhere"
+            _print_line("error", f"{place}: {error.strerror}; {cure}")
         else:
             raise
         return EdgeH2OError.exit_code
@@ -167,4 +169,5 @@ def _one_line_warnings() -> Iterator[None]:
 
 def _discard_stdout() -> None:
     """Nothing can be written any more; the interpreter's last flush must not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # a stream of a caller's own has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

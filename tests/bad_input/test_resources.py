@@ -171,6 +171,27 @@ def test_a_full_disk_under_stdout(model: str, options: list[str]) -> None:
     assert "standard output: No space left on device; free some space" in result.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["doctor"]])
+def test_a_full_disk_under_a_help(arguments: list[str]) -> None:
+    command = shlex.join([sys.executable, "-m", "edgeh2o", *arguments])
+    result = subprocess.run(
+        ["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    require_one_line(result.stderr)
+    assert "standard output: No space left on device; free some space" in result.stderr
+
+
+def test_a_help_whose_reader_went_away() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "edgeh2o", "run", "--help"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
 def test_a_full_disk_under_both_streams_ends_with_the_code(model: str) -> None:
     assert _run(model, "> /dev/full 2> /dev/full", "--quiet").returncode == 1
 
