@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from .errors import EXIT_INTERRUPTED
+from .errors import EXIT_INTERRUPTED, EdgeH2OError, is_shortage
 
 
 def main() -> int:
@@ -22,6 +22,11 @@ def main() -> int:
     except KeyboardInterrupt:  # while the modules were imported
         print("edgeh2o: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except Exception as error:  # so too; the command line handles its own
+        if not is_shortage(error):
+            raise
+        print("edgeh2o: error: out of memory; raise its limit (ulimit -v)", file=sys.stderr)
+        return EdgeH2OError.exit_code
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from .._version import __version__
-from ..errors import EXIT_INTERRUPTED, EdgeH2OError, UsageError
+from ..errors import EXIT_INTERRUPTED, EdgeH2OError, UsageError, is_shortage
 from .parser import Parser, name_variables
 from .report import printable
 
@@ -39,6 +39,8 @@ VERBS = (
     "export-onnx",
     "completion",
 )
+# Those that need neither NumPy nor tokenizers.
+_LIGHT_VERBS = ("pull", "doctor", "completion")
 EXIT_BROKEN_PIPE = 141
 
 
@@ -59,7 +61,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         verb = import_module(f".{name.replace('-', '_')}", __package__)
         command = verbs.add_parser(name, help=verb.HELP, description=verb.DESCRIPTION)
         verb.add_arguments(command)
-        command.set_defaults(execute=verb.execute, verbs=verbs)
+        command.set_defaults(execute=verb.execute, verbs=verbs, is_light=name in _LIGHT_VERBS)
     return parser
 
 
@@ -72,31 +74,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _one_line_warnings():
             words = sys.argv[1:] if argv is None else argv
             args = build_parser(words[0] if words else None).parse_args(words)
+            if not args.is_light:
+                _require_addresses()
             code: int = args.execute(args)
             sys.stdout.flush()
             return code
     except EdgeH2OError as error:
         _print_line("error", name_variables(str(error), args))
         return error.exit_code
-    except MemoryError:
-        from ..host.memory import address_space_left_bytes
-
-        cure = "use a smaller model, context (-c) or batch (-b, -ub)"
-        if address_space_left_bytes() is not None:
-            cure = f"raise the limit of the address space (ulimit -v), or {cure}"
-        _print_line("error", f"out of memory; {cure}")
-        return EdgeH2OError.exit_code
     except KeyboardInterrupt:
         print("edgeh2o: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()
         return EXIT_BROKEN_PIPE
-    except OSError as error:  # a full disk under stdout, mostly
-        _discard_stdout()
-        place = error.filename or "standard output"
-        _print_line("error", f"{place}: {error.strerror}; free some space or write elsewhere")
+    except Exception as error:
+        if is_shortage(error):
+            _print_line("error", _explain_shortage())
+        elif isinstance(error, OSError):  # a full disk under stdout, mostly
+            _discard_stdout()
+            place = error.filename or "standard output"
+            may_not = isinstance(error, PermissionError)
+            cure = "check its permissions" if may_not else "free some space or write elsewhere"
+            _print_line("error", f"{place}: {error.strerror}; {cure}")
+        else:
+            raise
         return EdgeH2OError.exit_code
+
+
+def _explain_shortage() -> str:
+    """The cure of what ``is_shortage`` says: the limit of addresses, if there is one."""
+    limit = _address_limit()
+    smaller = "use a smaller model, context (-c) or batch (-b, -ub)"
+    if limit is None:
+        return f"out of memory; {smaller}"
+    what = f"addresses are limited to {limit // 1024} kB (ulimit -v)"
+    return f"out of memory: {what}; raise that limit, or {smaller}"
+
+
+def _require_addresses() -> None:
+    """Raises ResourceError where a limit of addresses holds no libraries: BLAS ends the process."""
+    if _address_limit() is not None:
+        from ..host.memory import require_library_addresses
+
+        require_library_addresses()
+
+
+def _address_limit() -> int | None:
+    """RLIMIT_AS in bytes, None without one."""
+    try:
+        import resource
+    except ImportError:  # it is a library itself, which a limit may leave no addresses for
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _print_line(kind: str, message: str) -> None:
@@ -138,4 +169,5 @@ def _one_line_warnings() -> Iterator[None]:
 
 def _discard_stdout() -> None:
     """Nothing can be written any more; the interpreter's last flush must not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # a stream of a caller's own has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -52,6 +52,12 @@ class Parser(argparse.ArgumentParser):
             message += " (one that begins with a dash goes after =, as in --stop=-x)"
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Raises OSError where the help cannot be written; argparse ends as if it had been."""
+        file = file or sys.stderr
+        file.write(message)
+        file.flush()
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from ..errors import UsageError
+from ..errors import UsageError, is_shortage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,9 @@ class GrammarCompiler:
         """Raises UsageError for a grammar that is wrong or too large, or without llguidance."""
         try:
             import llguidance
-        except ImportError:
+        except ImportError as error:
+            if is_shortage(error):
+                raise
             raise UsageError(
                 'structured output needs llguidance: pip install "edgeh2o[serve]"'
             ) from None

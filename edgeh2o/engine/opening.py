@@ -6,7 +6,6 @@ what is only needed for an answer is imported while other threads read them.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from .models import ModelFile
     from .session import OnProgress, Session
 
-# Of addresses that NumPy with its BLAS and the tokenizers take at least.
-LIBRARY_ADDRESS_BYTES = 128 * 2**20
-
 
 def import_answering() -> None:
     """Imports what an answer needs and maps, where addresses are limited: they then count."""
@@ -42,7 +38,7 @@ def import_answering() -> None:
     if addresses is None:
         return
     memory.keep_one_arena()
-    _require_addresses()
+    memory.require_library_addresses()
     try:
         import tokenizers  # noqa: F401
 
@@ -51,17 +47,9 @@ def import_answering() -> None:
         raise memory.does_not_hold(addresses, "the libraries") from None
 
 
-def _require_addresses() -> None:
-    """Raises ResourceError where too few are left for NumPy: OpenBLAS would end the process."""
-    addresses = memory.address_space_left_bytes()
-    if addresses is None or "numpy" in sys.modules or addresses >= LIBRARY_ADDRESS_BYTES:
-        return
-    raise memory.does_not_hold(addresses, "the libraries")
-
-
 def open_onnx_model(path: Path) -> OnnxModelFile:
     """Opens the folder or ``.onnx`` file of an ONNX model. Raises as ``open_model`` does."""
-    _require_addresses()
+    memory.require_library_addresses()
     from ..onnx.model import OnnxModelFile
 
     return OnnxModelFile(path)

@@ -11,6 +11,9 @@ from pathlib import Path
 from ..errors import ResourceError
 from . import cgroup
 
+# Of addresses that NumPy with its BLAS and the tokenizers take at least.
+LIBRARY_ADDRESS_BYTES = 128 * 2**20
+
 _M_ARENA_MAX = -8  # of malloc.h
 _DEFAULT_STACK_BYTES = 8 * 2**20
 
@@ -41,6 +44,16 @@ def does_not_hold(addresses: int, what: str) -> ResourceError:
         f"the address space that is left, {format_bytes(addresses)}, does not hold {what}; raise "
         "its limit (ulimit -v)"
     )
+
+
+def require_library_addresses() -> None:
+    """Raises ResourceError where RLIMIT_AS leaves too little for the libraries, unless they are in.
+
+    OpenBLAS would end the process.
+    """
+    left = address_space_left_bytes()
+    if left is not None and left < LIBRARY_ADDRESS_BYTES and "numpy" not in sys.modules:
+        raise does_not_hold(left, "the libraries")
 
 
 def keep_one_arena() -> None:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import re
 
-from ..errors import EdgeH2OError, ResourceError, UsageError
+from ..errors import EdgeH2OError, ResourceError, UsageError, is_shortage
 from ..host import memory
 
-# What the loader, C++ and onnxruntime say where nothing more can be mapped.
-_NO_MEMORY = re.compile(
-    "failed to map segment|cannot allocate|failed to allocate|bad_?alloc|PosixThread",
-    re.IGNORECASE,
-)
+# What onnxruntime says where nothing more can be mapped, beside what ``is_shortage`` knows.
+_NO_MEMORY = re.compile("cannot allocate|failed to allocate|bad_?alloc|PosixThread", re.IGNORECASE)
 
 
 def address_error(error: Exception, what: str) -> ResourceError | None:
     """The error for ``what`` if that is what a limit of the address space does, else None."""
     addresses = memory.address_space_left_bytes()
-    is_memory = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
-    return memory.does_not_hold(addresses, what) if addresses is not None and is_memory else None
+    is_short = is_shortage(error) or _NO_MEMORY.search(str(error))
+    return memory.does_not_hold(addresses, what) if addresses is not None and is_short else None
 
 
 def explain_import(error: Exception) -> EdgeH2OError:

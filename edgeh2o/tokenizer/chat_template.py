@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..errors import EdgeH2OError, FormatError, UsageError
+from ..errors import EdgeH2OError, FormatError, UsageError, is_shortage
 from ..formats.metadata import TEMPLATE_KEY
 
 if TYPE_CHECKING:
@@ -257,6 +257,8 @@ def _guarded(run: Callable[[], _T]) -> _T:
     except EdgeH2OError:
         raise
     except ImportError as error:
+        if is_shortage(error):
+            raise
         raise EdgeH2OError(f"chat templates need jinja2 >= 3.1.6: {error}") from None
     except _RefusalError as error:
         raise FormatError(f"the chat template refuses these messages: {error}") from None

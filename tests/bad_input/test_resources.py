@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,9 +18,11 @@ import pytest
 from edgeh2o.cli.main import main
 from edgeh2o.cli.progress import ProgressBars
 from edgeh2o.engine.plan import RESERVE_BYTES
+from edgeh2o.errors import is_shortage
 from edgeh2o.host import memory
 from tests.bad_input.refusal import Refusal, require_one_line
 from tests.tiny_models import TinyModelFactory
+from tests.transformers.folders import write_folder
 
 TIMEOUT_S = 120
 OPTIONS = ["-p", "the thing is", "-n", "4", "--temp", "0", "--ignore-eos"]
@@ -102,6 +105,63 @@ def test_addresses_that_do_not_hold_the_libraries(smollm2_path: Path, mib: int) 
     assert "does not hold the libraries; raise its limit (ulimit -v)" in refused.stderr
 
 
+@pytest.mark.parametrize("limit_kb", [30_000, 45_000, 60_000, 75_000, 110_000, 170_000])
+def test_no_limit_of_addresses_brings_a_traceback(
+    tmp_path: Path, tiny_model: TinyModelFactory, limit_kb: int
+) -> None:
+    """NumPy's traceback has 56 lines, and OpenBLAS ends a process with a line of its own."""
+    model = str(tiny_model())
+    folder = str(write_folder(Path(model), tmp_path / "folder"))
+    (tmp_path / "text.txt").write_text("the thing is " * 20)
+    for arguments in (
+        ["run", model, *OPTIONS],
+        ["run", folder, *OPTIONS],
+        ["inspect", model],
+        ["inspect", folder],
+        ["perplexity", model, "-f", str(tmp_path / "text.txt")],
+        ["quantize", folder, str(tmp_path / "out.gguf"), "q8_0"],
+    ):
+        result = subprocess.run(
+            [sys.executable, "-m", "edgeh2o", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit_kb * 1024,) * 2),
+        )
+        if result.returncode == 0:  # the largest holds what some of them need
+            assert limit_kb == 170_000
+            continue
+        assert result.returncode == 1, result.stderr
+        require_one_line(result.stderr)
+        assert limit_kb == 170_000 or "(ulimit -v)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libgfortran.so.5: failed to map segment from shared object"),
+        ImportError("libx.so: cannot open shared object file: Cannot allocate memory"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+    ],
+    ids=str,
+)
+def test_short_memory_is_told_apart(error: Exception) -> None:
+    assert is_shortage(error)
+    try:
+        try:
+            raise error
+        except Exception as cause:
+            raise ImportError("Importing the numpy C-extensions failed") from cause
+    except ImportError as caught:
+        assert is_shortage(caught)
+    assert not is_shortage(ImportError("No module named 'numpy'"))
+    assert not is_shortage(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert not is_shortage(RuntimeError("oops"))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("options", [["--quiet"], ["--json"]])
 def test_a_full_disk_under_stdout(model: str, options: list[str]) -> None:
@@ -109,6 +169,27 @@ def test_a_full_disk_under_stdout(model: str, options: list[str]) -> None:
     assert result.returncode == 1
     require_one_line(result.stderr)
     assert "standard output: No space left on device; free some space" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["doctor"]])
+def test_a_full_disk_under_a_help(arguments: list[str]) -> None:
+    command = shlex.join([sys.executable, "-m", "edgeh2o", *arguments])
+    result = subprocess.run(
+        ["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    require_one_line(result.stderr)
+    assert "standard output: No space left on device; free some space" in result.stderr
+
+
+def test_a_help_whose_reader_went_away() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "edgeh2o", "run", "--help"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, b"")
 
 
 def test_a_full_disk_under_both_streams_ends_with_the_code(model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -160,6 +161,26 @@ def test_what_is_no_name_is_not_pulled(capsys: pytest.CaptureFixture[str], tmp_p
         captured = capsys.readouterr()
         assert captured.out == ""
         _expect_one_line(captured.err, fragment)
+
+
+def test_a_folder_of_safetensors_is_not_exported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["export-onnx", str(tmp_path), str(tmp_path / "out")]) == 2
+    _expect_one_line(capsys.readouterr().err, "export-onnx takes a GGUF file; write one of the")
+
+
+def test_a_file_that_may_not_be_read_needs_no_space(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "folder/genai_config.json")
+
+    monkeypatch.setattr("edgeh2o.formats.model_cache.resolve_model", refuse)
+    assert main(["inspect", "folder"]) == 1
+    message = "folder/genai_config.json: Permission denied; check its permissions"
+    _expect_one_line(capsys.readouterr().err, message)
 
 
 def test_a_model_of_this_machine_is_not_pulled(

@@ -19,6 +19,7 @@ from edgeh2o.host.machine import examine_machine
 from edgeh2o.host.threads import choose_threads
 from tests.budget_tables import table_of_model
 from tests.tiny_models import TinyModelFactory
+from tests.transformers.folders import write_folder
 
 
 def test_inspect(tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +121,35 @@ def test_inspect_of_what_cannot_be_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert "\x1b" not in text
     assert "not usable: the file has no tokenizer" in text
     assert main(["inspect", str(tmp_path / "none")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"version": "1.0"', "tokenizer.json is not JSON"),
+        ("{}", "tokenizer.json describes no tokenizer"),
+        ('{"model": {"type": "None"}}', "tokenizer.json"),
+        (None, "there is no tokenizer.json"),
+    ],
+)
+def test_inspect_says_of_a_folder_what_run_refuses(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    problem: str,
+) -> None:
+    folder = write_folder(tiny_model(), tmp_path / "folder")
+    (folder / "tokenizer.json").unlink()
+    if text is not None:
+        (folder / "tokenizer.json").write_text(text)
+    assert main(["inspect", str(folder)]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    (row,) = [row for row in rows if row.startswith("tokenizer")]
+    assert main(["run", str(folder), "-p", "x"]) == 1
+    refusal = capsys.readouterr().err.strip().removeprefix("edgeh2o: error: ")
+    assert row == f"tokenizer      not usable: {refusal}"
+    assert problem in refusal
 
 
 def test_inspect_warns_once(

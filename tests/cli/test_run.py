@@ -17,7 +17,6 @@ from edgeh2o import isa
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
 from edgeh2o.formats.gguf import open_gguf
-from edgeh2o.host import memory
 from edgeh2o.runners.native import NativeModelFile
 from edgeh2o.tokenizer import build_tokenizer
 from tests.cli.conftest import ExpectUsageError
@@ -202,12 +201,13 @@ def test_memory_that_a_limit_of_addresses_refuses(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        monkeypatch.setattr(memory, "address_space_left_bytes", lambda: 4096)
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (2**30, 2**30))
         raise MemoryError
 
     monkeypatch.setattr(NativeModelFile, "load", fail)
     assert _run(model) == 1
-    assert "raise the limit of the address space (ulimit -v), or use" in capsys.readouterr().err
+    limit = "addresses are limited to 1048576 kB (ulimit -v); raise that limit, or use a smaller"
+    assert limit in capsys.readouterr().err
 
 
 def _start(model: str, *options: str) -> subprocess.Popen[bytes]:
