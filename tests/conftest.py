@@ -67,10 +67,12 @@ def _keeps_no_profiles(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``EDGEH2O_TEST_STEP=N`` runs every N-th test: a slow build is checked on a sample.
+    """Tests marked ``first``, which take minutes, begin before all others: beside them, not after.
 
-    A prime N meets every value of each parameter.
+    ``EDGEH2O_TEST_STEP=N`` runs every N-th test: a slow build is checked on a sample. A prime N
+    meets every value of each parameter.
     """
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     step = int(os.environ.get("EDGEH2O_TEST_STEP", "1"))
     config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step])
     items[:] = items[::step]

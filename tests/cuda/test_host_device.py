@@ -65,6 +65,7 @@ def test_planted_faults_are_found(fault: str, sanitized: bool) -> None:
     assert FOUND[fault][sanitized] in result.stdout + result.stderr
 
 
+@pytest.mark.first
 def test_kernels_and_models_under_sanitizers() -> None:
     """The tests of the kernels again, and buffers of a few models, in a Python of their own."""
     if "EDGEH2O_TEST_CUDA_DRIVER" in os.environ:

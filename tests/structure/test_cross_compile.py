@@ -13,6 +13,7 @@ from tools import cross_check_aarch64
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.first
 def test_kernels_agree_under_emulation() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tools.cross_check_aarch64"],
