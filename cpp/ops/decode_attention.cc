@@ -19,8 +19,9 @@ constexpr size_t kMaxTaskRanges = 8, kTasksPerThread = 4;
 // many ranges per thread and in all, or so many bytes: all of 16 tokens at once would take 68 MB of 32,000
 // positions and 16 heads of latent attention.
 constexpr size_t kRangesPerRound = 8, kRoundBytes = size_t{4} << 20;
-// Rows that lie apart come from memory while those so many before them are copied.
-constexpr size_t kRowsAhead = 24;
+// Rows that lie apart come from memory while those so many runs before them are copied; the processor goes
+// on by itself in long runs.
+constexpr size_t kRunsAhead = 12, kRunBytesAhead = 512;
 
 // No more rows are gathered than the prompt has tokens; both parts may end with a range that is not full.
 size_t max_ranges(const AttentionPlan& plan) {
@@ -175,26 +176,65 @@ size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
                    (is_one_row ? 0 : kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim)));
 }
 
-// The range's keys, or values, as rows one after another: where they lie, or copied to `out`.
-const uint8_t* DecodeAttention::find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
-                                          const KvRows* gathered, uint8_t* out) const {
-  if (range.is_of_rows) return gathered->row(range.first);
-  if (keys.positions == nullptr) return cached.row(keys.begin + range.first);
-  const size_t row_bytes = kv_row_bytes(cached.type, cached.head_dim);
-  const auto position = [&](size_t i) {
-    const size_t key = range.first + i;
-    return key + 1 < keys.n_keys ? static_cast<size_t>(keys.positions[key]) : keys.position;
-  };
-  for (size_t i = 0, n_rows; i < range.n_keys; i += n_rows) {
-    const size_t first = position(i);
-    for (n_rows = 1; i + n_rows < range.n_keys && position(i + n_rows) == first + n_rows;) ++n_rows;
-    for (size_t ahead = i + kRowsAhead; ahead < std::min(i + kRowsAhead + n_rows, range.n_keys); ++ahead) {
-      const uint8_t* row = cached.row(position(ahead));
-      for (size_t byte = 0; byte < row_bytes; byte += kAlignment) __builtin_prefetch(row + byte);
+// Listed positions as runs of rows that lie one after another in the cache; returns their number.
+size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, Run* runs) {
+  const size_t end = range.first + range.n_keys,
+               n_listed = std::min(end, keys.n_keys - 1);  // without its own
+  size_t n_runs = 0;
+  const auto append = [&](size_t position) {
+    if (n_runs > 0 && runs[n_runs - 1].first + runs[n_runs - 1].n_rows == position) {
+      ++runs[n_runs - 1].n_rows;
+    } else {
+      runs[n_runs++] = {position, 1};
     }
-    std::memcpy(out + i * row_bytes, cached.row(first), n_rows * row_bytes);
+  };
+  for (size_t i = range.first; i < n_listed; ++i) append(static_cast<size_t>(keys.positions[i]));
+  if (end == keys.n_keys) append(keys.position);
+  return n_runs;
+}
+
+// Keys and values are at the same positions: what is fetched ahead are both.
+void DecodeAttention::copy_runs(const Run* runs, size_t n_runs, const KvRows& k, const KvRows* v,
+                                uint8_t* k_out, uint8_t* v_out) {
+  const auto fetch = [](const KvRows& rows, const Run& run, size_t row_bytes) {
+    const uint8_t* row = rows.row(run.first);
+    const size_t n_bytes = std::min(run.n_rows * row_bytes, kRunBytesAhead);
+    for (size_t byte = 0; byte < n_bytes; byte += kAlignment) __builtin_prefetch(row + byte);
+  };
+  const size_t k_bytes = kv_row_bytes(k.type, k.head_dim),
+               v_bytes = v ? kv_row_bytes(v->type, v->head_dim) : 0;
+  for (size_t i = 0; i < n_runs; ++i) {
+    if (i + kRunsAhead < n_runs) {
+      fetch(k, runs[i + kRunsAhead], k_bytes);
+      if (v) fetch(*v, runs[i + kRunsAhead], v_bytes);
+    }
+    const auto [first, n_rows] = runs[i];
+    std::memcpy(k_out, k.row(first), n_rows * k_bytes);
+    k_out += n_rows * k_bytes;
+    if (!v) continue;
+    std::memcpy(v_out, v->row(first), n_rows * v_bytes);
+    v_out += n_rows * v_bytes;
   }
-  return out;
+}
+
+// The keys and values of a range as rows one after another: where they lie, or copied to `gathered`.
+DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Range& range, const LayerKv& kv,
+                                                 size_t kv_head, uint8_t* gathered) const {
+  const bool is_one_row = plan_.shape.heads.values_are_keys;
+  if (range.is_of_rows) {
+    const uint8_t* k = keys.rows->k.row(range.first);
+    return {k, is_one_row ? k : keys.rows->v.row(range.first)};
+  }
+  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
+  if (keys.positions == nullptr) {
+    const size_t first = keys.begin + range.first;
+    return {k.row(first), is_one_row ? k.row(first) : v.row(first)};
+  }
+  Run runs[kRangeKeys];
+  const size_t n_runs = find_runs(keys, range, runs);
+  uint8_t* values = gathered + gathered_bytes_;
+  copy_runs(runs, n_runs, k, is_one_row ? nullptr : &v, gathered, values);
+  return {gathered, is_one_row ? gathered : values};
 }
 
 float* DecodeAttention::summed_weights(size_t kv_head, size_t range_idx, size_t token) const {
@@ -287,17 +327,11 @@ void DecodeAttention::attend_range(const Round& round, const LayerKv& kv, size_t
   const HeadKeys& read = keys(kv_head, token);
   const Range now = range(read, range_idx);
   if (now.n_keys == 0) return;
-  const KvRows k = kv.k(kv_head), v = kv.v(kv_head);
-  const PromptMemory::Rows* rows = read.rows;
-  const uint8_t *keys_of = find_rows(read, now, k, rows ? &rows->k : nullptr, gathered),
-                *values_of =
-                    plan_.shape.heads.values_are_keys
-                        ? keys_of
-                        : find_rows(read, now, v, rows ? &rows->v : nullptr, gathered + gathered_bytes_);
+  const Rows rows = find_rows(read, now, kv, kv_head, gathered);
   AttentionTile tile = range_result(round, kv_head, range_idx, token, n_alike);
   tile.weights = weights;
-  plan_.table.attention_rows_f32(k.type, v.type, tile, keys_of, values_of, now.n_keys,
-                                 now.is_of_rows ? rows->biases + now.first : nullptr, n_next);
+  plan_.table.attention_rows_f32(kv.k_head0.type, kv.v_head0.type, tile, rows.k, rows.v, now.n_keys,
+                                 now.is_of_rows ? read.rows->biases + now.first : nullptr, n_next);
 }
 
 // The results of a round to those before, in order.

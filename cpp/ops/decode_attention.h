@@ -68,6 +68,13 @@ class DecodeAttention {
   struct Round {
     size_t first, end, n_tokens;
   };
+  // Neighbours in the cache.
+  struct Run {
+    size_t first, n_rows;
+  };
+  struct Rows {
+    const uint8_t *k, *v;
+  };
   static Range range(const HeadKeys& keys, size_t range_idx);
 
   size_t group_size() const { return plan_.shape.heads.group_size(); }
@@ -84,8 +91,11 @@ class DecodeAttention {
   void merge(const Round& round, const LayerKv& kv, MatView<float> out) const;
   float* summed_weights(size_t kv_head, size_t range_idx, size_t token) const;
   void add_weights(const Round& round, size_t kv_head, size_t range_idx, float* sums) const;
-  const uint8_t* find_rows(const HeadKeys& keys, const Range& range, const KvRows& cached,
-                           const KvRows* gathered, uint8_t* out) const;
+  static size_t find_runs(const HeadKeys& keys, const Range& range, Run* runs);
+  static void copy_runs(const Run* runs, size_t n_runs, const KvRows& k, const KvRows* v, uint8_t* k_out,
+                        uint8_t* v_out);
+  Rows find_rows(const HeadKeys& keys, const Range& range, const LayerKv& kv, size_t kv_head,
+                 uint8_t* gathered) const;
 
   const AttentionPlan& plan_;
   size_t n_threads_;
