@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "table (default: all)",
     )
     parser.add_argument(
+        "--decode",
+        type=int,
+        metavar="N",
+        help="decode the last N tokens of every window, by --decode-attention and densely, and "
+        "compare these",
+    )
+    parser.add_argument(
         "--tasks",
         type=list_of(str),
         metavar="LIST",
@@ -76,6 +83,7 @@ def execute(args: argparse.Namespace) -> int:
     is_long = args.suite == "long"
     for flag, is_given, suite in (
         ("--kinds", args.kinds is not None, "texts"),
+        ("--decode", args.decode is not None, "texts"),
         ("--tasks", args.tasks is not None, "long"),
         ("--questions", args.questions is not None, "long"),
         ("--plot", args.plot is not None, "long"),
@@ -98,7 +106,8 @@ def execute(args: argparse.Namespace) -> int:
             "on_progress": bars,
         }
         if not is_long:
-            print_results(args.output, evaluate_suite(llm, kinds=args.kinds or (), **shared))
+            texts = evaluate_suite(llm, kinds=args.kinds or (), n_decoded=args.decode, **shared)
+            print_results(args.output, texts)
             return 0
         n_questions = DEFAULT_QUESTIONS if args.questions is None else args.questions
         report = evaluate_tasks(llm, tasks=args.tasks or (), n_questions=n_questions, **shared)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -38,34 +38,15 @@ def evaluate_decoding(
     whatever is predicted; the others are the prompt. Raises UsageError for an attention whose
     decode is dense, and for windows that do not fit, ResourceError where memory does not suffice.
     """
-    if not MIN_DECODED <= n_decoded < context_size:
-        raise UsageError(
-            f"the tokens to decode (--decode) must be at least {MIN_DECODED} and less than the "
-            f"{context_size} of a window, got {n_decoded}"
-        )
-    dense_attention = llm.attention.decoding_densely()
-    if dense_attention == llm.attention:
-        raise UsageError(
-            "this attention decodes densely: there is nothing to compare; use "
-            "--decode-attention headwise"
-        )
+    check_decoded(n_decoded, context_size)
+    require_decode_rule(llm)
     tokens = cut_windows(llm, text, context_size, windows)
     llm.profile_budgets(tokens[0])
-    dense_attention = llm.attention.decoding_densely()
-    runners = [llm.start_runner(context_size, attention=a) for a in (dense_attention, None)]
+    runners = start_decoders(llm, context_size)
     progress = Progress(on_progress, 2 * tokens.size)
     pairs_computed, pairs_dense, scores = 0, 0, []
     for window in tokens:
-        prompt, rest = np.split(window, [context_size - n_decoded])
-        for runner in runners:
-            prefill_prompt(runner, prompt)
-            progress.advance(len(prompt))
-        parts = []
-        for first, dense, sparse in decode_together(runners, rest[:-1]):
-            parts.append(compare_logits(dense, sparse, rest[first + 1 : first + 1 + len(dense)]))
-            progress.advance(2 * len(dense))
-        scores.append(join_scores(parts))
-        progress.advance(2)
+        scores.append(compare_decodes(runners, window, n_decoded, on_tokens=progress.advance))
         pairs_computed += runners[1].pairs_computed
         pairs_dense += runners[1].pairs_dense
     return PerplexityReport(
@@ -79,6 +60,56 @@ def evaluate_decoding(
         ranges=_summarise(scores),
         windows=tuple(_summarise([window]) for window in scores),
     )
+
+
+def check_decoded(n_decoded: int, context_size: int) -> None:
+    """Raises UsageError for numbers of tokens to decode that a window does not have."""
+    if not MIN_DECODED <= n_decoded < context_size:
+        raise UsageError(
+            f"the tokens to decode (--decode) must be at least {MIN_DECODED} and less than the "
+            f"{context_size} of a window, got {n_decoded}"
+        )
+
+
+def require_decode_rule(llm: LLM) -> None:
+    """Raises UsageError for an attention that decodes densely."""
+    if llm.attention.decoding_densely() == llm.attention:
+        raise UsageError(
+            "this attention decodes densely: there is nothing to compare; use "
+            "--decode-attention headwise"
+        )
+
+
+def start_decoders(llm: LLM, context_size: int) -> list[Runner]:
+    """A runner that decodes densely after the prefill of ``llm``, and one that decodes as it does.
+
+    Raises ResourceError where memory does not suffice for both.
+    """
+    dense = llm.attention.decoding_densely()
+    return [llm.start_runner(context_size, attention=each) for each in (dense, None)]
+
+
+def compare_decodes(
+    runners: list[Runner],
+    window: NDArray[np.int32],
+    n_decoded: int,
+    *,
+    on_tokens: Callable[[int], None],
+) -> TokenScores:
+    """Scores of the last ``n_decoded`` - 1 tokens of ``window`` [n], decoded as they stand.
+
+    ``runners`` are those of ``start_decoders``; ``on_tokens`` counts to 2 * n.
+    """
+    prompt, rest = np.split(window, [len(window) - n_decoded])
+    for runner in runners:
+        prefill_prompt(runner, prompt)
+        on_tokens(len(prompt))
+    parts = []
+    for first, dense, sparse in decode_together(runners, rest[:-1]):
+        parts.append(compare_logits(dense, sparse, rest[first + 1 : first + 1 + len(dense)]))
+        on_tokens(2 * len(dense))
+    on_tokens(2)
+    return join_scores(parts)
 
 
 def _summarise(scores: list[TokenScores]) -> tuple[RangeQuality, ...]:

@@ -54,6 +54,10 @@ def test_tasks_and_their_picture(
         (["--kinds", "poems"], "no texts of kind 'poems'"),
         (["--text-seeds", "one"], "values between commas"),
         (["--ctx", "100"], "at least 256 tokens"),
+        (["--decode", "0"], "the tokens to decode (--decode) must be at least 4"),
+        (["--decode", "300"], "less than the 300 of a window"),
+        (["--decode", "64"], "this attention decodes densely"),
+        (["--suite", "long", "--decode", "64"], "--decode belongs to --suite texts"),
     ],
 )
 def test_bad_options(

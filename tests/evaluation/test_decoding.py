@@ -11,8 +11,15 @@ from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.config import PrefillConfig
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.comparison import compare_logits
-from edgeh2o.evaluation.decoding import decode_block, evaluate_decoding
+from edgeh2o.evaluation.decoding import (
+    compare_decodes,
+    decode_block,
+    evaluate_decoding,
+    start_decoders,
+)
+from edgeh2o.evaluation.long_texts import make_window
 from edgeh2o.evaluation.reading import prefill_prompt
+from edgeh2o.evaluation.suite import evaluate_suite
 from edgeh2o.evaluation.windows import cut_windows
 from edgeh2o.llm import LLM
 from tests.tiny_models import TinyModelFactory
@@ -58,6 +65,25 @@ def test_compares_with_dense_decode_after_the_same_prefill(llm: LLM, text: str) 
     assert report.windows[0][0].kl == pytest.approx(float(expected.kl.mean()))
     assert report.windows[0][0].kl > 1e-6
     assert report.attention["decode"] == "headwise"
+
+
+def test_kinds_of_text_are_decoded(llm: LLM) -> None:
+    seeds = (0, 1)
+    report = evaluate_suite(
+        llm, context_size=CONTEXT, kinds=("pairs", "facts"), seeds=seeds, n_decoded=DECODED
+    )
+    assert "the last 40 tokens decoded" in report.format_text().splitlines()[0]
+    assert report.n_decoded == DECODED
+    runners = start_decoders(llm, CONTEXT)
+    for kind in report.kinds:
+        windows = [make_window(llm, kind.kind, CONTEXT, seed=seed) for seed in seeds]
+        scores = [
+            compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)
+            for window in windows
+        ]
+        assert kind.tokens == 2 * (DECODED - 1)
+        assert kind.kl == pytest.approx(np.mean([part.kl for part in scores]))
+        assert kind.kl > 1e-6
 
 
 def test_short_prompts_are_decoded_densely(llm: LLM, text: str) -> None:
