@@ -190,7 +190,7 @@ void check_cut_off(const KernelTable& table, Check& check) {
     for (size_t i = 0; i < n; ++i) mean += double{x[i]} / static_cast<double>(n);
     for (size_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
     const double cutoff = mean + double{0.7f} * std::sqrt(squares / static_cast<double>(n - 1));
-    for (size_t i = 0; i < n; ++i) check.near(out[i], std::max(x[i] - cutoff, 0.0), 400 * kEps);
+    for (size_t i = 0; i < n; ++i) check.near(out[i], std::max(x[i] - cutoff, 0.0), 40 * kEps);
   });
 }
 
@@ -204,7 +204,7 @@ void check_match_size(const KernelTable& table, Check& check) {
       squares += double{x[i]} * x[i];
       wanted += double{like[i]} * like[i];
     }
-    for (size_t i = 0; i < n; ++i) check.near(out[i], x[i] * std::sqrt(wanted / squares), 100 * kEps);
+    for (size_t i = 0; i < n; ++i) check.near(out[i], x[i] * std::sqrt(wanted / squares), 20 * kEps);
   });
 }
 
