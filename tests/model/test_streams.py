@@ -1,4 +1,4 @@
-"""Several residual streams per token: what they do not depend on, and tokens without an embedding."""
+"""Several residual streams per token: what they do not depend on, and tokens without any."""
 
 from __future__ import annotations
 
