@@ -67,6 +67,7 @@ class DecoderConfig:
         tied_embeddings: bool = False,
         has_output_bias: bool = False,
         token_input_rows: int = 0,
+        has_streams: bool = False,
     ) -> None: ...
 
 class Model:

@@ -49,6 +49,10 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*layer_norm_f32)(float*, const float*, const float*, const float*, size_t, float) noexcept
         void (*gelu_f32)(float*, const float*, const float*, size_t) noexcept
         void (*xielu_f32)(float*, const float*, float, float, float, float, size_t) noexcept
+        void (*cut_off_f32)(float*, float, size_t) noexcept
+        void (*predict_streams_f32)(float*, size_t, const float*, size_t) noexcept
+        void (*correct_streams_f32)(float*, size_t, const float*, const float*, size_t) noexcept
+        void (*match_size_f32)(float*, const float*, size_t) noexcept
         void (*reglu_f32)(float*, const float*, const float*, size_t) noexcept
         void (*delta_net_f32)(const DeltaSlice&) noexcept
         void (*delta_net_chunks_f32)(const DeltaSlice&, size_t, float*) noexcept
@@ -94,6 +98,42 @@ def xielu(str isa, const float[::1] x, float p, float n, float beta, float eps):
     """p x^2 + beta x where x > 0, else n (exp(min(x, eps)) - 1 - x) + beta x; [n] float32."""
     cdef float[::1] out = np.array(x)
     table_of(isa).xielu_f32(&out[0], &out[0], p, n, beta, eps, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def cut_off(str isa, const float[::1] x, float n_stds):
+    """max(x - mean - n_stds * std, 0), of a sample's standard deviation; [n] float32."""
+    cdef float[::1] out = np.array(x)
+    table_of(isa).cut_off_f32(&out[0], n_stds, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def match_size(str isa, const float[::1] x, const float[::1] like):
+    """x with the root mean square of ``like``; all [n] float32."""
+    if x.shape[0] != like.shape[0]:
+        raise ValueError(f"x has {x.shape[0]} elements, the other {like.shape[0]}")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).match_size_f32(&out[0], &like[0], <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def predict_streams(str isa, const float[:, ::1] streams, const float[:, ::1] weights):
+    """streams + weights @ streams; [4, n], [4, 4] float32."""
+    if streams.shape[0] != 4 or weights.shape[0] != 4 or weights.shape[1] != 4:
+        raise ValueError("there are 4 streams, and 4 weights for each")
+    cdef float[:, ::1] out = np.array(streams)
+    cdef size_t n = streams.shape[1]
+    table_of(isa).predict_streams_f32(&out[0, 0], n, &weights[0, 0], n)
+    return np.asarray(out)
+
+
+def correct_streams(str isa, const float[:, ::1] streams, const float[::1] computed, const float[::1] weights):
+    """streams + weights[:, None] * (computed - streams[0]); [4, n], [n], [4] float32."""
+    if streams.shape[0] != 4 or weights.shape[0] != 4 or computed.shape[0] != streams.shape[1]:
+        raise ValueError("there are 4 streams, a weight for each, and as many numbers as one has")
+    cdef float[:, ::1] out = np.array(streams)
+    cdef size_t n = streams.shape[1]
+    table_of(isa).correct_streams_f32(&out[0, 0], n, &computed[0], &weights[0], n)
     return np.asarray(out)
 
 

@@ -90,9 +90,11 @@ class LayerConfig:
     what writes to it and reads it is that of one of ``n_ssd_groups``; "attention_mamba2" has
     attention beside it. A layer whose mixer is "none" has a feed-forward network only, and one with
     an ``ffn_dim`` of 0 has none. In a mixture of experts a layer ``is_dense`` has one feed-forward
-    network. ``xielu`` is of the activation of that name. With an ``index_top_k`` a query reads so
-    many tokens: those that score best by an indexer of ``index_heads`` queries and one key of
-    ``index_key_dim`` numbers per token, or, without any, what the layer before has read.
+    network. ``xielu`` is of the activation of that name. Of a gate what lies ``gate_cutoff``
+    standard deviations above its mean goes into the activation; None: all of it. With an
+    ``index_top_k`` a query reads so many tokens: those that score best by an indexer of
+    ``index_heads`` queries and one key of ``index_key_dim`` numbers per token, or, without any,
+    what the layer before has read.
     """
 
     n_heads: int
@@ -114,6 +116,7 @@ class LayerConfig:
     ssd_state_dim: int = 0
     is_dense: bool = False
     xielu: Xielu = Xielu()
+    gate_cutoff: float | None = None
     index_heads: int = 0
     index_key_dim: int = 0
     index_top_k: int = 0
@@ -177,6 +180,8 @@ class DecoderConfig(ModelConfig):
     ``token_input_rows`` tokens. ``has_output_gate``: what attention gives is multiplied by the
     sigmoid of a second half of the query projection. With ``latent`` heads there is one KV head,
     whose rows of ``head_dim`` numbers are keys and values; ``rotary_dim`` is of their last ones.
+    With ``has_streams`` every token has several residual streams (AltUp); a ``laurel_rank`` that is
+    not 0 is that of a branch of two matrices beside attention (LAuReL).
     """
 
     layers: tuple[LayerConfig, ...]
@@ -219,6 +224,8 @@ class DecoderConfig(ModelConfig):
     token_input_dim: int = 0
     token_input_rows: int = 0
     has_output_scale: bool = False
+    has_streams: bool = False
+    laurel_rank: int = 0
     activation: str = "silu"
     logit_soft_cap: float = 0.0
     sliding_rope_inv_freq: tuple[float, ...] = ()

@@ -23,6 +23,8 @@ class Family:
         is_gpt_oss: attention has sinks, and experts and their router have biases.
         is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
             and have inputs per token.
+        is_gemma3n: windows are an array, tokens have several residual streams, layers a branch of
+            low rank and inputs per token, and may share keys and values.
         has_short_conv: layers without KV heads, by default every other one, have a convolution.
         has_delta_net: every other layer has a gated delta net, and attention has a gate.
         has_grouped_heads: neighbouring value heads of a delta net share a key head, and its gates
@@ -63,6 +65,7 @@ class Family:
     shared_gate: bool = False
     is_gpt_oss: bool = False
     is_gemma4: bool = False
+    is_gemma3n: bool = False
     has_short_conv: bool = False
     has_delta_net: bool = False
     has_grouped_heads: bool = False
@@ -245,6 +248,10 @@ FAMILIES: Mapping[str, Family] = {
         post_norms=True, keys={"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     ),
     "gemma3": Family(post_norms=True, qk_norm="head"),
+    # llama.cpp does not read the cap.
+    "gemma3n": Family(
+        post_norms=True, qk_norm="head", is_gemma3n=True, keys={"final_logit_softcapping": 30.0}
+    ),
     "gemma4": Family(
         post_norms=True, qk_norm="head", is_gemma4=True, keys={"final_logit_softcapping": 9.0}
     ),

@@ -25,6 +25,14 @@ from edgeh2o.errors import EdgeH2OError
 from edgeh2o.formats.model_cache import resolve_model
 from tools.make_tiny_model import llama3_factors
 from tools.shape_recurrent import DeltaNet, Mamba2
+from tools.tiny_models.gemma3n import (
+    CUTOFF,
+    LAUREL_RANK,
+    N_CUT_LAYERS,
+    N_STREAMS,
+    STACKS,
+    VECTOR_SUFFIXES,
+)
 
 DEFAULT_TOKENIZER = "smollm2-135m"
 WEIGHT_STD = 0.02
@@ -36,7 +44,8 @@ Bytes = NDArray[np.uint8]
 class Gemma4:
     """Windows, the size of heads in layers with one, and inputs of layers per token.
 
-    The last ``n_shared_kv`` layers read the keys and values of others and are twice as wide.
+    The last ``n_shared_kv`` layers read the keys and values of others and are twice as wide, but
+    for Gemma 3n (``has_streams``), which has AltUp, LAuReL and gates that are cut off instead.
     """
 
     window: int
@@ -44,6 +53,7 @@ class Gemma4:
     head_dim_sliding: int
     n_shared_kv: int
     token_input_dim: int
+    has_streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,7 @@ class Shape:
         tied: the token embedding is also the output matrix.
         qk_norms: queries and keys are normed per head.
         qkv_biases: Q, K and V have biases.
-        gemma4: what Gemma 4 has beside these; its other norms, and scales of its layers.
+        gemma4: what Gemma 3n and 4 have beside these; their other norms, and scales of layers.
         attention_layers: the others have a convolution of ``n_conv_taps`` tokens; empty for all.
         delta_net: what Qwen3.5 has in most layers; its attention has a gate.
         mamba2: what the layers without attention have in Granite 4.0 H, which has no positions.
@@ -94,6 +104,8 @@ class Shape:
         if self.gemma4 is None:
             return self.head_dim, self.ffn_dim, True
         has_keys = layer < self.n_layers - self.gemma4.n_shared_kv
+        if self.gemma4.has_streams:  # files have keys for all
+            return self.head_dim, self.ffn_dim, True
         head_dim = self.gemma4.head_dim_sliding if self.has_window(layer) else self.head_dim
         return head_dim, self.ffn_dim if has_keys else 2 * self.ffn_dim, has_keys
 
@@ -157,6 +169,28 @@ SHAPES: Mapping[str, Shape] = {
         rope_base=5e6,
         norm_epsilon=1e-6,
         tied=True,
+    ),
+    "gemma-3n-e2b": Shape(
+        architecture="gemma3n",
+        n_layers=30,
+        model_dim=2048,
+        n_heads=8,
+        n_kv_heads=2,
+        head_dim=256,
+        ffn_dim=8192,
+        context_length=32768,
+        rope_base=1e6,
+        norm_epsilon=1e-6,
+        tied=True,
+        qk_norms=True,
+        gemma4=Gemma4(
+            window=512,
+            window_period=5,
+            head_dim_sliding=256,
+            n_shared_kv=10,
+            token_input_dim=256,
+            has_streams=True,
+        ),
     ),
     "gemma-4-e2b": Shape(
         architecture="gemma4",
@@ -289,13 +323,17 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
 
     width, gemma4 = shape.model_dim, shape.gemma4
     output_type = usual if usual in ("Q8_0", "F16") else OUTPUT_TYPE
-    if shape.rope_factor is not None or gemma4 is not None:
+    has_streams = gemma4 is not None and gemma4.has_streams
+    if shape.rope_factor is not None or (gemma4 is not None and not has_streams):
         yield vectors("rope_freqs.weight", shape.head_dim // 2)
     if gemma4 is not None:
         inputs = shape.n_layers * gemma4.token_input_dim
         yield matrix("per_layer_token_embd", vocab_size, inputs, usual)
         yield matrix("per_layer_model_proj", inputs, width, "F16")
         yield vectors("per_layer_proj_norm.weight", gemma4.token_input_dim)
+    if has_streams:
+        for name in STACKS:
+            yield Tensor(name, (N_STREAMS - 1, width, width), "F16")
     yield matrix("token_embd", vocab_size, width, output_type if shape.tied else usual)
     if not shape.tied:
         yield matrix("output", vocab_size, width, output_type)
@@ -338,7 +376,16 @@ def shape_tensors(shape: Shape, file_type: str, vocab_size: int) -> Iterator[Ten
                 yield vectors(f"{prefix}{name}.weight", width)
             yield matrix(f"{prefix}inp_gate", gemma4.token_input_dim, width)
             yield matrix(f"{prefix}proj", width, gemma4.token_input_dim)
-            yield vectors(f"{prefix}layer_output_scale.weight", 1)
+            if not has_streams:
+                yield vectors(f"{prefix}layer_output_scale.weight", 1)
+        if has_streams:
+            for name in ("altup_correct_scale", "altup_router_norm", "laurel_post_norm"):
+                yield vectors(f"{prefix}{name}.weight", width)
+            yield vectors(f"{prefix}altup_correct_coef.weight", N_STREAMS, N_STREAMS)
+            yield vectors(f"{prefix}altup_predict_coef.weight", N_STREAMS**2, N_STREAMS)
+            yield matrix(f"{prefix}altup_router", N_STREAMS, width, "F16")
+            yield matrix(f"{prefix}laurel_l", LAUREL_RANK, width, "F16")
+            yield matrix(f"{prefix}laurel_r", width, LAUREL_RANK, "F16")
 
 
 def _half(value: float) -> Bytes:
@@ -401,6 +448,8 @@ def _values(
             factor=shape.rope_factor,
         )
     noise = np.random.Generator(source).normal(scale=0.05, size=tensor.shape)
+    if tensor.name.endswith(VECTOR_SUFFIXES):
+        return noise.astype(np.float32)
     if tensor.name.endswith(".ssm_a"):  # of the logarithm of what decays
         return (noise - 0.5).astype(np.float32)
     return (noise + (not tensor.name.endswith(".bias"))).astype(np.float32)
@@ -501,13 +550,19 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, vocab_size: int) -> None:
     writer.add_sliding_window_pattern([shape.has_window(i) for i in range(shape.n_layers)])
     writer.add_rope_freq_base_swa(1e4)
     writer.add_final_logit_softcapping(30.0)
-    for key, value in {
-        "attention.key_length_swa": gemma4.head_dim_sliding,
-        "attention.value_length_swa": gemma4.head_dim_sliding,
+    numbers = {
         "attention.shared_kv_layers": gemma4.n_shared_kv,
-        "rope.dimension_count_swa": gemma4.head_dim_sliding,
         "embedding_length_per_layer_input": gemma4.token_input_dim,
-    }.items():
+    }
+    if gemma4.has_streams:
+        writer.add_altup_active_idx(0)
+        writer.add_altup_num_inputs(N_STREAMS)
+        cutoffs = [CUTOFF if i < N_CUT_LAYERS else -np.inf for i in range(shape.n_layers)]
+        writer.add_activation_sparsity_scale(cutoffs)
+    else:
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            numbers[f"{key}_swa"] = gemma4.head_dim_sliding
+    for key, value in numbers.items():
         writer.add_uint32(f"{shape.architecture}.{key}", value)
 
 

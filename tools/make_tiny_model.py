@@ -30,7 +30,7 @@ from tests.reference.codebook_quants import CODEBOOK_TYPES, quantize_codebook
 from tests.reference.k_quants import K_TYPES, quantize_k
 from tests.tiny_architectures import FAMILIES, Family
 from tests.tokenizer.vocabularies import byte_characters
-from tools.tiny_models import gemma4, recurrent
+from tools.tiny_models import gemma3n, gemma4, recurrent
 from tools.tiny_models.latent import add_expert_metadata, add_latent_metadata, add_latent_tensors
 
 PerLayer = int | tuple[int, ...]
@@ -97,8 +97,9 @@ class TinyModel:
         head_dim_sliding: head size of layers with a window, of gemma4.
         has_values_of_keys: layers with full attention have no matrix of values, of gemma4.
         expert_ffn_dim: width of experts beside every layer's network, of gemma4; 0 for none.
-        n_shared_kv: last layers that read the keys and values of others, of gemma4.
-        token_input_dim: width of every layer's input per token, of gemma4.
+        n_shared_kv: last layers that read the keys and values of others, of gemma4 and gemma3n.
+        token_input_dim: width of every layer's input per token, of gemma4 and gemma3n.
+        n_cut_layers: first layers whose gates are cut off, of gemma3n; None for ten or all.
         rope_base_sliding: base of the layers with a window; None for no key.
         tied: the token embedding is also the output matrix.
         biases: the seven matrices of a layer have biases.
@@ -165,6 +166,7 @@ class TinyModel:
     expert_ffn_dim: int = 0
     n_shared_kv: int = 0
     token_input_dim: int = 0
+    n_cut_layers: int | None = None
 
     @property
     def family(self) -> Family:
@@ -210,6 +212,11 @@ class TinyModel:
         """Which layers have a window, for families whose files say so layer by layer."""
         period = self.sliding_window_pattern or 3
         return [layer % period < period - 1 for layer in range(self.n_layers)]
+
+    @property
+    def input_dim(self) -> int:
+        """Width of every layer's input per token, which gemma3n always has."""
+        return self.token_input_dim or gemma3n.TOKEN_INPUT_DIM * self.family.is_gemma3n
 
     @property
     def head_dims(self) -> list[int]:
@@ -334,12 +341,14 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
     window = model.sliding_window
-    if window is None and model.family.is_gemma4:
+    if window is None and (model.family.is_gemma4 or model.family.is_gemma3n):
         window = 24  # the key must be there
     if window is not None:
         writer.add_sliding_window(window)
     if model.family.is_gemma4:
         gemma4.add_metadata(writer, model)
+    elif model.family.is_gemma3n:
+        gemma3n.add_metadata(writer, model)
     elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
     if model.rope_base_sliding is not None:
@@ -405,12 +414,14 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
         factors = np.ones(model.n_pairs, np.float32)
         factors[model.n_pairs // 4 :] = 1e30
         tensors["rope_freqs.weight"] = factors
-    if model.token_input_dim:
-        inputs = model.n_layers * model.token_input_dim
-        std = model.token_input_dim**-0.5
+    if family.is_gemma3n:
+        gemma3n.add_stacks(normal, width)
+    if model.input_dim:
+        inputs = model.n_layers * model.input_dim
+        std = model.input_dim**-0.5
         normal("per_layer_token_embd.weight", model.vocab_size, inputs, std=std)
         normal("per_layer_model_proj.weight", inputs, width, std=1.0)
-        normal("per_layer_proj_norm.weight", model.token_input_dim, std=0.1, mean=1.0)
+        normal("per_layer_proj_norm.weight", model.input_dim, std=0.1, mean=1.0)
     for layer_idx, (n_heads, n_kv_heads, ffn_dim) in enumerate(model.layers):
         prefix = f"blk.{layer_idx}."
         head_dim = model.head_dims[layer_idx]
@@ -483,8 +494,10 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             if layer_idx >= model.n_layers - model.n_shared_kv:
                 for name in ("attn_k", "attn_v", "attn_k_norm"):
                     del tensors[f"{prefix}{name}.weight"]
-        if model.token_input_dim:
-            dim = model.token_input_dim
+        if family.is_gemma3n:  # layers that share keys and values have matrices for nothing
+            tensors[f"{prefix}attn_q_norm.weight"] *= np.float32(head_dim**-0.5)
+            gemma3n.add_layer(normal, prefix, width)
+        if dim := model.input_dim:
             normal(f"{prefix}inp_gate.weight", dim, width, std=width**-0.5)
             normal(f"{prefix}proj.weight", width, dim, std=dim**-0.5)
             normal(f"{prefix}post_norm.weight", width, std=0.1, mean=1.0)
@@ -554,8 +567,11 @@ def llama3_factors(
 
 
 def _type_of(name: str, values: NDArray[np.float32], model: TinyModel) -> str:
-    if values.ndim == 1 or name.endswith((ROUTER_SUFFIX, *recurrent.VECTOR_SUFFIXES, ".bias")):
+    vectors = (ROUTER_SUFFIX, *recurrent.VECTOR_SUFFIXES, *gemma3n.VECTOR_SUFFIXES, ".bias")
+    if values.ndim == 1 or name.endswith(vectors):
         return "F32"
+    if name.endswith(gemma3n.FLOAT_MATRICES) or name in gemma3n.STACKS:
+        return model.tensor_type if model.tensor_type in FLOAT_TYPES else "F16"
     if name in ("token_embd.weight", "output.weight"):
         return model.embedding_type or model.tensor_type
     return model.tensor_type

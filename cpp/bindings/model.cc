@@ -128,6 +128,7 @@ LayerSpec make_layer(const py::dict& fields) {
   reader.read("has_parallel_norm", layer.has_parallel_norm);
   reader.read("qkv_limit", layer.qkv_limit);
   reader.read("has_joint_bias", layer.has_joint_bias);
+  reader.read("gate_cutoff", layer.gate_cutoff);
   reader.read("ffn_dim", layer.ffn_dim);
   reader.read("n_experts", layer.n_experts);
   reader.read("n_experts_used", layer.n_experts_used);
@@ -145,6 +146,7 @@ LayerSpec make_layer(const py::dict& fields) {
       "norm_placement", layer.norm_placement,
       {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}, {"both", NormPlacement::kBoth}});
   reader.read("residual_scale", layer.residual_scale);
+  reader.read("laurel_rank", layer.laurel_rank);
   reader.read("token_input_dim", layer.token_input_dim);
   reader.read("has_output_scale", layer.has_output_scale);
   reader.finish();
@@ -170,6 +172,7 @@ DecoderConfig make_config(const py::kwargs& fields) {
   reader.read("logit_soft_cap", config.logit_soft_cap);
   reader.read("tied_embeddings", config.tied_embeddings);
   reader.read("has_output_bias", config.has_output_bias);
+  reader.read("has_streams", config.has_streams);
   reader.read("token_input_rows", config.token_input_rows);
   reader.finish();
   config.check();

@@ -38,7 +38,10 @@ void check_supported(const DecoderConfig& config) {
   EH2O_CHECK(config.has_norm_weights, "norms without weights do not run on a GPU yet", cure);
   EH2O_CHECK(!config.has_norm_biases && !config.has_output_bias,
              "biases of norms and of the output do not run on a GPU yet", cure);
+  EH2O_CHECK(!config.has_streams, "several residual streams (AltUp) do not run on a GPU yet", cure);
   for (const LayerSpec& layer : config.layers) {
+    EH2O_CHECK(layer.laurel_rank == 0 && !layer.cuts_gate(),
+               "LAuReL and networks whose gate is cut off do not run on a GPU yet", cure);
     EH2O_CHECK(!layer.is_parallel, "feed-forward networks beside attention do not run on a GPU yet", cure);
     EH2O_CHECK(layer.activation != Activation::kXielu && layer.activation != Activation::kUngatedGelu,
                "networks with xIELU, or GELU without a gate, do not run on a GPU yet", cure);

@@ -75,6 +75,10 @@ struct KernelTable {
   void (*swiglu_clamped_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*reglu_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*soft_cap_f32)(float* x, float cap, size_t n);
+  void (*cut_off_f32)(float* x, float n_stds, size_t n);
+  void (*predict_streams_f32)(float* x, size_t stride, const float* weights, size_t n);
+  void (*correct_streams_f32)(float* x, size_t stride, const float* computed, const float* weights, size_t n);
+  void (*match_size_f32)(float* x, const float* like, size_t n);
   void (*add_f32)(float* out, const float* x, size_t n);
   void (*gate_f32)(float* out, const float* gate, const float* up, size_t n);
   void (*delta_net_f32)(const DeltaSlice& slice);

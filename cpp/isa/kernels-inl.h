@@ -23,6 +23,7 @@
 #include "kernels/delta_net_chunks-inl.h"
 #include "kernels/softmax-inl.h"
 #include "kernels/ssd-inl.h"
+#include "kernels/streams-inl.h"
 //
 #include "kernels/attention_tile-inl.h"
 #include "kernels/kv_rows-inl.h"

@@ -148,6 +148,26 @@ inline void reglu_f32(float* out, const float* gate, const float* up, size_t n) 
   });
 }
 
+// x = max(x - mean - n_stds * std, 0), with the mean and the standard deviation (of a sample) of its n > 1
+// numbers: of a gate whose numbers are normally distributed a known share is left (Gemma 3n).
+inline void cut_off_f32(float* x, float n_stds, size_t n) {
+  using namespace simd;
+  F32 sum = zero(), squares = zero();
+  for_each_vector(n, [&](size_t i, auto count) { sum = add(sum, load_n(x + i, count)); });
+  const float mean = reduce_add(sum) / static_cast<float>(n);
+  const F32 shift = set1(mean);
+  for_each_vector(n, [&](size_t i, auto count) {
+    F32 v = sub(load_n(x + i, count), shift);
+    if constexpr (std::is_same_v<decltype(count), size_t>) v = keep_first(v, count, zero());
+    squares = mul_add(v, v, squares);
+  });
+  const float variance = reduce_add(squares) / static_cast<float>(n - 1);
+  const F32 cutoff = set1(mean + n_stds * __builtin_sqrtf(variance));
+  for_each_vector(n, [&](size_t i, auto count) {
+    store_n(x + i, max(zero(), sub(load_n(x + i, count), cutoff)), count);  // the second, where one is NaN
+  });
+}
+
 // x = cap * tanh(x / cap) (Bello et al. 2016), as cap - 2 cap / (exp(2 x / cap) + 1).
 inline void soft_cap_f32(float* x, float cap, size_t n) {
   using namespace simd;

@@ -11,6 +11,7 @@
 #include "model/mixers/delta_net.h"
 #include "model/mixers/mamba2.h"
 #include "model/mixers/short_conv.h"
+#include "model/streams.h"
 #include "model/token_inputs.h"
 #include "ops/decode_attention.h"
 #include "ops/matmul.h"
@@ -67,8 +68,10 @@ void Decoder::forward(Span<const Step> steps, Workspace& workspace, const Observ
   }
 }
 
-// x += mixer(x); x += ffn(x), each with the norms that the layer has
+// x += mixer(x); x += ffn(x), each with the norms that the layer has. Where tokens have several residual
+// streams, x is the prediction of the first.
 void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
+  if (config_.has_streams) predict(call);
   switch (call.spec().mixer) {
     case MixerKind::kAttention:
     case MixerKind::kAttentionMamba2:
@@ -91,7 +94,11 @@ void Decoder::run_layer(const LayerCall& call, const Observer& observer) const {
   for (size_t first = call.first_output_row(); first < x.rows; first += rows_at_once) {
     const MatView<float> rows = x.rows_from(first, std::min(rows_at_once, x.rows - first));
     if (!call.spec().is_parallel) add_ffn(call, rows);
-    if (call.spec().token_input_dim > 0) add_token_input(call, first, rows);
+    if (config_.has_streams) {
+      correct(call, first, rows);
+    } else if (call.spec().token_input_dim > 0) {
+      add_token_input(call, first, rows);
+    }
     const std::vector<float>& scale = call.layer_weights().output_scale;
     if (!scale.empty()) scale_logits(call.table(), rows, scale[0], 0.0f);
   }
@@ -111,7 +118,7 @@ void Decoder::add_ffn(const LayerCall& call, MatView<float> rows) const {
 }
 
 bool Decoder::goes_together(Span<const Step> steps, size_t n_rows, Workspace& workspace) const {
-  if (steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
+  if (config_.has_streams || steps.size < 2 || n_rows > workspace.activations().rows_at_once) return false;
   const float* logits = steps[0].logits;
   for (const Step& step : steps) {
     if (!step.is_decode || step.logits != logits) return false;  // the logits of all are one matrix
@@ -156,6 +163,7 @@ void Decoder::begin_step(const Step& step, size_t first_row, Workspace& workspac
   sequence.begin_call();
   embed_rows(weights_.table(), weights_.token_embd(), step.tokens, config_.embedding_scale,
              {a.x + first_row * dim, n, dim, dim});
+  if (config_.has_streams) spread_streams(weights_, a, first_row, n);
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
     const RopeConfig& rope = config_.ropes[i];
     const std::vector<float>& inv_freq = rope.of_context(sequence.shape().max_context);
@@ -187,6 +195,7 @@ void Decoder::compute_logits(Workspace& workspace, size_t first, size_t n_rows, 
   const PackedMatrix& head = weights_.output();
   Activations& a = workspace.activations();
   const size_t dim = config_.model_dim, vocab_size = config_.vocab_size;
+  if (config_.has_streams) merge_streams(weights_, a, first, n_rows);
   const MatView<float> norm{a.norm, n_rows, dim, dim};
   const MatmulInput normed = norm_rows(table, {a.x + first * dim, n_rows, dim, dim},
                                        row_norm(config_, weights_.output_norm(), weights_.output_norm_bias()),

@@ -92,6 +92,14 @@ void check_layer(const DecoderConfig& config, const LayerSpec& layer) {
       "norms with biases are of the inputs of plain attention and of networks");
   EH2O_CHECK(layer.token_input_dim == config.token_input_dim(),
              "layers differ in the width of their inputs per token");
+  EH2O_CHECK(
+      (layer.laurel_rank == 0 && !config.has_streams) ||
+          (layer.mixer == MixerKind::kAttention && layer.ffn == FfnKind::kGated && layer.latent.is_none() &&
+           layer.has_pre_norm() && !layer.is_parallel && !layer.has_output_scale && !layer.has_output_gate &&
+           !config.centres_norms && !config.has_norm_biases),
+      "LAuReL and several residual streams go with plain attention and plain networks");
+  EH2O_CHECK(!layer.cuts_gate() || (layer.has_gate() && layer.ffn == FfnKind::kGated && layer.ffn_dim > 1),
+             "a cutoff of a gate that is not there");
   EH2O_CHECK(layer.shared_ffn_dim == 0 || has_experts, "a shared expert without experts");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_shared_gate, "a gate without a shared expert");
   EH2O_CHECK(layer.shared_ffn_dim > 0 || !layer.has_expert_norms, "norms of experts without a shared one");

@@ -37,6 +37,7 @@ struct DecoderConfig {
   float logit_soft_cap = 0.0f;  // of the output; 0: none
   bool tied_embeddings = false;
   bool has_output_bias = false;  // a number per token is added to its logit
+  bool has_streams = false;      // tokens have kStreams residual streams, of which layers compute one (AltUp)
   size_t token_input_rows = 0;   // tokens of each part that the table of inputs per token is loaded in
 
   size_t n_layers() const { return layers.size(); }

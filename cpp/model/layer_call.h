@@ -6,6 +6,7 @@
 #include "base/mat_view.h"
 #include "model/weights.h"
 #include "model/workspace.h"
+#include "ops/streams.h"
 #include "sequence/sequence.h"
 
 namespace edgeh2o {
@@ -54,6 +55,12 @@ struct LayerCall {
   // [n][model_dim] the step's rows of the residual stream.
   MatView<float> x() const {
     return {buffers().x + first_row * config.model_dim, step.tokens.size, config.model_dim, config.model_dim};
+  }
+
+  // Those of the step's rows, where the model has them.
+  Streams streams() const {
+    const Streams all{buffers().streams, 0, config.model_dim};
+    return all.rows_from(first_row, step.tokens.size);
   }
 
   // The outputs of a layer that none after it makes keys and values of are read by no one but for the

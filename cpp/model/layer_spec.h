@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "ops/attention_sizes.h"
 #include "ops/convolution.h"
@@ -70,6 +71,9 @@ struct LayerSpec {
   FfnKind ffn = FfnKind::kGated;
   Activation activation = Activation::kSilu;
   Xielu xielu;  // of kXielu
+  // Of the gate what lies so many standard deviations above its mean goes into the activation (Gemma 3n);
+  // minus infinity: all of it.
+  float gate_cutoff = -std::numeric_limits<float>::infinity();
   size_t ffn_dim = 0;
   // Every token goes through n_experts_used of n_experts feed-forward networks; 0 for kGated.
   size_t n_experts = 0, n_experts_used = 0;
@@ -92,6 +96,8 @@ struct LayerSpec {
   bool has_parallel_norm = false;  // or, beside the mixer too, the input of the mixer by a norm of its own
   float residual_scale = 1.0f;     // factor of what a branch adds to the residual stream
 
+  // LAuReL (Menghani et al. 2024): a product of two matrices of this rank beside the mixer; 0: none.
+  size_t laurel_rank = 0;
   size_t token_input_dim = 0;     // width of the layer's own input per token; 0: none
   bool has_output_scale = false;  // the residual stream is multiplied by a number behind the layer
 
@@ -103,6 +109,7 @@ struct LayerSpec {
     return activation != Activation::kReluSquared && activation != Activation::kUngatedGelu &&
            activation != Activation::kXielu;
   }
+  bool cuts_gate() const { return gate_cutoff > -std::numeric_limits<float>::infinity(); }
   bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kAttentionMamba2; }
   bool has_ssd() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionMamba2; }
   // Whether tokens that come later depend on the layer: it stores keys and values or has a recurrent state.

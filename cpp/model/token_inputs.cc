@@ -33,7 +33,7 @@ MatView<float> make_inputs(const LayerCall& call, Span<const int32_t> tokens) {
 
 }  // namespace
 
-void add_token_input(const LayerCall& call, size_t first, MatView<float> x) {
+MatmulInput gated_token_input(const LayerCall& call, size_t first, MatView<float> x) {
   const KernelTable& table = call.table();
   const LayerWeights& w = call.layer_weights();
   Activations& a = call.buffers();
@@ -43,9 +43,13 @@ void add_token_input(const LayerCall& call, size_t first, MatView<float> x) {
   matmul(table, begin_branch(call, x, {}, {&w.token_input_gate}), {&gate, 1}, a.scratch);
   const PackedOut packed = packed_for(call, {&w.token_input_out});
   const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, dim, dim}, packed};
-  const MatmulInput gated = gate_rows(table, table.geglu_f32, {a.gate, n, dim, dim},
-                                      {inputs.data, n, dim, dim}, product, a.scratch);
-  end_branch(call, x, gated, w.token_input_out, w.token_input_post_norm);
+  return gate_rows(table, table.geglu_f32, {a.gate, n, dim, dim}, {inputs.data, n, dim, dim}, product,
+                   a.scratch);
+}
+
+void add_token_input(const LayerCall& call, size_t first, MatView<float> x) {
+  const LayerWeights& w = call.layer_weights();
+  end_branch(call, x, gated_token_input(call, first, x), w.token_input_out, w.token_input_post_norm);
 }
 
 }  // namespace edgeh2o

@@ -2,8 +2,12 @@
 #pragma once
 
 #include "model/layer_call.h"
+#include "ops/matmul.h"
 
 namespace edgeh2o {
+
+// gelu(gate(x)) * input for rows of the step from row `first` on, as the last matrix wants them.
+MatmulInput gated_token_input(const LayerCall& call, size_t first, MatView<float> x);
 
 // x += norm(out(gelu(gate(x)) * input)) for rows of the step from row `first` on. The input of a token is
 // made of its row of a table and of its embedding e: (row + norm(proj(e))) / sqrt(2), with the scales that

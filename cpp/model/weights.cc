@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "kernels/streams.h"
 
 namespace edgeh2o {
 
@@ -49,6 +50,15 @@ void Weights::for_each_tensor(const F& f) {
              std::min(n_rows, config_.vocab_size - part * n_rows), all_inputs, true);
     }
     vector("per_layer_proj_norm.weight", token_input_norm_, input_dim, true);
+  }
+  if (config_.has_streams) {
+    streams_in_.resize(kStreams - 1);
+    streams_out_.resize(kStreams - 1);
+    for (size_t k = 0; k + 1 < kStreams; ++k) {
+      const std::string number = "." + std::to_string(k) + ".weight";
+      matrix("altup_proj" + number, streams_in_[k], model_dim, model_dim, true);
+      matrix("altup_unembd_proj" + number, streams_out_[k], model_dim, model_dim, true);
+    }
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
@@ -157,6 +167,20 @@ void Weights::for_each_tensor(const F& f) {
                ssd.inner_dim() / ssd.n_groups, false);
       }
       linear(prefix + "ssm_out", layer.ssm_out, model_dim, ssd.inner_dim());
+    }
+    if (spec.laurel_rank > 0) {
+      linear(prefix + "laurel_l", layer.laurel_in, spec.laurel_rank, model_dim);
+      linear(prefix + "laurel_r", layer.laurel_out, model_dim, spec.laurel_rank);
+      vector(prefix + "laurel_post_norm.weight", layer.laurel_post_norm, model_dim, true);
+    }
+    if (config_.has_streams) {
+      linear(prefix + "altup_router", layer.stream_router, kStreams, model_dim);
+      vector(prefix + "altup_router_norm.weight", layer.stream_router_norm, model_dim, true);
+      f(prefix + "altup_predict_coef.weight",
+        Slot{nullptr, &layer.stream_predictor, kStreams * kStreams, kStreams, true});
+      f(prefix + "altup_correct_coef.weight",
+        Slot{nullptr, &layer.stream_corrector, kStreams, kStreams, true});
+      vector(prefix + "altup_correct_scale.weight", layer.stream_scale, model_dim, true);
     }
     if (!spec.has_ffn()) continue;
     const bool has_experts = spec.ffn == FfnKind::kExperts;

@@ -62,6 +62,12 @@ struct LayerWeights {
   Linear token_input_gate, token_input_out;  // [token_input_dim], [model_dim] outputs
   std::vector<float> token_input_post_norm;  // [model_dim], or empty
   std::vector<float> output_scale;           // [1], or empty
+  Linear laurel_in, laurel_out;              // [laurel_rank], [model_dim] outputs
+  std::vector<float> laurel_post_norm;       // [model_dim], or empty
+  // Of several residual streams: [kStreams] outputs of a token's normed first stream; the factors that these
+  // make, [kStreams][kStreams * kStreams] and [kStreams][kStreams]; and that of the layer's input per token.
+  Linear stream_router;
+  std::vector<float> stream_router_norm, stream_predictor, stream_corrector, stream_scale;
   // Of Mamba-2: [in_dim], [model_dim] outputs; [conv_dim], or empty; [n_heads] each; [inner_dim / n_groups]
   // of every group, or empty.
   Linear ssm_in, ssm_out;
@@ -125,6 +131,9 @@ class Weights {
   // by far.
   const std::vector<PackedMatrix>& token_inputs() const { return token_inputs_; }
   const std::vector<float>& token_input_norm() const { return token_input_norm_; }  // [width]
+  // What makes every other residual stream of the embedding, and what it becomes behind the last layer.
+  const std::vector<PackedMatrix>& streams_in() const { return streams_in_; }
+  const std::vector<PackedMatrix>& streams_out() const { return streams_out_; }
   const LayerWeights& layer(size_t i) const { return layers_[i]; }
   const KernelTable& table() const { return *table_; }
   size_t n_bytes() const { return n_bytes_; }
@@ -137,7 +146,7 @@ class Weights {
   const KernelTable* table_;
   BlockPool pool_;  // of all matrices; a tensor that is set again leaves its old place unused
   Linear token_embd_, output_;
-  std::vector<PackedMatrix> token_inputs_;
+  std::vector<PackedMatrix> token_inputs_, streams_in_, streams_out_;
   std::vector<float> output_norm_, output_norm_bias_, token_input_norm_;
   std::vector<LayerWeights> layers_;
   std::unordered_map<std::string, Slot> slots_;

@@ -5,6 +5,7 @@
 #include "base/parallel.h"
 #include "ops/matmul.h"
 #include "ops/rows.h"
+#include "ops/streams.h"
 
 namespace edgeh2o {
 namespace {
@@ -44,9 +45,10 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
       routes(rows_at_once, most_experts(config),
              config.widest([](const LayerSpec& layer) { return layer.n_experts_used; }), arena) {
   const size_t n_experts = most_experts(config);
-  const size_t ffn_dim = config.widest([](const LayerSpec& layer) {
-    return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim});
-  });
+  const size_t ffn_dim =
+      std::max(config.has_streams ? kStreams : 0, config.widest([](const LayerSpec& layer) {
+        return std::max({layer.ffn_dim, layer.shared_ffn_dim, layer.token_input_dim, layer.laurel_rank});
+      }));
   const size_t qkv_dim = config.widest([](const LayerSpec& layer) { return layer.qkv_dim(); });
   const size_t out_dim =
       config.widest([&](const LayerSpec& layer) { return layer.mixer_out_dim(config.model_dim); });
@@ -55,6 +57,7 @@ Activations::Activations(const DecoderConfig& config, const KernelTable& table, 
   const size_t inner_dim = config.widest([](const LayerSpec& layer) { return layer.inner_dim(); });
   const size_t widest = std::max({config.model_dim, out_dim, ffn_dim, inner_dim});
   x = arena.take<float>(n_rows * config.model_dim);
+  streams = arena.take<float>(config.has_streams ? n_rows * kStreams * config.model_dim : 0);
   norm = arena.take<float>(rows_at_once * config.model_dim);
   const bool has_both = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerSpec& layer) {
     return layer.attends() && layer.has_ssd();

@@ -26,6 +26,7 @@ struct Activations {
               Arena& arena);
 
   float* x;         // [n][model_dim] residual stream
+  float* streams;   // [n][kStreams][model_dim] of a model that has them, whose layers work in x
   float* norm;      // [rows_at_once][model_dim] normed rows, for float weights; output of a branch that is
                     // normed or scaled
   float* qkv;       // [n][qkv_dim] of one sequence in one layer with attention

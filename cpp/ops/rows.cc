@@ -67,6 +67,10 @@ void clamp_rows(MatView<float> rows, float limit) {
   });
 }
 
+void cut_off_rows(const KernelTable& table, MatView<float> rows, float n_stds) {
+  parallel_for(rows.rows, [&](size_t i, size_t) { table.cut_off_f32(rows.row(i), n_stds, rows.cols); });
+}
+
 size_t row_scratch_bytes(const KernelTable& table, size_t max_cols) {
   return round_up(std::max(table.layout.tile_rows, table.layout.vector_rows) * max_cols * sizeof(float),
                   kAlignment);
@@ -109,6 +113,10 @@ void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const f
       table.rms_norm_f32(group, group, weight.data, weight.size, eps);
     }
   });
+}
+
+void copy_rows(MatView<const float> from, MatView<float> to) {
+  parallel_for(to.rows, [&](size_t i, size_t) { std::copy(from.row(i), from.row(i) + to.cols, to.row(i)); });
 }
 
 void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, const float* weight, float eps,

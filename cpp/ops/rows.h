@@ -24,6 +24,9 @@ void scale_logits(const KernelTable& table, MatView<float> logits, float scale, 
 // Numbers below -limit and above limit become these.
 void clamp_rows(MatView<float> rows, float limit);
 
+// What of every row lies n_stds standard deviations above its mean: see cut_off_f32.
+void cut_off_rows(const KernelTable& table, MatView<float> rows, float n_stds);
+
 // What a row-wise operation leaves behind for the next matmul.
 struct ActivationsOut {
   MatView<float> rows;  // f32 result; rows.data may be null where only the packed form is wanted
@@ -58,6 +61,8 @@ MatmulInput xielu_rows(const KernelTable& table, const Xielu& xielu, MatView<con
 
 // RMS norm in place of every group of weight.size columns of every row.
 void rms_norm_groups(const KernelTable& table, MatView<float> rows, Span<const float> weight, float eps);
+
+void copy_rows(MatView<const float> from, MatView<float> to);
 
 // x += scale * rms_norm(rows), without the norm if weight is null; changes rows.
 void add_rows(const KernelTable& table, MatView<float> x, MatView<float> rows, const float* weight, float eps,

@@ -32,6 +32,7 @@ def check_exportable(config: DecoderConfig) -> None:
     """Raises FormatError for a model that cannot be written."""
     for is_there, what in (
         (config.latent, "multi-head latent attention"),
+        (config.has_streams, "several residual streams (AltUp)"),
         (config.n_experts, "a mixture of experts"),
         (
             config.qk_norm_after_rope,

@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     gemma,
     gemma2,
     gemma3,
+    gemma3n,
     gemma4,
     glm4,
     gpt_oss,

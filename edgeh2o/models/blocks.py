@@ -143,3 +143,24 @@ MAMBA2_NORM = tensor(
     parts=(TensorPart("blk.{layer}.ssm_norm.{part}.weight", "one"),),
     is_vectors=True,
 )
+# Of layers that have an input of their own per token.
+TOKEN_INPUTS = (
+    tensor(
+        "per_layer_token_embd.weight",
+        "token_inputs_dim",
+        "vocab_size",
+        required=False,
+        parts=(TensorPart("per_layer_token_embd.{part}.weight", "token_input_rows"),),
+    ),
+    tensor(
+        "per_layer_model_proj.weight",
+        "model_dim",
+        "token_inputs_dim",
+        required=False,
+        parts=(TensorPart("blk.{part}.per_layer_model_proj.weight", "token_input_dim"),),
+    ),
+    tensor("per_layer_proj_norm.weight", "token_input_dim", required=False),
+    tensor("blk.{layer}.inp_gate.weight", "model_dim", "token_input_dim", required=False),
+    tensor("blk.{layer}.proj.weight", "token_input_dim", "model_dim", required=False),
+    tensor("blk.{layer}.post_norm.weight", "model_dim", required=False),
+)

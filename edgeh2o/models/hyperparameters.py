@@ -24,6 +24,7 @@ from .rope import (
     check_sections,
     read_rope_scaling,
 )
+from .streams import N_STREAMS, StreamRule, with_cutoffs
 from .windows import SlidingWindows, read_windows
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -68,6 +69,7 @@ class Hyperparameters:
     token_input_dim: int
     n_drafting_layers: int
     latent: LatentLayout | None = None
+    laurel_rank: int = 0
 
     @property
     def token_input_rows(self) -> int:
@@ -93,6 +95,10 @@ class Hyperparameters:
             "token_input_dim": self.token_input_dim,
             "token_inputs_dim": self.token_input_dim * len(self.layers),
             "token_input_rows": self.token_input_rows,
+            "n_streams": N_STREAMS,
+            "n_other_streams": N_STREAMS - 1,
+            "n_stream_pairs": N_STREAMS**2,
+            "laurel_rank": self.laurel_rank,
             "model_dim": self.model_dim,
             "ffn_dim": layer.ffn_dim,
             "n_experts": self.feed_forward.n_experts,
@@ -128,6 +134,7 @@ def read_hyperparameters(
     rope: RopeRule = PLAIN_ROPE,
     shares_kv: bool = False,
     has_token_inputs: bool = False,
+    streams: StreamRule | None = None,
     hybrid: HybridRule | None = None,
     has_drafting_layers: bool = False,
     latent: LatentRule | None = None,
@@ -167,7 +174,10 @@ def read_hyperparameters(
             for layer in layers
         )
     if shares_kv:
-        layers = _share_kv(keys, layers)
+        # Of Gemma 3n all files say: without the key a wrong answer would look like one.
+        layers = _share_kv(keys, layers, default=None if streams is not None else 0)
+    if streams is not None:
+        layers = with_cutoffs(keys, streams, layers)
     context_length = keys.integer("context_length", maximum=MAX_CONTEXT)
     rope_base = keys.number("rope.freq_base", **BASE_RANGE, default=DEFAULT_FREQ_BASE)
     scaling = read_rope_scaling(keys, context_length, rope)
@@ -192,6 +202,7 @@ def read_hyperparameters(
         else 0,
         n_drafting_layers=n_drafting,
         latent=layout,
+        laurel_rank=streams.laurel_rank if streams is not None else 0,
     )
 
 
@@ -281,9 +292,11 @@ def _read_sliding_head_dim(keys: ArchitectureKeys) -> int:
     return head_dim
 
 
-def _share_kv(keys: ArchitectureKeys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+def _share_kv(
+    keys: ArchitectureKeys, layers: tuple[LayerConfig, ...], *, default: int | None
+) -> tuple[LayerConfig, ...]:
     """The last layers read the keys and values of the last of their kind before them."""
-    n_shared = keys.integer(SHARED_KV_KEY, minimum=0, maximum=len(layers) - 1, default=0)
+    n_shared = keys.integer(SHARED_KV_KEY, minimum=0, maximum=len(layers) - 1, default=default)
     n_own = len(layers) - n_shared
     shared = list(layers[:n_own])
     for index, layer in enumerate(layers[n_own:], n_own):

@@ -38,6 +38,7 @@ from .rope import (
     logit_factor,
     read_factors,
 )
+from .streams import StreamRule
 from .tensors import TensorBinding, TensorRule, bind_tensors
 from .windows import SlidingWindows
 from .xielu import with_xielu
@@ -90,6 +91,7 @@ class ArchitectureSpec:
         norms_values, has_sinks, has_output_scale, has_output_gate: see ``DecoderConfig``.
         shares_kv: the last layers may read the keys and values of others.
         has_token_inputs: layers may have inputs of their own per token.
+        streams: None: every token has one residual stream.
         has_drafting_layers: files may have layers behind the last that guess tokens ahead. They are
             left out: nothing that they compute goes into the answer.
         n_layers_scaled_by_width: the model of the family with so many layers divides attention
@@ -130,6 +132,7 @@ class ArchitectureSpec:
     has_output_gate: bool = False
     shares_kv: bool = False
     has_token_inputs: bool = False
+    streams: StreamRule | None = None
     has_drafting_layers: bool = False
     n_layers_scaled_by_width: int | None = None
 
@@ -149,6 +152,7 @@ class ArchitectureSpec:
             rope=self.rope,
             shares_kv=self.shares_kv,
             has_token_inputs=self.has_token_inputs,
+            streams=self.streams,
             hybrid=self.hybrid,
             has_drafting_layers=self.has_drafting_layers,
             latent=self.latent,
@@ -313,6 +317,8 @@ def _make_config(
         token_input_dim=shape.token_input_dim,
         token_input_rows=shape.token_input_rows,
         has_output_scale=spec.has_output_scale,
+        has_streams=spec.streams is not None,
+        laurel_rank=shape.laurel_rank,
         has_output_gate=spec.has_output_gate,
         embedding_scale=math.sqrt(shape.model_dim) if spec.scales_embedding_by_width else 1.0,
         tied_embeddings=OUTPUT_TENSOR not in gguf.tensors,

@@ -17,6 +17,8 @@ FILE_TYPES = {
 }  # fmt: skip
 # For rows that are no whole blocks of 256.
 _OF_SHORT_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+# Parts of names: of matrices that stay as they are. They are small, their errors are not.
+KEPT = (".ffn_gate_inp", "altup_", ".laurel_")
 _LARGE_ENOUGH = ("F32", "F16", "BF16", "Q8_0")
 
 
@@ -25,12 +27,12 @@ def choose_type(
 ) -> str:
     """The type of a tensor of that name and shape (contiguous dimension first).
 
-    ``target`` is one of ``config.QUANTISED_TYPES``. Vectors and the router of experts stay F32. The
+    ``target`` is one of ``config.QUANTISED_TYPES``. Vectors and what is ``KEPT`` stay F32. The
     output matrix, or the embedding where it is that too, gets Q6_K at least, as in llama-quantize;
     the ``_m`` mixtures give it to half of the values' and down matrices as well. Rows that are no
     whole blocks get a type that is a little larger. Raises FormatError if there is none.
     """
-    if not name.endswith(".weight") or len(shape) < 2 or ".ffn_gate_inp" in name:
+    if not name.endswith(".weight") or len(shape) < 2 or any(part in name for part in KEPT):
         return "F32"
     kind = _MIXTURES.get(target, target.upper())
     is_output = name == "output.weight" or (is_tied and name == "token_embd.weight")

@@ -301,6 +301,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
         "has_output_gate": config.has_output_gate,
         "token_input_dim": config.token_input_dim,
         "has_output_scale": config.has_output_scale,
+        "laurel_rank": config.laurel_rank,
         "temperature_scale": config.temperature_scale,
         "temperature_period": config.temperature_period,
         "ffn": "experts" if config.n_experts else "gated",
@@ -342,6 +343,7 @@ def core_config(config: DecoderConfig) -> _core.DecoderConfig:
             tied_embeddings=config.tied_embeddings,
             has_output_bias=config.has_output_bias,
             token_input_rows=config.token_input_rows,
+            has_streams=config.has_streams,
         )
     except ValueError as error:
         raise FormatError(f"the model cannot be run: {error}") from None
@@ -351,6 +353,8 @@ def _core_layer(layer: LayerConfig, config: DecoderConfig) -> dict[str, Any]:
     """What the core is told of one layer; ``rope`` is the number of its table."""
     fields = asdict(layer)
     fields |= {f"xielu_{name}": value for name, value in fields.pop("xielu").items()}
+    if layer.gate_cutoff is None:
+        del fields["gate_cutoff"]
     head_dim = fields.pop("head_dim") or config.head_dim
     fields["key_dim"] = fields["value_dim"] = head_dim if layer.n_heads else 0
     if fields.pop("is_dense") or not layer.ffn_dim:

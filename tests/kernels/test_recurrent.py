@@ -93,6 +93,43 @@ def test_ungated_activations(isa: str, n: int) -> None:
     assert np.isnan(_kernels.xielu(isa, np.float32([np.nan]), 0.9, 0.7, 0.5, -1e-6)[0])
 
 
+@pytest.mark.parametrize("n_stds", [-0.5, 0.0, 1.6448535])
+def test_cut_off(isa: str, n: int, n_stds: float) -> None:
+    x = np.concatenate([normal(n, n), [3.0]]).astype(np.float32) * 4 + np.float32(2.0)
+    exact = x.astype(np.float64)
+    expected = np.maximum(exact - exact.mean() - n_stds * exact.std(ddof=1), 0.0)
+    actual = _kernels.cut_off(isa, x, n_stds)
+    np.testing.assert_allclose(actual, expected, atol=32 * EPS * np.abs(exact).max())
+
+
+def test_match_size(isa: str, n: int) -> None:
+    x, like = normal(n, n) * 5, normal(n + 1, n)
+    exact, wanted = x.astype(np.float64), np.mean(like.astype(np.float64) ** 2)
+    expected = exact * np.sqrt(wanted / np.mean(exact**2))
+    np.testing.assert_allclose(_kernels.match_size(isa, x, like), expected, rtol=8 * EPS)
+    tiny = np.full(n, 1e-4, np.float32)  # a mean square of 1e-8 counts as 1e-5
+    expected = tiny * np.sqrt(wanted / 1e-5)
+    np.testing.assert_allclose(_kernels.match_size(isa, tiny, like), expected, rtol=8 * EPS)
+    nothing = np.zeros(n, np.float32)
+    np.testing.assert_array_equal(_kernels.match_size(isa, nothing, like), nothing)
+
+
+def test_streams(isa: str, n: int) -> None:
+    streams, computed = normal(n, 4, n), normal(n + 1, n)
+    mixture, shares = normal(n + 2, 4, 4), normal(n + 3, 4)
+    exact = streams.astype(np.float64)
+    np.testing.assert_allclose(
+        _kernels.predict_streams(isa, streams, mixture),
+        exact + mixture.astype(np.float64) @ exact,
+        atol=64 * EPS,
+    )
+    np.testing.assert_allclose(
+        _kernels.correct_streams(isa, streams, computed, shares),
+        exact + shares[:, None].astype(np.float64) * (computed - exact[0]),
+        atol=16 * EPS,
+    )
+
+
 # Decays that a product of a few is 0 of, and keys that are all the same: what is written then
 # replaces all that was there.
 @pytest.mark.parametrize("kind", ["usual", "vanishing", "lasting", "one key"])

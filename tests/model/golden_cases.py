@@ -256,6 +256,26 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base_sliding": 500.0,
     },
     "gemma3_full": {"architecture": "gemma3"},
+    # llama.cpp shares keys and values behind the twentieth layer, and cuts off gates of ten layers.
+    "gemma3n": {
+        "architecture": "gemma3n",
+        "n_layers": 25,
+        "sliding_window": 24,
+        "sliding_window_pattern": 5,
+        "n_shared_kv": 5,
+        "rope_base": 1e6,
+    },
+    "gemma3n_wide": {
+        "architecture": "gemma3n",
+        "n_layers": 4,
+        "n_kv_heads": 1,
+        "head_dim": 32,
+        "sliding_window": 80,
+        "sliding_window_pattern": 2,
+        "rope_base": 1e6,
+        "rope_base_sliding": 500.0,
+        "tied": False,
+    },
     "gemma4": {
         "architecture": "gemma4",
         "n_layers": 6,

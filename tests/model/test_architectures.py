@@ -84,6 +84,14 @@ MODELS = {
         "rope_base": 1e6,
         "rope_scaling": "linear",
     },
+    "gemma3n": {
+        **{"architecture": "gemma3n", "n_layers": 6, "sliding_window": NARROW, "n_shared_kv": 3},
+        **{"token_input_dim": 8, "n_cut_layers": 4},
+    },
+    "gemma3n-wide": {
+        **{"architecture": "gemma3n", "n_layers": 4, "sliding_window": WIDE, "tied": False},
+        **{"sliding_window_pattern": 2, "n_shared_kv": 1, "n_cut_layers": 0},
+    },
     "gemma4": {
         **{"architecture": "gemma4", "n_layers": 6, "sliding_window": NARROW},
         **{"head_dim": 32, "head_dim_sliding": 16, "n_shared_kv": 3, "token_input_dim": 8},

@@ -17,6 +17,10 @@ from tests.tiny_models import TinyModelFactory
 SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 OPTIONS: dict[str, dict[str, object]] = {
     "exaone4": {"n_layers": 4, "sliding_window": 20},
+    "gemma3n": {
+        **{"n_layers": 6, "sliding_window": 20, "n_shared_kv": 3, "token_input_dim": 8},
+        "n_cut_layers": 4,
+    },
     "gemma4": {
         **{"n_layers": 6, "sliding_window": 20, "head_dim": 32, "head_dim_sliding": 16},
         **{"n_shared_kv": 3, "token_input_dim": 8},
@@ -91,7 +95,11 @@ def test_decode_steps_of_several_sequences_are_those_alone(
 
 @pytest.mark.parametrize(
     ("architecture", "what"),
-    [("gemma4", "layers that share keys and values"), ("gpt-oss", "a mixture of experts")],
+    [
+        ("gemma3n", "several residual streams (AltUp)"),
+        ("gemma4", "layers that share keys and values"),
+        ("gpt-oss", "a mixture of experts"),
+    ],
 )
 def test_layers_that_attend_unlike_others_have_no_table(
     tiny_model: TinyModelFactory,

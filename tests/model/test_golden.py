@@ -28,7 +28,8 @@ WITH_GELU = (
 
 
 def tolerance_of(case: str) -> float:
-    n_gelus = 2 if case == "gemma4" else 1  # of a layer
+    # Of a layer; errors of the 25 layers of gemma3n add up.
+    n_gelus = {"gemma3n": 6, "gemma3n_wide": 2, "gemma4": 2}.get(case, 1)
     has_table = case in WITH_GELU or case.startswith("gemma")
     return n_gelus * TABLE_TOLERANCE if has_table else TOLERANCE
 

@@ -87,12 +87,16 @@ GEMMA4 = {
     "token_input_dim": 8,
 }
 
+# Of the same layers, heads alike.
+GEMMA3N = {"n_layers": 6, "n_shared_kv": 3, "token_input_dim": 8, "n_cut_layers": 5}
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gemma4"])
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gemma3n", "gemma4"])
 def test_layers_with_a_window(tiny_model: TinyModelFactory, name: str) -> None:
     options: dict[str, object] = {
         "mistral": {},
         "gemma3": {"n_layers": 6},
+        "gemma3n": GEMMA3N,
         "gemma4": GEMMA4,
     }[name]
     architecture = "llama" if name == "mistral" else name
@@ -108,13 +112,13 @@ def test_layers_with_a_window(tiny_model: TinyModelFactory, name: str) -> None:
         assert relative_error(logits, expected) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
 @pytest.mark.parametrize("policy", ["dense", "h2o", "headwise"])
 def test_layers_without_keys_and_values_compute_the_last_token(
-    tiny_model: TinyModelFactory, policy: str
+    tiny_model: TinyModelFactory, policy: str, name: str
 ) -> None:
-    pair = load_pair(
-        tiny_model, tensor_type="F32", architecture="gemma4", sliding_window=24, **GEMMA4
-    )
+    options: dict[str, object] = {"gemma3n": GEMMA3N, "gemma4": GEMMA4}[name]
+    pair = load_pair(tiny_model, tensor_type="F32", architecture=name, sliding_window=24, **options)
     make_policy = {
         "dense": _core.dense_policy,
         "h2o": lambda: _core.h2o_policy(12, 4),

@@ -29,8 +29,16 @@ MODEL: dict[str, object] = {
 
 
 @pytest.mark.parametrize("tensor_type", ["F16", "BF16", "Q4_0", "Q4_K", "Q6_K", "Q8_0", "IQ4_XS"])
-def test_logits_of_every_kind_of_weights(tiny_model: TinyModelFactory, tensor_type: str) -> None:
-    pair = load_pair(tiny_model, **MODEL, token_input_dim=256, tensor_type=tensor_type)
+@pytest.mark.parametrize("architecture", ["gemma3n", "gemma4"])
+def test_logits_of_every_kind_of_weights(
+    tiny_model: TinyModelFactory, tensor_type: str, architecture: str
+) -> None:
+    options = {
+        **MODEL,
+        "architecture": architecture,
+        "head_dim": 32 * (1 + (architecture == "gemma4")),
+    }
+    pair = load_pair(tiny_model, **options, token_input_dim=256, tensor_type=tensor_type)
     tokens = random_tokens(2 * CHUNK_SIZE + 17)
     make_layer, make_policy = layers_of("dense")
     emulated = pair.as_computed(make_layer).prefill(tokens)

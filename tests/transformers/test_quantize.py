@@ -51,6 +51,20 @@ def test_mixtures_are_those_of_llama_quantize() -> None:
         kind("blk.0.attn_q.weight", "q4_k", cols=40)
 
 
+def test_small_matrices_of_gemma3n_stay_as_they_are(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    model = tiny_model(architecture="gemma3n", tensor_type="F16", n_layers=2, n_shared_kv=1)
+    out = tmp_path / "out.gguf"
+    quantize_model(model, out, "q4_0")
+    kinds = {item.name: item.tensor_type.name for item in GGUFReader(out).tensors}
+    kept = ("altup_proj", "blk.0.altup_router", "blk.1.laurel_l", "blk.1.laurel_r")
+    assert {kinds[f"{name}.weight"] for name in kept} == {"F16"}
+    assert kinds["blk.0.altup_predict_coef.weight"] == "F32"
+    assert kinds["per_layer_token_embd.weight"] == kinds["blk.0.inp_gate.weight"] == "Q4_0"
+    assert answer(out)
+
+
 @pytest.mark.parametrize("target", ["f32", "q8_0", "q4_k_m"])
 def test_a_folder_and_the_file_that_is_written_of_it_answer_alike(
     tiny_model: TinyModelFactory, tmp_path: Path, target: str

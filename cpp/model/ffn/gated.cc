@@ -43,6 +43,7 @@ MatmulInput gate_up(const LayerCall& call, const FeedForward& ffn, const MatmulI
   const GateKernel activation = gate_kernel(table, call.spec().activation);
   const MatmulOutput outputs[] = {output_of(ffn.gate, a.gate, ffn_dim), output_of(ffn.up, a.up, ffn_dim)};
   matmul(table, input, {outputs + first, 2 - first}, a.scratch);
+  if (call.spec().cuts_gate()) cut_off_rows(table, {a.gate, n, ffn_dim, ffn_dim}, call.spec().gate_cutoff);
   const PackedOut packed = packed_for(call, {&ffn.down});
   const ActivationsOut product{{packed.packed ? nullptr : a.gate, n, ffn_dim, ffn_dim}, packed};
   if (call.spec().activation == Activation::kXielu) {

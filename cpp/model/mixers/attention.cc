@@ -4,6 +4,7 @@
 
 #include "model/branch.h"
 #include "model/ffn/gated.h"
+#include "model/laurel.h"
 #include "model/mixers/latent.h"
 #include "model/mixers/mamba2.h"
 #include "ops/rows.h"
@@ -134,6 +135,11 @@ size_t n_attending_layers(const DecoderConfig& config, const Sequence& sequence)
   return n;
 }
 
+size_t first_input_row(const LayerCall& call) {
+  const bool is_row = call.step.is_decode || skips_attention(call.config, *call.step.sequence, call.layer);
+  return is_row && !call.spec().heads.has_own_kv() ? call.first_output_row() : 0;
+}
+
 void mix_attention(const LayerCall& call, const Observer& observer) {
   const LayerWeights& w = call.layer_weights();
   const LayerSpec& spec = call.spec();
@@ -145,7 +151,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const Qkv qkv = qkv_rows(call, n);
   const bool is_row = step.is_decode || skips_attention(call.config, sequence, call.layer);
   // Keys and values of all rows are stored, if they are the layer's own.
-  for (size_t begin = is_row && !spec.heads.has_own_kv() ? first : 0; begin < n; begin += a.rows_at_once) {
+  for (size_t begin = first_input_row(call); begin < n; begin += a.rows_at_once) {
     const Qkv rows = qkv.rows_from(begin, std::min(a.rows_at_once, n - begin));
     project_qkv(call, call.x().rows_from(begin, rows.q.rows), call.first_row + begin, rows);
     take_rows(call, begin, rows);
@@ -186,9 +192,10 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const size_t stride = qkv.q.stride;
   for (size_t begin = first; begin < n; begin += a.rows_at_once) {
     const size_t count = std::min(a.rows_at_once, n - begin);
-    const MatView<float> rows = attended.rows_from(begin, count);
+    const MatView<float> rows = attended.rows_from(begin, count), x_rows = x.rows_from(begin, count);
+    if (spec.laurel_rank > 0) add_laurel(call, x_rows);
     end_branch(
-        call, x.rows_from(begin, count),
+        call, x_rows,
         spec.has_output_gate
             ? gate_rows(call.table(), call.table().gate_f32, {gate + begin * stride, count, out_dim, stride},
                         as_const(rows),
@@ -196,6 +203,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
                         a.scratch)
             : output_input(call, as_const(rows)),
         w.attn_output, w.attn_post_norm);
+    if (spec.laurel_rank > 0) scale_branches(call, x_rows);
   }
 }
 

@@ -87,6 +87,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.items()} | VARIANTS
 # What the kernels for GPUs lack something of, and what the refusal says.
 REFUSED = {
+    "gemma3n": r"several residual streams \(AltUp\)",
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
     "phimoe": "biases of norms and of the output",

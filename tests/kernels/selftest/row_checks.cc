@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/streams.h"
 #include "tests/kernels/selftest/check.h"
 #include "tests/kernels/selftest/matrices.h"
 
@@ -175,6 +176,72 @@ void check_clamped_swiglu(const KernelTable& table, Check& check) {
       const double g = std::min(double{gate[i]}, 7.0), u = std::max(-7.0, std::min(double{up[i]}, 7.0));
       const double want = g / (1 + std::exp(-1.702 * g)) * (u + 1);
       check.near(out[i], want, 100 * kEps * (std::fabs(want) + std::fabs(g)));
+    }
+  });
+}
+
+void check_cut_off(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    if (n < 2) return;
+    const std::vector<float> x = random.uniform_vector(n, -8, 12);
+    std::memcpy(out.data(), x.data(), n * sizeof(float));
+    table.cut_off_f32(out.data(), 0.7f, n);
+    double mean = 0, squares = 0;
+    for (size_t i = 0; i < n; ++i) mean += double{x[i]} / static_cast<double>(n);
+    for (size_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const double cutoff = mean + double{0.7f} * std::sqrt(squares / static_cast<double>(n - 1));
+    for (size_t i = 0; i < n; ++i) check.near(out[i], std::max(x[i] - cutoff, 0.0), 40 * kEps);
+  });
+}
+
+void check_match_size(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>& out, size_t n, Random& random) {
+    const std::vector<float> x = random.uniform_vector(n, 1, 8), like = random.uniform_vector(n, -2, 2);
+    std::memcpy(out.data(), x.data(), n * sizeof(float));
+    table.match_size_f32(out.data(), like.data(), n);
+    double squares = 0, wanted = 0;
+    for (size_t i = 0; i < n; ++i) {
+      squares += double{x[i]} * x[i];
+      wanted += double{like[i]} * like[i];
+    }
+    for (size_t i = 0; i < n; ++i) check.near(out[i], x[i] * std::sqrt(wanted / squares), 20 * kEps);
+  });
+}
+
+// The streams lie apart: what is between them stays as it is.
+void check_predict_streams(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>&, size_t n, Random& random) {
+    const size_t stride = n + 3;
+    const std::vector<float> x = random.uniform_vector(kStreams * stride, -5, 5),
+                             mixture = random.uniform_vector(kStreams * kStreams, -1, 1);
+    std::vector<float> streams = x;
+    table.predict_streams_f32(streams.data(), stride, mixture.data(), n);
+    for (size_t k = 0; k < kStreams; ++k) {
+      for (size_t i = 0; i < stride; ++i) {
+        double want = x[k * stride + i];
+        for (size_t j = 0; i < n && j < kStreams; ++j) {
+          want += double{mixture[k * kStreams + j]} * x[j * stride + i];
+        }
+        check.near(streams[k * stride + i], want, i < n ? 60 * kEps : 0);
+      }
+    }
+  });
+}
+
+void check_correct_streams(const KernelTable& table, Check& check) {
+  for_each_length(check, [&](std::vector<float>&, size_t n, Random& random) {
+    const size_t stride = n + 3;
+    const std::vector<float> x = random.uniform_vector(kStreams * stride, -5, 5),
+                             computed = random.uniform_vector(n, -5, 5),
+                             shares = random.uniform_vector(kStreams, 0, 2);
+    std::vector<float> streams = x;
+    table.correct_streams_f32(streams.data(), stride, computed.data(), shares.data(), n);
+    for (size_t k = 0; k < kStreams; ++k) {
+      for (size_t i = 0; i < stride; ++i) {
+        double want = x[k * stride + i];
+        if (i < n) want += double{shares[k]} * (double{computed[i]} - x[i]);
+        check.near(streams[k * stride + i], want, i < n ? 60 * kEps : 0);
+      }
     }
   });
 }
@@ -385,6 +452,10 @@ const std::vector<KernelCheck>& row_checks() {
       {"layer_norm_f32", check_layer_norm},
       {"gelu_f32", check_ungated},
       {"soft_cap_f32", check_soft_cap},
+      {"cut_off_f32", check_cut_off},
+      {"match_size_f32", check_match_size},
+      {"predict_streams_f32", check_predict_streams},
+      {"correct_streams_f32", check_correct_streams},
       {"add_f32", check_add},
       {"multiply_f32", check_multiply},
       {"convolve_f32", check_convolve},

@@ -22,6 +22,7 @@ class Family:
         normalises_experts: the weights of a token's experts add up to 1.
         is_gemma4: values are normed without weights, attention logits are not scaled, layers with
             a window have a rotary embedding and heads of their own.
+        has_streams: tokens have several residual streams.
         has_clamped_gate: the gate is that of gpt-oss.
         output_norm: name of the norm behind the last layer.
         has_sigmoid_gate: a token's experts have the sigmoid of their logit as their share, and are
@@ -52,6 +53,7 @@ class Family:
     has_gelu: bool = False
     normalises_experts: bool = True
     is_gemma4: bool = False
+    has_streams: bool = False
     has_clamped_gate: bool = False
     output_norm: str = "output_norm"
     has_sigmoid_gate: bool = False
@@ -107,6 +109,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(has_gelu=True),
     "gemma2": Family(window_period=2, has_gelu=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
+    "gemma3n": Family(is_gemma4=True, has_streams=True, sliding_base=10000.0, has_gelu=True),
     "gemma4": Family(is_gemma4=True, sliding_base=10000.0, has_gelu=True),
     "falcon": Family(
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True

@@ -8,6 +8,8 @@ import numpy as np
 
 from tests.reference.softmax_state import Array
 
+from .streams import cut_off
+
 # activate(gate, up)
 Activate = Callable[[Array, Array], Array]
 # linear(name, x): x [n, cols] times the rows of a matrix, plus its bias.
@@ -56,6 +58,13 @@ def by_clamped_silu(gate: Array, up: Array) -> Array:
     """That of gpt-oss: both are bounded, the gate is steeper, and 1 is added to the other."""
     gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
     return gate / (1.0 + np.exp(-1.702 * gate)) * (up + 1.0)
+
+
+def by_cutoff(n_stds: float, activate: Activate) -> Activate:
+    """Of the gate, what lies so many standard deviations above its mean; -inf: all of it."""
+    if np.isneginf(n_stds):
+        return activate
+    return lambda gate, up: activate(cut_off(gate, n_stds), up)
 
 
 ACTIVATIONS: dict[str, Activate] = {

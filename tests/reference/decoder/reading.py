@@ -57,6 +57,7 @@ class ReferenceConfig:
     qkv_limit: float | None = None
     n_ssd_groups: int = 0
     xielu: tuple[tuple[float, ...], ...] = ()
+    gate_cutoffs: tuple[float, ...] = ()
 
 
 class _Keys:
@@ -171,6 +172,9 @@ def _read_config(keys: _Keys, weights: Weights) -> ReferenceConfig:
         ),
         norm_eps=number(f"attention.layer_norm_{'' if family.has_layer_norm else 'rms_'}epsilon"),
         xielu=keys.xielu(),
+        gate_cutoffs=tuple(keys.value("activation_sparsity_scale", []))
+        if family.has_streams
+        else (),
         inv_freq=_read_frequencies(keys, family, weights, rotary_dim, windows, original),
         windows=windows,
         attention_scale=1.0

@@ -23,11 +23,22 @@ from tests.reference.quant import dequantise_q8_rows, quantise_q8_rows
 from tests.reference.softmax_state import Array
 
 from .delta_net import delta_net
-from .feed_forward import ACTIVATIONS, by_xielu, gated, gelu, mixture, sigmoid, silu, softmax
+from .feed_forward import (
+    ACTIVATIONS,
+    by_cutoff,
+    by_xielu,
+    gated,
+    gelu,
+    mixture,
+    sigmoid,
+    silu,
+    softmax,
+)
 from .latent import absorbed_queries, absorbed_values
 from .mamba2 import ssd
 from .reading import ReferenceConfig, Weights, read_gguf
 from .rope import RopeLayout, half_split_row_order, rotate
+from .streams import correct, merge, predict, spread
 
 Tokens = Sequence[int] | NDArray[np.integer]
 # Of the residual stream.
@@ -162,9 +173,13 @@ class DecoderRun:
         x = weights["token_embd.weight"][np.asarray(tokens)].astype(np.float64)
         x = embedded = x * config.embedding_scale
         positions = np.arange(self.position, self.position + len(tokens))[:, None]
+        streams = self._spread(x) if config.family.has_streams else None
         for layer_idx, layer in enumerate(self.layers):
             prefix = f"blk.{layer_idx}."
             angles = positions * config.inv_freq[layer_idx]
+            if streams is not None:
+                streams = predict(streams, *self._modes(prefix, "predict", streams[0]))
+                x = streams[0]
             if f"{prefix}shortconv.conv.weight" in weights:
                 branch = self._conv_block(layer_idx, x)
             elif f"{prefix}ssm_beta.weight" in weights or f"{prefix}ssm_ba.weight" in weights:
@@ -179,17 +194,28 @@ class DecoderRun:
                 branch = branch + self._attention_block(layer_idx, x, angles, attention(layer))
             layer_input = x
             x = x + config.residual_scale * self._post_norm(prefix + "post_attention_norm", branch)
+            if f"{prefix}laurel_l.weight" in weights:
+                x = (x + self._laurel(prefix, layer_input)) / 2**0.5
             has_ffn = any(f"{prefix}{name}.weight" in weights for name in FFN_NAMES)
             ffn_input = layer_input if config.family.is_parallel else x
             branch = self._ffn_block(prefix, ffn_input) if has_ffn else np.zeros_like(x)
             x = x + config.residual_scale * self._post_norm(prefix + "post_ffw_norm", branch)
+            if streams is not None:
+                streams = correct(streams, x, *self._modes(prefix, "correct", x))
+                x = streams[0] * weights[f"{prefix}altup_correct_scale.weight"].astype(np.float64)
             if f"{prefix}inp_gate.weight" in weights:
                 inputs = self._token_inputs(layer_idx, tokens, embedded)
                 gated_inputs = gelu(self._linear(f"{prefix}inp_gate", x)) * inputs
-                x = x + self._norm(
+                added = self._norm(
                     f"{prefix}post_norm", self._linear(f"{prefix}proj", gated_inputs)
                 )
+                if streams is None:
+                    x = x + added
+                else:
+                    streams[1:] += added
             x = x * weights.get(f"{prefix}layer_output_scale.weight", 1.0)
+        if streams is not None:
+            x = merge(streams, weights["altup_unembd_proj.weight"].astype(np.float64))
         self.position += len(tokens)
         output = "output" if "output.weight" in weights else "token_embd"
         normed = self._norm(config.family.output_norm, x)
@@ -391,6 +417,21 @@ class DecoderRun:
         squares = np.sum(heads * heads, axis=-1, keepdims=True)
         return heads / np.sqrt(squares + self._decoder.config.norm_eps)
 
+    def _spread(self, embedded: Array) -> Array:
+        return spread(embedded, self._decoder.weights["altup_proj.weight"].astype(np.float64))
+
+    def _modes(self, prefix: str, what: str, rows: Array) -> tuple[Array, Array]:
+        """Of a layer, by the first stream; and the matrix of the factors that they make."""
+        normed = self._norm(f"{prefix}altup_router_norm", rows)
+        modes = np.tanh(self._linear(f"{prefix}altup_router", normed) / rows.shape[1])
+        return modes, self._decoder.weights[f"{prefix}altup_{what}_coef.weight"].astype(np.float64)
+
+    def _laurel(self, prefix: str, x: Array) -> Array:
+        """The normed input and what two matrices of low rank make of it (Menghani et al. 2024)."""
+        normed = self._norm(f"{prefix}attn_norm", x)
+        low = self._linear(f"{prefix}laurel_r", self._linear(f"{prefix}laurel_l", normed))
+        return normed + self._norm(f"{prefix}laurel_post_norm", low)
+
     def _token_inputs(self, layer: int, tokens: Tokens, embedded: Array) -> Array:
         """The layer's own input of every token [n, width]."""
         weights = self._decoder.weights
@@ -450,6 +491,8 @@ class DecoderRun:
                 ),
             )
         if f"{prefix}ffn_gate_inp.weight" not in self._decoder.weights:
+            if config.gate_cutoffs:
+                activate = by_cutoff(config.gate_cutoffs[int(prefix.split(".")[1])], activate)
             return gated(self._linear, prefix, "", normed, activate=activate)
         out = mixture(
             self._linear,
