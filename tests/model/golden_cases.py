@@ -126,6 +126,17 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
+    "maincoder": {"architecture": "maincoder"},
+    "mellum": {
+        "architecture": "mellum",
+        "n_layers": 5,
+        "sliding_window": 24,
+        "rope_scaling": "yarn",
+        "original_context": 64,
+        "tied": False,
+    },
+    "mellum_full": {"architecture": "mellum", "tied": False},
+    "pangu-embedded": {"architecture": "pangu-embedded", "rope_scaling": "linear"},
     "internlm2": {"architecture": "internlm2", "tied": False},
     # A state of some rows carries over from call to call.
     "lfm2": {"architecture": "lfm2", "n_layers": 4},

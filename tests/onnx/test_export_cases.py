@@ -19,7 +19,16 @@ TOLERANCE = 1e-4  # in standard deviations of the logits
 EXPORTED = (
     *("llama", "llama_biases_untied", "llama_linear", "llama_llama3", "llama_yarn", "nanbeige"),
     *("qwen2", "qwen2_yarn", "qwen3", "qwen2vl", "qwen3vl", "ernie4_5", "exaone"),
-    *("exaone4", "exaone4_windows", "gemma", "internlm2", "minicpm", "minicpm_long", "seed_oss"),
+    *(
+        "exaone4",
+        "exaone4_windows",
+        "gemma",
+        "internlm2",
+        "pangu-embedded",
+        "minicpm",
+        "minicpm_long",
+        "seed_oss",
+    ),
     *("smollm3", "phi3", "phi3_short", "phi3_long", "granite", "olmo2", "olmo2_windows"),
     *("gemma2", "gemma2_wide", "gemma3", "gemma3_wide", "gemma3_full"),
 )

@@ -129,6 +129,8 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
+    "maincoder": Family(is_interleaved=True, norms_after_rope=True),
+    "mellum": Family(window_period=4),
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "mistral3": Family(is_interleaved=True),
@@ -139,6 +141,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(is_interleaved=True, has_layer_norm=True, has_norm_weights=False),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
+    "pangu-embedded": Family(),
     "phi2": Family(
         is_ungated=True,
         ungated="ungated_gelu",
