@@ -221,7 +221,7 @@ def headwise_policy(
     max_past: int = 8192,
     tail: int = 0,
     decode_from: int = ...,
-    decode_pages: int = 512,
+    decode_pages: int = 1024,
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 

@@ -32,7 +32,7 @@ struct HeadwiseOptions {
   size_t decode_from = SIZE_MAX;
   // Pages of kDecodePageSize positions that a head without a budget reads then, each generated token its own,
   // of prompts with at least twice as many; 0: all.
-  size_t decode_pages = 512;
+  size_t decode_pages = 1024;
 };
 
 class HeadwisePolicy final : public SparsePolicy {

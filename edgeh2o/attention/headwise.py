@@ -127,7 +127,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         choices=DECODE_ATTENTIONS,
     )
     decode_pages: int = option(
-        512,
+        1024,
         "--decode-pages",
         help="with --decode-attention headwise: pages of 4 tokens that a head without a budget "
         "reads of prompts with at least twice as many, each generated token its own; 0 = all",

@@ -171,7 +171,7 @@ class HeadwiseLayer(CachedLayer):
         max_past: int = 8192,
         tail: int = 0,
         decode_from: int | None = None,
-        decode_pages: int = 512,
+        decode_pages: int = 1024,
         store: Callable[[Array], Array] = np.asarray,
         scale: float | None = None,
         soft_cap: float | None = None,
