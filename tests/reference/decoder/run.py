@@ -455,7 +455,10 @@ class DecoderRun:
         rotated_dim = 2 * angles.shape[1]
         heads[..., :rotated_dim] *= config.rope_factor
         heads = rotate(heads, angles, self._rope_layout)
-        return self._norm(name + "_norm", heads) if config.family.norms_after_rope else heads
+        if not config.family.norms_after_rope:
+            return heads
+        weight = self._decoder.weights[name + "_norm.weight"].astype(np.float64)
+        return self._normalised(heads) * self._ordered(weight, angles)
 
     def _limited(self, rows: Array) -> Array:
         limit = self._decoder.config.qkv_limit
