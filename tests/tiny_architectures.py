@@ -153,6 +153,7 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
     ),
     "hunyuan-dense": Family(qk_norm="head"),
+    "hunyuan-moe": Family(qk_norm="head", has_experts=True),
     "maincoder": Family(qk_norm="head"),
     "mellum": Family(qk_norm="head", has_experts=True),
     "pangu-embedded": Family(qkv_biases=True, has_output_biases=True),

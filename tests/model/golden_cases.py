@@ -126,6 +126,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
+    # llama.cpp takes feed_forward_length for the width of an expert.
+    "hunyuan-moe": {"architecture": "hunyuan-moe", "shared_ffn_dim": 80},
     "maincoder": {"architecture": "maincoder"},
     "mellum": {
         "architecture": "mellum",

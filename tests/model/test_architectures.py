@@ -111,6 +111,7 @@ MODELS = {
         **{"head_dim": 32, "head_dim_sliding": 16, "has_values_of_keys": True},
     },
     "gpt-oss": {"architecture": "gpt-oss", "n_layers": 4, "sliding_window": WIDE},
+    "hunyuan-moe": {"architecture": "hunyuan-moe", "shared_ffn_dim": 80},
     "mellum": {"architecture": "mellum", "n_layers": 4, "sliding_window": NARROW},
     "olmo3": {"architecture": "olmo2", "tied": False, "n_layers": 4, "sliding_window": WIDE},
     "unequal": {**UNEQUAL, "biases": True},

@@ -125,6 +125,7 @@ FAMILIES: Mapping[str, Family] = {
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
+    "hunyuan-moe": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
