@@ -150,6 +150,8 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
     ),
     "hunyuan-dense": Family(qk_norm="head"),
+    "maincoder": Family(qk_norm="head"),
+    "mellum": Family(qk_norm="head", has_experts=True),
     "qwen2": Family(qkv_biases=True),
     "qwen2vl": Family(qkv_biases=True, has_sections=True),
     "qwen2moe": Family(qkv_biases=True, has_experts=True, shared_gate=True),

@@ -26,6 +26,8 @@ from . import (  # noqa: F401
     internlm2,
     lfm2,
     llama,
+    maincoder,
+    mellum,
     minicpm,
     minicpm3,
     mistral3,

@@ -184,6 +184,18 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "n_conv_taps": 4,
         "shared_ffn_dim": 80,
     },
+    "maincoder": {"architecture": "maincoder"},
+    # Its windows have the RoPE base of the other layers, also where a file has a key for them.
+    "mellum": {
+        "architecture": "mellum",
+        "n_layers": 5,
+        "sliding_window": 24,
+        "rope_base": 5e5,
+        "rope_scaling": "yarn",
+        "original_context": 64,
+        "tied": False,
+    },
+    "mellum_full": {"architecture": "mellum", "n_experts": 8, "n_experts_used": 3, "tied": False},
     "minicpm": {"architecture": "minicpm"},
     "minicpm_long": {
         "architecture": "minicpm",

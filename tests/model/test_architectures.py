@@ -70,6 +70,7 @@ MODELS = {
         "original_context": 50,
     },
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
+    "mellum-windows": {"architecture": "mellum", "n_layers": 4, "sliding_window": NARROW},
     "mistral": {"sliding_window": WIDE},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
     "phimoe-window": {"architecture": "phimoe", "sliding_window": NARROW},

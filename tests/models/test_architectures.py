@@ -82,6 +82,13 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
             assert [part.first_byte for part in parts] == [0, *ends[:-1]]
 
 
+def test_norms_of_heads_lie_as_their_rows_do(tiny_model: TinyModelFactory) -> None:
+    _, bindings = read(tiny_model(architecture="maincoder", **SHAPE))
+    orders = {binding.name: binding.row_order for binding in bindings}
+    for name in ("attn_q_norm", "attn_k_norm"):
+        assert list(orders[f"blk.0.{name}.weight"] or ()) == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
 @pytest.mark.parametrize(
     ("architecture", "options", "layers"),
     [
@@ -101,6 +108,7 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
         ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 3}, "ww.ww."),
         ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 1}, ""),
         ("olmo2", {"sliding_window": 5}, "www.ww"),
+        ("mellum", {"sliding_window": 5}, "www.ww"),
         ("exaone4", {}, ""),
         ("exaone4", {"sliding_window": 5}, "www.ww"),
         ("exaone4", {"n_layers": 64}, "www." * 16),
@@ -137,6 +145,8 @@ def test_layers_with_a_window_have_their_own_rope(tiny_model: TinyModelFactory) 
     assert read_tiny(tiny_model, "gemma2", **scaled).sliding_rope_inv_freq == ()
     olmo3 = read_tiny(tiny_model, "olmo2", **scaled)
     np.testing.assert_allclose(np.divide(olmo3.sliding_rope_inv_freq, olmo3.rope_inv_freq), 4.0)
+    mellum = read_tiny(tiny_model, "mellum", **scaled)
+    np.testing.assert_allclose(np.divide(mellum.sliding_rope_inv_freq, mellum.rope_inv_freq), 4.0)
 
 
 def test_scales_and_caps(tiny_model: TinyModelFactory) -> None:

@@ -51,6 +51,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "granitemoe": {"shared_ffn_dim": 80},
     "lfm2": {"n_layers": 3, "n_conv_taps": 4},
     "lfm2moe": {"n_layers": 3},
+    "mellum": {"n_layers": 4, "sliding_window": 20},
     "mistral3": {"original_context": 15},
     "nemotron_h": {"n_layers": 4, "n_conv_taps": 4},
     "nemotron_h_moe": {"n_layers": 4, "shared_ffn_dim": 80},

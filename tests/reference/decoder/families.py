@@ -126,6 +126,8 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
+    "maincoder": Family(is_interleaved=True, norms_after_rope=True),
+    "mellum": Family(window_period=4, sliding_base=10000.0),
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "mistral3": Family(is_interleaved=True),
