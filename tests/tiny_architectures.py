@@ -20,6 +20,7 @@ class Family:
         has_experts: the feed-forward network is a mixture of experts.
         has_expert_width: a key says how wide an expert is, not feed_forward_length.
         shared_gate: the shared expert has a gate.
+        has_shared_width: there is a shared expert, and a key says how wide it is.
         is_gpt_oss: attention has sinks, and experts and their router have biases.
         is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
             and have inputs per token.
@@ -61,6 +62,7 @@ class Family:
     has_experts: bool = False
     has_expert_width: bool = True
     shared_gate: bool = False
+    has_shared_width: bool = False
     is_gpt_oss: bool = False
     is_gemma4: bool = False
     has_short_conv: bool = False
@@ -150,6 +152,7 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
     ),
     "hunyuan-dense": Family(qk_norm="head"),
+    "hunyuan-moe": Family(qk_norm="head", has_experts=True, has_shared_width=True),
     "maincoder": Family(qk_norm="head"),
     "mellum": Family(qk_norm="head", has_experts=True),
     "qwen2": Family(qkv_biases=True),
@@ -182,6 +185,7 @@ FAMILIES: Mapping[str, Family] = {
         shared_gate=True,
     ),
     "olmo": Family(has_layer_norm=True, has_norm_weights=False, keys={"attention.clamp_kqv": 0.9}),
+    "pangu-embedded": Family(qkv_biases=True, has_output_biases=True),
     "phi2": Family(
         has_layer_norm=True,
         has_norm_biases=True,

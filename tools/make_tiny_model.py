@@ -78,7 +78,7 @@ class TinyModel:
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
             make a dense model of granitehybrid.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
-            means none, or one of ffn_dim where it has a gate.
+            means none, or one of ffn_dim where it has a gate or must be there.
         n_expert_groups, n_expert_groups_used: of experts, and of those a token's are of, where the
             file says so.
         n_shared_experts: how many experts wide the shared one is, where the file says so.
@@ -285,8 +285,11 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_used_count(model.n_experts_used)
         if model.family.has_expert_width:
             writer.add_expert_feed_forward_length(model.ffn_dim)
-        if model.shared_ffn_dim is not None:
-            writer.add_expert_shared_feed_forward_length(model.shared_ffn_dim)
+        shared_ffn_dim = model.shared_ffn_dim
+        if shared_ffn_dim is None and model.family.has_shared_width:
+            shared_ffn_dim = max(ffn_dim for _, _, ffn_dim in model.layers)
+        if shared_ffn_dim is not None:
+            writer.add_expert_shared_feed_forward_length(shared_ffn_dim)
     if model.family.has_sections:
         writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
     writer.add_head_count(model.n_heads)
@@ -509,7 +512,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                     normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
             # Without a key, one with a gate is as wide as feed_forward_length says.
             has_gate = family.mamba2 != "single"
-            n_shared = int(family.shared_gate or not has_gate)
+            n_shared = int(family.shared_gate or family.has_shared_width or not has_gate)
             if family.is_latent or family.has_expert_scales:
                 n_shared = model.n_shared_experts
             shared = model.shared_ffn_dim or n_shared * ffn_dim

@@ -36,6 +36,7 @@ from . import (  # noqa: F401
     olmo,
     olmo2,
     olmoe,
+    pangu_embedded,
     phi2,
     phi3,
     phimoe,

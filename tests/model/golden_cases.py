@@ -126,6 +126,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "hunyuan": {"architecture": "hunyuan-dense"},
+    "hunyuan-moe": {"architecture": "hunyuan-moe", "n_experts": 8, "shared_ffn_dim": 80},
     "internlm2": {"architecture": "internlm2", "tied": False},
     # A state of some rows carries over from call to call.
     "lfm2": {"architecture": "lfm2", "n_layers": 4},
@@ -216,6 +217,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "seed_oss": {"architecture": "seed_oss"},
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "olmo": {"architecture": "olmo"},
+    "pangu-embedded": {"architecture": "pangu-embedded", "tied": False},
     "phi2": {"architecture": "phi2", "n_kv_heads": 4, "rotary_dim": 8, "tied": False},
     "phi2_fused": {"architecture": "phi2", "rotary_dim": 8, "tied": False, "is_fused": True},
     "gptneox": {"architecture": "gptneox", "n_kv_heads": 4, "rotary_dim": 4, "tied": False},

@@ -49,6 +49,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     "gpt-oss": {"n_layers": 3, "sliding_window": 20},
     "granitehybrid": {"n_layers": 3, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
+    "hunyuan-moe": {"shared_ffn_dim": 80},
     "lfm2": {"n_layers": 3, "n_conv_taps": 4},
     "lfm2moe": {"n_layers": 3},
     "mellum": {"n_layers": 4, "sliding_window": 20},

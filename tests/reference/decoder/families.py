@@ -122,6 +122,7 @@ FAMILIES: Mapping[str, Family] = {
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
+    "hunyuan-moe": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
@@ -138,6 +139,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(is_interleaved=True, has_layer_norm=True, has_norm_weights=False),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
+    "pangu-embedded": Family(),
     "phi2": Family(
         is_ungated=True,
         ungated="ungated_gelu",
