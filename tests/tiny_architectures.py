@@ -236,6 +236,15 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_width=False,
     ),
     "falcon-h1": Family(mamba2="beside"),
+    "nemotron": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
+    "jais2": Family(
+        has_layer_norm=True,
+        has_norm_biases=True,
+        is_ungated=True,
+        qkv_biases=True,
+        has_output_biases=True,
+        has_network_biases=True,
+    ),
     "nemotron_h": Family(mamba2="single"),
     "nemotron_h_moe": Family(mamba2="single", has_experts=True, has_expert_bias=True),
     "gpt-oss": Family(

@@ -32,6 +32,7 @@ from . import (  # noqa: F401
     minicpm3,
     mistral3,
     nanbeige,
+    nemotron,
     nemotron_h,
     olmo,
     olmo2,

@@ -170,6 +170,14 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "rope_base": 1e11,
         "tied": False,
     },
+    "nemotron": {"architecture": "nemotron", "rotary_dim": 8, "tied": False},
+    "nemotron_biases": {
+        "architecture": "nemotron",
+        "biases": True,
+        "rope_scaling": "linear",
+        "tied": False,
+    },
+    "jais2": {"architecture": "jais2", "n_kv_heads": 4},
     "nemotron_h": {"architecture": "nemotron_h", "n_layers": 6, "n_conv_taps": 4},
     "nemotron_h_biases": {
         "architecture": "nemotron_h",

@@ -72,6 +72,8 @@ MODELS = {
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
     "mellum-windows": {"architecture": "mellum", "n_layers": 4, "sliding_window": NARROW},
     "hunyuan-moe-shared": {"architecture": "hunyuan-moe", "shared_ffn_dim": 80},
+    "nemotron": {"architecture": "nemotron", "rotary_dim": 8},
+    "nemotron-biases": {"architecture": "nemotron", "biases": True},
     "mistral": {"sliding_window": WIDE},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
     "phimoe-window": {"architecture": "phimoe", "sliding_window": NARROW},

@@ -97,7 +97,7 @@ REFUSED = {
     "command-r": "LayerNorm",
     "cohere2": "LayerNorm",
     "stablelm": "LayerNorm",
-    **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon"), "LayerNorm"),
+    **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
     "starcoder2": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")

@@ -124,6 +124,7 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan-dense": Family(norms_after_rope=True),
     "hunyuan-moe": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
+    "jais2": Family(is_ungated=True, has_layer_norm=True),
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
@@ -132,6 +133,7 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "mistral3": Family(is_interleaved=True),
+    "nemotron": Family(is_ungated=True, has_layer_norm=True),
     "nemotron_h": Family(no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm"),
     "nemotron_h_moe": Family(
         no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm", has_sigmoid_gate=True
