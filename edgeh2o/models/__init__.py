@@ -37,6 +37,7 @@ from . import (  # noqa: F401
     olmo,
     olmo2,
     olmoe,
+    openelm,
     pangu_embedded,
     phi2,
     phi3,
@@ -47,6 +48,7 @@ from . import (  # noqa: F401
     seed_oss,
     smollm3,
     stablelm,
+    xverse,
 )
 from .spec import (
     ArchitectureSpec,

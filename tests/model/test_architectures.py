@@ -111,6 +111,7 @@ MODELS = {
     "unequal": {**UNEQUAL, "biases": True},
     "unequal-projection-norms": {**UNEQUAL, "architecture": "olmo2", "tied": False},
     "unequal-fused": {**UNEQUAL, "architecture": "phi3"},
+    "unequal-openelm": {**UNEQUAL, "architecture": "openelm"},
     "unequal-windows": {**UNEQUAL, "architecture": "gemma2", "sliding_window": NARROW},
     "unequal-experts": {**UNEQUAL, "architecture": "qwen3moe", "ffn_dim": 96},
 }

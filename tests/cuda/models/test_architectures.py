@@ -30,6 +30,10 @@ from tools.make_tiny_model import TENSOR_TYPES
 ARCHITECTURES: dict[str, dict[str, object]] = {
     **{name: {} for name in registered_architectures()},
     "phi3": {"rotary_dim": 12},
+    "openelm": {
+        **{"n_layers": 3, "n_heads": (4, 2, 4), "n_kv_heads": (2, 1, 4)},
+        "ffn_dim": (96, 64, 128),
+    },
     "exaone4": {"n_layers": 4, "sliding_window": 20},
     "glm4": {"rotary_dim": 8},
     "smollm3": {"n_layers": 4},
@@ -99,6 +103,7 @@ REFUSED = {
     "stablelm": "LayerNorm",
     **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
     "starcoder2": "LayerNorm",
+    "orion": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")
 

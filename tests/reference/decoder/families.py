@@ -141,6 +141,8 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(is_interleaved=True, has_layer_norm=True, has_norm_weights=False),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
+    "openelm": Family(),
+    "orion": Family(has_layer_norm=True),
     "pangu-embedded": Family(),
     "phi2": Family(
         is_ungated=True,
@@ -164,5 +166,6 @@ FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family(ffn_norm="post_attention_norm"),
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
     "stablelm": Family(has_layer_norm=True),
+    "xverse": Family(is_interleaved=True),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
 }
