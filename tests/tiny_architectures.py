@@ -41,7 +41,9 @@ class Family:
         is_parallel: the feed-forward network has the normed input of attention.
         has_xielu: activations are xIELU.
         has_expert_scales: files say how experts are chosen and weighted, as those of deepseek2.
-        has_softmax_gate: shares of experts with biases are a softmax.
+        has_softmax_gate: shares of experts are a softmax, also of those with biases.
+        normalises_experts: files say that the shares of a token's experts add up to 1.
+        has_dense_layers: the first layer has one feed-forward network, without biases of experts.
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
         output_norm: name of the norm behind the last layer.
@@ -83,11 +85,18 @@ class Family:
     has_xielu: bool = False
     has_expert_scales: bool = False
     has_softmax_gate: bool = False
+    normalises_experts: bool = True
+    has_dense_layers: bool = False
     output_norm: str = "output_norm"
     is_latent: bool = False
     is_indexed: bool = False
     has_sections: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def begins_dense(self) -> bool:
+        """Whether the first layers of a mixture of experts have one feed-forward network."""
+        return self.has_dense_layers or self.has_expert_bias
 
     @property
     def is_hybrid(self) -> bool:
@@ -132,6 +141,15 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
         has_expert_scales=True,
     ),
+    "bailingmoe": Family(has_experts=True, has_expert_scales=True, has_softmax_gate=True),
+    "deepseek": Family(
+        has_experts=True,
+        has_expert_scales=True,
+        has_softmax_gate=True,
+        has_dense_layers=True,
+        normalises_experts=False,
+    ),
+    "dots1": Family(qk_norm="head", has_experts=True, has_expert_bias=True, has_expert_scales=True),
     "ernie4_5": Family(),
     "ernie4_5-moe": Family(has_experts=True, has_expert_bias=True, has_softmax_gate=True),
     "exaone": Family(),

@@ -199,7 +199,7 @@ class TinyModel:
         if self.family.mamba2 == "single":
             return self.family.has_experts and self.layers[layer][2] > 0
         return (self.family.has_experts and self.n_experts > 0) and (
-            not self.family.has_expert_bias or layer >= self.n_dense_layers
+            not self.family.begins_dense or layer >= self.n_dense_layers
         )
 
     def has_indexer(self, layer: int) -> bool:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from . import (  # noqa: F401
     apertus,
     arcee,
+    bailingmoe,
     bailingmoe2,
     cohere2,
+    deepseek,
     deepseek2,
     ernie4_5,
     exaone,

@@ -79,6 +79,7 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "apertus": Family(is_ungated=True, ungated="xielu"),
     "arcee": Family(is_interleaved=True, is_ungated=True),
+    "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
     "cohere2": Family(
         is_interleaved=True,
@@ -97,9 +98,11 @@ FAMILIES: Mapping[str, Family] = {
         ffn_norm="attn_norm",
     ),
     "nanbeige": Family(is_interleaved=True),
+    "deepseek": Family(is_interleaved=True),
     "deepseek2": Family(is_interleaved=True),
     "deepseek32": Family(is_interleaved=True),
     "glm-dsa": Family(is_interleaved=True, has_interleaved_indexer=True, has_sigmoid_gate=True),
+    "dots1": Family(),
     "ernie4_5": Family(is_interleaved=True),
     "ernie4_5-moe": Family(is_interleaved=True),
     "exaone": Family(),
