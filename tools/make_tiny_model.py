@@ -71,6 +71,7 @@ class TinyModel:
         embedding_type: type of the token embedding and output; None for tensor_type.
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer; no KV heads
             for a convolution.
+        has_qk_norm: queries and keys are normed, in families that may.
         n_conv_taps: tokens of a convolution.
         n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
@@ -151,6 +152,7 @@ class TinyModel:
     biases: bool = False
     has_two_norms: bool = False
     is_sequential: bool = False
+    has_qk_norm: bool = True
     is_fused: bool = False
     rotary_dim: int | None = None
     rotates: bool = False
@@ -456,6 +458,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             if family.has_delta_net:  # a query and a gate per head
                 matrices[0] = ("attn_q", 2 * heads_dim, width, qk_std)
             for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
+                if not model.has_qk_norm:
+                    continue
                 normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
         else:
             matrices = []

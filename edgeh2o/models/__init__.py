@@ -20,6 +20,7 @@ from . import (  # noqa: F401
     gemma3,
     gemma4,
     glm4,
+    glm4moe,
     gpt_oss,
     gptneox,
     granite,

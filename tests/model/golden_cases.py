@@ -127,6 +127,21 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 24,
     },
     "gemma": {"architecture": "gemma", "n_layers": 8},
+    "glm4moe": {
+        "architecture": "glm4moe",
+        "n_layers": 4,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "rotary_dim": 8,
+        "tied": False,
+    },
+    "glm4moe_air": {
+        "architecture": "glm4moe",
+        "has_qk_norm": False,
+        "n_shared_experts": 2,
+        "n_dense_layers": 2,
+        "tied": False,
+    },
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
     # Without YaRN, which llama.cpp rounds to whole pairs: tests/golden/transformers has it.
     "gpt-oss": {

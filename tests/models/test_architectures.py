@@ -17,6 +17,7 @@ from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.model_config import DecoderConfig
 from edgeh2o.models import TensorBinding, read_model, registered_architectures
 from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequencies
+from edgeh2o.runners.native import NativeModelFile
 from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import TinyModel, _random_tensors, write_tiny_model
@@ -478,6 +479,23 @@ def test_layers_that_guess_ahead_are_left_out(
     assert not [item.name for item in bindings if item.name.startswith("blk.5.")]
 
 
+def test_norms_of_heads_may_be_left_out_everywhere(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_tiny(tiny_model, "glm4moe").qk_norm == "head"
+    assert read_tiny(tiny_model, "glm4moe", has_qk_norm=False).qk_norm == "none"
+
+    def without_some(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        del tensors["blk.1.attn_k_norm.weight"]
+        return tensors
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", without_some)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="glm4moe", **SHAPE)
+    with pytest.raises(FormatError, match=r"missing: blk\.1\.attn_k_norm\.weight"):
+        NativeModelFile(path).load()
+
+
 @pytest.mark.parametrize(
     ("options", "key", "problem"),
     [
@@ -575,6 +593,13 @@ def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
             "is 2",
         ),
         ("llama", "attention.scale", lambda w: w.add_attention_scale(0.5), "is 0.5"),
+        ("deepseek", "attention.scale", lambda w: w.add_attention_scale(0.5), "is 0.5"),
+        (
+            "mellum",
+            "leading_dense_block_count",
+            lambda w: w.add_leading_dense_block_count(1),
+            "is 1",
+        ),
         ("llama", "num_loops", lambda w: w.add_uint32("llama.num_loops", 2), "is 2"),
         ("qwen3moe", "expert_weights_scale", lambda w: w.add_expert_weights_scale(2.5), "is 2.5"),
         (

@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     },
     "exaone4": {"n_layers": 4, "sliding_window": 20},
     "glm4": {"rotary_dim": 8},
+    "glm4moe": {"rotary_dim": 8},
     "smollm3": {"n_layers": 4},
     "olmo2": {"tied": False},
     "gemma2": {"sliding_window": 20},

@@ -115,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
     "falcon-h1": Family(),
+    "glm4moe": Family(ffn_norm="post_attention_norm", has_sigmoid_gate=True),
     "glm4": Family(is_interleaved=True),
     "gpt-oss": Family(window_period=2, has_clamped_gate=True, ffn_norm="post_attention_norm"),
     # Or not parallel: files say so.
