@@ -50,6 +50,7 @@ class Family:
         is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
         is_indexed: its layers have indexers, which choose what is read.
         has_sections: rotated pairs are parted among axes.
+        has_window_pattern: files say which layers have a window.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -91,6 +92,7 @@ class Family:
     is_latent: bool = False
     is_indexed: bool = False
     has_sections: bool = False
+    has_window_pattern: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -153,6 +155,14 @@ FAMILIES: Mapping[str, Family] = {
     "ernie4_5": Family(),
     "ernie4_5-moe": Family(has_experts=True, has_expert_bias=True, has_softmax_gate=True),
     "exaone": Family(),
+    "exaone-moe": Family(
+        qk_norm="head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+        has_shared_width=True,
+        has_window_pattern=True,
+    ),
     "internlm2": Family(),
     "mistral3": Family(
         keys={"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 0.8}

@@ -339,12 +339,14 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
     window = model.sliding_window
-    if window is None and model.family.is_gemma4:
+    if window is None and (model.family.is_gemma4 or model.family.has_window_pattern):
         window = 24  # the key must be there
     if window is not None:
         writer.add_sliding_window(window)
     if model.family.is_gemma4:
         gemma4.add_metadata(writer, model)
+    elif model.family.has_window_pattern:
+        writer.add_sliding_window_pattern(model.pattern)
     elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
     if model.rope_base_sliding is not None:

@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     deepseek2,
     ernie4_5,
     exaone,
+    exaone_moe,
     falcon,
     falcon_h1,
     gemma,

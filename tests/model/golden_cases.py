@@ -116,6 +116,17 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "ernie4_5-moe": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "exaone": {"architecture": "exaone", "rope_scaling": "llama3", "context_length": 512},
     "exaone4": {"architecture": "exaone4"},
+    "exaone-moe": {
+        "architecture": "exaone-moe",
+        "n_layers": 5,
+        "n_experts": 8,
+        "n_experts_used": 3,
+        "shared_ffn_dim": 80,
+        "sliding_window": 24,
+        "rope_scaling": "llama3",
+        "context_length": 512,
+        "tied": False,
+    },
     # llama.cpp knows the model with windows by its number of layers.
     "exaone4_windows": {
         "architecture": "exaone4",

@@ -62,6 +62,10 @@ MODELS = {
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm-dsa": {"architecture": "glm-dsa", "n_layers": 3, "indexer_period": 2, "n_experts": 0},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
+    "exaone-moe": {
+        **{"architecture": "exaone-moe", "n_layers": 4, "sliding_window": NARROW},
+        "shared_ffn_dim": 80,
+    },
     "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},
     "glm4moe-air": {"architecture": "glm4moe", "has_qk_norm": False, "rotary_dim": 8},
     "granitemoe-shared": {"architecture": "granitemoe", "shared_ffn_dim": 80},

@@ -16,6 +16,7 @@ from tests.tiny_models import TinyModelFactory
 
 SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 OPTIONS: dict[str, dict[str, object]] = {
+    "exaone-moe": {"n_layers": 4, "sliding_window": 20},
     "exaone4": {"n_layers": 4, "sliding_window": 20},
     "gemma4": {
         **{"n_layers": 6, "sliding_window": 20, "head_dim": 32, "head_dim_sliding": 16},

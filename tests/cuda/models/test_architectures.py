@@ -35,6 +35,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
         "ffn_dim": (96, 64, 128),
     },
     "exaone4": {"n_layers": 4, "sliding_window": 20},
+    "exaone-moe": {"n_layers": 4, "sliding_window": 20, "shared_ffn_dim": 80},
     "glm4": {"rotary_dim": 8},
     "glm4moe": {"rotary_dim": 8},
     "smollm3": {"n_layers": 4},

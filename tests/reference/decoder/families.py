@@ -107,6 +107,7 @@ FAMILIES: Mapping[str, Family] = {
     "ernie4_5-moe": Family(is_interleaved=True),
     "exaone": Family(),
     "exaone4": Family(window_period=4, rotates_windows_only=True),
+    "exaone-moe": Family(rotates_windows_only=True),
     "gemma": Family(has_gelu=True),
     "gemma2": Family(window_period=2, has_gelu=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
