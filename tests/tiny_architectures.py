@@ -51,6 +51,8 @@ class Family:
         is_indexed: its layers have indexers, which choose what is read.
         has_sections: rotated pairs are parted among axes.
         has_window_pattern: files say which layers have a window.
+        has_sinks: attention has sinks.
+        has_fused_experts: gate and up of experts are one matrix.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -93,6 +95,8 @@ class Family:
     is_indexed: bool = False
     has_sections: bool = False
     has_window_pattern: bool = False
+    has_sinks: bool = False
+    has_fused_experts: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -259,6 +263,14 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(keys={**SCALES, "attention.scale": 0.35}),
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False
+    ),
+    "granite_swa": Family(
+        keys={**SCALES, "attention.scale": 0.35},
+        has_experts=True,
+        has_expert_width=False,
+        has_window_pattern=True,
+        has_sinks=True,
+        has_fused_experts=True,
     ),
     "granitehybrid": Family(
         keys={**SCALES, "attention.scale": 0.35},

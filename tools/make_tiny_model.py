@@ -77,7 +77,8 @@ class TinyModel:
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
-            make a dense model of granitehybrid.
+            make a dense model of granitehybrid and granite_swa.
+        rope_pattern: which layers are rotated, of granite_swa; None for no key.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate or must be there.
         n_expert_groups, n_expert_groups_used: of experts, and of those a token's are of, where the
@@ -153,6 +154,7 @@ class TinyModel:
     has_two_norms: bool = False
     is_sequential: bool = False
     has_qk_norm: bool = True
+    rope_pattern: tuple[bool, ...] | None = None
     is_fused: bool = False
     rotary_dim: int | None = None
     rotates: bool = False
@@ -349,6 +351,9 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_sliding_window_pattern(model.pattern)
     elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
+    if model.rope_pattern is not None:
+        key = f"{model.architecture}.attention.rope_pattern"
+        writer.add_array(key, list(model.rope_pattern))
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
     for key, value in model.family.keys.items():
@@ -529,6 +534,13 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
             if family.shared_gate:
                 normal(f"{prefix}ffn_gate_inp_shexp.weight", width, std=2.0 * width**-0.5)
+            if family.has_fused_experts:
+                halves = [tensors.pop(f"{prefix}ffn_{name}_exps.weight") for name in ("gate", "up")]
+                tensors[f"{prefix}ffn_gate_up_exps.weight"] = np.concatenate(halves, axis=1)
+                if shared:
+                    _fuse(tensors, prefix, "ffn_up_shexp", ("ffn_gate_shexp", "ffn_up_shexp"))
+        if family.has_sinks:
+            normal(f"{prefix}attn_sinks.weight", n_heads, std=1.0, mean=1.0)
         if family.fused_qkv or model.is_fused:
             _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
         if family.fused_gate_up:

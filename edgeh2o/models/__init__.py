@@ -25,6 +25,7 @@ from . import (  # noqa: F401
     gpt_oss,
     gptneox,
     granite,
+    granite_swa,
     granitehybrid,
     hunyuan,
     internlm2,

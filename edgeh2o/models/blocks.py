@@ -124,6 +124,20 @@ EXPERTS = (
     tensor("blk.{layer}.ffn_up_exps.weight", "model_dim", "ffn_dim", "n_experts"),
     tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
 )
+# The first half of an expert's rows is the gate.
+FUSED_EXPERTS = (
+    tensor(
+        "blk.{layer}.ffn_gate_up_exps.weight",
+        "model_dim",
+        "gate_up_dim",
+        "n_experts",
+        parts=(
+            TensorPart("blk.{layer}.ffn_gate_exps.weight", "ffn_dim"),
+            TensorPart("blk.{layer}.ffn_up_exps.weight", "ffn_dim"),
+        ),
+    ),
+    tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
+)
 # They count in the choice of experts alone.
 CHOICE_BIASES = (tensor("blk.{layer}.exp_probs_b.bias", "n_experts", required=False),)
 # Of a Mamba-2 layer; the norm has a row of weights for every group of heads.

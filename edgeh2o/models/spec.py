@@ -29,6 +29,7 @@ from .hyperparameters import (
 from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
 from .refusals import refuse_unread
+from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .rope import (
     PLAIN_ROPE,
     RopeRule,
@@ -390,6 +391,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
     read = {*spec.scales.values(), *spec.divisors.values()}
     flags = {
         "rope.dimension_sections": spec.rope.has_sections,
+        ROPE_PATTERN_KEY: spec.rope.has_pattern,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         "attention.temperature_scale": spec.rope.has_temperature,
         SHARED_KV_KEY: spec.shares_kv,

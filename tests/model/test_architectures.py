@@ -68,6 +68,14 @@ MODELS = {
     },
     "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},
     "glm4moe-air": {"architecture": "glm4moe", "has_qk_norm": False, "rotary_dim": 8},
+    "granite_swa-shared": {
+        **{"architecture": "granite_swa", "n_layers": 4, "shared_ffn_dim": 80},
+        **{"sliding_window": NARROW, "rope_pattern": (True, False, False, True)},
+    },
+    "granite_swa-dense": {
+        **{"architecture": "granite_swa", "n_experts": 0, "biases": True},
+        **{"sliding_window": WIDE, "sliding_window_pattern": 2},
+    },
     "granitemoe-shared": {"architecture": "granitemoe", "shared_ffn_dim": 80},
     "qwen2moe": {"architecture": "qwen2moe", "shared_ffn_dim": 80},
     "mistral3": {"architecture": "mistral3", "original_context": 50},
@@ -143,6 +151,7 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 NO_SPARSE = (
     *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
     *("gpt-oss", "deepseek32", "glm-dsa"),
+    *("granite_swa", "granite_swa-shared", "granite_swa-dense"),
 )
 
 

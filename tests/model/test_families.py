@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         **{"n_shared_kv": 3, "token_input_dim": 8},
     },
     "gpt-oss": {"n_layers": 4, "sliding_window": 20},
+    "granite_swa": {"n_layers": 4, "sliding_window": 20, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
     "mistral3": {"original_context": 50},
     "qwen2moe": {"shared_ffn_dim": 80},

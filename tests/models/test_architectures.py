@@ -479,6 +479,21 @@ def test_layers_that_guess_ahead_are_left_out(
     assert not [item.name for item in bindings if item.name.startswith("blk.5.")]
 
 
+def test_files_may_say_which_layers_are_rotated(tiny_model: TinyModelFactory) -> None:
+    pattern = (True, False) * 3
+    config = read_tiny(tiny_model, "granite_swa", rope_pattern=pattern)
+    assert tuple(layer.has_rope for layer in config.layers) == pattern
+    assert all(layer.has_rope for layer in read_tiny(tiny_model, "granite_swa").layers)
+    for architecture, n_layers, problem in (
+        ("granite_swa", 5, "has 6 items, but must have 5"),
+        ("granite", 6, "is not supported for this architecture"),
+    ):
+        with pytest.raises(
+            FormatError, match=rf"{architecture}\.attention\.rope_pattern'.*{problem}"
+        ):
+            read_tiny(tiny_model, architecture, n_layers=n_layers, rope_pattern=pattern)
+
+
 def test_norms_of_heads_may_be_left_out_everywhere(
     tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,10 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     },
     "falcon-h1": {"n_conv_taps": 4, "ssd_state_dim": 48},
     "gpt-oss": {"n_layers": 3, "sliding_window": 20},
+    "granite_swa": {
+        **{"n_layers": 3, "sliding_window": 20, "shared_ffn_dim": 80},
+        "rope_pattern": (True, False, False),
+    },
     "granitehybrid": {"n_layers": 3, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
     "hunyuan-moe": {"shared_ffn_dim": 80},
@@ -80,6 +84,10 @@ VARIANTS: dict[str, dict[str, object]] = {
         "expert_ffn_dim": 32,
     },
     "falcon-h1-plain": {"architecture": "falcon-h1", "n_ssd_groups": 1, "has_ssm_norm": False},
+    "granite_swa-dense": {
+        **{"architecture": "granite_swa", "n_experts": 0, "n_layers": 3, "sliding_window": 20},
+        "biases": True,
+    },
     "granitehybrid-dense": {
         **{"architecture": "granitehybrid", "n_experts": 0, "rotates": True, "biases": True},
     },

@@ -124,6 +124,7 @@ FAMILIES: Mapping[str, Family] = {
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
     "granite": Family(is_interleaved=True),
+    "granite_swa": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
