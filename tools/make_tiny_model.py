@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +78,7 @@ class TinyModel:
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
             make a dense model of granitehybrid and granite_swa.
+        is_mixture: layers have experts, of llama.
         rope_pattern: which layers are rotated, of granite_swa; None for no key.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
             means none, or one of ffn_dim where it has a gate or must be there.
@@ -154,6 +155,7 @@ class TinyModel:
     has_two_norms: bool = False
     is_sequential: bool = False
     has_qk_norm: bool = True
+    is_mixture: bool = False
     rope_pattern: tuple[bool, ...] | None = None
     is_fused: bool = False
     rotary_dim: int | None = None
@@ -172,7 +174,10 @@ class TinyModel:
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.architecture]
+        family = FAMILIES[self.architecture]
+        if self.is_mixture:
+            return replace(family, has_experts=True, has_expert_width=False)
+        return family
 
     @property
     def layers(self) -> list[tuple[int, ...]]:

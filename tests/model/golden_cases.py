@@ -23,6 +23,7 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "llama_linear": {"rope_scaling": "linear"},
     "llama_llama3": {"rope_scaling": "llama3", "context_length": 512},
     "llama_yarn": {"rope_scaling": "yarn", "original_context": 64},
+    "llama_experts": {"is_mixture": True, "n_experts": 8, "tied": False},
     "apertus": {"architecture": "apertus", "tied": False},
     "command-r": {"architecture": "command-r"},
     "nanbeige": {"architecture": "nanbeige", "tied": False},

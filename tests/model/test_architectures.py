@@ -90,6 +90,7 @@ MODELS = {
     "nemotron": {"architecture": "nemotron", "rotary_dim": 8},
     "nemotron-biases": {"architecture": "nemotron", "biases": True},
     "mistral": {"sliding_window": WIDE},
+    "mixtral": {"is_mixture": True, "n_experts": 8, "tied": False},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
     "phimoe-window": {"architecture": "phimoe", "sliding_window": NARROW},
     "gemma2-narrow": {"architecture": "gemma2", "sliding_window": NARROW},

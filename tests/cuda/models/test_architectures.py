@@ -75,6 +75,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "llama-biases": {"biases": True, "tied": False},
     "llama-yarn": {"rope_scaling": "yarn"},
     "mistral": {"sliding_window": 20},
+    "mixtral": {"is_mixture": True},
     "gemma4-plain": {
         **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
         **{"has_values_of_keys": True},
