@@ -156,6 +156,7 @@ FAMILIES: Mapping[str, Family] = {
         normalises_experts=False,
     ),
     "dots1": Family(qk_norm="head", has_experts=True, has_expert_bias=True, has_expert_scales=True),
+    "chatglm": Family(qkv_biases=True, fused_gate_up=True),
     "ernie4_5": Family(),
     "ernie4_5-moe": Family(has_experts=True, has_expert_bias=True, has_softmax_gate=True),
     "exaone": Family(),

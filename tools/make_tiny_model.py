@@ -107,7 +107,7 @@ class TinyModel:
         biases: the seven matrices of a layer have biases.
         has_two_norms: attention and the network beside it have one each, of falcon.
         is_sequential: the network is behind attention, of gptneox.
-        is_fused: Q, K and V are one matrix, of phi2.
+        is_fused: Q, K and V are one matrix, of phi2 and chatglm.
     """
 
     architecture: str = "llama"

@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     arcee,
     bailingmoe,
     bailingmoe2,
+    chatglm,
     cohere2,
     deepseek,
     deepseek2,

@@ -67,7 +67,7 @@ QKV_BIASES = (
     tensor("blk.{layer}.attn_v.bias", "kv_dim", required=False),
 )
 # Of one matrix of Q, K and V, in the order of its rows.
-FUSED_BIAS = (tensor("blk.{layer}.attn_qkv.bias", "qkv_dim"),)
+FUSED_BIAS = (tensor("blk.{layer}.attn_qkv.bias", "qkv_dim", rotated=True, rotated_part="qk_dim"),)
 ATTENTION_OUTPUT_BIAS = (tensor("blk.{layer}.attn_output.bias", "model_dim", required=False),)
 FEED_FORWARD = (
     tensor("blk.{layer}.ffn_gate.weight", "model_dim", "ffn_dim"),

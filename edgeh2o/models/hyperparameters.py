@@ -114,6 +114,7 @@ class Hyperparameters:
             **ssd_sizes(layer),
             **index_sizes(layer),
             "gated_q_dim": 2 * layer.n_heads * head_dim,
+            "qk_dim": (layer.n_heads + layer.n_kv_heads) * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
             "shared_gate_up_dim": 2 * self.feed_forward.shared_ffn_dim,

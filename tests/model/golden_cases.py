@@ -104,6 +104,8 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "tied": False,
     },
     "bailingmoe": {"architecture": "bailingmoe", "n_shared_experts": 2, "tied": False},
+    "chatglm": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True, "tied": False},
+    "chatglm_edge": {"architecture": "chatglm", "rotary_dim": 8},
     "deepseek": {"architecture": "deepseek", "n_experts": 8, "n_experts_used": 3},
     "dots1": {
         "architecture": "dots1",

@@ -47,6 +47,7 @@ MODELS = {
         **{"architecture": "bailingmoe2", "n_experts": 8, "n_experts_used": 3, "rotary_dim": 8},
         **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
     },
+    "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
     "bailingmoe-shared": {"architecture": "bailingmoe", "n_shared_experts": 2},
     "deepseek-dense-layers": {"architecture": "deepseek", "n_layers": 3, "n_dense_layers": 2},
     "ernie4_5-moe-shared": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},

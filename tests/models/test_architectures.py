@@ -479,6 +479,16 @@ def test_layers_that_guess_ahead_are_left_out(
     assert not [item.name for item in bindings if item.name.startswith("blk.5.")]
 
 
+def test_a_joint_bias_lies_as_its_rows_do(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(architecture="chatglm", is_fused=True, rotary_dim=4, **SHAPE)
+    orders = {item.name: item.row_order for item in read(path)[1]}
+    n_rotated = len(orders["blk.0.attn_q.weight"]) + len(orders["blk.0.attn_k.weight"])
+    order = list(orders["blk.0.attn_qkv.bias"])
+    assert order[:8] == [0, 2, 1, 3, 4, 5, 6, 7]
+    assert order[n_rotated - 8 : n_rotated] == [n_rotated - 8 + i for i in order[:8]]
+    assert order[n_rotated:] == list(range(n_rotated, len(order)))
+
+
 def test_files_may_say_which_layers_are_rotated(tiny_model: TinyModelFactory) -> None:
     pattern = (True, False) * 3
     config = read_tiny(tiny_model, "granite_swa", rope_pattern=pattern)

@@ -73,6 +73,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 }
 VARIANTS: dict[str, dict[str, object]] = {
     "llama-biases": {"biases": True, "tied": False},
+    "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
     "llama-yarn": {"rope_scaling": "yarn"},
     "mistral": {"sliding_window": 20},
     "mixtral": {"is_mixture": True},
@@ -106,6 +107,7 @@ MODELS = {name: {"architecture": name, **more} for name, more in ARCHITECTURES.i
 REFUSED = {
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
+    "chatglm-fused": "joint biases of queries, keys and values",
     "phimoe": "biases of norms and of the output",
     "deepseek32": r"attention to what an indexer chooses \(DSA\)",
     "glm-dsa": r"attention to what an indexer chooses \(DSA\)",

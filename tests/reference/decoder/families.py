@@ -81,6 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     "arcee": Family(is_interleaved=True, is_ungated=True),
     "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
+    "chatglm": Family(is_interleaved=True),
     "cohere2": Family(
         is_interleaved=True,
         window_period=4,
