@@ -20,6 +20,7 @@ class Family:
         has_experts: the feed-forward network is a mixture of experts.
         has_expert_width: a key says how wide an expert is, not feed_forward_length.
         shared_gate: the shared expert has a gate.
+        has_shared_width: there is a shared expert, and a key says how wide it is.
         is_gpt_oss: attention has sinks, and experts and their router have biases.
         is_gemma4: windows are an array, pairs are rotated in part, layers may share keys and values
             and have inputs per token.
@@ -42,13 +43,18 @@ class Family:
         is_parallel: the feed-forward network has the normed input of attention.
         has_xielu: activations are xIELU.
         has_expert_scales: files say how experts are chosen and weighted, as those of deepseek2.
-        has_softmax_gate: shares of experts with biases are a softmax.
+        has_softmax_gate: shares of experts are a softmax, also of those with biases.
+        normalises_experts: files say that the shares of a token's experts add up to 1.
+        has_dense_layers: the first layer has one feed-forward network, without biases of experts.
         has_expert_bias: a bias counts in the choice of experts, whose shares are sigmoids, and the
             first layer has one feed-forward network.
         output_norm: name of the norm behind the last layer.
         is_latent: attention is of the latent kind (``tools/tiny_models/latent.py``).
         is_indexed: its layers have indexers, which choose what is read.
         has_sections: rotated pairs are parted among axes.
+        has_window_pattern: files say which layers have a window.
+        has_sinks: attention has sinks.
+        has_fused_experts: gate and up of experts are one matrix.
         keys: float metadata after the architecture's name. Scales and caps are far from 1 and
             small enough to show in the logits.
     """
@@ -63,6 +69,7 @@ class Family:
     has_experts: bool = False
     has_expert_width: bool = True
     shared_gate: bool = False
+    has_shared_width: bool = False
     is_gpt_oss: bool = False
     is_gemma4: bool = False
     is_gemma3n: bool = False
@@ -84,11 +91,21 @@ class Family:
     has_xielu: bool = False
     has_expert_scales: bool = False
     has_softmax_gate: bool = False
+    normalises_experts: bool = True
+    has_dense_layers: bool = False
     output_norm: str = "output_norm"
     is_latent: bool = False
     is_indexed: bool = False
     has_sections: bool = False
+    has_window_pattern: bool = False
+    has_sinks: bool = False
+    has_fused_experts: bool = False
     keys: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def begins_dense(self) -> bool:
+        """Whether the first layers of a mixture of experts have one feed-forward network."""
+        return self.has_dense_layers or self.has_expert_bias
 
     @property
     def is_hybrid(self) -> bool:
@@ -133,9 +150,27 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
         has_expert_scales=True,
     ),
+    "bailingmoe": Family(has_experts=True, has_expert_scales=True, has_softmax_gate=True),
+    "deepseek": Family(
+        has_experts=True,
+        has_expert_scales=True,
+        has_softmax_gate=True,
+        has_dense_layers=True,
+        normalises_experts=False,
+    ),
+    "dots1": Family(qk_norm="head", has_experts=True, has_expert_bias=True, has_expert_scales=True),
+    "chatglm": Family(qkv_biases=True, fused_gate_up=True),
     "ernie4_5": Family(),
     "ernie4_5-moe": Family(has_experts=True, has_expert_bias=True, has_softmax_gate=True),
     "exaone": Family(),
+    "exaone-moe": Family(
+        qk_norm="head",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
+        has_shared_width=True,
+        has_window_pattern=True,
+    ),
     "internlm2": Family(),
     "mistral3": Family(
         keys={"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 0.8}
@@ -153,10 +188,9 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_bias=True,
     ),
     "hunyuan-dense": Family(qk_norm="head"),
-    "hunyuan-moe": Family(qk_norm="head", has_experts=True),
+    "hunyuan-moe": Family(qk_norm="head", has_experts=True, has_shared_width=True),
     "maincoder": Family(qk_norm="head"),
     "mellum": Family(qk_norm="head", has_experts=True),
-    "pangu-embedded": Family(qkv_biases=True, has_output_biases=True),
     "qwen2": Family(qkv_biases=True),
     "qwen2vl": Family(qkv_biases=True, has_sections=True),
     "qwen2moe": Family(qkv_biases=True, has_experts=True, shared_gate=True),
@@ -187,6 +221,10 @@ FAMILIES: Mapping[str, Family] = {
         shared_gate=True,
     ),
     "olmo": Family(has_layer_norm=True, has_norm_weights=False, keys={"attention.clamp_kqv": 0.9}),
+    "openelm": Family(qk_norm="head", fused_qkv=True),
+    "orion": Family(has_layer_norm=True, has_norm_biases=True),
+    "xverse": Family(),
+    "pangu-embedded": Family(qkv_biases=True, has_output_biases=True),
     "phi2": Family(
         has_layer_norm=True,
         has_norm_biases=True,
@@ -230,6 +268,14 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": Family(
         keys={**SCALES, "attention.scale": 0.35}, has_experts=True, has_expert_width=False
     ),
+    "granite_swa": Family(
+        keys={**SCALES, "attention.scale": 0.35},
+        has_experts=True,
+        has_expert_width=False,
+        has_window_pattern=True,
+        has_sinks=True,
+        has_fused_experts=True,
+    ),
     "granitehybrid": Family(
         keys={**SCALES, "attention.scale": 0.35},
         mamba2="other",
@@ -237,6 +283,15 @@ FAMILIES: Mapping[str, Family] = {
         has_expert_width=False,
     ),
     "falcon-h1": Family(mamba2="beside"),
+    "nemotron": Family(has_layer_norm=True, has_norm_biases=True, is_ungated=True),
+    "jais2": Family(
+        has_layer_norm=True,
+        has_norm_biases=True,
+        is_ungated=True,
+        qkv_biases=True,
+        has_output_biases=True,
+        has_network_biases=True,
+    ),
     "nemotron_h": Family(mamba2="single"),
     "nemotron_h_moe": Family(mamba2="single", has_experts=True, has_expert_bias=True),
     "gpt-oss": Family(
@@ -244,6 +299,14 @@ FAMILIES: Mapping[str, Family] = {
         ffn_norm="post_attention_norm",
         has_experts=True,
         is_gpt_oss=True,
+    ),
+    "glm4moe": Family(
+        qk_norm="head",
+        qkv_biases=True,
+        ffn_norm="post_attention_norm",
+        has_experts=True,
+        has_expert_bias=True,
+        has_expert_scales=True,
     ),
     "glm4": Family(post_norms=True, qkv_biases=True, fused_gate_up=True),
     "exaone4": Family(pre_norms=False, post_norms=True, qk_norm="head"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +71,17 @@ class TinyModel:
         embedding_type: type of the token embedding and output; None for tensor_type.
         n_heads, n_kv_heads, ffn_dim: of all layers, or a tuple with a number per layer; no KV heads
             for a convolution.
+        has_qk_norm: queries and keys are normed, in families that may.
         n_conv_taps: tokens of a convolution.
         n_delta_key_heads, n_delta_value_heads, delta_head_dim: of a delta net.
         n_ssd_heads, ssd_head_dim, n_ssd_groups, ssd_state_dim, has_ssm_norm: of Mamba-2.
         n_dense_layers: first layers without experts, in families that have some.
         n_experts, n_experts_used: of a layer and of a token, in families that have experts. None
-            make a dense model of granitehybrid.
+            make a dense model of granitehybrid and granite_swa.
+        is_mixture: layers have experts, of llama.
+        rope_pattern: which layers are rotated, of granite_swa; None for no key.
         shared_ffn_dim: width of the expert that every token goes through; None for no key, which
-            means none, or one of ffn_dim where it has a gate.
+            means none, or one of ffn_dim where it has a gate or must be there.
         n_expert_groups, n_expert_groups_used: of experts, and of those a token's are of, where the
             file says so.
         n_shared_experts: how many experts wide the shared one is, where the file says so.
@@ -105,7 +108,7 @@ class TinyModel:
         biases: the seven matrices of a layer have biases.
         has_two_norms: attention and the network beside it have one each, of falcon.
         is_sequential: the network is behind attention, of gptneox.
-        is_fused: Q, K and V are one matrix, of phi2.
+        is_fused: Q, K and V are one matrix, of phi2 and chatglm.
     """
 
     architecture: str = "llama"
@@ -152,6 +155,9 @@ class TinyModel:
     biases: bool = False
     has_two_norms: bool = False
     is_sequential: bool = False
+    has_qk_norm: bool = True
+    is_mixture: bool = False
+    rope_pattern: tuple[bool, ...] | None = None
     is_fused: bool = False
     rotary_dim: int | None = None
     rotates: bool = False
@@ -170,7 +176,10 @@ class TinyModel:
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.architecture]
+        family = FAMILIES[self.architecture]
+        if self.is_mixture:
+            return replace(family, has_experts=True, has_expert_width=False)
+        return family
 
     @property
     def layers(self) -> list[tuple[int, ...]]:
@@ -201,7 +210,7 @@ class TinyModel:
         if self.family.mamba2 == "single":
             return self.family.has_experts and self.layers[layer][2] > 0
         return (self.family.has_experts and self.n_experts > 0) and (
-            not self.family.has_expert_bias or layer >= self.n_dense_layers
+            not self.family.begins_dense or layer >= self.n_dense_layers
         )
 
     def has_indexer(self, layer: int) -> bool:
@@ -292,8 +301,11 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_used_count(model.n_experts_used)
         if model.family.has_expert_width:
             writer.add_expert_feed_forward_length(model.ffn_dim)
-        if model.shared_ffn_dim is not None:
-            writer.add_expert_shared_feed_forward_length(model.shared_ffn_dim)
+        shared_ffn_dim = model.shared_ffn_dim
+        if shared_ffn_dim is None and model.family.has_shared_width:
+            shared_ffn_dim = max(ffn_dim for _, _, ffn_dim in model.layers)
+        if shared_ffn_dim is not None:
+            writer.add_expert_shared_feed_forward_length(shared_ffn_dim)
     if model.family.has_sections:
         writer.add_rope_dimension_sections(rope_sections(model.n_pairs))
     writer.add_head_count(model.n_heads)
@@ -341,7 +353,9 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     if model.original_context is not None:
         writer.add_rope_scaling_orig_ctx_len(model.original_context)
     window = model.sliding_window
-    if window is None and (model.family.is_gemma4 or model.family.is_gemma3n):
+    family = model.family
+    has_pattern = family.is_gemma4 or family.is_gemma3n or family.has_window_pattern
+    if window is None and has_pattern:
         window = 24  # the key must be there
     if window is not None:
         writer.add_sliding_window(window)
@@ -349,8 +363,13 @@ def _add_metadata(writer: GGUFWriter, model: TinyModel) -> None:
         gemma4.add_metadata(writer, model)
     elif model.family.is_gemma3n:
         gemma3n.add_metadata(writer, model)
+    elif model.family.has_window_pattern:
+        writer.add_sliding_window_pattern(model.pattern)
     elif model.sliding_window_pattern is not None:
         writer.add_sliding_window_pattern(model.sliding_window_pattern)
+    if model.rope_pattern is not None:
+        key = f"{model.architecture}.attention.rope_pattern"
+        writer.add_array(key, list(model.rope_pattern))
     if model.rope_base_sliding is not None:
         writer.add_rope_freq_base_swa(model.rope_base_sliding)
     for key, value in model.family.keys.items():
@@ -464,6 +483,8 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
             if family.has_delta_net:  # a query and a gate per head
                 matrices[0] = ("attn_q", 2 * heads_dim, width, qk_std)
             for name, size in zip(("attn_q_norm", "attn_k_norm"), qk_norm_dims, strict=False):
+                if not model.has_qk_norm:
+                    continue
                 normal(f"{prefix}{name}.weight", size, std=0.1, mean=1.0)
         else:
             matrices = []
@@ -522,7 +543,7 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                     normal(f"{prefix}ffn_{name}_exps.bias", model.n_experts, rows, std=0.2)
             # Without a key, one with a gate is as wide as feed_forward_length says.
             has_gate = family.mamba2 != "single"
-            n_shared = int(family.shared_gate or not has_gate)
+            n_shared = int(family.shared_gate or family.has_shared_width or not has_gate)
             if family.is_latent or family.has_expert_scales:
                 n_shared = model.n_shared_experts
             shared = model.shared_ffn_dim or n_shared * ffn_dim
@@ -533,6 +554,13 @@ def _random_tensors(model: TinyModel) -> dict[str, NDArray[np.float32]]:
                 normal(f"{prefix}ffn_down_shexp.weight", width, shared, std=shared**-0.5)
             if family.shared_gate:
                 normal(f"{prefix}ffn_gate_inp_shexp.weight", width, std=2.0 * width**-0.5)
+            if family.has_fused_experts:
+                halves = [tensors.pop(f"{prefix}ffn_{name}_exps.weight") for name in ("gate", "up")]
+                tensors[f"{prefix}ffn_gate_up_exps.weight"] = np.concatenate(halves, axis=1)
+                if shared:
+                    _fuse(tensors, prefix, "ffn_up_shexp", ("ffn_gate_shexp", "ffn_up_shexp"))
+        if family.has_sinks:
+            normal(f"{prefix}attn_sinks.weight", n_heads, std=1.0, mean=1.0)
         if family.fused_qkv or model.is_fused:
             _fuse(tensors, prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"))
         if family.fused_gate_up:

@@ -38,6 +38,8 @@ def check_exportable(config: DecoderConfig) -> None:
             config.qk_norm_after_rope,
             "queries and keys that are normed after the rotary embedding",
         ),
+        (config.has_sinks, "attention sinks"),
+        (config.has_joint_bias, "a joint bias of queries, keys and values"),
         (config.is_recurrent, "recurrent layers"),
         (not config.is_gated, "a feed-forward network without a gate"),
         (config.centres_norms, "LayerNorm"),

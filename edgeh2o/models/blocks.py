@@ -67,7 +67,7 @@ QKV_BIASES = (
     tensor("blk.{layer}.attn_v.bias", "kv_dim", required=False),
 )
 # Of one matrix of Q, K and V, in the order of its rows.
-FUSED_BIAS = (tensor("blk.{layer}.attn_qkv.bias", "qkv_dim"),)
+FUSED_BIAS = (tensor("blk.{layer}.attn_qkv.bias", "qkv_dim", rotated=True, rotated_part="qk_dim"),)
 ATTENTION_OUTPUT_BIAS = (tensor("blk.{layer}.attn_output.bias", "model_dim", required=False),)
 FEED_FORWARD = (
     tensor("blk.{layer}.ffn_gate.weight", "model_dim", "ffn_dim"),
@@ -122,6 +122,20 @@ EXPERTS = (
     tensor("blk.{layer}.ffn_gate_inp.weight", "model_dim", "n_experts"),
     tensor("blk.{layer}.ffn_gate_exps.weight", "model_dim", "ffn_dim", "n_experts"),
     tensor("blk.{layer}.ffn_up_exps.weight", "model_dim", "ffn_dim", "n_experts"),
+    tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
+)
+# The first half of an expert's rows is the gate.
+FUSED_EXPERTS = (
+    tensor(
+        "blk.{layer}.ffn_gate_up_exps.weight",
+        "model_dim",
+        "gate_up_dim",
+        "n_experts",
+        parts=(
+            TensorPart("blk.{layer}.ffn_gate_exps.weight", "ffn_dim"),
+            TensorPart("blk.{layer}.ffn_up_exps.weight", "ffn_dim"),
+        ),
+    ),
     tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
 )
 # They count in the choice of experts alone.

@@ -86,8 +86,9 @@ def read_feed_forward(
 
     Layers that ``may_be_missing`` have the width 0 where the file says so.
     """
+    # Some converters count the one network of a dense model.
     if rule is None or (
-        rule.is_optional and not keys.metadata.get_int(keys.full(COUNT_KEY), default=0)
+        rule.is_optional and keys.metadata.get_int(keys.full(COUNT_KEY), default=0) <= 1
     ):
         if rule is None:
             _refuse_experts(keys)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from . import blocks
 from .experts import ExpertRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import TensorPart, tensor, tensors_of
+from .tensors import tensor, tensors_of
 from .windows import SlidingWindows
 
 _EXPERTS = (
@@ -45,17 +45,7 @@ _EXPERTS = (
         "model_dim",
         core_name="blk.{layer}.ffn_router_norm.weight",
     ),
-    tensor(
-        "blk.{layer}.ffn_gate_up_exps.weight",
-        "model_dim",
-        "gate_up_dim",
-        "n_experts",
-        parts=(
-            TensorPart("blk.{layer}.ffn_gate_exps.weight", "ffn_dim"),
-            TensorPart("blk.{layer}.ffn_up_exps.weight", "ffn_dim"),
-        ),
-    ),
-    tensor("blk.{layer}.ffn_down_exps.weight", "ffn_dim", "model_dim", "n_experts"),
+    *blocks.FUSED_EXPERTS,
     tensor(
         "blk.{layer}.ffn_down_exps.scale",
         "n_experts",

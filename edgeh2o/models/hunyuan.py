@@ -1,7 +1,7 @@
-"""Architectures ``hunyuan-dense`` and ``hunyuan-moe``: Hunyuan 0.5B to 7B, and A13B.
+"""Architectures ``hunyuan-dense`` (Hunyuan 0.5B to 7B) and ``hunyuan-moe`` (Hunyuan A13B).
 
-Queries and keys are normed per head after the rotary embedding. The mixture of experts has a
-shared one.
+Queries and keys are normed per head after the rotary embedding. The mixture of experts has a shared
+one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from . import blocks
 from .experts import ExpertRule
 from .spec import ArchitectureSpec, register_architecture
 
-for _name, _experts, _factors, _feed_forward in (
-    ("hunyuan-dense", None, None, blocks.FEED_FORWARD),
+for _name, _experts, _feed_forward in (
+    ("hunyuan-dense", None, blocks.FEED_FORWARD),
     (
         "hunyuan-moe",
-        ExpertRule(shared="optional"),
-        "rope_freqs.weight",
-        (*blocks.EXPERTS, *blocks.SHARED_EXPERT),
+        ExpertRule(shared="required"),
+        (*blocks.EXPERTS, *blocks.required(blocks.SHARED_EXPERT)),
     ),
 ):
     register_architecture(
@@ -25,7 +24,6 @@ for _name, _experts, _factors, _feed_forward in (
             qk_row_order="half_split",
             qk_norm="head",
             qk_norm_after_rope=True,
-            rope_factors=_factors,
             activation="silu",
             experts=_experts,
             tensors=(

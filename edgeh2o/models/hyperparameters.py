@@ -22,6 +22,7 @@ from .rope import (
     RopeScaling,
     changed_scaling,
     check_sections,
+    read_rope_layers,
     read_rope_scaling,
 )
 from .streams import N_STREAMS, StreamRule, with_cutoffs
@@ -119,8 +120,10 @@ class Hyperparameters:
             **ssd_sizes(layer),
             **index_sizes(layer),
             "gated_q_dim": 2 * layer.n_heads * head_dim,
+            "qk_dim": (layer.n_heads + layer.n_kv_heads) * head_dim,
             "qkv_dim": (layer.n_heads + 2 * layer.n_kv_heads) * head_dim,
             "gate_up_dim": 2 * layer.ffn_dim,
+            "shared_gate_up_dim": 2 * self.feed_forward.shared_ffn_dim,
             **latent_sizes(self.latent.heads if self.latent else None, layer.n_heads),
         }
 
@@ -152,7 +155,7 @@ def read_hyperparameters(
     has_one_branch = hybrid is not None and hybrid.has_one_branch
     feed_forward = read_feed_forward(keys, experts, may_be_missing=has_one_branch)
     widths = read_windows(keys, windows)
-    has_rope = rope.layers(widths)
+    has_rope = read_rope_layers(keys, rope, widths)
     layers = _read_layers(keys, feed_forward, widths, has_rope, hybrid)
     model_dim = keys.integer("embedding_length", maximum=MAX_WIDTH)
     n_heads = next(layer.n_heads for layer in layers if layer.n_heads)

@@ -1,13 +1,15 @@
 """Architecture ``maincoder``: Maincoder 1B.
 
-Queries and keys are normed per head after the rotary embedding.
+Queries and keys are normed per head after the rotary embedding. The weights of these norms lie as
+the rows of Q and K do, rotated pairs as neighbours.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import blocks
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import tensor
 
 register_architecture(
     ArchitectureSpec(
@@ -20,9 +22,7 @@ register_architecture(
             *blocks.EMBEDDINGS,
             *blocks.PRE_NORMS,
             *blocks.ATTENTION,
-            # Their numbers go with the rows of Q and K.
-            tensor("blk.{layer}.attn_q_norm.weight", "head_dim", rotated=True),
-            tensor("blk.{layer}.attn_k_norm.weight", "head_dim", rotated=True),
+            *(replace(rule, rotated=True) for rule in blocks.HEAD_NORMS),
             *blocks.FEED_FORWARD,
         ),
     )

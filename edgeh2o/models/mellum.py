@@ -1,7 +1,7 @@
-"""Architecture ``mellum``: Mellum 2, a mixture of experts for code.
+"""Architecture ``mellum``: Mellum 2 (12B-A2.5B), a mixture of experts for code.
 
-Three layers of four have a sliding window, if the file gives a width; RoPE scaling is for the
-fourth only. Otherwise it is as ``qwen3moe``.
+Queries and keys are normed per head. Three of four layers have windows; RoPE scaling is for the
+fourth only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Architecture ``pangu-embedded``: openPangu Embedded 1B and 7B, with biases around attention."""
+"""Architecture ``pangu-embedded``: openPangu-Embedded 1B and 7B.
+
+A llama with biases of attention.
+"""
 
 from __future__ import annotations
 

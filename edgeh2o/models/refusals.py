@@ -12,6 +12,7 @@ from ..formats.metadata import Metadata, quote
 _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
+    "attention.rope_pattern": (),
     "attention.scale": (0.0,),
     "attention.shared_kv_layers": (0.0,),
     "attention.temperature_scale": (0.0,),

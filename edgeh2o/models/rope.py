@@ -18,6 +18,7 @@ from .keys import ArchitectureKeys
 
 ScalingKind = Literal["none", "linear", "yarn", "longrope"]
 FACTOR_RANGE = (1e-6, 1e31)  # files say 1e30 of pairs that are not rotated
+PATTERN_KEY = "attention.rope_pattern"
 # Turns over the original context between which YaRN passes from full interpolation to none.
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0
 
@@ -60,6 +61,7 @@ class RopeRule:
     Attributes:
         none_every: every so many layers the last one has none; 0: all layers have it.
         only_windows: of a model with windows, only layers with one have it.
+        has_pattern: files may say which layers have it.
         has_sections: pairs are parted among the axes of an image (M-RoPE). A text has the same
             position on each, which makes this a plain rotary embedding.
         has_log_multiplier: files may tone down YaRN's factor of queries and keys.
@@ -70,6 +72,7 @@ class RopeRule:
 
     none_every: int = 0
     only_windows: bool = False
+    has_pattern: bool = False
     has_sections: bool = False
     has_log_multiplier: bool = False
     has_temperature: bool = False
@@ -153,6 +156,16 @@ def _yarn_ramp(rotary_dim: int, base: float, scaling: RopeScaling) -> list[float
     low, high = max(first, 0), min(last, rotary_dim - 1)
     width = max(high - low, 1e-3)
     return [min(max((pair - low) / width, 0.0), 1.0) for pair in range(rotary_dim // 2)]
+
+
+def read_rope_layers(
+    keys: ArchitectureKeys, rule: RopeRule, windows: Sequence[int]
+) -> tuple[bool, ...]:
+    """Whether each layer has a rotary embedding. Raises ``FormatError`` for a bad pattern."""
+    if not rule.has_pattern or not keys.has(PATTERN_KEY):
+        return rule.layers(windows)
+    pattern = keys.metadata.get_array(keys.full(PATTERN_KEY), kinds="b", length=keys.n_layers)
+    return tuple(pattern.tolist())
 
 
 def check_sections(keys: ArchitectureKeys, rule: RopeRule) -> None:

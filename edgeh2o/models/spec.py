@@ -29,6 +29,7 @@ from .hyperparameters import (
 from .latent import LatentRule
 from .latent_tensors import ALL_TENSORS, latent_tensors
 from .refusals import refuse_unread
+from .rope import PATTERN_KEY as ROPE_PATTERN_KEY
 from .rope import (
     PLAIN_ROPE,
     RopeRule,
@@ -44,6 +45,7 @@ from .windows import SlidingWindows
 from .xielu import with_xielu
 
 OUTPUT_TENSOR, OUTPUT_BIAS = "output.weight", "output.bias"
+QK_NORM_TENSOR = "blk.0.attn_q_norm.weight"
 FUSED_TENSOR, FUSED_BIAS = "blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias"
 
 
@@ -70,6 +72,7 @@ class ArchitectureSpec:
         parallel_switch: key, after the architecture's name, that files say ``is_parallel`` by.
         fused_tensors: the tensors of files whose Q, K and V are one matrix, if others have three.
         norm_placement, is_parallel, qk_norm, qk_norm_after_rope, activation: see ``DecoderConfig``.
+        has_optional_qk_norm: files may lack the norms of queries and keys.
         norm: "rms" norms, also with biases ("biased_rms"), or "layer" norms, which may have some.
         rope: which layers have a rotary embedding, and what else files say of it.
         rope_factors: optional tensor of frequency divisors.
@@ -111,6 +114,7 @@ class ArchitectureSpec:
     fused_tensors: tuple[TensorRule, ...] = ()
     qk_norm: Literal["none", "head", "projection"] = "none"
     qk_norm_after_rope: bool = False
+    has_optional_qk_norm: bool = False
     rope: RopeRule = PLAIN_ROPE
     rope_factors: str | None = None
     long_rope_factors: tuple[str, str] | None = None
@@ -304,7 +308,7 @@ def _make_config(
         is_parallel=is_parallel,
         has_parallel_norm=is_parallel and spec.has_parallel_norm,
         has_joint_bias=FUSED_BIAS in gguf.tensors,
-        qk_norm=spec.qk_norm,
+        qk_norm=_qk_norm(gguf, spec),
         qk_norm_after_rope=spec.qk_norm_after_rope,
         temperature_scale=shape.temperature_scale,
         temperature_period=shape.original_context if shape.temperature_scale else 0,
@@ -326,6 +330,11 @@ def _make_config(
         rope_attention_factor=attention_factor(shape.rope_scaling),
         **_read_frequencies(gguf, spec, shape),
     )
+
+
+def _qk_norm(gguf: ModelTensors, spec: ArchitectureSpec) -> Literal["none", "head", "projection"]:
+    is_left_out = spec.has_optional_qk_norm and QK_NORM_TENSOR not in gguf.tensors
+    return "none" if is_left_out else spec.qk_norm
 
 
 def _has_expert_bias(gguf: ModelTensors, spec: ArchitectureSpec) -> bool:
@@ -388,6 +397,7 @@ def _optional_keys(spec: ArchitectureSpec) -> set[str]:
     read = {*spec.scales.values(), *spec.divisors.values()}
     flags = {
         "rope.dimension_sections": spec.rope.has_sections,
+        ROPE_PATTERN_KEY: spec.rope.has_pattern,
         "rope.scaling.yarn_log_multiplier": spec.rope.has_log_multiplier,
         "attention.temperature_scale": spec.rope.has_temperature,
         SHARED_KV_KEY: spec.shares_kv,

@@ -52,6 +52,8 @@ class TensorRule:
     second halves of all groups first if ``swaps_halves``, else the first. ``tail_of`` names the
     size of a head whose last rows are those that RoPE turns, of a matrix that is ``rotated``,
     ``head_of`` that of one whose first rows are, if its heads are not those of attention.
+    ``rotated_part`` names the size of what comes first and is rotated, of a vector that is
+    ``rotated`` in part.
     ``repeats`` names how often the ``parts`` follow each other; names that contain ``{part}`` then
     get the number of the repetition. A layer without the tensor has that of the name ``stand_in``
     in its place, if one is named.
@@ -72,6 +74,7 @@ class TensorRule:
     repeats: str = ""
     stand_in: str = ""
     head_of: str = ""
+    rotated_part: str = ""
 
 
 def tensor(
@@ -89,6 +92,7 @@ def tensor(
     tail_of: str = "",
     repeats: str = "",
     stand_in: str = "",
+    rotated_part: str = "",
 ) -> TensorRule:
     """A ``TensorRule`` written as one line of a table."""
     return TensorRule(
@@ -106,6 +110,7 @@ def tensor(
         tail_of,
         repeats,
         stand_in,
+        rotated_part=rotated_part,
     )
 
 
@@ -208,7 +213,7 @@ def bind_tensors(
             "that is not supported, and leaving them out would give wrong answers"
         )
     bindings: list[TensorBinding] = []
-    row_orders: dict[tuple[int, int, str], array[int]] = {}
+    row_orders: dict[tuple[int, int, int, str], array[int]] = {}
     sizes = [shape.sizes(layer) for layer in shape.layers]
     for name, info in tensors.items():
         if name not in by_name:
@@ -224,11 +229,13 @@ def bind_tensors(
             if part.rotated and interleaved:
                 n_ordered = n_rows if len(info.shape) > 1 else info.cols
                 head_dim = sizes[layer][rule.tail_of or rule.head_of or "head_dim"]
-                key = n_ordered, head_dim, rule.tail_of
+                n_rotated = sizes[layer][rule.rotated_part] if rule.rotated_part else n_ordered
+                key = n_ordered, n_rotated, head_dim, rule.tail_of
                 if key not in row_orders:
-                    row_orders[key] = half_split_row_order(
-                        n_ordered, head_dim, shape.rotary_dim, is_tail=bool(rule.tail_of)
+                    order = half_split_row_order(
+                        n_rotated, head_dim, shape.rotary_dim, is_tail=bool(rule.tail_of)
                     )
+                    row_orders[key] = order + array("i", range(n_rotated, n_ordered))
                 row_order = row_orders[key]
             bindings.append(
                 TensorBinding(info, part.name, row_order, first_row, n_rows, part.transposed)

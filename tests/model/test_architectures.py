@@ -47,6 +47,9 @@ MODELS = {
         **{"architecture": "bailingmoe2", "n_experts": 8, "n_experts_used": 3, "rotary_dim": 8},
         **{"n_expert_groups": 4, "n_expert_groups_used": 2, "n_shared_experts": 2},
     },
+    "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
+    "bailingmoe-shared": {"architecture": "bailingmoe", "n_shared_experts": 2},
+    "deepseek-dense-layers": {"architecture": "deepseek", "n_layers": 3, "n_dense_layers": 2},
     "ernie4_5-moe-shared": {"architecture": "ernie4_5-moe", "shared_ffn_dim": 80},
     "deepseek2-dense": {"architecture": "deepseek2", "n_experts": 0, "tied": False},
     "cohere2": {"architecture": "cohere2", "n_layers": 4, "sliding_window": NARROW},
@@ -60,7 +63,20 @@ MODELS = {
     "olmo2": {"architecture": "olmo2", "tied": False},
     "glm-dsa": {"architecture": "glm-dsa", "n_layers": 3, "indexer_period": 2, "n_experts": 0},
     "glm4": {"architecture": "glm4", "rotary_dim": 8},
+    "exaone-moe": {
+        **{"architecture": "exaone-moe", "n_layers": 4, "sliding_window": NARROW},
+        "shared_ffn_dim": 80,
+    },
     "exaone4-windows": {"architecture": "exaone4", "n_layers": 4, "sliding_window": NARROW},
+    "glm4moe-air": {"architecture": "glm4moe", "has_qk_norm": False, "rotary_dim": 8},
+    "granite_swa-shared": {
+        **{"architecture": "granite_swa", "n_layers": 4, "shared_ffn_dim": 80},
+        **{"sliding_window": NARROW, "rope_pattern": (True, False, False, True)},
+    },
+    "granite_swa-dense": {
+        **{"architecture": "granite_swa", "n_experts": 0, "biases": True},
+        **{"sliding_window": WIDE, "sliding_window_pattern": 2},
+    },
     "granitemoe-shared": {"architecture": "granitemoe", "shared_ffn_dim": 80},
     "qwen2moe": {"architecture": "qwen2moe", "shared_ffn_dim": 80},
     "mistral3": {"architecture": "mistral3", "original_context": 50},
@@ -70,7 +86,12 @@ MODELS = {
         "original_context": 50,
     },
     "smollm3": {"architecture": "smollm3", "n_layers": 5},
+    "mellum-windows": {"architecture": "mellum", "n_layers": 4, "sliding_window": NARROW},
+    "hunyuan-moe-shared": {"architecture": "hunyuan-moe", "shared_ffn_dim": 80},
+    "nemotron": {"architecture": "nemotron", "rotary_dim": 8},
+    "nemotron-biases": {"architecture": "nemotron", "biases": True},
     "mistral": {"sliding_window": WIDE},
+    "mixtral": {"is_mixture": True, "n_experts": 8, "tied": False},
     "phi3-window": {"architecture": "phi3", "sliding_window": NARROW},
     "phimoe-window": {"architecture": "phimoe", "sliding_window": NARROW},
     "gemma2-narrow": {"architecture": "gemma2", "sliding_window": NARROW},
@@ -117,6 +138,7 @@ MODELS = {
     "unequal": {**UNEQUAL, "biases": True},
     "unequal-projection-norms": {**UNEQUAL, "architecture": "olmo2", "tied": False},
     "unequal-fused": {**UNEQUAL, "architecture": "phi3"},
+    "unequal-openelm": {**UNEQUAL, "architecture": "openelm"},
     "unequal-windows": {**UNEQUAL, "architecture": "gemma2", "sliding_window": NARROW},
     "unequal-experts": {**UNEQUAL, "architecture": "qwen3moe", "ffn_dim": 96},
 }
@@ -141,6 +163,7 @@ def test_dense_logits_over_chunks_and_calls(tiny_model: TinyModelFactory, name: 
 NO_SPARSE = (
     *("mistral", "phi3-window", "phimoe-window", "starcoder2-window"),
     *("gpt-oss", "deepseek32", "glm-dsa"),
+    *("granite_swa", "granite_swa-shared", "granite_swa-dense"),
 )
 
 

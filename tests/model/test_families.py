@@ -16,6 +16,7 @@ from tests.tiny_models import TinyModelFactory
 
 SHAPE = {"model_dim": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
 OPTIONS: dict[str, dict[str, object]] = {
+    "exaone-moe": {"n_layers": 4, "sliding_window": 20},
     "exaone4": {"n_layers": 4, "sliding_window": 20},
     "gemma3n": {
         **{"n_layers": 6, "sliding_window": 20, "n_shared_kv": 3, "token_input_dim": 8},
@@ -26,6 +27,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         **{"n_shared_kv": 3, "token_input_dim": 8},
     },
     "gpt-oss": {"n_layers": 4, "sliding_window": 20},
+    "granite_swa": {"n_layers": 4, "sliding_window": 20, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
     "mistral3": {"original_context": 50},
     "qwen2moe": {"shared_ffn_dim": 80},

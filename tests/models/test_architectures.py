@@ -17,6 +17,7 @@ from edgeh2o.formats.gguf import open_gguf
 from edgeh2o.model_config import DecoderConfig
 from edgeh2o.models import TensorBinding, read_model, registered_architectures
 from edgeh2o.models.rope import RopeScaling, attention_factor, inverse_frequencies
+from edgeh2o.runners.native import NativeModelFile
 from tests.tiny_architectures import FAMILIES
 from tests.tiny_models import TinyModelFactory
 from tools.make_tiny_model import TinyModel, _random_tensors, write_tiny_model
@@ -82,6 +83,13 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
             assert [part.first_byte for part in parts] == [0, *ends[:-1]]
 
 
+def test_norms_of_heads_lie_as_their_rows_do(tiny_model: TinyModelFactory) -> None:
+    _, bindings = read(tiny_model(architecture="maincoder", **SHAPE))
+    orders = {binding.name: binding.row_order for binding in bindings}
+    for name in ("attn_q_norm", "attn_k_norm"):
+        assert list(orders[f"blk.0.{name}.weight"] or ()) == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
 @pytest.mark.parametrize(
     ("architecture", "options", "layers"),
     [
@@ -101,6 +109,7 @@ def test_every_row_of_a_file_is_bound_once(tiny_model: TinyModelFactory, archite
         ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 3}, "ww.ww."),
         ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 1}, ""),
         ("olmo2", {"sliding_window": 5}, "www.ww"),
+        ("mellum", {"sliding_window": 5}, "www.ww"),
         ("exaone4", {}, ""),
         ("exaone4", {"sliding_window": 5}, "www.ww"),
         ("exaone4", {"n_layers": 64}, "www." * 16),
@@ -137,6 +146,8 @@ def test_layers_with_a_window_have_their_own_rope(tiny_model: TinyModelFactory) 
     assert read_tiny(tiny_model, "gemma2", **scaled).sliding_rope_inv_freq == ()
     olmo3 = read_tiny(tiny_model, "olmo2", **scaled)
     np.testing.assert_allclose(np.divide(olmo3.sliding_rope_inv_freq, olmo3.rope_inv_freq), 4.0)
+    mellum = read_tiny(tiny_model, "mellum", **scaled)
+    np.testing.assert_allclose(np.divide(mellum.sliding_rope_inv_freq, mellum.rope_inv_freq), 4.0)
 
 
 def test_scales_and_caps(tiny_model: TinyModelFactory) -> None:
@@ -515,6 +526,48 @@ def test_layers_that_guess_ahead_are_left_out(
     assert not [item.name for item in bindings if item.name.startswith("blk.5.")]
 
 
+def test_a_joint_bias_lies_as_its_rows_do(tiny_model: TinyModelFactory) -> None:
+    path = tiny_model(architecture="chatglm", is_fused=True, rotary_dim=4, **SHAPE)
+    orders = {item.name: item.row_order for item in read(path)[1]}
+    n_rotated = len(orders["blk.0.attn_q.weight"]) + len(orders["blk.0.attn_k.weight"])
+    order = list(orders["blk.0.attn_qkv.bias"])
+    assert order[:8] == [0, 2, 1, 3, 4, 5, 6, 7]
+    assert order[n_rotated - 8 : n_rotated] == [n_rotated - 8 + i for i in order[:8]]
+    assert order[n_rotated:] == list(range(n_rotated, len(order)))
+
+
+def test_files_may_say_which_layers_are_rotated(tiny_model: TinyModelFactory) -> None:
+    pattern = (True, False) * 3
+    config = read_tiny(tiny_model, "granite_swa", rope_pattern=pattern)
+    assert tuple(layer.has_rope for layer in config.layers) == pattern
+    assert all(layer.has_rope for layer in read_tiny(tiny_model, "granite_swa").layers)
+    for architecture, n_layers, problem in (
+        ("granite_swa", 5, "has 6 items, but must have 5"),
+        ("granite", 6, "is not supported for this architecture"),
+    ):
+        with pytest.raises(
+            FormatError, match=rf"{architecture}\.attention\.rope_pattern'.*{problem}"
+        ):
+            read_tiny(tiny_model, architecture, n_layers=n_layers, rope_pattern=pattern)
+
+
+def test_norms_of_heads_may_be_left_out_everywhere(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_tiny(tiny_model, "glm4moe").qk_norm == "head"
+    assert read_tiny(tiny_model, "glm4moe", has_qk_norm=False).qk_norm == "none"
+
+    def without_some(model: TinyModel) -> dict[str, NDArray[np.float32]]:
+        tensors = _random_tensors(model)
+        del tensors["blk.1.attn_k_norm.weight"]
+        return tensors
+
+    monkeypatch.setattr("tools.make_tiny_model._random_tensors", without_some)
+    path = write_tiny_model(tmp_path / "tiny.gguf", architecture="glm4moe", **SHAPE)
+    with pytest.raises(FormatError, match=r"missing: blk\.1\.attn_k_norm\.weight"):
+        NativeModelFile(path).load()
+
+
 @pytest.mark.parametrize(
     ("options", "key", "problem"),
     [
@@ -612,6 +665,13 @@ def add_cap(key: str, value: float) -> Callable[[GGUFWriter], None]:
             "is 2",
         ),
         ("llama", "attention.scale", lambda w: w.add_attention_scale(0.5), "is 0.5"),
+        ("deepseek", "attention.scale", lambda w: w.add_attention_scale(0.5), "is 0.5"),
+        (
+            "mellum",
+            "leading_dense_block_count",
+            lambda w: w.add_leading_dense_block_count(1),
+            "is 1",
+        ),
         ("llama", "num_loops", lambda w: w.add_uint32("llama.num_loops", 2), "is 2"),
         ("qwen3moe", "expert_weights_scale", lambda w: w.add_expert_weights_scale(2.5), "is 2.5"),
         (

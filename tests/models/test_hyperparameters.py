@@ -102,7 +102,7 @@ WRONG_KEYS = [
     ("attention.layer_norm_rms_epsilon", NAN, "epsilon' is nan"),
     ("attention.layer_norm_rms_epsilon", string("1e-5"), "is a string, but must be a float"),
     ("attention.causal", boolean(False), "attention.causal' is false"),
-    ("expert_count", uint32(8), "expert_count' is 8: mixture-of-experts"),
+    ("expert_count", uint32(8), "'llama.expert_used_count' .*missing"),
 ]
 
 

@@ -55,7 +55,10 @@ def test_reads_the_configuration(tmp_path: Path) -> None:
         model_dim=MODEL_DIM,
         n_heads=N_HEADS,
         n_kv_heads=N_KV_HEADS,
-        layers=(LayerConfig(n_heads=N_HEADS, n_kv_heads=N_KV_HEADS, ffn_dim=FFN_DIM),) * N_LAYERS,
+        layers=(
+            LayerConfig(n_heads=N_HEADS, n_kv_heads=N_KV_HEADS, ffn_dim=FFN_DIM, is_dense=True),
+        )
+        * N_LAYERS,
         head_dim=HEAD_DIM,
         rotary_dim=HEAD_DIM,
         vocab_size=VOCAB,
@@ -155,8 +158,8 @@ def test_per_layer_arrays_make_layers_differ(tmp_path: Path) -> None:
     tensors = {f"{name}.weight": raw.f32_tensor(*shape) for name, shape in shapes.items()}
     config, bindings = read(tmp_path, Change(per_layer, tensors))
     assert config.layers == (
-        LayerConfig(n_heads=N_HEADS, n_kv_heads=1, ffn_dim=FFN_DIM),
-        LayerConfig(n_heads=2, n_kv_heads=2, ffn_dim=40),
+        LayerConfig(n_heads=N_HEADS, n_kv_heads=1, ffn_dim=FFN_DIM, is_dense=True),
+        LayerConfig(n_heads=2, n_kv_heads=2, ffn_dim=40, is_dense=True),
     )
     assert (config.n_heads, config.n_kv_heads, config.n_slots) == (N_HEADS, 2, 3)
     assert {len(b.row_order) for b in bindings if b.row_order} == {4, 8, 16}

@@ -25,6 +25,7 @@ EXPORTED = (
         "gemma",
         "internlm2",
         "pangu-embedded",
+        "xverse",
         "minicpm",
         "minicpm_long",
         "seed_oss",

@@ -324,6 +324,8 @@ def test_the_budget_table_of_the_weights_is_found(
         ("apertus", "a feed-forward network without a gate"),
         ("cohere2", "LayerNorm"),
         ("phimoe", "a mixture of experts"),
+        ("granite_swa", "attention sinks"),
+        ("chatglm", "a joint bias of queries, keys and values"),
     ],
 )
 def test_what_cannot_be_exported(
@@ -333,7 +335,8 @@ def test_what_cannot_be_exported(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = str(tiny_model(architecture=architecture))
+    more = {"granite_swa": {"n_experts": 0}, "chatglm": {"is_fused": True}}.get(architecture, {})
+    model = str(tiny_model(architecture=architecture, **more))
     assert main(["export-onnx", model, str(tmp_path / "new" / "folder")]) == 1
     assert f"{what} cannot be written as ONNX" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -54,6 +54,8 @@ def test_every_operator(
         {"architecture": "granite"},
         {"architecture": "exaone4", "n_layers": 4, "sliding_window": 24},
         {"architecture": "glm4", "rotary_dim": 16},
+        {"architecture": "chatglm", "rotary_dim": 16},
+        {"architecture": "pangu-embedded"},
         {"architecture": "seed_oss"},
         {"architecture": "smollm3", "n_layers": 4},
         {"architecture": "phi3", "rotary_dim": 16},

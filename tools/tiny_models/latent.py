@@ -50,12 +50,13 @@ def add_latent_metadata(writer: GGUFWriter, model: TinyModel) -> None:
 
 def add_expert_metadata(writer: GGUFWriter, model: TinyModel) -> None:
     """Writes how experts are chosen and weighted."""
-    gates = ExpertGatingFuncType
-    writer.add_leading_dense_block_count(model.n_dense_layers)
-    writer.add_expert_gating_func(gates.SOFTMAX if model.has_softmax_gate else gates.SIGMOID)
+    gates, family = ExpertGatingFuncType, model.family
+    writer.add_leading_dense_block_count(model.n_dense_layers * family.begins_dense)
+    if not family.has_softmax_gate:
+        writer.add_expert_gating_func(gates.SOFTMAX if model.has_softmax_gate else gates.SIGMOID)
     writer.add_expert_shared_count(model.n_shared_experts)
     writer.add_expert_weights_scale(EXPERT_SCALE)
-    writer.add_expert_weights_norm(not model.has_softmax_gate)
+    writer.add_expert_weights_norm(family.normalises_experts and not model.has_softmax_gate)
     if model.n_expert_groups > 1:
         writer.add_expert_group_count(model.n_expert_groups)
         writer.add_expert_group_used_count(model.n_expert_groups_used)

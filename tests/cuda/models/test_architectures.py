@@ -30,8 +30,14 @@ from tools.make_tiny_model import TENSOR_TYPES
 ARCHITECTURES: dict[str, dict[str, object]] = {
     **{name: {} for name in registered_architectures()},
     "phi3": {"rotary_dim": 12},
+    "openelm": {
+        **{"n_layers": 3, "n_heads": (4, 2, 4), "n_kv_heads": (2, 1, 4)},
+        "ffn_dim": (96, 64, 128),
+    },
     "exaone4": {"n_layers": 4, "sliding_window": 20},
+    "exaone-moe": {"n_layers": 4, "sliding_window": 20, "shared_ffn_dim": 80},
     "glm4": {"rotary_dim": 8},
+    "glm4moe": {"rotary_dim": 8},
     "smollm3": {"n_layers": 4},
     "olmo2": {"tied": False},
     "gemma2": {"sliding_window": 20},
@@ -47,11 +53,15 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
     },
     "falcon-h1": {"n_conv_taps": 4, "ssd_state_dim": 48},
     "gpt-oss": {"n_layers": 3, "sliding_window": 20},
+    "granite_swa": {
+        **{"n_layers": 3, "sliding_window": 20, "shared_ffn_dim": 80},
+        "rope_pattern": (True, False, False),
+    },
     "granitehybrid": {"n_layers": 3, "shared_ffn_dim": 80},
     "granitemoe": {"shared_ffn_dim": 80},
+    "hunyuan-moe": {"shared_ffn_dim": 80},
     "lfm2": {"n_layers": 3, "n_conv_taps": 4},
     "lfm2moe": {"n_layers": 3},
-    "hunyuan-moe": {"shared_ffn_dim": 80},
     "mellum": {"n_layers": 4, "sliding_window": 20},
     "mistral3": {"original_context": 15},
     "nemotron_h": {"n_layers": 4, "n_conv_taps": 4},
@@ -63,8 +73,10 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 }
 VARIANTS: dict[str, dict[str, object]] = {
     "llama-biases": {"biases": True, "tied": False},
+    "chatglm-fused": {"architecture": "chatglm", "rotary_dim": 8, "is_fused": True},
     "llama-yarn": {"rope_scaling": "yarn"},
     "mistral": {"sliding_window": 20},
+    "mixtral": {"is_mixture": True},
     "gemma4-plain": {
         **{"architecture": "gemma4", "n_layers": 3, "sliding_window": 20},
         **{"has_values_of_keys": True},
@@ -74,6 +86,10 @@ VARIANTS: dict[str, dict[str, object]] = {
         "expert_ffn_dim": 32,
     },
     "falcon-h1-plain": {"architecture": "falcon-h1", "n_ssd_groups": 1, "has_ssm_norm": False},
+    "granite_swa-dense": {
+        **{"architecture": "granite_swa", "n_experts": 0, "n_layers": 3, "sliding_window": 20},
+        "biases": True,
+    },
     "granitehybrid-dense": {
         **{"architecture": "granitehybrid", "n_experts": 0, "rotates": True, "biases": True},
     },
@@ -92,14 +108,16 @@ REFUSED = {
     "gemma3n": r"several residual streams \(AltUp\)",
     "gemma4-experts": "experts with norms of their own",
     "apertus": "networks with xIELU",
+    "chatglm-fused": "joint biases of queries, keys and values",
     "phimoe": "biases of norms and of the output",
     "deepseek32": r"attention to what an indexer chooses \(DSA\)",
     "glm-dsa": r"attention to what an indexer chooses \(DSA\)",
     "command-r": "LayerNorm",
     "cohere2": "LayerNorm",
     "stablelm": "LayerNorm",
-    **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon"), "LayerNorm"),
+    **dict.fromkeys(("olmo", "phi2", "gptneox", "falcon", "nemotron", "jais2"), "LayerNorm"),
     "starcoder2": "LayerNorm",
+    "orion": "LayerNorm",
 }
 pytestmark = pytest.mark.usefixtures("host_device")
 

@@ -81,7 +81,9 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "apertus": Family(is_ungated=True, ungated="xielu"),
     "arcee": Family(is_interleaved=True, is_ungated=True),
+    "bailingmoe": Family(is_interleaved=True),
     "bailingmoe2": Family(),
+    "chatglm": Family(is_interleaved=True),
     "cohere2": Family(
         is_interleaved=True,
         window_period=4,
@@ -99,13 +101,16 @@ FAMILIES: Mapping[str, Family] = {
         ffn_norm="attn_norm",
     ),
     "nanbeige": Family(is_interleaved=True),
+    "deepseek": Family(is_interleaved=True),
     "deepseek2": Family(is_interleaved=True),
     "deepseek32": Family(is_interleaved=True),
     "glm-dsa": Family(is_interleaved=True, has_interleaved_indexer=True, has_sigmoid_gate=True),
+    "dots1": Family(),
     "ernie4_5": Family(is_interleaved=True),
     "ernie4_5-moe": Family(is_interleaved=True),
     "exaone": Family(),
     "exaone4": Family(window_period=4, rotates_windows_only=True),
+    "exaone-moe": Family(rotates_windows_only=True),
     "gemma": Family(has_gelu=True),
     "gemma2": Family(window_period=2, has_gelu=True),
     "gemma3": Family(window_period=6, sliding_base=10000.0, has_gelu=True),
@@ -115,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
     "falcon-h1": Family(),
+    "glm4moe": Family(ffn_norm="post_attention_norm", has_sigmoid_gate=True),
     "glm4": Family(is_interleaved=True),
     "gpt-oss": Family(window_period=2, has_clamped_gate=True, ffn_norm="post_attention_norm"),
     # Or not parallel: files say so.
@@ -122,19 +128,22 @@ FAMILIES: Mapping[str, Family] = {
         is_ungated=True, ungated="ungated_gelu", has_layer_norm=True, is_parallel=True
     ),
     "granite": Family(is_interleaved=True),
+    "granite_swa": Family(is_interleaved=True),
     "granitehybrid": Family(is_interleaved=True),
     "granitemoe": Family(is_interleaved=True),
     "hunyuan-dense": Family(norms_after_rope=True),
     "hunyuan-moe": Family(norms_after_rope=True),
     "internlm2": Family(is_interleaved=True),
+    "jais2": Family(is_ungated=True, has_layer_norm=True),
     "lfm2": Family(output_norm="token_embd_norm"),
     "lfm2moe": Family(output_norm="token_embd_norm", has_sigmoid_gate=True),
     "llama": Family(is_interleaved=True),
     "maincoder": Family(is_interleaved=True, norms_after_rope=True),
-    "mellum": Family(window_period=4),
+    "mellum": Family(window_period=4, sliding_base=10000.0),
     "minicpm": Family(is_interleaved=True),
     "minicpm3": Family(depth_scales=(12.0, 1.4, 256.0)),
     "mistral3": Family(is_interleaved=True),
+    "nemotron": Family(is_ungated=True, has_layer_norm=True),
     "nemotron_h": Family(no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm"),
     "nemotron_h_moe": Family(
         no_rope_period=1, mamba2_is_single=True, ffn_norm="attn_norm", has_sigmoid_gate=True
@@ -142,6 +151,8 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(is_interleaved=True, has_layer_norm=True, has_norm_weights=False),
     "olmo2": Family(window_period=4, sliding_base=10000.0),
     "olmoe": Family(normalises_experts=False),
+    "openelm": Family(),
+    "orion": Family(has_layer_norm=True),
     "pangu-embedded": Family(),
     "phi2": Family(
         is_ungated=True,
@@ -165,5 +176,6 @@ FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family(ffn_norm="post_attention_norm"),
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
     "stablelm": Family(has_layer_norm=True),
+    "xverse": Family(is_interleaved=True),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
 }

@@ -228,7 +228,11 @@ def _read_frequencies(
         sliding_dim = int(keys.number("rope.dimension_count_swa", rotary_dim))
         sliding = frequencies(sliding_dim, keys.number("rope.freq_base_swa", family.sliding_base))
 
+    pattern = keys.value("attention.rope_pattern", [True] * len(windows))
+
     def of_layer(layer: int, window: int | None) -> Array:
+        if not pattern[layer]:
+            return np.zeros_like(plain)
         period = family.no_rope_period
         if period and (layer + 1) % period == 0:
             return np.zeros_like(plain)
@@ -257,6 +261,12 @@ def _split_fused(weights: Weights, prefix: str) -> None:
             parts = np.split(qkv, [q_dim, q_dim + (len(qkv) - q_dim) // 2])
             for name, part in zip("qkv", parts, strict=True):
                 weights[f"{prefix}attn_{name}.{kind}"] = part
+    shared, shared_down = (
+        weights.get(f"{prefix}ffn_{name}_shexp.weight") for name in ("up", "down")
+    )
+    if shared is not None and shared_down is not None and len(shared) == 2 * shared_down.shape[1]:
+        for name, half in zip(("gate", "up"), np.split(shared, 2), strict=True):
+            weights[f"{prefix}ffn_{name}_shexp.weight"] = half
     has_gate = any(name.startswith(f"{prefix}ffn_gate") for name in weights)
     up, down = (weights.get(f"{prefix}ffn_{name}.weight") for name in ("up", "down"))
     if not has_gate and up is not None and down is not None and len(up) == 2 * down.shape[1]:
