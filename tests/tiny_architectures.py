@@ -223,7 +223,6 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(has_layer_norm=True, has_norm_weights=False, keys={"attention.clamp_kqv": 0.9}),
     "openelm": Family(qk_norm="head", fused_qkv=True),
     "orion": Family(has_layer_norm=True, has_norm_biases=True),
-    "xverse": Family(),
     "pangu-embedded": Family(qkv_biases=True, has_output_biases=True),
     "phi2": Family(
         has_layer_norm=True,

@@ -55,7 +55,6 @@ from . import (  # noqa: F401
     seed_oss,
     smollm3,
     stablelm,
-    xverse,
 )
 from .spec import (
     ArchitectureSpec,

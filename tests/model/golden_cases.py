@@ -271,7 +271,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
         "ffn_dim": (64, 96, 128),
     },
     "orion": {"architecture": "orion", "tied": False},
-    "xverse": {"architecture": "xverse", "tied": False},
     "pangu-embedded": {"architecture": "pangu-embedded", "tied": False},
     "phi2": {"architecture": "phi2", "n_kv_heads": 4, "rotary_dim": 8, "tied": False},
     "phi2_fused": {"architecture": "phi2", "rotary_dim": 8, "tied": False, "is_fused": True},

@@ -25,7 +25,6 @@ EXPORTED = (
         "gemma",
         "internlm2",
         "pangu-embedded",
-        "xverse",
         "minicpm",
         "minicpm_long",
         "seed_oss",

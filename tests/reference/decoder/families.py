@@ -176,6 +176,5 @@ FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family(ffn_norm="post_attention_norm"),
     "smollm3": Family(is_interleaved=True, no_rope_period=4),
     "stablelm": Family(has_layer_norm=True),
-    "xverse": Family(is_interleaved=True),
     "starcoder2": Family(is_ungated=True, ungated="ungated_gelu", has_layer_norm=True),
 }
