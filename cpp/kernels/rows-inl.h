@@ -44,10 +44,12 @@ inline void rms_norm_f32(float* out, const float* x, const float* weight, size_t
   });
 }
 
-// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba, Kiros and Hinton 2016); all [n], bias
-// may be null. The variance is that of the differences, so that a large mean costs no digits.
-inline void layer_norm_f32(float* out, const float* x, const float* weight, const float* bias, size_t n,
-                           float eps) {
+// Of [n] numbers; the squares are those of the differences from the mean, so that a large one costs no
+// digits.
+struct Moments {
+  float mean, squares;
+};
+EH2O_INLINE Moments find_moments(const float* x, size_t n) {
   using namespace simd;
   F32 sum = zero(), squares = zero();
   for_each_vector(n, [&](size_t i, auto count) { sum = add(sum, load_n(x + i, count)); });
@@ -58,8 +60,17 @@ inline void layer_norm_f32(float* out, const float* x, const float* weight, cons
     if constexpr (std::is_same_v<decltype(count), size_t>) v = keep_first(v, count, zero());
     squares = mul_add(v, v, squares);
   });
-  const float variance = reduce_add(squares) / static_cast<float>(n);
-  const F32 scale = set1(1.0f / __builtin_sqrtf(variance + eps));
+  return {mean, reduce_add(squares)};
+}
+
+// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba, Kiros and Hinton 2016); all [n], bias
+// may be null.
+inline void layer_norm_f32(float* out, const float* x, const float* weight, const float* bias, size_t n,
+                           float eps) {
+  using namespace simd;
+  const Moments found = find_moments(x, n);
+  const F32 shift = set1(found.mean);
+  const F32 scale = set1(1.0f / __builtin_sqrtf(found.squares / static_cast<float>(n) + eps));
   for_each_vector(n, [&](size_t i, auto count) {
     const F32 v = mul(mul(sub(load_n(x + i, count), shift), scale), load_n(weight + i, count));
     store_n(out + i, bias ? add(v, load_n(bias + i, count)) : v, count);
@@ -152,17 +163,9 @@ inline void reglu_f32(float* out, const float* gate, const float* up, size_t n) 
 // numbers: of a gate whose numbers are normally distributed a known share is left (Gemma 3n).
 inline void cut_off_f32(float* x, float n_stds, size_t n) {
   using namespace simd;
-  F32 sum = zero(), squares = zero();
-  for_each_vector(n, [&](size_t i, auto count) { sum = add(sum, load_n(x + i, count)); });
-  const float mean = reduce_add(sum) / static_cast<float>(n);
-  const F32 shift = set1(mean);
-  for_each_vector(n, [&](size_t i, auto count) {
-    F32 v = sub(load_n(x + i, count), shift);
-    if constexpr (std::is_same_v<decltype(count), size_t>) v = keep_first(v, count, zero());
-    squares = mul_add(v, v, squares);
-  });
-  const float variance = reduce_add(squares) / static_cast<float>(n - 1);
-  const F32 cutoff = set1(mean + n_stds * __builtin_sqrtf(variance));
+  const Moments found = find_moments(x, n);
+  const float variance = found.squares / static_cast<float>(n - 1);
+  const F32 cutoff = set1(found.mean + n_stds * __builtin_sqrtf(variance));
   for_each_vector(n, [&](size_t i, auto count) {
     store_n(x + i, max(zero(), sub(load_n(x + i, count), cutoff)), count);  // the second, where one is NaN
   });

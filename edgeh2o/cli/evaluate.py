@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from .evaluation_options import (
     add_context_option,
+    add_decode_option,
     add_evaluation_options,
     list_of,
     print_results,
@@ -41,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kinds of text: prose, code, dialogue, facts, copied-prose, copied-code, pairs, "
         "table (default: all)",
     )
-    parser.add_argument(
-        "--decode",
-        type=int,
-        metavar="N",
-        help="decode the last N tokens of every window, by --decode-attention and densely, and "
-        "compare these",
-    )
+    add_decode_option(parser)
     parser.add_argument(
         "--tasks",
         type=list_of(str),

@@ -61,6 +61,17 @@ def add_context_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_decode_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--decode N``."""
+    parser.add_argument(
+        "--decode",
+        type=int,
+        metavar="N",
+        help="decode the last N tokens of every window, by --decode-attention and densely, and "
+        "compare these",
+    )
+
+
 def add_window_options(parser: argparse.ArgumentParser, *, windows: int | None) -> None:
     """Adds ``--ctx N``, ``--windows K`` and ``--skip N``."""
     add_context_option(parser)

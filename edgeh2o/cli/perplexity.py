@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .evaluation_options import (
+    add_decode_option,
     add_evaluation_options,
     add_inputs,
     add_window_options,
@@ -31,13 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_inputs(parser)
     add_window_options(parser, windows=None)
-    parser.add_argument(
-        "--decode",
-        type=int,
-        metavar="N",
-        help="decode the last N tokens of every window, by --decode-attention and densely, and "
-        "compare these",
-    )
+    add_decode_option(parser)
     add_evaluation_options(parser)
 
 

@@ -19,7 +19,7 @@ from ..formats.split import open_model_file
 from ..models.spec import OUTPUT_TENSOR, find_architecture, read_model
 from ..models.tensors import expand_rules
 from ..models.transformers.weights import PIECE_BYTES, ConvertedFolder, open_transformers
-from ..models.written_types import FILE_TYPES, KEPT, choose_type
+from ..models.written_types import FILE_TYPES, choose_type, is_kept
 from ..tokenizer.gguf_vocabulary import vocabulary_metadata
 from ..tokenizer.tokenizer_json import TokenizerSettings
 
@@ -100,8 +100,7 @@ def _write_file(
     tensors = []
     for name, info in gguf.tensors.items():
         rule = rules[name][0] if name in rules else None
-        is_kept = any(part in name for part in KEPT)
-        if rule is None or rule.is_vectors or len(rule.shape) < 2 or is_kept:
+        if rule is None or rule.is_vectors or len(rule.shape) < 2 or is_kept(name):
             tensors.append(info)
             continue
         kind = choose_type(

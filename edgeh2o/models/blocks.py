@@ -22,6 +22,15 @@ PRE_NORMS = (
     tensor("blk.{layer}.attn_norm.weight", "model_dim"),
     tensor("blk.{layer}.ffn_norm.weight", "model_dim"),
 )
+# The norm of the network's input goes by the name of a norm behind attention.
+RENAMED_PRE_NORMS = (
+    tensor("blk.{layer}.attn_norm.weight", "model_dim"),
+    tensor(
+        "blk.{layer}.post_attention_norm.weight",
+        "model_dim",
+        core_name="blk.{layer}.ffn_norm.weight",
+    ),
+)
 POST_NORMS = (
     tensor("blk.{layer}.post_attention_norm.weight", "model_dim"),
     tensor("blk.{layer}.post_ffw_norm.weight", "model_dim"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from . import blocks
 from .experts import ExpertRule
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import tensor, tensors_of
+from .tensors import tensors_of
 
 register_architecture(
     ArchitectureSpec(
@@ -32,12 +32,7 @@ register_architecture(
         has_drafting_layers=True,
         tensors=(
             *blocks.EMBEDDINGS,
-            tensor("blk.{layer}.attn_norm.weight", "model_dim"),
-            tensor(
-                "blk.{layer}.post_attention_norm.weight",
-                "model_dim",
-                core_name="blk.{layer}.ffn_norm.weight",
-            ),
+            *blocks.RENAMED_PRE_NORMS,
             *blocks.ATTENTION,
             *blocks.QKV_BIASES,
             *(replace(rule, required=False) for rule in blocks.HEAD_NORMS),

@@ -26,12 +26,7 @@ register_architecture(
         has_sinks=True,
         tensors=(
             *blocks.EMBEDDINGS,
-            tensor("blk.{layer}.attn_norm.weight", "model_dim"),
-            tensor(
-                "blk.{layer}.post_attention_norm.weight",
-                "model_dim",
-                core_name="blk.{layer}.ffn_norm.weight",
-            ),
+            *blocks.RENAMED_PRE_NORMS,
             *blocks.ATTENTION,
             *blocks.QKV_BIASES,
             *blocks.ATTENTION_OUTPUT_BIAS,

@@ -75,12 +75,7 @@ for _name in ("qwen35", "qwen35moe", "qwen3next"):
             has_drafting_layers=True,
             tensors=(
                 *blocks.EMBEDDINGS,
-                tensor("blk.{layer}.attn_norm.weight", "model_dim"),
-                tensor(
-                    "blk.{layer}.post_attention_norm.weight",
-                    "model_dim",
-                    core_name="blk.{layer}.ffn_norm.weight",
-                ),
+                *blocks.RENAMED_PRE_NORMS,
                 *_GATED_ATTENTION,
                 *_delta_net(*(_ONE_MATRIX if _is_next else _TWO_GATES)),
                 *(_EXPERTS if _has_experts else blocks.FEED_FORWARD),

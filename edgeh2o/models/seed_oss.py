@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from . import blocks
 from .spec import ArchitectureSpec, register_architecture
-from .tensors import tensor
 
 register_architecture(
     ArchitectureSpec(
@@ -16,12 +15,7 @@ register_architecture(
         activation="silu",
         tensors=(
             *blocks.EMBEDDINGS,
-            tensor("blk.{layer}.attn_norm.weight", "model_dim"),
-            tensor(
-                "blk.{layer}.post_attention_norm.weight",
-                "model_dim",
-                core_name="blk.{layer}.ffn_norm.weight",
-            ),
+            *blocks.RENAMED_PRE_NORMS,
             *blocks.ATTENTION,
             *blocks.QKV_BIASES,
             *blocks.FEED_FORWARD,

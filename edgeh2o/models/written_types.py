@@ -17,9 +17,14 @@ FILE_TYPES = {
 }  # fmt: skip
 # For rows that are no whole blocks of 256.
 _OF_SHORT_ROWS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-# Parts of names: of matrices that stay as they are. They are small, their errors are not.
-KEPT = (".ffn_gate_inp", "altup_", ".laurel_")
+# Parts of names.
+_KEPT = (".ffn_gate_inp", "altup_", ".laurel_")
 _LARGE_ENOUGH = ("F32", "F16", "BF16", "Q8_0")
+
+
+def is_kept(name: str) -> bool:
+    """Whether a matrix of that name stays as it is: it is small, its errors are not."""
+    return any(part in name for part in _KEPT)
 
 
 def choose_type(
@@ -27,12 +32,12 @@ def choose_type(
 ) -> str:
     """The type of a tensor of that name and shape (contiguous dimension first).
 
-    ``target`` is one of ``config.QUANTISED_TYPES``. Vectors and what is ``KEPT`` stay F32. The
+    ``target`` is one of ``config.QUANTISED_TYPES``. Vectors and what ``is_kept`` stay F32. The
     output matrix, or the embedding where it is that too, gets Q6_K at least, as in llama-quantize;
     the ``_m`` mixtures give it to half of the values' and down matrices as well. Rows that are no
     whole blocks get a type that is a little larger. Raises FormatError if there is none.
     """
-    if not name.endswith(".weight") or len(shape) < 2 or any(part in name for part in KEPT):
+    if not name.endswith(".weight") or len(shape) < 2 or is_kept(name):
         return "F32"
     kind = _MIXTURES.get(target, target.upper())
     is_output = name == "output.weight" or (is_tied and name == "token_embd.weight")
