@@ -15,7 +15,8 @@ class ModelConfig:
     ``n_heads`` and ``n_kv_heads`` are the largest of a layer. ``context_length`` is in positions.
     An ``attention_soft_cap`` of 0 is none. ``has_key_bias`` tells of biases of the key projection.
     ``fingerprint`` names the weights, whatever their quantisation. ``has_shared_sets`` says that
-    where the model computes query heads of a KV head read the same.
+    where the model computes query heads of a KV head read the same, and generated tokens read
+    everything.
     """
 
     architecture: str
@@ -40,6 +41,11 @@ class ModelConfig:
     def splits_groups(self) -> bool:
         """Whether query heads that share a KV head may have memory sets of their own."""
         return self._may_split_groups
+
+    @property
+    def decodes_by_rule(self) -> bool:
+        """Whether generated tokens may read a part of what is cached."""
+        return not self.has_shared_sets
 
     @property
     def _may_split_groups(self) -> bool:

@@ -39,6 +39,10 @@ class AttentionModel(Protocol):
         """Whether query heads that share a KV head may have memory sets of their own."""
 
     @property
+    def decodes_by_rule(self) -> bool:
+        """Whether generated tokens may read a part of what is cached."""
+
+    @property
     def fingerprint(self) -> str: ...
 
     @property
@@ -182,6 +186,11 @@ class SparseAttentionConfig(ABC):
     def decoding_densely(self) -> SparseAttentionConfig:
         """Settings that read prompts as these do, and where generated tokens read everything."""
         return self
+
+    @property
+    def leaves_decode_open(self) -> bool:
+        """Whether ``resolved`` chooses what generated tokens read, as nothing was asked for."""
+        return False
 
     def holding(self, saved: Mapping[str, Any]) -> Self:
         """These settings with what was looked up when a session was saved, given as ``to_dict``.

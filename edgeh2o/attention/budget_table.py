@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import FormatError
 from ..formats.atomic_file import make_folder, write_file
 from ..option_fields import MAX_CONTEXT
+from .decode_quality import DecodeQuality
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".budgets.json"
@@ -42,6 +43,7 @@ class BudgetTable:
 
     Where it is from: ``texts`` says what was read, ``version`` is that of edgeh2o. A profile, which
     was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
+    ``decode`` is what generated tokens lose by the budgets, where that was measured.
     """
 
     model: str
@@ -58,6 +60,7 @@ class BudgetTable:
     texts: tuple[str, ...] = ()
     version: str = ""
     prompts: int = 0
+    decode: DecodeQuality | None = None
 
     @property
     def n_layer_heads(self) -> int:
@@ -74,7 +77,7 @@ class BudgetTable:
         size = self.n_heads // self.n_kv_heads
         groups = (self.errors[i : i + size] for i in range(0, len(self.errors), size))
         errors = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in groups)
-        return replace(self, n_heads=0, errors=errors, losses={})
+        return replace(self, n_heads=0, errors=errors, losses={}, decode=None)
 
     def smoothed(self, share: float) -> BudgetTable:
         """The table with errors of query heads that have ``share`` of the mean of their KV head."""
@@ -156,6 +159,7 @@ class BudgetTable:
             "texts": list(self.texts),
             "version": self.version,
             "prompts": self.prompts,
+            **({"decode": self.decode.to_dict()} if self.decode else {}),
         }
         head = json.dumps(data, indent=1)[:-2]
         rows = ",\n".join(
@@ -209,6 +213,7 @@ def _read_table(data: Any) -> BudgetTable:
         texts=tuple(str(text) for text in data.get("texts", ())),
         version=str(data.get("version", "")),
         prompts=int(data.get("prompts", 0)),
+        decode=DecodeQuality.from_dict(data.get("decode")),
     )
     levels = table.levels
     if not levels or list(levels) != sorted(set(levels)) or not 0 < levels[0] <= MAX_CONTEXT:

@@ -33,6 +33,7 @@ class HeadBudgets:
     """Keys per layer and KV head, or query head, their intended mean, and where they come from.
 
     ``prompts`` have said something of a model that may be profiled; None for others.
+    ``serve_decode``: generated tokens may go by them too, by what was measured.
     """
 
     per_head: tuple[Budget, ...]
@@ -40,6 +41,7 @@ class HeadBudgets:
     source: str
     prompts: int | None = None
     by_query_head: bool = False
+    serve_decode: bool = False
 
     @property
     def reads_all(self) -> bool:
@@ -93,8 +95,16 @@ def find_budgets(
         budget = budget or _budget_of_loss(table, max_loss)
         if budget is None:
             return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
-    per_head = table.budgets(budget)
-    return HeadBudgets(per_head, budget, source, prompts, by_query_head=table.n_heads > 0)
+    # Generated tokens go by KV heads.
+    is_harmless = table.decode is not None and table.decode.allows(budget)
+    return HeadBudgets(
+        table.budgets(budget),
+        budget,
+        source,
+        prompts,
+        by_query_head=table.n_heads > 0,
+        serve_decode=is_harmless and not table.n_heads,
+    )
 
 
 def _budget_of_loss(table: BudgetTable, max_loss: float | None) -> int | None:

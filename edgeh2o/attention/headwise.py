@@ -50,7 +50,7 @@ ERROR_OF_PROFILE = 1.0
 GUARDED_SHARE = 1 / 4
 # Of a session file, whose budgets came from a table, or from prompts.
 HELD, HELD_PROFILE = "session", "session (profile)"
-DECODE_ATTENTIONS = ("dense", "headwise")
+DECODE_ATTENTIONS = ("auto", "dense", "headwise")
 # Of a shorter prompt generated tokens read everything: there is little to spare.
 DECODE_FROM = 2048
 
@@ -119,17 +119,18 @@ class HeadwiseConfig(SparseAttentionConfig):
         "batch begins",
     )
     decode_attention: str = option(
-        "dense",
+        "auto",
         "--decode-attention",
         help="what generated tokens read of a prompt of "
         f"{DECODE_FROM:,} tokens or more: dense: all; headwise: what the budgets hold at its end, "
-        "landmarks of the rest, and everything generated since",
+        "landmarks of the rest, and everything generated since; auto: headwise where the budget "
+        "table says that this is harmless, else dense",
         choices=DECODE_ATTENTIONS,
     )
     decode_pages: int = option(
         1024,
         "--decode-pages",
-        help="with --decode-attention headwise: pages of 4 tokens that a head without a budget "
+        help="where that is headwise: pages of 4 tokens that a head without a budget "
         "reads of prompts with at least twice as many, each generated token its own; 0 = all",
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
@@ -187,13 +188,13 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _splits_groups(self, model: AttentionModel) -> bool:
         """Whether query heads of a KV head get budgets of their own."""
         # Generated tokens read the sets of KV heads.
-        return model.splits_groups and self.decode_attention == "dense"
+        return model.splits_groups and self.decode_attention != "headwise"
 
     def _check_budgets(self, model: AttentionModel, budgets: tuple[Budget, ...]) -> None:
         if self.by_query_head and not self._splits_groups(model):
             raise UsageError(
                 "budgets of query heads (by_query_head) need a model on the CPU with as many heads "
-                "in every layer, several to a KV head, and --decode-attention dense"
+                "in every layer, several to a KV head, and not --decode-attention headwise"
             )
         n_sets = count_sets(model, by_query_head=self.by_query_head)
         if len(budgets) != n_sets:
@@ -207,7 +208,7 @@ class HeadwiseConfig(SparseAttentionConfig):
 
         chosen = self.choose_budgets(model)
         decode = {}
-        if self.decode_attention == "headwise":
+        if self._decode(model, chosen) == "headwise":
             decode = {"decode_from": DECODE_FROM, "decode_pages": self.decode_pages}
         return _core.headwise_policy(
             chosen.per_head,
@@ -224,6 +225,12 @@ class HeadwiseConfig(SparseAttentionConfig):
     def _max_past(self, chosen: HeadBudgets) -> int:
         return 0 if chosen.reads_all else self.max_past
 
+    def _decode(self, model: AttentionModel, chosen: HeadBudgets) -> str:
+        """What ``decode_attention`` comes to."""
+        if self.decode_attention != "auto":
+            return self.decode_attention
+        return "headwise" if chosen.serve_decode and model.decodes_by_rule else "dense"
+
     def default_max_error(self, resolved: SparseAttentionConfig) -> float | None:
         if self.budget is not None or self.budgets is not None:
             return None
@@ -235,7 +242,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
         assert isinstance(resolved, HeadwiseConfig)
         by_hand = self.budget is not None or self.budgets is not None
-        if by_hand or not resolved.budgets or self.decode_attention != "dense":
+        if by_hand or not resolved.budgets or self.decode_attention == "headwise":
             return None
         if resolved.reads_all and resolved.profiled_prompts is None:
             return None  # it is dense for another reason
@@ -299,9 +306,18 @@ class HeadwiseConfig(SparseAttentionConfig):
     def decoding_densely(self) -> HeadwiseConfig:
         return replace(self, decode_attention="dense")
 
+    @property
+    def leaves_decode_open(self) -> bool:
+        return self.decode_attention == "auto"
+
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
         budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
-        if self._is_chosen_by_hand or not isinstance(budgets, list) or not budgets:
+        decode = self.decode_attention
+        if self.leaves_decode_open:
+            decode = "headwise" if saved.get("decode_attention") == "headwise" else "dense"
+        if self._is_chosen_by_hand:
+            return replace(self, decode_attention=decode)
+        if not isinstance(budgets, list) or not budgets:
             return self
         counts = (value for value in (*budgets, budget) if value is not None)
         if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
@@ -312,6 +328,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         source = HELD if saved.get("is_taught") is False else HELD_PROFILE
         return replace(
             self,
+            decode_attention=decode,
             budgets=tuple(budgets),
             by_query_head=saved.get("by_query_head") is True,
             budget=budget,
@@ -339,6 +356,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             budget=chosen.mean,
             source=chosen.source,
             prompts=chosen.prompts,
+            decode_attention=self._decode(model, chosen),
             max_past=self._max_past(chosen),
             max_loss=None,
             budget_table=None,
@@ -362,15 +380,15 @@ class HeadwiseConfig(SparseAttentionConfig):
             "max_past": self.max_past,
             "tail": self.tail,
             **(
-                {}
-                if self.decode_attention == "dense"
-                else {"decode": self.decode_attention, "decode_pages": self.decode_pages}
+                {"decode": "headwise", "decode_pages": self.decode_pages}
+                if self._decode(model, chosen) == "headwise"
+                else {}
             ),
         }
 
     def to_dict(self) -> dict[str, Any]:
         values = SparseAttentionConfig.to_dict(self)
-        if self.decode_attention == "dense":  # as in session files that know of nothing else
+        if self.decode_attention != "headwise":  # as in session files that know of nothing else
             del values["decode_attention"], values["decode_pages"]
         if not self.by_query_head:
             del values["by_query_head"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..formats.atomic_file import check_writable
 from .model_options import (
@@ -14,6 +15,9 @@ from .model_options import (
     read_model_options,
 )
 from .prompt import read_text
+
+if TYPE_CHECKING:
+    from ..attention.budget_table import BudgetTable
 
 HELP = "measure the memory that every head of a model needs"
 DESCRIPTION = (
@@ -41,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of each text that are read (default: 4096); choose the length to be served",
     )
     parser.add_argument(
+        "--decode",
+        action="store_true",
+        help="give query heads that share a KV head one budget, by which generated tokens can go "
+        "too, and measure what that costs: where it is harmless, runs decode so by default",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", help="where to write (default: the cache folder)"
     )
     add_model_options(parser)
@@ -58,11 +68,26 @@ def execute(args: argparse.Namespace) -> int:
     given = Path(args.output) if args.output else None
     check_writable(given or table_path("model"), "-o", makes_folders=True)
     with open_model(options) as (llm, bars):
-        table = calibrate(llm, texts, length=args.length, on_progress=bars)
+        table = calibrate(llm, texts, length=args.length, decode=args.decode, on_progress=bars)
     path = given or table_path(table.fingerprint)
     if not args.quiet:
         for budget, loss in sorted(table.losses.items()):
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
+        if args.decode:
+            print(_describe_decode(table))
     write_table(table, path)
     print(path)
     return 0
+
+
+def _describe_decode(table: BudgetTable) -> str:
+    """What ``--decode`` found out, in a line."""
+    measured = table.decode
+    if measured is None:
+        return "decode         not measured: a default run takes none of these budgets"
+    kind, kl = max(measured.kl.items(), key=lambda item: item[1])
+    way = "headwise" if measured.allows(measured.budget) else "dense"
+    return (
+        f"--budget {measured.budget:<5} decode KL up to {1e3 * kl:.1f}e-3 ({kind}): "
+        f"{way} by default"
+    )

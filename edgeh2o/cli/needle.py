@@ -17,8 +17,7 @@ from .model_options import open_model
 HELP = "hide a passkey in long prompts and ask for it"
 DESCRIPTION = (
     "Hide a passkey in prompts of several lengths, at several depths and places "
-    "inside a chunk. The prompts are read densely and sparsely, the answers decoded with full "
-    "attention."
+    "inside a chunk. The prompts are read and answered densely, and with the attention under test."
 )
 
 
@@ -53,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument(
         "--passkey-seed", type=int, metavar="N", default=0, help="seed of the passkeys (default: 0)"
     )
+    grid.add_argument(
+        "--generate",
+        type=int,
+        metavar="N",
+        default=0,
+        help="decode the last N tokens of the text and the question one by one, as if the model "
+        "had written them: what it finds of its prompt then (default: 0)",
+    )
     output = add_evaluation_options(parser, skip=("context_size",))
     output.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw a heat map (needs edgeh2o[plot])"
@@ -67,7 +74,11 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation.needle import NeedleGrid, evaluate_needle
 
     grid = NeedleGrid(
-        lengths=args.lengths, depths=args.depths, places=args.places, seed=args.passkey_seed
+        lengths=args.lengths,
+        depths=args.depths,
+        places=args.places,
+        seed=args.passkey_seed,
+        generated=args.generate,
     )
     if args.plot is not None:
         figures.check_picture(args.plot)

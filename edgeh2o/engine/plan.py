@@ -179,6 +179,16 @@ class RunPlan:
         """The same for the rest of a prompt that is read dense: its chunks stay as they are."""
         return replace(self, attention=self.attention.reading_all(saves_time=saves_time))
 
+    def evicting(self) -> RunPlan:
+        """The same for a prompt of whose cache something may be evicted.
+
+        What generated tokens read is chosen at its end and no later; unless it was asked for they
+        read everything then.
+        """
+        if not self.settings.leaves_decode_open:
+            return self
+        return replace(self, attention=self.attention.decoding_densely())
+
     def learning(self, context: int) -> RunPlan:
         """The same for a prompt that is profiled, in a session of ``context`` positions.
 

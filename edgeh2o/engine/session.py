@@ -265,6 +265,8 @@ class Session:
             learns = n_prompt <= needed and may_learn(plan, self.model, n_prompt)
             if learns and plan.attention.profiled_prompts == 0:
                 plan = plan.learning(needed)
+            if goes_on:
+                plan = plan.evicting()
         if self.runner is not None and plan == self._running and self.runner.max_context >= needed:
             self.runner.reset()
         else:
@@ -285,7 +287,7 @@ class Session:
         """
         runner, n_kept = self.runner, 0
         needed = self._running.choose_context(len(prompt), max_tokens, goes_on=goes_on)
-        if runner is not None and self._is_open and (goes_on or not n_evicted(runner)):
+        if runner is not None and self._is_open and self._may_serve(runner, goes_on):
             n_kept = count_common(runner.token_ids, prompt)
             if n_kept == len(prompt) and (
                 runner.prompt_logits is None or n_kept != runner.prefill_end
@@ -301,6 +303,12 @@ class Session:
             return self.prepare(len(prompt), max_tokens, goes_on=goes_on, stays_open=True), 0
         runner.rewind(n_kept)
         return runner, n_kept
+
+    def _may_serve(self, runner: Runner, goes_on: bool) -> bool:
+        """Whether a prompt that ``goes_on`` past the context, or not, may begin with the cache."""
+        if goes_on:
+            return self._running.evicting() == self._running
+        return not n_evicted(runner)
 
     def _may_turn_sparse(self, context: int) -> bool:
         """Whether the cache was read dense for being short, and ``context`` no longer is."""

@@ -13,10 +13,12 @@ from .._version import __version__
 from ..attention.base import require_measurable
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
+from ..attention.head_budgets import DEFAULT_MAX_LOSS
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
 from ..errors import UsageError
 from .comparison import WindowComparer
+from .decode_calibration import count_decode_steps, measure_decode
 from .long_texts import make_window
 from .progress import Progress
 
@@ -82,11 +84,14 @@ def calibrate(
     texts: Sequence[str] | None = None,
     *,
     length: int = DEFAULT_LENGTH,
+    decode: bool = False,
     on_progress: OnProgress | None = None,
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
 
-    Without texts those of ``default_texts`` are read.
+    Without texts those of ``default_texts`` are read. With ``decode`` the budgets are those of KV
+    heads, by which generated tokens can go too, and what that costs with the one that a default run
+    would take is measured.
     Losses are means over the same windows: they say how budgets compare, and are a little lower
     than on other text. ``on_progress("calibrate", done, total)`` counts steps of equal weight.
 
@@ -115,6 +120,7 @@ def calibrate(
         windows = default_texts(llm, length)
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
+    n_steps += count_decode_steps() if decode else 0
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
         measure_head_errors(
@@ -141,8 +147,16 @@ def calibrate(
         texts=tuple(f"{window.name}: {length} tokens" for window in windows),
         version=__version__,
     )
+    if decode:
+        table = table.of_kv_heads()
     losses = _measure_losses(llm, table, [window.tokens for window in windows], progress)
-    return replace(table, losses=losses)
+    table = replace(table, losses=losses)
+    budget = table.smallest_budget(DEFAULT_MAX_LOSS) if decode else None
+    if budget is None:
+        return table
+    return replace(
+        table, decode=measure_decode(llm, table, budget, length, on_step=progress.advance)
+    )
 
 
 def _first_tokens(llm: LLM, text: str, length: int) -> NDArray[np.int32]:

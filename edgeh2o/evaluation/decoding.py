@@ -73,7 +73,8 @@ def check_decoded(n_decoded: int, context_size: int) -> None:
 
 def require_decode_rule(llm: LLM) -> None:
     """Raises UsageError for an attention that decodes densely."""
-    if llm.attention.decoding_densely() == llm.attention:
+    attention = llm.attention.resolved(llm.config)
+    if attention.decoding_densely() == attention:
         raise UsageError(
             "this attention decodes densely: there is nothing to compare; use "
             "--decode-attention headwise"
@@ -85,7 +86,8 @@ def start_decoders(llm: LLM, context_size: int) -> list[Runner]:
 
     Raises ResourceError where memory does not suffice for both.
     """
-    dense = llm.attention.decoding_densely()
+    # Budgets and all: a rule may want others than dense decode does.
+    dense = llm.attention.resolved(llm.config).decoding_densely()
     return [llm.start_runner(context_size, attention=each) for each in (dense, None)]
 
 

@@ -1,7 +1,7 @@
 """Passkey retrieval: a number is hidden in a long text and asked for at the end.
 
-The prompt is read with the attention under test and the answer decoded with full attention, as
-``edgeh2o run`` does; the same prompts are read densely for comparison.
+The prompt is read and the answer decoded with the attention under test, as ``edgeh2o run`` does;
+the same prompts are read and answered densely for comparison.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
 from ..errors import UsageError
+from ..option_fields import check_int
 from .filler import filler_tokens
 from .progress import Progress
 from .reading import prefill_prompt, score_answer, split_answer
@@ -46,14 +47,16 @@ class NeedleGrid:
     """Which prompts to make: every length x depth x place.
 
     ``lengths`` are tokens of whole prompts. ``depths``, from 0 (the beginning) to 1, choose the
-    chunk that holds the needle, ``places`` where in that chunk it stands. Raises UsageError for
-    values out of range.
+    chunk that holds the needle, ``places`` where in that chunk it stands. The last ``generated``
+    tokens before the question, and the question, are decoded one after another as if the model had
+    written them; 0: all is read as the prompt. Raises UsageError for values out of range.
     """
 
     lengths: tuple[int, ...] = (2048, 4096)
     depths: tuple[float, ...] = (0.1, 0.5, 0.9)
     places: tuple[Place, ...] = PLACES
     seed: int = 0
+    generated: int = 0
 
     def __post_init__(self) -> None:
         if not (self.lengths and self.depths and self.places):
@@ -66,6 +69,7 @@ class NeedleGrid:
         unknown = [place for place in self.places if place not in PLACES]
         if unknown:
             raise UsageError(f"places are {', '.join(PLACES)}, got {unknown[0]!r}")
+        check_int(self, "generated", 0)
 
     def cells(self) -> Iterator[tuple[int, float, Place]]:
         """Length, depth and place of every prompt."""
@@ -146,6 +150,8 @@ class NeedleReport:
         rows.append(["all", "", *_summary_cells(self)])
         attention = describe_settings(self.attention)
         heading = f"{self.model}: {attention}, chunks of {self.chunk_size:,}"
+        if self.grid.generated:
+            heading += f", asked {self.grid.generated:,} generated tokens after the prompt"
         return f"{heading}\n\n{markdown_table(header, rows)}"
 
 
@@ -176,10 +182,10 @@ def evaluate_needle(
     chat template.
     """
     maker = _PromptMaker(llm, max(grid.lengths), filler=filler, chat=chat)
-    prompts = [maker.make(length, depth, place, grid.seed) for length, depth, place in grid.cells()]
+    prompts = [maker.make(*cell, grid.seed, grid.generated) for cell in grid.cells()]
     n_positions = max(len(prompt.tokens) + len(prompt.answer) for prompt in prompts)
     dense = llm.start_runner(n_positions, attention=DenseConfig())
-    llm.profile_budgets(max((prompt.tokens for prompt in prompts), key=len))
+    llm.profile_budgets(max((prompt.read for prompt in prompts), key=len))
     sparse = llm.start_runner(n_positions)
     progress = Progress(on_progress, sum(len(prompt.tokens) for prompt in prompts))
     results = []
@@ -212,9 +218,14 @@ def evaluate_needle(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prompt:
     tokens: NDArray[np.int32]
+    n_read: int  # as the prompt; the others are decoded
     answer: Sequence[int]
     position: int
     passkey: str
+
+    @property
+    def read(self) -> NDArray[np.int32]:
+        return self.tokens[: self.n_read]
 
 
 class _PromptMaker:
@@ -231,23 +242,30 @@ class _PromptMaker:
         self._ending = after + _ANSWER
         self._filler = filler_tokens(llm, longest, filler)
 
-    def make(self, length: int, depth: float, place: Place, seed: int) -> _Prompt:
-        """The prompt of ``length`` tokens with a passkey that belongs to this cell."""
+    def make(
+        self, length: int, depth: float, place: Place, seed: int, generated: int = 0
+    ) -> _Prompt:
+        """The prompt of ``length`` tokens with a passkey that belongs to this cell.
+
+        ``generated`` tokens lie between what is read and the question.
+        """
         rng = random.Random(f"{seed} {length} {depth} {place}")
         passkey = str(10000 + int(rng.random() * 90000))
         needle = self._tokenize(_NEEDLE.format(key=passkey))
         ending, answer = split_answer(self._llm, self._ending, f" {passkey}")
-        first, last = len(self._before), length - len(ending) - len(needle)
+        first, end = len(self._before), length - len(ending)
+        last = end - generated - len(needle)
         if last < first:
+            others = f"the {generated} generated tokens, " if generated else ""
             raise UsageError(
-                f"a prompt of {length} tokens has no room for the needle and the question, which "
-                f"take {len(self._before) + len(needle) + len(ending)}; use a larger length"
+                f"a prompt of {length} tokens has no room for {others}the needle and the question, "
+                f"which take {first + generated + len(needle) + len(ending)}; use a larger length"
             )
         position = place_needle(
             depth, place, first=first, last=last, size=len(needle), chunk_size=self._chunk_size
         )
         n_before = position - first
-        n_filler = last - first
+        n_filler = end - first - len(needle)
         tokens = np.concatenate(
             [
                 self._before,
@@ -257,7 +275,8 @@ class _PromptMaker:
                 ending,
             ]
         )
-        return _Prompt(tokens, answer, position, passkey)
+        n_read = end - generated if generated else length
+        return _Prompt(tokens, n_read, answer, position, passkey)
 
     def _tokenize(self, text: str) -> NDArray[np.int32]:
         return np.array(self._llm.tokenize(text, add_special=False), dtype=np.int32)
@@ -288,4 +307,7 @@ def _chat_frame(llm: LLM) -> tuple[str, str]:
 
 def _ask(runner: Runner, prompt: _Prompt) -> tuple[bool, float]:
     """As ``score_answer``."""
-    return score_answer(runner, prefill_prompt(runner, prompt.tokens), prompt.answer)
+    logits = prefill_prompt(runner, prompt.read)
+    for token in prompt.tokens[prompt.n_read :]:
+        logits = runner.decode(int(token))
+    return score_answer(runner, logits, prompt.answer)

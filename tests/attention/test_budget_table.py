@@ -21,6 +21,7 @@ from edgeh2o.attention.budget_table import (
     table_path,
     write_table,
 )
+from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.errors import FormatError, ResourceError
 
 LEVELS = (4, 8, 16)
@@ -109,8 +110,10 @@ def test_a_budget_below_which_a_larger_one_fails_is_not_taken() -> None:
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "table.json"
-    write_table(TABLE, path)
-    assert read_table(path) == TABLE
+    decode = DecodeQuality(budget=8, length=4096, kl={"prose": 0.001, "pairs": 0.0})
+    for table in (replace(TABLE, decode=decode), TABLE):
+        write_table(table, path)
+        assert read_table(path) == table
     assert [item.name for item in path.parent.iterdir()] == ["table.json"]
 
 
@@ -140,6 +143,11 @@ def changed(**values: object) -> str:
         (changed(losses={"8": math.inf}), "losses must be finite"),
         (changed(losses=[1]), "not a usable budget table"),
         (changed(length=math.inf), "not a usable budget table"),
+        (changed(decode=[1]), "decode is no object"),
+        (changed(decode={"budget": 8, "length": 9, "kl": {}}), "decode is no object"),
+        (changed(decode={"length": 9, "kl": {"code": 1}}), "'budget' is missing"),
+        (changed(decode={"budget": 8, "length": 9, "kl": {"code": -1}}), "divergences must be"),
+        (changed(decode={"budget": 8, "length": 9, "kl": {"code": math.nan}}), "divergences must"),
     ],
 )
 def test_unusable_tables_are_refused(text: str, message: str) -> None:

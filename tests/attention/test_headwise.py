@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgeh2o.attention.budget_table import BudgetTable, find_table, write_table
+from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.head_budgets import (
     DEFAULT_BUDGET,
     DEFAULT_MAX_LOSS,
@@ -38,6 +39,7 @@ class Model:
     index_top_k: int = 0
     is_recurrent: bool = False
     has_like_layers: bool = True
+    decodes_by_rule: bool = True
 
     @property
     def n_slots(self) -> int:
@@ -125,8 +127,8 @@ def test_only_what_was_looked_up_is_held_by_a_session() -> None:
     saved = HeadwiseConfig().resolved(Model()).to_dict()
     held = HeadwiseConfig().holding(saved | {"budgets": [4, None, 6], "is_taught": False})
     assert (held.budgets, held.source) == ((4, None, 6), "session")
-    own = HeadwiseConfig(budgets=(1, 2, 3))
-    assert own.holding(saved) is own
+    own = HeadwiseConfig(budgets=(1, 2, 3), decode_attention="dense")
+    assert own.holding(saved) == own
     config = HeadwiseConfig()
     for bad in ([], [0, 1, 2], ["4"], "456", None):
         assert config.holding(saved | {"budgets": bad}) is config
@@ -285,7 +287,68 @@ def test_settings_from_plain_values() -> None:
 def test_decode_attention() -> None:
     sparse = HeadwiseConfig(decode_attention="headwise")
     assert sparse.to_dict()["decode_attention"] == "headwise"
-    assert sparse.decoding_densely() == HeadwiseConfig()
-    assert "decode_attention" not in HeadwiseConfig().to_dict()  # as in older session files
+    assert sparse.decoding_densely() == HeadwiseConfig(decode_attention="dense")
+    dense = HeadwiseConfig().resolved(Model())
+    assert dense.decode_attention == "dense"
+    assert "decode_attention" not in dense.to_dict()  # as in older session files
     with pytest.raises(UsageError, match=r"decode_attention \(--decode-attention\) must be one"):
         HeadwiseConfig(decode_attention="quest")
+
+
+HARMLESS = DecodeQuality(budget=16, length=4096, kl={"prose": 2e-3, "pairs": 5e-3})
+
+
+def _with_decode(quality: DecodeQuality | None, folder: Path, **fields: Any) -> HeadwiseConfig:
+    path = folder / "table.json"
+    write_table(replace(TABLE, decode=quality, **fields), path)
+    return HeadwiseConfig(budget_table=str(path), budget=16)
+
+
+def test_decode_goes_by_budgets_that_were_measured(tmp_path: Path) -> None:
+    auto = _with_decode(HARMLESS, tmp_path)
+    assert auto.resolved(Model()).decode_attention == "headwise"
+    assert auto.report(Model())["decode"] == "headwise"
+    assert replace(auto, budget=32).resolved(Model()).decode_attention == "headwise"
+    others = {
+        "fewer keys than were measured": (replace(auto, budget=15), Model()),
+        "a GPU": (auto, Model(decodes_by_rule=False)),
+        "asked for": (replace(auto, decode_attention="dense"), Model()),
+        "budgets by hand": (HeadwiseConfig(budgets=(4, None, 6)), Model()),
+    }
+    for why, (config, model) in others.items():
+        resolved = config.resolved(model)
+        assert resolved.decode_attention == "dense", why
+        assert "decode" not in config.report(model), why
+
+
+@pytest.mark.parametrize("kl", [{"code": 3.1e-3}, {"prose": 1e-3, "table": 6.1e-3}])
+def test_decode_stays_dense_where_it_would_lose(tmp_path: Path, kl: dict[str, float]) -> None:
+    auto = _with_decode(replace(HARMLESS, kl=kl), tmp_path)
+    assert auto.resolved(Model()).decode_attention == "dense"
+    assert _with_decode(None, tmp_path).resolved(Model()).decode_attention == "dense"
+
+
+def test_budgets_of_query_heads_do_not_serve_decode(tmp_path: Path) -> None:
+    model = Model(splits_groups=True)
+    auto = _with_decode(HARMLESS, tmp_path, n_heads=2, errors=TABLE.errors * 2)
+    resolved = auto.resolved(model)
+    assert (resolved.by_query_head, resolved.decode_attention) == (True, "dense")
+    # Nor does a table of query heads of which those of KV heads are made.
+    assert auto.resolved(Model()).decode_attention == "dense"
+
+
+def test_a_session_decodes_as_it_did(tmp_path: Path) -> None:
+    auto = _with_decode(HARMLESS, tmp_path)
+    new = json.loads(json.dumps(auto.resolved(Model()).to_dict()))
+    old = {name: value for name, value in new.items() if not name.startswith("decode_")}
+    for config in (auto, HeadwiseConfig()):
+        assert config.holding(new).resolved(Model()).decode_attention == "headwise"
+        assert config.holding(old).resolved(Model()).decode_attention == "dense"
+    assert replace(auto, decode_attention="dense").holding(new).decode_attention == "dense"
+
+
+def test_the_packaged_budgets_serve_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
+    model = Model(n_layers=30, n_kv_heads=3, n_heads=9, fingerprint=SMOLLM2, splits_groups=True)
+    assert HeadwiseConfig().resolved(model).decode_attention == "headwise"
+    assert HeadwiseConfig(budget=768).resolved(model).decode_attention == "dense"

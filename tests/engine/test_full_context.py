@@ -20,10 +20,13 @@ from edgeh2o import (
     SamplingParams,
 )
 from edgeh2o.attention.base import SparseAttentionConfig
+from edgeh2o.attention.budget_table import write_table
+from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.config import SHIFT_WHEN_FULL
 from edgeh2o.engine.full_context import choose_kept, prepare_full_context
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation.reading import prefill_prompt
+from tests.budget_tables import table_of_model
 from tests.engine.fakes import ScriptedRunner
 from tests.model.model_pair import random_tokens
 from tests.tiny_models import TinyModelFactory
@@ -180,6 +183,34 @@ def test_layers_of_every_kind_go_on_by_eviction(
                 expected = _evicting(llm, prompt, 200)
             assert list(result.token_ids) == expected
             assert result.stats.evicted_tokens == 144
+
+
+def test_an_eviction_lets_decode_read_everything(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    """By default, where the table would let generated tokens read what the budgets hold."""
+    path, prompt = tiny_model(context_length=4096), random_tokens(2200).tolist()
+    sampling = replace(EVICTION, temperature=0.0, max_tokens=100)
+    stopping = replace(sampling, context_full="stop", max_tokens=4)
+    harmless = DecodeQuality(budget=64, length=4096, kl={"prose": 0.0})
+    sizes = {"chunk_size": 256, "length": 4096, "mean_past": 2000.0, "levels": (64, 128)}
+    with LLM(path) as llm:
+        table = table_of_model(llm.config, ((1.0, 0.5),), decode=harmless, **sizes)
+    write_table(table, tmp_path / "table.json")
+    attention = HeadwiseConfig(budget=64, budget_table=str(tmp_path / "table.json"))
+    with LLM(path, attention=attention, context_size=2250) as llm:
+        result = llm.generate(prompt, stopping, keep_cache=True)
+        assert result.stats.attention["decode"] == "headwise"
+        # What was read for such a decode does not serve one that evicts, and is read again.
+        result = llm.generate(prompt, sampling, keep_cache=True)
+        assert "decode" not in result.stats.attention
+        assert result.stats.cached_tokens == 0
+        assert result.stats.evicted_tokens > 0
+    with (
+        LLM(path, attention=replace(attention, decode_attention="headwise")) as llm,
+        pytest.raises(UsageError, match="cannot go on by --context-full evict"),
+    ):
+        llm.generate(prompt, sampling)
 
 
 def test_a_context_that_suffices_evicts_nothing(tiny_model: TinyModelFactory) -> None:

@@ -12,6 +12,7 @@ from edgeh2o.engine.generate import log_probability
 from edgeh2o.evaluation import needle
 from edgeh2o.evaluation.filler import filler_tokens, write_filler
 from edgeh2o.evaluation.needle import NeedleGrid, evaluate_needle, place_needle
+from edgeh2o.evaluation.reading import prefill_prompt
 from tests.evaluation.loaded import TEXT, load
 from tests.tiny_models import TinyModelFactory
 
@@ -90,6 +91,42 @@ def test_scores_equal_a_decode_by_hand(llm: LLM) -> None:
         assert logprob == pytest.approx(np.mean(expected), rel=1e-12)
         assert exact == (likely == prompt.answer)
     assert result.dense_logprob != result.sparse_logprob
+
+
+def test_the_question_may_come_after_generated_tokens(llm: LLM) -> None:
+    """The needle stands in what is read as the prompt; the rest is decoded token by token."""
+    grid = NeedleGrid(lengths=(400,), depths=(1.0,), places=("end",), seed=7, generated=90)
+    report = evaluate_needle(llm, grid, filler=TEXT)
+    (result,) = report.results
+    assert "asked 90 generated tokens after the prompt" in report.format_text().splitlines()[0]
+    whole = needle._PromptMaker(llm, 400, filler=TEXT, chat=False).make(400, 1.0, "end", 7)
+    prompt = needle._PromptMaker(llm, 400, filler=TEXT, chat=False).make(400, 1.0, "end", 7, 90)
+    assert len(prompt.tokens) == len(whole.tokens) == 400
+    assert result.position == prompt.position
+    assert f"{result.passkey} is the pass key.\n" in llm.detokenize(prompt.read.tolist())
+    n_question = len(prompt.tokens) - prompt.n_read - 90
+    assert (prompt.tokens[-n_question:] == whole.tokens[-n_question:]).all()
+    assert (whole.n_read, llm.detokenize(prompt.tokens[-n_question:].tolist())[:9]) == (
+        400,
+        "\n\nWhat is",
+    )
+    runner = llm.start_runner(400 + len(prompt.answer))
+    logits = prefill_prompt(runner, prompt.read)
+    for token in prompt.tokens[prompt.n_read :]:
+        logits = runner.decode(int(token))
+    logprobs = []
+    for token in prompt.answer:
+        logprobs.append(log_probability(logits, token))
+        logits = runner.decode(int(token))
+    assert result.sparse_logprob == pytest.approx(np.mean(logprobs))
+
+
+def test_a_needle_and_generated_tokens_need_room(llm: LLM) -> None:
+    grid = NeedleGrid(lengths=(400,), depths=(0.5,), places=("end",), generated=390)
+    with pytest.raises(UsageError, match="no room for the 390 generated tokens, the needle and"):
+        evaluate_needle(llm, grid)
+    with pytest.raises(UsageError, match="generated must be an integer >= 0"):
+        NeedleGrid(generated=-1)
 
 
 def test_summary_counts_what_dense_solves(llm: LLM) -> None:
