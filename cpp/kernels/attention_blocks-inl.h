@@ -40,19 +40,26 @@ EH2O_INLINE float integer_factor(const float* x, size_t n, float* unit) {
   return top > 0.0f && top <= __FLT_MAX__ ? kLargestX / top : 0.0f;
 }
 
-// Logits of kLanes keys. x: [kRows][head_dim] integers of the queries, in the given units.
+// Logits of the kLanes keys from `first` on. x: [kRows][head_dim] integers of the queries, in the given
+// units.
 template <size_t kRows>
 EH2O_INLINE void dot_blocks(float* out, size_t out_stride, const uint8_t* x, const float* units,
-                            const uint8_t* k, size_t head_dim) {
+                            const RowsInPlace& k, size_t first, size_t head_dim) {
   using namespace simd;
-  const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
+  constexpr size_t kNeighbours = RowsInPlace::kNeighbours;
+  static_assert(kLanes % kNeighbours == 0);
+  const uint8_t* neighbours[kLanes / kNeighbours];
+  unroll<kLanes / kNeighbours>([&](auto i) { neighbours[i] = k.at(first + i * kNeighbours); });
   F32 sum[kRows], poison = zero();  // a scale that is not finite makes no logit of any sign
   unroll<kRows>([&](auto r) { sum[r] = zero(); });
-  for (size_t dim = 0; dim < head_dim; dim += kKvBlock, k += kKvBlockBytes) {
+  for (size_t dim = 0, offset = 0; dim < head_dim; dim += kKvBlock, offset += kKvBlockBytes) {
+    const auto block = [&](size_t row) {
+      return neighbours[row / kNeighbours] + row % kNeighbours * k.row_bytes + offset;
+    };
     I8 columns[8];
-    load_columns(columns, k + 2, row_bytes);
+    load_columns(columns, [&](size_t row) { return block(row) + 2; });
     uint16_t scales[kLanes];
-    unroll<kLanes>([&](auto i) { __builtin_memcpy(scales + i, k + i * row_bytes, 2); });
+    unroll<kLanes>([&](auto i) { __builtin_memcpy(scales + i, block(i), 2); });
     BlockDot::Acc acc[kRows];
     unroll<kRows>([&](auto r) { acc[r] = BlockDot::start(); });
     unroll<8>([&](auto word) {
@@ -69,7 +76,7 @@ EH2O_INLINE void dot_blocks(float* out, size_t out_stride, const uint8_t* x, con
 
 // n_keys >= kLanes.
 template <size_t kRows>
-void score_blocks(float* out, size_t out_stride, const float* q, const uint8_t* k, size_t n_keys,
+void score_blocks(float* out, size_t out_stride, const float* q, const RowsInPlace& k, size_t n_keys,
                   size_t head_dim, const RowsAhead& ahead) {
   using namespace simd;
   alignas(64) uint8_t x[kRows * kMaxHeadDim * 2];
@@ -78,25 +85,28 @@ void score_blocks(float* out, size_t out_stride, const float* q, const uint8_t* 
     const float factor = integer_factor(q + r * head_dim, head_dim, units + r);
     store_integers(x + 2 * r * head_dim, q + r * head_dim, head_dim, set1(factor));
   }
-  const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
+  constexpr size_t kNeighbours = RowsInPlace::kNeighbours;
   for (size_t key = 0; key < n_keys; key += kLanes) {
     const size_t first = key + kLanes <= n_keys ? key : n_keys - kLanes;  // some twice
-    ahead.fetch(key, kLanes);
-    dot_blocks<kRows>(out + first, out_stride, x, units, k + first * row_bytes, head_dim);
+    for (size_t i = 0; i < kLanes; i += kNeighbours) ahead.fetch(key + i, kNeighbours);
+    dot_blocks<kRows>(out + first, out_stride, x, units, k, first, head_dim);
   }
 }
 
-// The 32 columns of a block: o (+)= weights times values of n_keys <= kIntegerKeys rows.
+// The 32 columns of the block at `offset` in the rows: o (+)= weights times values of n_keys <= kIntegerKeys
+// rows.
 template <size_t kRows>
 EH2O_INLINE void sum_block(float* o, size_t o_stride, const float* weights, size_t weight_stride,
-                           const uint8_t* v, size_t row_bytes, size_t n_keys, bool accumulate,
+                           const RowsInPlace& v, size_t offset, size_t n_keys, bool accumulate,
                            const RowsAhead& ahead) {
   using namespace simd;
-  constexpr size_t kVectors = kKvBlock / kLanes;
+  constexpr size_t kVectors = kKvBlock / kLanes, kNeighbours = RowsInPlace::kNeighbours;
+  static_assert(kNeighbours == 4);  // rows that are multiplied at a time
+  const size_t row_bytes = v.row_bytes;
   uint16_t halves[kIntegerKeys];
   alignas(64) float scales[kIntegerKeys];
   alignas(64) uint8_t x[kRows][2 * kIntegerKeys];
-  for (size_t key = 0; key < n_keys; ++key) __builtin_memcpy(halves + key, v + key * row_bytes, 2);
+  for (size_t key = 0; key < n_keys; ++key) __builtin_memcpy(halves + key, v.at(key) + offset, 2);
   load_f32_f16(scales, halves, n_keys);
   float unit;
   const float factor = integer_factor(scales, n_keys, &unit);
@@ -117,14 +127,15 @@ EH2O_INLINE void sum_block(float* o, size_t o_stride, const float* weights, size
       unroll<kRows>([&](auto r) { acc[r][i] = BlockDot::add(acc[r][i], bytes, x[r] + 2 * key); });
     });
   };
-  const uint8_t* quants = v + 2;
   size_t key = 0;
-  for (; key + 4 <= n_keys; key += 4, quants += 4 * row_bytes) {
-    ahead.fetch(key, 4);
+  for (; key + kNeighbours <= n_keys; key += kNeighbours) {
+    ahead.fetch(key, kNeighbours);
+    const uint8_t* quants = v.at(key) + offset + 2;
     add_keys(key, {quants, quants + row_bytes, quants + 2 * row_bytes, quants + 3 * row_bytes});
   }
   if (key < n_keys) {  // x has zeros for what is read twice
     const size_t n = n_keys - key;
+    const uint8_t* quants = v.at(key) + offset + 2;
     add_keys(key, {quants, quants + (n > 1) * row_bytes, quants + (n > 2) * 2 * row_bytes, quants});
   }
   unroll<kRows>([&](auto r) {
@@ -140,15 +151,13 @@ EH2O_INLINE void sum_block(float* o, size_t o_stride, const float* weights, size
 }
 
 template <size_t kRows>
-void sum_blocks(float* o, size_t o_stride, const float* weights, size_t weight_stride, const uint8_t* v,
+void sum_blocks(float* o, size_t o_stride, const float* weights, size_t weight_stride, const RowsInPlace& v,
                 size_t n_keys, size_t head_dim, const RowsAhead& ahead) {
-  const size_t row_bytes = kv_row_bytes(CacheType::kQ8_0, head_dim);
   for (size_t key = 0; key < n_keys; key += kIntegerKeys) {
     const size_t n = n_keys - key < kIntegerKeys ? n_keys - key : kIntegerKeys;
     for (size_t dim = 0; dim < head_dim; dim += kKvBlock) {
-      sum_block<kRows>(o + dim, o_stride, weights + key, weight_stride,
-                       v + key * row_bytes + dim / kKvBlock * kKvBlockBytes, row_bytes, n, key > 0,
-                       dim == 0 ? ahead : RowsAhead{});
+      sum_block<kRows>(o + dim, o_stride, weights + key, weight_stride, v.from(key),
+                       dim / kKvBlock * kKvBlockBytes, n, key > 0, dim == 0 ? ahead : RowsAhead{});
     }
   }
 }

@@ -1,4 +1,4 @@
-// Attention of a few query rows to cached rows as they lie in the cache, each read once for all rows: decode.
+// Attention of a few query rows to rows where they lie in the cache, each read once for all rows: decode.
 // Rows of q8_0 are multiplied as integers (attention_blocks-inl.h), the others as floats.
 
 namespace edgeh2o::EH2O_ISA {
@@ -44,45 +44,52 @@ EH2O_INLINE void dot_rows(float* out, size_t out_stride, const float* q, size_t 
 // The kVectors vectors of the output from `dim` on.
 template <CacheType kType, size_t kRows, size_t kVectors, typename Count>
 EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, size_t weight_stride,
-                            const uint8_t* v, size_t n_keys, size_t head_dim, size_t dim, Count count,
+                            const RowsInPlace& v, size_t n_keys, size_t dim, Count count,
                             const RowsAhead& ahead) {
   using namespace simd;
   F32 sum[kRows][kVectors];
   unroll<kRows>([&](auto r) { unroll<kVectors>([&](auto i) { sum[r][i] = zero(); }); });
-  for (size_t key = 0; key < n_keys; ++key, v += kv_row_bytes(kType, head_dim)) {
+  const auto add_key = [&](size_t key, const uint8_t* row) {
     if (dim == 0) ahead.fetch(key, 1);
     F32 values[kVectors];
-    unroll<kVectors>([&](auto i) { values[i] = load_cached<kType>(v, dim + i * kLanes, count); });
+    unroll<kVectors>([&](auto i) { values[i] = load_cached<kType>(row, dim + i * kLanes, count); });
     unroll<kRows>([&](auto r) {
       const F32 weight = set1(weights[r * weight_stride + key]);
       unroll<kVectors>([&](auto i) { sum[r][i] = mul_add(weight, values[i], sum[r][i]); });
     });
+  };
+  constexpr size_t kNeighbours = RowsInPlace::kNeighbours;
+  size_t key = 0;
+  for (; key + kNeighbours <= n_keys; key += kNeighbours) {
+    const uint8_t* row = v.at(key);
+    for (size_t i = 0; i < kNeighbours; ++i, row += v.row_bytes) add_key(key + i, row);
   }
+  for (; key < n_keys; ++key) add_key(key, v.at(key));
   unroll<kRows>([&](auto r) {
     unroll<kVectors>([&](auto i) { store_n(o + r * o_stride + dim + i * kLanes, sum[r][i], count); });
   });
 }
 
 template <CacheType kType, size_t kRows>
-void score_rows(float* out, size_t out_stride, const float* q, const uint8_t* k, size_t n_keys,
+void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace& k, size_t n_keys,
                 size_t head_dim, const RowsAhead& ahead) {
   if constexpr (kType == CacheType::kQ8_0) {
     if (n_keys >= simd::kLanes) return score_blocks<kRows>(out, out_stride, q, k, n_keys, head_dim, ahead);
   }
-  const size_t row_bytes = kv_row_bytes(kType, head_dim);
   size_t key = 0;
   constexpr size_t kKeys = kAttentionKeys<kRows>;
+  static_assert(RowsInPlace::kNeighbours % kKeys == 0);
   for (; key + kKeys <= n_keys; key += kKeys) {
     ahead.fetch(key, kKeys);
-    dot_rows<kType, kRows, kKeys>(out + key, out_stride, q, head_dim, k + key * row_bytes, head_dim);
+    dot_rows<kType, kRows, kKeys>(out + key, out_stride, q, head_dim, k.at(key), head_dim);
   }
   for (; key < n_keys; ++key) {
-    dot_rows<kType, kRows, 1>(out + key, out_stride, q, head_dim, k + key * row_bytes, head_dim);
+    dot_rows<kType, kRows, 1>(out + key, out_stride, q, head_dim, k.at(key), head_dim);
   }
 }
 
 template <CacheType kType, size_t kRows>
-void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_stride, const uint8_t* v,
+void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_stride, const RowsInPlace& v,
               size_t n_keys, size_t head_dim, const RowsAhead& ahead) {
   if constexpr (kType == CacheType::kQ8_0) {
     sum_blocks<kRows>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, ahead);
@@ -90,24 +97,21 @@ void sum_rows(float* o, size_t o_stride, const float* weights, size_t weight_str
     constexpr size_t kVectors = kAttentionVectors<kRows>;
     size_t dim = 0;
     for (; dim + kVectors * simd::kLanes <= head_dim; dim += kVectors * simd::kLanes) {
-      sum_values<kType, kRows, kVectors>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, dim,
+      sum_values<kType, kRows, kVectors>(o, o_stride, weights, weight_stride, v, n_keys, dim,
                                          simd::Index<simd::kLanes>{}, ahead);
     }
     for_each_vector(head_dim - dim, [&](size_t i, auto count) {
-      sum_values<kType, kRows, 1>(o, o_stride, weights, weight_stride, v, n_keys, head_dim, dim + i, count,
-                                  ahead);
+      sum_values<kType, kRows, 1>(o, o_stride, weights, weight_stride, v, n_keys, dim + i, count, ahead);
     });
   }
 }
 
 template <size_t kRows>
 void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile& tile, size_t row,
-                         const uint8_t* k, const uint8_t* v, size_t n_keys, const float* biases,
+                         const RowsInPlace& k, const RowsInPlace& v, size_t n_keys, const float* biases,
                          size_t n_next) {
-  const size_t k_bytes = kv_row_bytes(k_type, tile.key_dim), v_bytes = kv_row_bytes(v_type, tile.value_dim);
   // Keys and values take turns at the memory; the first block of rows fetches for all.
-  const RowsAhead values{v, v_bytes, row == 0 ? n_keys : 0};
-  const RowsAhead next_keys{k + n_keys * k_bytes, k_bytes, row == 0 ? n_next : 0};
+  const RowsAhead values{v, row == 0 ? n_keys : 0}, next_keys{k.from(n_keys), row == 0 ? n_next : 0};
   float* weights = tile.weights + row * tile.weight_stride;
   with_cache_type(k_type, [&](auto type) {
     score_rows<type, kRows>(weights, tile.weight_stride, tile.q + row * tile.key_dim, k, n_keys, tile.key_dim,
@@ -126,15 +130,18 @@ void attention_row_block(CacheType k_type, CacheType v_type, const AttentionTile
 }
 
 // Fills tile.weights, o, m and l like attention_tile_f32, without padded rows: every row sees all n_keys >= 1
-// rows of k and v. biases: [n_keys] natural logarithms added to the logits, or null. The n_next keys that
-// follow them in memory are those of the thread's next call.
+// rows: those of k and v one after another, or, of n_keys that divide by four, those at the positions, every
+// four of which are neighbours. biases: [n_keys] natural logarithms added to the logits, or null. The n_next
+// keys that follow them are those of the thread's next call.
 inline void attention_rows_f32(CacheType k_type, CacheType v_type, const AttentionTile& tile, const void* k,
-                               const void* v, size_t n_keys, const float* biases, size_t n_next) {
+                               const void* v, const int32_t* positions, size_t n_keys, const float* biases,
+                               size_t n_next) {
+  const RowsInPlace keys{static_cast<const uint8_t*>(k), kv_row_bytes(k_type, tile.key_dim), positions},
+      values{static_cast<const uint8_t*>(v), kv_row_bytes(v_type, tile.value_dim), positions};
   for (size_t row = 0; row < tile.n_rows; row += kAttentionRows) {
     const size_t n_rows = tile.n_rows - row < kAttentionRows ? tile.n_rows - row : kAttentionRows;
     simd::with_constant<kAttentionRows>(n_rows, [&](auto rows) {
-      attention_row_block<rows>(k_type, v_type, tile, row, static_cast<const uint8_t*>(k),
-                                static_cast<const uint8_t*>(v), n_keys, biases, n_next);
+      attention_row_block<rows>(k_type, v_type, tile, row, keys, values, n_keys, biases, n_next);
     });
   }
 }

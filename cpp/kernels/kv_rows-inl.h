@@ -98,15 +98,35 @@ inline void add_kv_rows_f32(CacheType type, float* out, const void* rows, const 
   with_cache_type(type, [&](auto constant) { add_rows<constant>(out, rows, positions, n_rows, head_dim); });
 }
 
+// Cached rows as they are read: one after another, or those at the listed positions, of which every four from
+// a multiple of four on are neighbours.
+struct RowsInPlace {
+  const uint8_t* data = nullptr;
+  size_t row_bytes = 0;
+  const int32_t* positions = nullptr;
+  static constexpr size_t kNeighbours = 4;
+
+  EH2O_INLINE const uint8_t* at(size_t row) const {
+    if (positions == nullptr) return data + row * row_bytes;
+    const size_t within = row % kNeighbours;
+    return data + (static_cast<size_t>(positions[row - within]) + within) * row_bytes;
+  }
+  RowsInPlace from(size_t row) const {
+    return positions ? RowsInPlace{data, row_bytes, positions + row}
+                     : RowsInPlace{data + row * row_bytes, row_bytes, nullptr};
+  }
+};
+
 // Rows that are multiplied next: while others are, they come from memory to the level-2 cache. Hardware does
 // not see that keys and values take turns.
 struct RowsAhead {
-  const uint8_t* rows = nullptr;
-  size_t row_bytes = 0, n_rows = 0;
+  RowsInPlace rows;
+  size_t n_rows = 0;
+  // At most kNeighbours rows, which are neighbours.
   EH2O_INLINE void fetch(size_t row, size_t count) const {
     if (row >= n_rows) return;
-    const uint8_t* begin = rows + row * row_bytes;
-    for (size_t i = 0; i < count * row_bytes; i += 64) __builtin_prefetch(begin + i, 0, 2);
+    const uint8_t* begin = rows.at(row);
+    for (size_t i = 0; i < count * rows.row_bytes; i += 64) __builtin_prefetch(begin + i, 0, 2);
   }
 };
 

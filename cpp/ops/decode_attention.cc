@@ -176,6 +176,16 @@ size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
                    (is_one_row ? 0 : kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim)));
 }
 
+// Whether every four of the listed positions are neighbours, as pages are: such rows are read in place.
+bool DecodeAttention::lies_in_fours(const HeadKeys& keys, const Range& range) {
+  const size_t end = range.first + range.n_keys;
+  if (keys.positions == nullptr || range.n_keys % 4 != 0 || end >= keys.n_keys) return false;
+  for (size_t i = range.first; i < end; i += 4) {
+    if (keys.positions[i + 3] - keys.positions[i] != 3) return false;
+  }
+  return true;
+}
+
 // Listed positions as runs of rows that lie one after another in the cache; returns their number.
 size_t DecodeAttention::find_runs(const HeadKeys& keys, const Range& range, Run* runs) {
   const size_t end = range.first + range.n_keys,
@@ -229,6 +239,9 @@ DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Ran
   if (keys.positions == nullptr) {
     const size_t first = keys.begin + range.first;
     return {k.row(first), is_one_row ? k.row(first) : v.row(first)};
+  }
+  if (lies_in_fours(keys, range)) {
+    return {k.row(0), is_one_row ? k.row(0) : v.row(0), keys.positions + range.first};
   }
   Run runs[kRangeKeys];
   const size_t n_runs = find_runs(keys, range, runs);
@@ -309,7 +322,9 @@ void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_w
         n_alike = count_alike(kv_head, token, end_token, range_idx);
         const HeadKeys& read = keys(kv_head, token);
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
-        const bool is_next_adjacent = read.positions == nullptr && range_idx + 1 < end &&
+        const bool is_in_place =
+            read.positions == nullptr || (lies_in_fours(read, now) && lies_in_fours(read, next));
+        const bool is_next_adjacent = is_in_place && range_idx + 1 < end &&
                                       next.is_of_rows == now.is_of_rows && token + n_alike == end_token;
         attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
                      keeps_weights ? summed_weights(kv_head, range_idx, token)
@@ -330,8 +345,9 @@ void DecodeAttention::attend_range(const Round& round, const LayerKv& kv, size_t
   const Rows rows = find_rows(read, now, kv, kv_head, gathered);
   AttentionTile tile = range_result(round, kv_head, range_idx, token, n_alike);
   tile.weights = weights;
-  plan_.table.attention_rows_f32(kv.k_head0.type, kv.v_head0.type, tile, rows.k, rows.v, now.n_keys,
-                                 now.is_of_rows ? read.rows->biases + now.first : nullptr, n_next);
+  plan_.table.attention_rows_f32(kv.k_head0.type, kv.v_head0.type, tile, rows.k, rows.v, rows.positions,
+                                 now.n_keys, now.is_of_rows ? read.rows->biases + now.first : nullptr,
+                                 n_next);
 }
 
 // The results of a round to those before, in order.

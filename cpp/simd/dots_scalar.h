@@ -97,11 +97,12 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 }
 
 // Blocks of 32 signed bytes times numbers of 16 bits.
-// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
-EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+// out[w] lane i: bytes 4 w to 4 w + 3 of the row at row(i), of kLanes rows.
+template <typename Row>
+EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
   for (size_t w = 0; w < 8; ++w) {
     uint8_t column[4 * kLanes];
-    for (size_t i = 0; i < kLanes; ++i) std::memcpy(column + 4 * i, rows + i * stride + 4 * w, 4);
+    for (size_t i = 0; i < kLanes; ++i) std::memcpy(column + 4 * i, row(i) + 4 * w, 4);
     out[w] = load_i8(column);
   }
 }

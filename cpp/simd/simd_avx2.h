@@ -290,16 +290,16 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 }
 
 // Blocks of 32 signed bytes times numbers of 16 bits.
-// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
-EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+// out[w] lane i: bytes 4 w to 4 w + 3 of the row at row(i), of kLanes rows.
+template <typename Row>
+EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
   __m256i t[8];
   unroll<2>([&](auto group) {
-    __m256i row[4];
-    unroll<4>([&](auto i) {
-      row[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + (4 * group + i) * stride));
-    });
-    const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpackhi_epi32(row[0], row[1]),
-                  c = _mm256_unpacklo_epi32(row[2], row[3]), d = _mm256_unpackhi_epi32(row[2], row[3]);
+    __m256i r[4];
+    unroll<4>(
+        [&](auto i) { r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(4 * group + i))); });
+    const __m256i a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]),
+                  c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
     t[4 * group] = _mm256_unpacklo_epi64(a, c);
     t[4 * group + 1] = _mm256_unpackhi_epi64(a, c);
     t[4 * group + 2] = _mm256_unpacklo_epi64(b, d);

@@ -215,19 +215,21 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 }
 
 // Blocks of 32 signed bytes times numbers of 16 bits.
-// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
-EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+// out[w] lane i: bytes 4 w to 4 w + 3 of the row at row(i), of kLanes rows.
+template <typename Row>
+EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
   __m512i t[8];
   unroll<2>([&](auto group) {  // rows i and i + 4 in the halves of a register
-    __m512i row[4];
+    __m512i r[4];
     unroll<4>([&](auto i) {
-      const uint8_t* p = rows + (8 * group + i) * stride;
-      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-                    high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 4 * stride));
-      row[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      const auto load_half = [&](size_t at) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(at)));
+      };
+      const __m256i low = load_half(8 * group + i), high = load_half(8 * group + i + 4);
+      r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
     });
-    const __m512i a = _mm512_unpacklo_epi32(row[0], row[1]), b = _mm512_unpackhi_epi32(row[0], row[1]),
-                  c = _mm512_unpacklo_epi32(row[2], row[3]), d = _mm512_unpackhi_epi32(row[2], row[3]);
+    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]),
+                  c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
     t[4 * group] = _mm512_unpacklo_epi64(a, c);
     t[4 * group + 1] = _mm512_unpackhi_epi64(a, c);
     t[4 * group + 2] = _mm512_unpacklo_epi64(b, d);

@@ -318,11 +318,12 @@ EH2O_INLINE void store_sums(float* p, F32 a, F32 b, F32 c, F32 d) {
 }
 
 // Blocks of 32 signed bytes times numbers of 16 bits.
-// out[w] lane i: bytes 4 w to 4 w + 3 of row i of kLanes rows.
-EH2O_INLINE void load_columns(I8 (&out)[8], const uint8_t* rows, size_t stride) {
+// out[w] lane i: bytes 4 w to 4 w + 3 of the row at row(i), of kLanes rows.
+template <typename Row>
+EH2O_INLINE void load_columns(I8 (&out)[8], const Row& row) {
   unroll<2>([&](auto half) {
     F32 words[4];
-    unroll<4>([&](auto i) { words[i] = vreinterpretq_f32_s8(load_i8(rows + i * stride + 16 * half)); });
+    unroll<4>([&](auto i) { words[i] = vreinterpretq_f32_s8(load_i8(row(i) + 16 * half)); });
     transpose(words);
     unroll<4>([&](auto i) { out[4 * half + i] = vreinterpretq_s8_f32(words[i]); });
   });

@@ -8,6 +8,7 @@ import pytest
 from edgeh2o import _core
 from edgeh2o.errors import UsageError
 from tests.ops.attention_case import Shape, decode, make_attention, prefill
+from tests.reference.cached_rows import DECODE_ATOL, stored
 from tests.reference.dense import causal_attention
 from tests.reference.h2o import H2OLayer
 from tests.reference.qkv import random_qkv
@@ -332,6 +333,43 @@ def test_decode_reads_what_the_rule_says(cache_type: str) -> None:
             tolerance = 2e-5 if cache_type == "f32" else 2e-3
             np.testing.assert_allclose(output[head, 0], expected, rtol=0, atol=tolerance)
     assert rule.n_past == [n for n in range(n_prompt, n_all) for _ in range(SHAPE.n_kv_heads)]
+
+
+class ReadsPages(EveryOther):
+    """Two pages of four of three; head 1 so that no four of its list are a page."""
+
+    def select_decode(self, layer: int, kv_head: int, chunk: tuple[int, int], *_: Array) -> Array:
+        return _pages_of(kv_head, chunk[0])
+
+
+def _pages_of(kv_head: int, n_past: int) -> Array:
+    position = np.arange(n_past)
+    is_read = (position // 4 % 3 > 0) & (position > kv_head % 2 * 6)
+    is_read[0] |= kv_head == 1
+    return position[is_read]
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0"])
+def test_pages_are_read_where_they_lie(cache_type: str) -> None:
+    shape = Shape(n_kv_heads=2, group=3, head_dim=32)
+    n_prompt, n_all = 901, 904  # two ranges of pages that are full, and one that ends anywhere
+    qkv = random_qkv(11, n_tokens=n_all, **shape.heads)
+    policy = _core.python_policy(ReadsPages(1))
+    sizes = {"chunk_size": S, "max_context": n_all, "cache_type": cache_type}
+    attention = make_attention(policy, shape, **sizes)
+    prefill(attention, qkv, ends=(n_prompt,))
+    q, k, v = qkv[0], *(stored(array, cache_type) for array in qkv[1:])
+    for position in range(n_prompt, n_all):
+        output = decode(attention, qkv, position)
+        for head in range(shape.n_heads):
+            kv_head = head // shape.group
+            keys = np.append(_pages_of(kv_head, position), position)
+            assert len(keys) > 2 * 256
+            logits = k[kv_head, keys] @ q[head, position] * shape.head_dim**-0.5
+            weights = np.exp(logits - logits.max())
+            expected = weights / weights.sum() @ v[kv_head, keys]
+            tolerance = 3 * DECODE_ATOL[cache_type]
+            np.testing.assert_allclose(output[head, 0], expected, rtol=0, atol=tolerance)
 
 
 def test_a_rule_that_fails_in_decode_says_where() -> None:

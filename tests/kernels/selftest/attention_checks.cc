@@ -381,11 +381,48 @@ void check_attention_rows(const KernelTable& table, Check& check) {
         if (v_type == CacheType::kQ8_0) test.key_error = kIntegerUnit * 128 * v.largest_scale;
         const std::vector<float> biases = random.uniform_vector(n_keys, 0, 4);
         for (const float* added : {static_cast<const float*>(nullptr), biases.data()}) {
-          table.attention_rows_f32(k_type, v_type, test.tile, k.bytes.data(), v.bytes.data(), n_keys, added,
-                                   0);
+          table.attention_rows_f32(k_type, v_type, test.tile, k.bytes.data(), v.bytes.data(), nullptr, n_keys,
+                                   added, 0);
           for (size_t row = 0; row < n_rows; ++row)
             test.check_row(check, row, n_keys, k.values, v.values, added);
         }
+      }
+    }
+  });
+}
+
+// Listed rows, every four of which are neighbours, give what copies of them do, bit by bit.
+void check_attention_rows_in_place(const KernelTable& table, Check& check) {
+  Random random(25);
+  for_each_cache([&](CacheType k_type, CacheType v_type, size_t head_dim) {
+    for (const size_t n_rows : {1, 3, 5}) {
+      for (const size_t n_keys : {4, 16, 36, 268}) {
+        const size_t n_cached = 2 * n_keys + 7;
+        const CachedRows k(k_type, n_cached, head_dim, random), v(v_type, n_cached, head_dim, random);
+        std::vector<int32_t> positions;
+        std::vector<uint8_t> k_copy, v_copy;
+        for (size_t next = 1; positions.size() < n_keys; next += 4 + positions.size() % 3 * 2) {
+          for (size_t i = 0; i < 4; ++i) {
+            const size_t row = next + i;
+            positions.push_back(static_cast<int32_t>(row));
+            const auto append = [row](std::vector<uint8_t>& out, const CachedRows& rows, size_t row_bytes) {
+              out.insert(out.end(), rows.bytes.data() + row * row_bytes,
+                         rows.bytes.data() + (row + 1) * row_bytes);
+            };
+            append(k_copy, k, kv_row_bytes(k_type, head_dim));
+            append(v_copy, v, kv_row_bytes(v_type, head_dim));
+          }
+        }
+        TestTile<AttentionPrecision::kF32> test(table, n_rows, n_rows, head_dim, n_keys, 1, random);
+        const auto attend = [&](const void* keys, const void* values, const int32_t* at) {
+          table.attention_rows_f32(k_type, v_type, test.tile, keys, values, at, n_keys, nullptr, 0);
+          std::vector<float> result(test.tile.o, test.tile.o + n_rows * test.tile.o_stride);
+          result.insert(result.end(), test.tile.l, test.tile.l + n_rows);
+          return result;
+        };
+        const std::vector<float> copied = attend(k_copy.data(), v_copy.data(), nullptr),
+                                 in_place = attend(k.bytes.data(), v.bytes.data(), positions.data());
+        for (size_t i = 0; i < copied.size(); ++i) check.equal(in_place[i], copied[i]);
       }
     }
   });
@@ -403,7 +440,7 @@ void check_attention_rows_not_finite(const KernelTable& table, Check& check) {
       block[2] = 0;
       TestTile<AttentionPrecision::kF32> test(table, 2, 2, kDim, kKeys, 1, random);
       table.attention_rows_f32(CacheType::kQ8_0, CacheType::kQ8_0, test.tile, k.bytes.data(), v.bytes.data(),
-                               kKeys, nullptr, 0);
+                               nullptr, kKeys, nullptr, 0);
       for (size_t row = 0; row < 2; ++row) {
         // Of a key, at least the sum of weights, by which outputs are divided.
         const float value = is_key ? test.l[row] : test.o[row * test.tile.o_stride + 40];
@@ -437,6 +474,7 @@ const std::vector<KernelCheck>& attention_checks() {
       {"softmax_factors_f32", check_softmax_factors},
       {"merge_softmax_f32", check_merge_softmax},
       {"attention_rows_f32", check_attention_rows},
+      {"attention_rows_f32.in_place", check_attention_rows_in_place},
       {"attention_rows_f32.not_finite", check_attention_rows_not_finite},
   };
   return checks;
