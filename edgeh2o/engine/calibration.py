@@ -71,10 +71,11 @@ def measure_head_errors(
     """
     rule = rule or HeadwiseConfig()
     native = cast("NativeModel", model)  # what shows its attention
+    dense_chunk = min(DenseConfig.preferred_chunk_size, len(tokens))
     shape = SessionShape(
         max_context=len(tokens),
-        batch_size=len(tokens),
-        chunk_size=min(DenseConfig.preferred_chunk_size, len(tokens)),
+        batch_size=-(-len(tokens) // dense_chunk) * dense_chunk,
+        chunk_size=dense_chunk,
         cache_type="f16",
         threads=threads,
         all_rows=True,

@@ -12,6 +12,8 @@ import pytest
 from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
+from edgeh2o.evaluation import calibration, decode_calibration
+from edgeh2o.evaluation.long_texts import KINDS
 from tests.cli.conftest import ExpectUsageError
 
 
@@ -55,6 +57,27 @@ def test_a_run_takes_the_table(
     assert main(["calibrate", model, *options, "--quiet"]) == 0
     assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "cache"
     assert source("--budget", "600") == "cache"
+
+
+def test_decode_is_measured_if_asked_for(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(decode_calibration, "KINDS", {"pairs": KINDS["pairs"]})
+    text = tmp_path / "text.txt"
+    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
+    command = ["calibrate", model, "--text", str(text), "--length", "2100", "--decode"]
+    for losses, way in (({512: 0.2, 768: 0.1}, "by default"), ({512: 0.7}, "not measured")):
+        monkeypatch.setattr(calibration, "_measure_losses", lambda *_, losses=losses: losses)
+        assert main(command) == 0
+        *_, line, path = capsys.readouterr().out.splitlines()
+        assert way in line
+        measured = json.loads(Path(path).read_text()).get("decode")
+        if way == "by default":
+            assert (measured["budget"], measured["length"]) == (512, 2100)
+            assert f"--budget 512   decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
+        else:
+            assert measured is None
 
 
 def test_progress_where_stderr_is_no_terminal(
