@@ -48,7 +48,7 @@ from .reporting import print_progress, run_script, write_report
 DENSE = "dense"
 RULES: dict[str, SparseAttentionConfig] = {
     DENSE: DenseConfig(),
-    "headwise, decode dense": HeadwiseConfig(decode_attention="dense"),
+    "headwise, prefill only": HeadwiseConfig(decode_attention="dense"),
     "headwise, decode too": HeadwiseConfig(decode_attention="headwise"),
     "h2o, 256 + 256": H2OConfig(),
     "snapkv's votes, 256 + 256": H2OConfig(score="window"),
