@@ -18,7 +18,7 @@ from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
 from ..errors import UsageError
 from .comparison import WindowComparer
-from .decode_calibration import count_decode_steps, measure_decode
+from .decode_calibration import check_decode_length, count_decode_steps, measure_decode
 from .long_texts import make_window
 from .progress import Progress
 
@@ -103,6 +103,8 @@ def calibrate(
             f"calibration needs windows of at least {_MIN_LENGTH} tokens, got {length}; "
             "use a larger --length"
         )
+    if decode:
+        check_decode_length(length)
     model = llm.model
     require_measurable(llm.config, "calibration")
     if not model.shows_attention:

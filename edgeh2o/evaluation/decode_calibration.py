@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..attention.decode_quality import DecodeQuality
-from ..attention.headwise import HeadwiseConfig
+from ..attention.headwise import DECODE_FROM, HeadwiseConfig
+from ..errors import UsageError
 from .decoding import compare_decodes
 from .long_texts import KINDS, Window, make_window
 
@@ -20,6 +21,16 @@ DECODED = 256
 _SEEDS = (0, 1)
 # Of the prompt, what the one head keeps that shows how far rounding carries a small difference.
 _KEPT_SHARE = 7 / 8
+
+
+def check_decode_length(length: int) -> None:
+    """Raises UsageError for windows whose prompt would be read whole, as a short one is."""
+    least = DECODE_FROM + DECODED
+    if length < least:
+        raise UsageError(
+            f"to measure decode, windows need at least {least} tokens, got {length}; use a larger "
+            "--length, or leave out --decode"
+        )
 
 
 def count_decode_steps() -> int:
@@ -36,9 +47,10 @@ def measure_decode(
     stand, after the same sparse prefill. Where weights are quantised, activations are rounded to 8
     bits before every product, and a difference in the last bit of one head sends what follows
     another way. So what comes of a rule by which one head of the first layer leaves out an eighth,
-    and all others nothing, is taken off. Raises UsageError for windows that are longer than the
-    texts, ResourceError when two sessions do not fit in memory.
+    and all others nothing, is taken off. Raises UsageError for windows that are too short, or
+    longer than the texts, ResourceError when two sessions do not fit in memory.
     """
+    check_decode_length(length)
     windows = {
         kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in KINDS
     }

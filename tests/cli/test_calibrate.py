@@ -66,7 +66,7 @@ def test_decode_is_measured_if_asked_for(
     monkeypatch.setattr(decode_calibration, "KINDS", {"pairs": KINDS["pairs"]})
     text = tmp_path / "text.txt"
     text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
-    command = ["calibrate", model, "--text", str(text), "--length", "2100", "--decode"]
+    command = ["calibrate", model, "--text", str(text), "--length", "2400", "--decode"]
     for losses, way in (({512: 0.2, 768: 0.1}, "by default"), ({512: 0.7}, "not measured")):
         monkeypatch.setattr(calibration, "_measure_losses", lambda *_, losses=losses: losses)
         assert main(command) == 0
@@ -74,7 +74,7 @@ def test_decode_is_measured_if_asked_for(
         assert way in line
         measured = json.loads(Path(path).read_text()).get("decode")
         if way == "by default":
-            assert (measured["budget"], measured["length"]) == (512, 2100)
+            assert (measured["budget"], measured["length"]) == (512, 2400)
             assert f"--budget 512   decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
         else:
             assert measured is None

@@ -9,6 +9,7 @@ import pytest
 
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.errors import UsageError
 from edgeh2o.evaluation import calibration, decode_calibration
 from edgeh2o.evaluation.calibration import calibrate
 from edgeh2o.evaluation.decode_calibration import DECODED, count_decode_steps, measure_decode
@@ -78,5 +79,8 @@ def test_a_calibration_may_measure_decode(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (768, LENGTH)
     assert sum(stage == "calibrate" for stage, _, _ in reports) == llm.config.n_layers + 8
+    assert any(kl > 0 for kl in table.decode.kl.values())
+    with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):
+        calibrate(llm, texts, length=2303, decode=True)
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: {512: 0.7})
     assert calibrate(llm, texts, length=LENGTH, decode=True).decode is None
