@@ -322,10 +322,9 @@ void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_w
         n_alike = count_alike(kv_head, token, end_token, range_idx);
         const HeadKeys& read = keys(kv_head, token);
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
-        const bool is_in_place =
-            read.positions == nullptr || (lies_in_fours(read, now) && lies_in_fours(read, next));
-        const bool is_next_adjacent = is_in_place && range_idx + 1 < end &&
-                                      next.is_of_rows == now.is_of_rows && token + n_alike == end_token;
+        const bool is_next_adjacent =
+            range_idx + 1 < end && next.is_of_rows == now.is_of_rows && token + n_alike == end_token &&
+            (read.positions == nullptr || (lies_in_fours(read, now) && lies_in_fours(read, next)));
         attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
                      keeps_weights ? summed_weights(kv_head, range_idx, token)
                                    : weights_ + thread * kMaxDecodeTokens * group_size() * kRangeKeys,

@@ -20,6 +20,7 @@ from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
 from ..errors import UsageError
 from ..option_fields import check_int
+from .decoding import decode_block
 from .filler import filler_tokens
 from .progress import Progress
 from .reading import prefill_prompt, score_answer, split_answer
@@ -308,6 +309,7 @@ def _chat_frame(llm: LLM) -> tuple[str, str]:
 def _ask(runner: Runner, prompt: _Prompt) -> tuple[bool, float]:
     """As ``score_answer``."""
     logits = prefill_prompt(runner, prompt.read)
-    for token in prompt.tokens[prompt.n_read :]:
-        logits = runner.decode(int(token))
+    step = runner.max_decode_tokens
+    for first in range(prompt.n_read, len(prompt.tokens), step):
+        logits = decode_block(runner, prompt.tokens[first : first + step])[-1]
     return score_answer(runner, logits, prompt.answer)
