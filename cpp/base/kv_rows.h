@@ -13,6 +13,9 @@ struct CacheTypes {
   CacheType k, v;
 };
 
+// Listed rows are read in place where every so many, from a multiple of it on, are neighbours: a page.
+inline constexpr size_t kNeighbourRows = 4;
+
 // Rows of kQ8_0 are blocks as in GGUF files: a scale d (f16), then 32 quants q (int8); a value is d * q.
 inline constexpr size_t kKvBlock = 32, kKvBlockBytes = 2 + kKvBlock;
 

@@ -46,15 +46,14 @@ template <size_t kRows>
 EH2O_INLINE void dot_blocks(float* out, size_t out_stride, const uint8_t* x, const float* units,
                             const RowsInPlace& k, size_t first, size_t head_dim) {
   using namespace simd;
-  constexpr size_t kNeighbours = RowsInPlace::kNeighbours;
-  static_assert(kLanes % kNeighbours == 0);
-  const uint8_t* neighbours[kLanes / kNeighbours];
-  unroll<kLanes / kNeighbours>([&](auto i) { neighbours[i] = k.at(first + i * kNeighbours); });
+  static_assert(kLanes % kNeighbourRows == 0);
+  const uint8_t* neighbours[kLanes / kNeighbourRows];
+  unroll<kLanes / kNeighbourRows>([&](auto i) { neighbours[i] = k.at(first + i * kNeighbourRows); });
   F32 sum[kRows], poison = zero();  // a scale that is not finite makes no logit of any sign
   unroll<kRows>([&](auto r) { sum[r] = zero(); });
   for (size_t dim = 0, offset = 0; dim < head_dim; dim += kKvBlock, offset += kKvBlockBytes) {
     const auto block = [&](size_t row) {
-      return neighbours[row / kNeighbours] + row % kNeighbours * k.row_bytes + offset;
+      return neighbours[row / kNeighbourRows] + row % kNeighbourRows * k.row_bytes + offset;
     };
     I8 columns[8];
     load_columns(columns, [&](size_t row) { return block(row) + 2; });
@@ -85,10 +84,9 @@ void score_blocks(float* out, size_t out_stride, const float* q, const RowsInPla
     const float factor = integer_factor(q + r * head_dim, head_dim, units + r);
     store_integers(x + 2 * r * head_dim, q + r * head_dim, head_dim, set1(factor));
   }
-  constexpr size_t kNeighbours = RowsInPlace::kNeighbours;
   for (size_t key = 0; key < n_keys; key += kLanes) {
     const size_t first = key + kLanes <= n_keys ? key : n_keys - kLanes;  // some twice
-    for (size_t i = 0; i < kLanes; i += kNeighbours) ahead.fetch(key + i, kNeighbours);
+    for (size_t i = 0; i < kLanes; i += kNeighbourRows) ahead.fetch(key + i, kNeighbourRows);
     dot_blocks<kRows>(out + first, out_stride, x, units, k, first, head_dim);
   }
 }
@@ -100,8 +98,8 @@ EH2O_INLINE void sum_block(float* o, size_t o_stride, const float* weights, size
                            const RowsInPlace& v, size_t offset, size_t n_keys, bool accumulate,
                            const RowsAhead& ahead) {
   using namespace simd;
-  constexpr size_t kVectors = kKvBlock / kLanes, kNeighbours = RowsInPlace::kNeighbours;
-  static_assert(kNeighbours == 4);  // rows that are multiplied at a time
+  constexpr size_t kVectors = kKvBlock / kLanes;
+  static_assert(kNeighbourRows == 4);  // rows that are multiplied at a time
   const size_t row_bytes = v.row_bytes;
   uint16_t halves[kIntegerKeys];
   alignas(64) float scales[kIntegerKeys];
@@ -128,8 +126,8 @@ EH2O_INLINE void sum_block(float* o, size_t o_stride, const float* weights, size
     });
   };
   size_t key = 0;
-  for (; key + kNeighbours <= n_keys; key += kNeighbours) {
-    ahead.fetch(key, kNeighbours);
+  for (; key + kNeighbourRows <= n_keys; key += kNeighbourRows) {
+    ahead.fetch(key, kNeighbourRows);
     const uint8_t* quants = v.at(key) + offset + 2;
     add_keys(key, {quants, quants + row_bytes, quants + 2 * row_bytes, quants + 3 * row_bytes});
   }

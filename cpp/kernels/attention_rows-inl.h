@@ -58,11 +58,10 @@ EH2O_INLINE void sum_values(float* o, size_t o_stride, const float* weights, siz
       unroll<kVectors>([&](auto i) { sum[r][i] = mul_add(weight, values[i], sum[r][i]); });
     });
   };
-  constexpr size_t kNeighbours = RowsInPlace::kNeighbours;
   size_t key = 0;
-  for (; key + kNeighbours <= n_keys; key += kNeighbours) {
+  for (; key + kNeighbourRows <= n_keys; key += kNeighbourRows) {
     const uint8_t* row = v.at(key);
-    for (size_t i = 0; i < kNeighbours; ++i, row += v.row_bytes) add_key(key + i, row);
+    for (size_t i = 0; i < kNeighbourRows; ++i, row += v.row_bytes) add_key(key + i, row);
   }
   for (; key < n_keys; ++key) add_key(key, v.at(key));
   unroll<kRows>([&](auto r) {
@@ -78,7 +77,7 @@ void score_rows(float* out, size_t out_stride, const float* q, const RowsInPlace
   }
   size_t key = 0;
   constexpr size_t kKeys = kAttentionKeys<kRows>;
-  static_assert(RowsInPlace::kNeighbours % kKeys == 0);
+  static_assert(kNeighbourRows % kKeys == 0);
   for (; key + kKeys <= n_keys; key += kKeys) {
     ahead.fetch(key, kKeys);
     dot_rows<kType, kRows, kKeys>(out + key, out_stride, q, head_dim, k.at(key), head_dim);

@@ -98,17 +98,16 @@ inline void add_kv_rows_f32(CacheType type, float* out, const void* rows, const 
   with_cache_type(type, [&](auto constant) { add_rows<constant>(out, rows, positions, n_rows, head_dim); });
 }
 
-// Cached rows as they are read: one after another, or those at the listed positions, of which every four from
-// a multiple of four on are neighbours.
+// Cached rows as they are read: one after another, or those at the listed positions, of which every
+// kNeighbourRows are neighbours.
 struct RowsInPlace {
   const uint8_t* data = nullptr;
   size_t row_bytes = 0;
   const int32_t* positions = nullptr;
-  static constexpr size_t kNeighbours = 4;
 
   EH2O_INLINE const uint8_t* at(size_t row) const {
     if (positions == nullptr) return data + row * row_bytes;
-    const size_t within = row % kNeighbours;
+    const size_t within = row % kNeighbourRows;
     return data + (static_cast<size_t>(positions[row - within]) + within) * row_bytes;
   }
   RowsInPlace from(size_t row) const {
@@ -122,7 +121,7 @@ struct RowsInPlace {
 struct RowsAhead {
   RowsInPlace rows;
   size_t n_rows = 0;
-  // At most kNeighbours rows, which are neighbours.
+  // At most kNeighbourRows rows, which are neighbours.
   EH2O_INLINE void fetch(size_t row, size_t count) const {
     if (row >= n_rows) return;
     const uint8_t* begin = rows.at(row);

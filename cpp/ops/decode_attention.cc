@@ -176,12 +176,14 @@ size_t DecodeAttention::bytes_read(size_t n_tokens, const LayerKv& kv) const {
                    (is_one_row ? 0 : kv_row_bytes(kv.v_head0.type, kv.v_head0.head_dim)));
 }
 
-// Whether every four of the listed positions are neighbours, as pages are: such rows are read in place.
-bool DecodeAttention::lies_in_fours(const HeadKeys& keys, const Range& range) {
+// Whether every kNeighbourRows of the listed positions are neighbours, as pages are: such rows are read in
+// place.
+bool DecodeAttention::lies_in_pages(const HeadKeys& keys, const Range& range) {
   const size_t end = range.first + range.n_keys;
-  if (keys.positions == nullptr || range.n_keys % 4 != 0 || end >= keys.n_keys) return false;
-  for (size_t i = range.first; i < end; i += 4) {
-    if (keys.positions[i + 3] - keys.positions[i] != 3) return false;
+  if (keys.positions == nullptr || range.n_keys % kNeighbourRows != 0 || end >= keys.n_keys) return false;
+  constexpr size_t kLast = kNeighbourRows - 1;
+  for (size_t i = range.first; i < end; i += kNeighbourRows) {
+    if (keys.positions[i + kLast] - keys.positions[i] != int32_t{kLast}) return false;
   }
   return true;
 }
@@ -240,7 +242,7 @@ DecodeAttention::Rows DecodeAttention::find_rows(const HeadKeys& keys, const Ran
     const size_t first = keys.begin + range.first;
     return {k.row(first), is_one_row ? k.row(first) : v.row(first)};
   }
-  if (lies_in_fours(keys, range)) {
+  if (lies_in_pages(keys, range)) {
     return {k.row(0), is_one_row ? k.row(0) : v.row(0), keys.positions + range.first};
   }
   Run runs[kRangeKeys];
@@ -324,7 +326,7 @@ void DecodeAttention::attend(const Round& round, const LayerKv& kv, bool keeps_w
         const Range now = range(read, range_idx), next = range(read, range_idx + 1);
         const bool is_next_adjacent =
             range_idx + 1 < end && next.is_of_rows == now.is_of_rows && token + n_alike == end_token &&
-            (read.positions == nullptr || (lies_in_fours(read, now) && lies_in_fours(read, next)));
+            (read.positions == nullptr || (lies_in_pages(read, now) && lies_in_pages(read, next)));
         attend_range(round, kv, kv_head, range_idx, token, n_alike, is_next_adjacent ? next.n_keys : 0,
                      keeps_weights ? summed_weights(kv_head, range_idx, token)
                                    : weights_ + thread * kMaxDecodeTokens * group_size() * kRangeKeys,

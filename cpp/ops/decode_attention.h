@@ -93,7 +93,7 @@ class DecodeAttention {
   void merge(const Round& round, const LayerKv& kv, MatView<float> out) const;
   float* summed_weights(size_t kv_head, size_t range_idx, size_t token) const;
   void add_weights(const Round& round, size_t kv_head, size_t range_idx, float* sums) const;
-  static bool lies_in_fours(const HeadKeys& keys, const Range& range);
+  static bool lies_in_pages(const HeadKeys& keys, const Range& range);
   static size_t find_runs(const HeadKeys& keys, const Range& range, Run* runs);
   static void copy_runs(const Run* runs, size_t n_runs, const KvRows& k, const KvRows* v, uint8_t* k_out,
                         uint8_t* v_out);
