@@ -10,7 +10,8 @@
 # Needs a C++ compiler and a Python with edgeh2o's dependencies, pytest and gguf; what of these it lacks, and the images of
 # the kernels, are taken from build/cuda_kit if that was packed (KIT names another folder), for PYTHON_VERSION (3.12) there.
 # edgeh2o is built in place, for this processor alone, unless PYTHON can import it. MODEL=FILE.gguf times that model too,
-# and LLAMA_BENCH=PROGRAM llama.cpp's llama-bench on it; TESTS='-k q8' runs some of the tests.
+# and LLAMA_BENCH=PROGRAM llama.cpp's llama-bench on it; TESTS='-k q8' runs some of the tests, '-n 8' eight at a time;
+# LIMIT=SECONDS gives all of it less than ten minutes (600).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -44,13 +45,14 @@ out=${1:-build/cuda_bench}
 mkdir -p "$out"
 out=$(realpath "$out")
 started=$SECONDS
+limit=${LIMIT:-600}
 export PYTHONPATH=${PYTHONPATH:-$PWD} PYTHONUNBUFFERED=1
 failed=0
 
 # step NAME SECONDS COMMAND...: runs it within its time; its output goes to the terminal and to FOLDER/NAME.txt. With a GPU
-# all steps have ten minutes together; on the host device, which is slower, and on few cores, each has more.
+# all steps have LIMIT seconds together; on the host device, which is slower, and on few cores, each has more.
 step() {
-  local name=$1 seconds=$2 left=$((595 - SECONDS + started))
+  local name=$1 seconds=$2 left=$((limit - 5 - SECONDS + started))
   shift 2
   if [ "$mode" = dry-run ]; then
     seconds=$((3 * seconds))
@@ -116,7 +118,7 @@ if [ -z "$sanitizer" ] && [ -d "$kit"/sanitizer ]; then
 fi
 if [ "$mode" = run ] && [ -n "$sanitizer" ]; then
   for check in memcheck racecheck synccheck; do
-    left=$((580 - SECONDS + started))
+    left=$((limit - 20 - SECONDS + started))
     if [ "$left" -lt 30 ]; then echo "$check: not run, no time is left"; continue; fi
     step "$check" "$((left < 60 ? left : 60))" "$sanitizer" --tool "$check" --error-exitcode 9 \
       $python -m pytest -q -x -p no:cacheprovider tests/cuda/kernels ${TESTS:-}
