@@ -58,6 +58,12 @@ Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
     stride=_U, first=_U, first_split=_U, n_splits=_U, block_heads=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
+ListedRows = _structure("ListedRows", cache=Cache, keys=KeyList, biases=_P)
+AttendTiles = _structure(
+    "AttendTiles", qkv=_P, heads=Heads, lists=ListedRows * 3, out=_P, states=_P, sinks=_P,
+    n_lists=_U, stride=_U, first=_U, n_rows=_U, out_stride=_U, part_floats=_U, is_joint=_U,
+    scale=_F, soft_cap=_F,
+)  # fmt: skip
 Join = _structure(
     "Join", states=_P, out=_P, n_rows=_U, first_split=_U, n_joined=_U, n_splits=_U, sinks=_P,
     n_heads=_U,
@@ -90,6 +96,8 @@ ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
     "latent_rows": Latent, "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
+    "attend_tiles_64": AttendTiles, "attend_tiles_128": AttendTiles,
+    "column_tiles_64": Columns, "column_tiles_128": Columns,
     "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
     "delta_gates": DeltaGate, "delta_rule": Delta, "ssd": Ssd,
     **{f"multiply_{name}": Multiply for name in FORMATS},

@@ -145,8 +145,43 @@ void DeviceDecoder::launch_attend(AttendArguments a, size_t n_ranges, size_t n_r
                   kThreads, n_heads * attend_head_bytes(a.heads.key_dim));
 }
 
+bool DeviceDecoder::takes_tiles(const Rows& rows, size_t layer) const {
+  const LayerSpec& spec = config_.layers[layer];
+  return rows.n >= kTilesFromRows && tile_dim(heads_of(spec), rows.state.cache(layer), spec.qkv_dim()) > 0;
+}
+
+AttendTilesArguments DeviceDecoder::tiles_arguments(const Rows& rows, size_t layer, float* out) const {
+  const AttendArguments rows_of_layer = attend_arguments(rows, layer);
+  AttendTilesArguments a{};
+  a.qkv = rows_of_layer.qkv;
+  a.heads = rows_of_layer.heads;
+  a.lists[0].cache = rows_of_layer.cache;
+  a.n_lists = 1;
+  a.out = out;
+  a.sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
+  a.stride = rows_of_layer.stride;
+  a.first = rows_of_layer.first;
+  a.n_rows = u32(rows.n);
+  a.out_stride = u32(attended_dim(config_.layers[layer]));
+  a.scale = rows_of_layer.scale;
+  a.soft_cap = rows_of_layer.soft_cap;
+  return a;
+}
+
+void DeviceDecoder::launch_tiles(const AttendTilesArguments& a) {
+  const size_t dim = tile_dim(a.heads, a.lists[0].cache, a.stride);
+  device_->launch(dim == 64 ? "attend_tiles_64" : "attend_tiles_128", a,
+                  ceil_div(size_t{a.n_rows}, size_t{kAttendTile}), a.heads.n_heads, 1, kThreads,
+                  attend_tiles_bytes(dim));
+}
+
 void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
   const LayerSpec& spec = config_.layers[layer];
+  if (takes_tiles(rows, layer)) {
+    AttendTilesArguments a = tiles_arguments(rows, layer, out);
+    a.lists[0].keys.window = u32(spec.window);
+    return launch_tiles(a);
+  }
   const size_t n_heads = spec.heads.n_heads, dim = attended_dim(spec);
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
@@ -206,17 +241,47 @@ void DeviceDecoder::attend_token(const Rows& token, size_t layer) {
   token.sequence.policy_of_call().end_layer();
 }
 
-// A chunk attends to itself, to the positions of its memory and to the rows that stand for several, each in
-// ranges of its own.
+KeyList DeviceDecoder::own_keys(const Rows& chunk) const {
+  KeyList own{};
+  own.lowest = u32(chunk.position);
+  return own;
+}
+
+// A chunk attends to itself, to the positions of its memory and to the rows that stand for several.
 void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums) {
+  if (takes_tiles(chunk, layer)) {
+    attend_chunk_by_tiles(chunk, layer, memory, has_sums);
+  } else {
+    attend_chunk_by_rows(chunk, layer, memory, has_sums);
+  }
+  if (has_sums) add_columns(chunk, layer, memory);
+}
+
+void DeviceDecoder::attend_chunk_by_tiles(const Rows& chunk, size_t layer, const Memory& memory,
+                                          bool has_sums) {
+  const AttentionPlan& plan = chunk.sequence.plan(layer);
+  AttendTilesArguments a = tiles_arguments(chunk, layer, chunk.attended(attended_dim(config_.layers[layer])));
+  const DeviceCache cache = a.lists[0].cache;
+  a.lists[0].keys = own_keys(chunk);
+  if (memory.most > 0) a.lists[a.n_lists++] = {cache, memory.keys, nullptr};
+  if (memory.most_synthetic > 0)
+    a.lists[a.n_lists++] = {memory.synthetic, memory.synthetic_keys, memory.biases};
+  if (has_sums) a.states = chunk.state.joined_.as<float>();
+  a.part_floats = u32(plan.shape.longest_chunk() * a.heads.n_heads * 2);
+  a.is_joint = plan.needs.column_sums == ColumnSums::kJoint;
+  launch_tiles(a);
+}
+
+// Own keys, memory and synthetic rows each in ranges of their own.
+void DeviceDecoder::attend_chunk_by_rows(const Rows& chunk, size_t layer, const Memory& memory,
+                                         bool has_sums) {
   const AttentionHeads& heads = config_.layers[layer].heads;
   const size_t dim = attended_dim(config_.layers[layer]);
   const PolicyNeeds& needs = chunk.sequence.plan(layer).needs;
   const bool is_joint = needs.column_sums == ColumnSums::kJoint;
   DeviceState& state = chunk.state;
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
-  KeyList own{};
-  own.lowest = u32(chunk.position);
+  const KeyList own = own_keys(chunk);
   float* const joined = state.joined_.as<float>();
   const size_t part_floats = chunk.sequence.plan(layer).shape.longest_chunk() * heads.n_heads * 2;
   for (size_t begin = 0; begin < chunk.n; begin += kAttendRows) {
@@ -254,23 +319,39 @@ void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& 
     join(joined, 0, is_joint ? a.n_splits : n_own);
     if (!is_joint) join(joined + part_floats, n_own, n_memory);
   }
+}
+
+// What keys of the chunk and of its memory receive from the chunk's queries, by the states of their softmax.
+void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& memory) {
+  const AttentionHeads& heads = config_.layers[layer].heads;
+  const PolicyNeeds& needs = chunk.sequence.plan(layer).needs;
+  const bool is_joint = needs.column_sums == ColumnSums::kJoint;
+  const size_t part_floats = chunk.sequence.plan(layer).shape.longest_chunk() * heads.n_heads * 2;
+  const AttendArguments a = attend_arguments(chunk, layer);
+  const size_t dim = takes_tiles(chunk, layer) ? tile_dim(a.heads, a.cache, a.stride) : 0;
+  DeviceState& state = chunk.state;
   for (const bool is_memory : {false, true}) {
-    if (!has_sums || (is_memory && memory.most == 0)) continue;
-    const AttendArguments a = attend_arguments(chunk, layer);
+    if (is_memory && memory.most == 0) continue;
     const size_t n_keys = is_memory ? memory.most : chunk.n;
     ColumnArguments c{};
     c.qkv = a.qkv, c.cache = a.cache, c.heads = a.heads, c.stride = a.stride, c.first = a.first;
     c.scale = a.scale, c.soft_cap = a.soft_cap;
-    c.states = joined + (is_memory && !is_joint ? part_floats : 0);
+    c.states = state.joined_.as<float>() + (is_memory && !is_joint ? part_floats : 0);
     c.sums = state.sums_.as<float>() + (is_memory ? heads.n_kv_heads * chunk.n : 0);
     c.is_scored = memory.is_scored;
-    c.keys = is_memory ? memory.keys : own;
+    c.keys = is_memory ? memory.keys : own_keys(chunk);
     c.n_rows = u32(chunk.n);
     c.sums_stride = u32(n_keys);
     c.weight = row_weight(needs.query_weights);
     c.n_last = u32(needs.n_last_queries);
-    device_->launch("column_sums", c, ceil_div(n_keys, kThreads / kWarpSize), heads.n_kv_heads, 1, kThreads,
-                    0);
+    if (dim > 0) {
+      device_->launch(dim == 64 ? "column_tiles_64" : "column_tiles_128", c,
+                      ceil_div(n_keys, size_t{kAttendTile}), heads.n_kv_heads, 1, kThreads,
+                      column_tiles_bytes(dim));
+    } else {
+      device_->launch("column_sums", c, ceil_div(n_keys, kThreads / kWarpSize), heads.n_kv_heads, 1, kThreads,
+                      0);
+    }
   }
 }
 

@@ -27,7 +27,7 @@ Temperature temperature_of(const DecoderConfig& config);
 
 // Rows that pass linear layers together, those of them that attend together, and of logits: memory grows with
 // the context for the second and with the vocabulary for the third.
-inline constexpr size_t kRowsAtOnce = 128, kAttendRows = 8, kLogitRows = 8;
+inline constexpr size_t kRowsAtOnce = 512, kAttendRows = 8, kLogitRows = 8;
 
 // The state of a prompt on the device: the caches of all layers, and what calls write to. The host's Sequence
 // keeps the books; the rows of its own cache are only filled when asked for (download_rows).
@@ -198,6 +198,15 @@ class DeviceDecoder {
   void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
   void launch_attend(AttendArguments a, size_t n_ranges, size_t n_rows);
+  // Whether rows of a prompt attend by tiles.
+  bool takes_tiles(const Rows& rows, size_t layer) const;
+  // Rows [n][out_dim] that attend to the lists by tiles.
+  AttendTilesArguments tiles_arguments(const Rows& rows, size_t layer, float* out) const;
+  void launch_tiles(const AttendTilesArguments& a);
+  void attend_chunk_by_tiles(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
+  void attend_chunk_by_rows(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
+  void add_columns(const Rows& chunk, size_t layer, const Memory& memory);
+  KeyList own_keys(const Rows& chunk) const;
   // Normed rows, in 8 bits and as floats in norm_, as the matrices want them; no norm if weight is empty.
   // Gives the floats.
   const float* begin_branch(const Rows& rows, const std::vector<float>& weight,

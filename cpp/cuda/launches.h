@@ -39,6 +39,26 @@ inline size_t attend_heads(size_t group, size_t key_dim) {
   return group <= most ? group : most < 4 ? most : most / 4 * 4;
 }
 
+// Rows from which on attention goes by tiles of 64 of them rather than row by row.
+inline constexpr size_t kTilesFromRows = 16;
+
+// The width of the tiles that take a layer's heads, 0 for none: those of latent attention are wider, and of a
+// cache of floats nothing is to be rounded.
+inline size_t tile_dim(const DeviceHeads& heads, const DeviceCache& cache, size_t stride) {
+  const size_t dim = std::max(heads.key_dim, heads.value_dim);
+  const bool is_aligned =
+      heads.key_dim % 8 == 0 && heads.value_dim % 8 == 0 && heads.value_stride % 8 == 0 && stride % 4 == 0;
+  const bool has_floats = cache.k_type == DeviceCacheType::kF32 || cache.v_type == DeviceCacheType::kF32;
+  if (!is_aligned || has_floats || dim > 128) return 0;
+  return dim <= 64 ? 64 : 128;
+}
+
+inline constexpr size_t kTileHalf = sizeof(uint16_t);
+inline size_t attend_tiles_bytes(size_t dim) { return 4 * kAttendTile * dim * kTileHalf; }
+inline size_t column_tiles_bytes(size_t dim) {
+  return kAttendTile * (dim * kTileHalf + kThreads / kWarpSize * sizeof(float));
+}
+
 // What attention leaves behind for a row: of latent attention the latent part of the weighted rows.
 inline size_t attended_dim(const LayerSpec& spec) {
   return spec.latent.is_none() ? spec.heads.out_dim() : spec.heads.n_heads * spec.latent.rank;

@@ -27,6 +27,9 @@ from tools.cuda_driver import ARGUMENTS
 # Registers that leave room for the blocks that the plan of a kernel wants, of 65,536 a processor.
 # Matrix products: three blocks of 128 threads.
 MOST_REGISTERS = dict.fromkeys((name for name in ARGUMENTS if name.startswith("gemm_")), 168)
+# Sums of 16 rows of a warp: three blocks of 64, two of 128 columns.
+MOST_REGISTERS |= {"attend_tiles_64": 168, "column_tiles_64": 168}
+MOST_REGISTERS |= {"attend_tiles_128": 255, "column_tiles_128": 168}
 DEFAULT_REGISTERS = 64
 # What must show in the code of a kernel: products of four bytes, 16-byte loads.
 INSTRUCTIONS = {
@@ -38,6 +41,14 @@ INSTRUCTIONS = {
         if name.startswith("gemm_")
     },
     "attend_split": ("MUFU.EX2", "LDG.E"),
+    **{
+        name: ("HMMA.16816.F32", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128")
+        for name in ("attend_tiles_64", "attend_tiles_128")
+    },
+    **{
+        name: ("HMMA.16816.F32", "LDSM.16.M88.4")
+        for name in ("column_tiles_64", "column_tiles_128")
+    },
     # A state that stays in registers, tokens in shared memory, four numbers at a time.
     "ssd": ("LDS.128", "STS", "FFMA", "BAR.SYNC"),
     "delta_rule": ("LDS", "STS", "FFMA", "BAR.SYNC"),  # a state that stays in shared memory

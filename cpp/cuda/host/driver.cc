@@ -16,6 +16,7 @@
 
 #include "cuda/driver_api.h"
 #include "cuda/kernels/attend.cuh"
+#include "cuda/kernels/attend_tiles.cuh"
 #include "cuda/kernels/gemm.cuh"
 #include "cuda/kernels/list.h"
 #include "cuda/kernels/multiply.cuh"

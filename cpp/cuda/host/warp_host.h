@@ -40,6 +40,9 @@ inline float magnitude(float x) { return std::fabs(x); }
 inline int32_t round_to_int(float x) { return static_cast<int32_t>(std::lrint(x)); }
 inline float exp2_fast(float x) { return std::exp2(x); }
 
+inline uint32_t pack_halves(float low, float high) {
+  return f16_from_f32(low) | static_cast<uint32_t>(f16_from_f32(high)) << 16;
+}
 inline int32_t dot4(uint32_t a, uint32_t b, int32_t acc) {
   for (int i = 0; i < 4; ++i) {
     acc += static_cast<int8_t>(a >> (8 * i)) * static_cast<int8_t>(b >> (8 * i));

@@ -218,6 +218,29 @@ struct AttendArguments {
   float scale, soft_cap;
 };
 
+// Rows of a cache that queries read in one softmax with others.
+struct ListedRows {
+  DeviceCache cache;
+  KeyList keys;
+  const float* biases;  // as in AttendArguments
+};
+
+// Attention of n_rows queries from position first on to all lists, on tensor cores: out [rows][out_stride].
+// Caches of floats are of synthetic rows, which are rounded to f16. Dimensions are multiples of 8 and at most
+// those in the kernel's name, stride is a multiple of 4. states [2][part_floats] or null: as of
+// JoinArguments, of the first list and of the second; or, joint, one of all. Grid: (rows / 64, n_heads).
+inline constexpr int kAttendTile = 64, kMostLists = 3;
+struct AttendTilesArguments {
+  const float* qkv;
+  DeviceHeads heads;
+  ListedRows lists[kMostLists];
+  float* out;
+  float* states;
+  const float* sinks;  // as in CombineArguments
+  uint32_t n_lists, stride, first, n_rows, out_stride, part_floats, is_joint;
+  float scale, soft_cap;
+};
+
 // Puts the splits together in their order: out [rows][n_heads * value_dim]. Grid: (n_heads, rows).
 struct CombineArguments {
   const float* parts;
@@ -242,7 +265,7 @@ enum class RowWeight : uint32_t { kOne, kVisibleKeys, kLastRows };
 
 // Column sums: what every key of the list receives from n_rows queries from position first on, of the softmax
 // whose states are given, summed over the query heads of the KV head: sums [n_kv_heads][sums_stride].
-// Grid: (keys / 4, n_kv_heads).
+// Grid: (keys / 4, n_kv_heads); of column_tiles, on tensor cores as attend_tiles: (keys / 64, n_kv_heads).
 struct ColumnArguments {
   const float* qkv;  // as in AttendArguments
   DeviceCache cache;

@@ -13,6 +13,10 @@
   X(embed_rows, EmbedArguments)               \
   X(attend_split, AttendArguments)            \
   X(combine_splits, CombineArguments)         \
+  X(attend_tiles_64, AttendTilesArguments)    \
+  X(attend_tiles_128, AttendTilesArguments)   \
+  X(column_tiles_64, ColumnArguments)         \
+  X(column_tiles_128, ColumnArguments)        \
   X(join_states, JoinArguments)               \
   X(column_sums, ColumnArguments)             \
   X(split_signs, SignArguments)               \

@@ -43,6 +43,12 @@ EH2O_DEVICE uint16_t f16_from_f32(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
   return half;
 }
+// Two halves, the first in the low bits.
+EH2O_DEVICE uint32_t pack_halves(float low, float high) {
+  uint32_t halves;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+  return halves;
+}
 
 // acc plus the products of four signed bytes.
 EH2O_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t acc) {

@@ -62,7 +62,8 @@ def check_rule(
         results.append((np.concatenate((rows, np.stack(decoded))), chosen, session))
     for ours, theirs in zip(results[1][1], results[0][1], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert relative_error(results[1][0], results[0][0]) < 2e-4
+    # Prompts weigh values in f16 on tensor cores, which leaves 2^-12 of an output.
+    assert relative_error(results[1][0], results[0][0]) < 6e-4
     assert results[1][2].pairs_computed == results[0][2].pairs_computed
     assert results[1][2].pairs_dense == results[0][2].pairs_dense
 
