@@ -152,8 +152,7 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
       copy_async_wait<0>();
       sync_block();  // these keys are there for all, and the values before them read by all
       load_rows<kDim>(v_tile, list.cache.v, list.cache.v_type, first_keys, head_row, key, count - 1,
-                      value_dim,
-                      list.cache.v_type == DeviceCacheType::kF32 ? value_dim : a.heads.value_stride);
+                      value_dim, a.heads.value_stride);
       copy_async_commit();
       float s[8][4] = {};
       multiply_tile<kDim>(s, k_tile, key_dim, a.scale, a.soft_cap, load_queries);

@@ -15,7 +15,7 @@ from edgeh2o.engine.opening import open_model
 from edgeh2o.errors import UsageError
 from edgeh2o.models.spec import registered_architectures
 from tests.cuda.host_library import SMALL
-from tests.cuda.models.greedy import SHAPE, greedy
+from tests.cuda.models.greedy import LOGIT_TOLERANCE, SHAPE, greedy
 from tests.model.model_pair import (
     random_tokens,
     relative_error,
@@ -135,7 +135,7 @@ def test_architectures(tiny_model: TinyModelFactory, name: str) -> None:
     expected, tokens = greedy(path, prompt, 4, device=False, **shape)
     logits, same = greedy(path, prompt, 4, device=True, **shape)
     assert same == tokens
-    assert relative_error(logits, expected) < 2e-4
+    assert relative_error(logits, expected) < LOGIT_TOLERANCE
 
 
 @pytest.mark.parametrize("tensor_type", ["Q4_0", "Q8_0", "F16"])

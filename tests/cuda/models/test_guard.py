@@ -13,6 +13,7 @@ from edgeh2o.attention.h2o import H2OConfig
 from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from tests.cuda.host_library import SMALL
+from tests.cuda.models.greedy import LOGIT_TOLERANCE
 from tests.model.model_pair import (
     CHUNK_SIZE,
     HEAVY,
@@ -54,7 +55,7 @@ def test_layers_are_read_again_of_which_the_cpu_reads_sets_again(
         cpu, device = sessions
         assert device.pairs_dense == cpu.pairs_dense
         if limit in (0, math.inf):  # else the CPU reads some of a layer's sets again
-            assert relative_error(rows[1], rows[0]) < 2e-4
+            assert relative_error(rows[1], rows[0]) < LOGIT_TOLERANCE
             np.testing.assert_allclose(device.error_sums, cpu.error_sums, rtol=2e-3)
             assert device.n_dense_reads == cpu.n_dense_reads
             assert device.pairs_computed == cpu.pairs_computed

@@ -19,7 +19,7 @@ from edgeh2o.cuda.devices import open_device
 from edgeh2o.engine.opening import open_model
 from edgeh2o.runners.base import RunnerState
 from tests.cuda.host_library import SMALL
-from tests.cuda.models.greedy import SHAPE, greedy
+from tests.cuda.models.greedy import LOGIT_TOLERANCE, SHAPE, greedy
 from tests.model.model_pair import (
     random_tokens,
     relative_error,
@@ -36,7 +36,7 @@ def test_a_long_context_in_several_ranges(tiny_model: TinyModelFactory) -> None:
         expected, tokens = greedy(path, prompt, 4, device=False, cache_type=cache_type)
         logits, same = greedy(path, prompt, 4, device=True, cache_type=cache_type)
         assert same == tokens
-        assert relative_error(logits, expected) < 2e-4
+        assert relative_error(logits, expected) < LOGIT_TOLERANCE
 
 
 @pytest.mark.parametrize("cache_type", ["q8_0", "q8_0/f16"])
@@ -73,7 +73,7 @@ def test_logits_of_every_row(tiny_model: TinyModelFactory) -> None:
         runner.prefill(tokens, is_last=True)
         rows.append(np.array(runner.row_logits(3, 37)))
         assert runner.pairs_computed == 40 * 41 // 2
-    assert relative_error(rows[1], rows[0]) < 2e-4
+    assert relative_error(rows[1], rows[0]) < LOGIT_TOLERANCE
 
 
 def test_two_models_share_a_device(tiny_model: TinyModelFactory) -> None:
