@@ -40,6 +40,25 @@ extern "C" __global__ void __launch_bounds__(256) peak_mma_s8(const LoopArgument
   if (sum == 123456789) a.out[threadIdx.x] = sum;  // else the loop would be left out
 }
 
+// Eight independent products of 16 x 16 and 16 x 8 halves a warp and round, sums in f32.
+extern "C" __global__ void __launch_bounds__(256) peak_mma_f16(const LoopArguments a) {
+  float d[8][4] = {};
+  const unsigned x = threadIdx.x * 0x00010001u;
+  for (unsigned i = 0; i < a.n; ++i) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%5,%5}, "
+          "{%0,%1,%2,%3};"
+          : "+f"(d[k][0]), "+f"(d[k][1]), "+f"(d[k][2]), "+f"(d[k][3])
+          : "r"(x), "r"(x + i));
+    }
+  }
+  float sum = 0.0f;
+  for (int k = 0; k < 8; ++k) sum += d[k][0] + d[k][1] + d[k][2] + d[k][3];
+  if (sum == 1.25f) a.out[threadIdx.x] = 1;
+}
+
 // Sixteen independent fused multiply-adds a thread and round.
 extern "C" __global__ void __launch_bounds__(256) peak_fma_f32(const LoopArguments a) {
   float d[16];

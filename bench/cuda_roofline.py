@@ -4,8 +4,8 @@
     python -m bench.cuda_roofline --write-peaks FILE.ptx
 
 Bytes and operations are counted from the sizes: every operand is read once and every result written
-once. The limits are measured on the device: a copy, a loop of products on tensor cores (IMMA) and
-one of fused multiply-adds (bench/cuda_peaks.cu, compiled by an NVRTC that is found, or PTX that
+once. The limits are measured on the device: a copy, loops of products on tensor cores (IMMA, HMMA)
+and one of fused multiply-adds (bench/cuda_peaks.cu, compiled by an NVRTC that is found, or PTX that
 --write-peaks made elsewhere). On the host device (--small) no time means anything; it shows that
 the script runs.
 """
@@ -30,6 +30,7 @@ from tools.cuda_driver import (
     SSD_SHARED_BYTES,
     Add,
     Attend,
+    AttendTiles,
     Cache,
     Columns,
     Combine,
@@ -40,6 +41,7 @@ from tools.cuda_driver import (
     Heads,
     KeyList,
     Latent,
+    ListedRows,
     Matrix,
     Multiply,
     Norm,
@@ -68,7 +70,7 @@ class Case:
     """A launch, and what it must move and compute at least.
 
     Attributes:
-        limit: "bytes", "s8" or "f32": what bounds the kernel.
+        limit: "bytes", "s8", "f16" or "f32": what bounds the kernel.
         amount: bytes, or multiplications and additions.
     """
 
@@ -149,6 +151,7 @@ def measure_peaks(device: Device, sizes: Sizes, ptx: bytes | None) -> dict[str, 
     peaks = {
         "bytes": rate("peak_copy", copied, 2 * sizes.copy_bytes),
         "s8": rate("peak_mma_s8", looped, n_warps * sizes.loop * 8 * 2 * 16 * 8 * 32),
+        "f16": rate("peak_mma_f16", looped, n_warps * sizes.loop * 8 * 2 * 16 * 8 * 16),
         "f32": rate("peak_fma_f32", looped, n_blocks * threads * sizes.loop * 16 * 2),
     }
     for address in (to, source, out):
@@ -279,6 +282,53 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
         device.launch("column_sums", sums, (-(-context // 4), n_kv))
 
     yield Case("column_sums", "f32", 2.0 * n_summed * n_heads * context * dim, add_columns)
+    device.free_all()
+
+
+def attention_by_tiles(device: Device, sizes: Sizes) -> Iterator[Case]:
+    """The last rows of a prompt over a cache in f16 on tensor cores, and column sums of them.
+
+    Counted as one product each of queries and of weights: a query takes two, as the sum of halves.
+    """
+    dim, n_heads, n_kv, context = sizes.head_dim, sizes.n_heads, sizes.n_kv_heads, sizes.context
+    n_rows = min(512, context // 2)
+    stride = (n_heads + 2 * n_kv) * dim
+    heads = Heads(n_heads=n_heads, n_kv_heads=n_kv, key_dim=dim, value_dim=dim, value_stride=dim)
+    random = np.random.default_rng(0)
+    qkv = device.put(random.normal(size=(n_rows, stride)).astype(np.float32))
+    k, v = (
+        device.put(random.normal(size=(n_kv, context, dim)).astype(np.float16)) for _ in range(2)
+    )
+    cache = Cache(k=k, v=v, max_context=context)
+    width = 64 if dim <= 64 else 128
+    shared = {
+        "qkv": qkv, "heads": heads, "stride": stride, "first": context - n_rows, "n_rows": n_rows,
+        "scale": dim**-0.5,
+    }  # fmt: skip
+    states = device.empty(2 * n_rows * n_heads * 2 * 4)
+    attend = AttendTiles(
+        **shared, lists=(ListedRows * 3)(ListedRows(cache=cache, keys=KeyList())), n_lists=1,
+        out=device.empty(n_rows * n_heads * dim * 4), out_stride=n_heads * dim, states=states,
+        part_floats=n_rows * n_heads * 2, is_joint=1,
+    )  # fmt: skip
+    sums = Columns(
+        **shared, cache=cache, states=states, sums=device.empty(n_kv * context * 4),
+        keys=KeyList(counts=device.put(np.full(n_kv, context - n_rows, np.uint32))),
+        sums_stride=context,
+    )  # fmt: skip
+
+    def attend_tiles() -> None:
+        grid = (-(-n_rows // 64), n_heads)
+        device.launch(f"attend_tiles_{width}", attend, grid, shared=4 * 64 * width * 2)
+
+    def column_tiles() -> None:
+        grid, n_bytes = (-(-(context - n_rows) // 64), n_kv), 64 * (width * 2 + 16)
+        device.launch(f"column_tiles_{width}", sums, grid, shared=n_bytes)
+
+    n_products = float(n_rows) * n_heads * (context - n_rows / 2) * dim
+    yield Case(f"attend_tiles, {n_rows} rows", "f16", 4 * n_products, attend_tiles)
+    n_products = float(n_rows) * n_heads * (context - n_rows) * dim
+    yield Case(f"column_tiles, {n_rows} rows", "f16", 2 * n_products, column_tiles)
     device.free_all()
 
 
@@ -423,7 +473,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     device, sizes = Device(arguments.library), SMALL if arguments.small else LARGE
     peaks = measure_peaks(device, sizes, ptx)
-    units = {"bytes": "GB/s", "s8": "Gop/s", "f32": "Gflop/s"}
+    units = {"bytes": "GB/s", "s8": "Gop/s", "f16": "Gflop/s", "f32": "Gflop/s"}
     for limit, peak in peaks.items():
         print(f"limit of {limit}: {peak / 1e9:,.0f} {units[limit]}")
     if not peaks:
@@ -431,7 +481,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         "\n| kernel | bound by | amount | time | rate | of the limit |\n|---|---|---|---|---|---|"
     )
-    for cases in (products, attention, latent_attention, row_kernels, recurrent):
+    for cases in (
+        products,
+        attention,
+        attention_by_tiles,
+        latent_attention,
+        row_kernels,
+        recurrent,
+    ):
         for case in cases(device, sizes):
             seconds = seconds_of(device, case.launch)
             rate = case.amount / seconds
