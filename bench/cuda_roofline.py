@@ -49,6 +49,9 @@ from tools.cuda_driver import (
     Rope,
     Ssd,
     Structure,
+    attend_shared_bytes,
+    gemm_shared_bytes,
+    multiply_threads,
 )
 
 SOURCE = Path(__file__).with_name("cuda_peaks.cu")
@@ -199,9 +202,12 @@ def products(device: Device, sizes: Sizes) -> Iterator[Case]:
         )
 
         def multiply(
-            kernel: str = f"multiply_{name}", a: Structure = arguments, grid: tuple = grid
+            kernel: str = f"multiply_{name}",
+            a: Structure = arguments,
+            grid: tuple = grid,
+            threads: int = multiply_threads(name),
         ) -> None:
-            device.launch(kernel, a, grid, shared=256)
+            device.launch(kernel, a, grid, threads, 512)
 
         moved = n_bytes + row_bytes + n_out * 4
         yield Case(f"multiply_{name}", "bytes", moved, multiply)
@@ -211,14 +217,18 @@ def products(device: Device, sizes: Sizes) -> Iterator[Case]:
         rows, _ = put_rows(device, sizes.n_rows, sizes.dim)
         out = device.empty(sizes.n_rows * sizes.dim * 4)
         arguments = Multiply(w=matrix, xq=rows, out=out, out_stride=sizes.dim, n_rows=sizes.n_rows)
-        shared = 3 * (64 * 64 + 4 * 128 * int(name[1]))
+        for kernel, block_rows in (("gemm", 64), ("gemm_tall", 128)):
+            grid = (sizes.dim // 64, -(-sizes.n_rows // block_rows))
 
-        def gemm(
-            kernel: str = f"gemm_{name}", a: Structure = arguments, shared: int = shared
-        ) -> None:
-            device.launch(kernel, a, (sizes.dim // 64, -(-sizes.n_rows // 64)), shared=shared)
+            def gemm(
+                kernel: str = f"{kernel}_{name}",
+                a: Structure = arguments,
+                grid: tuple = grid,
+                shared: int = gemm_shared_bytes(name, block_rows),
+            ) -> None:
+                device.launch(kernel, a, grid, shared=shared)
 
-        yield Case(f"gemm_{name}", "s8", 2.0 * sizes.n_rows * sizes.dim**2, gemm)
+            yield Case(f"{kernel}_{name}", "s8", 2.0 * sizes.n_rows * sizes.dim**2, gemm)
         device.free_all()
 
 
@@ -236,7 +246,7 @@ def attending(
         n_heads=n_heads, value_dim=value_dim, n_splits=n_splits,
     )  # fmt: skip
     n_blocks = n_kv * -(-n_heads // n_kv // block_heads)
-    n_bytes = block_heads * (heads.key_dim + 128) * 4
+    n_bytes = attend_shared_bytes(block_heads, heads.key_dim)
 
     def attend(n: int) -> Callable[[], None]:
         arguments = Attend(
@@ -391,14 +401,14 @@ def row_kernels(device: Device, sizes: Sizes) -> Iterator[Case]:
     for name, arguments, grid, threads, n_bytes in (
         ("norm_rows", norm, (n,), 128, n * dim * 4 + row_bytes),
         ("add_rows", add, (n,), 128, 3 * n * dim * 4),
-        ("gate_rows", gated, (n,), 128, 2 * n * ffn_dim * 4 + wide_bytes),
+        ("gate_rows", gated, (n, -(-ffn_dim // 512)), 128, 2 * n * ffn_dim * 4 + wide_bytes),
         ("rope_rows", rope, (n_heads + 2 * n_kv, n), 32, rope_bytes),
     ):
 
         def launch(
             name: str = name, a: Structure = arguments, grid: tuple = grid, threads: int = threads
         ) -> None:
-            device.launch(name, a, grid, threads=threads, shared=256)
+            device.launch(name, a, grid, threads=threads, shared=512)
 
         yield Case(name, "bytes", n_bytes, launch)
     device.free_all()

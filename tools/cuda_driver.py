@@ -96,13 +96,30 @@ ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
     "latent_rows": Latent, "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
-    "attend_tiles_64": AttendTiles, "attend_tiles_128": AttendTiles,
-    "column_tiles_64": Columns, "column_tiles_128": Columns,
     "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
     "delta_gates": DeltaGate, "delta_rule": Delta, "ssd": Ssd,
+    **{f"attend_tiles_{dim}": AttendTiles for dim in (64, 128, 256)},
+    **{f"column_tiles_{dim}": Columns for dim in (64, 128, 256)},
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
+    **{f"gemm_tall_{name}": Multiply for name in FORMATS if name.startswith("q")},
 }  # fmt: skip
+
+
+def gemm_shared_bytes(name: str, n_rows: int) -> int:
+    """Shared memory of a block of ``n_rows`` rows: 64, or 128 of gemm_tall."""
+    n_parts = (4 if "small" in name else 2) * (2 if name.endswith("min") else 1)
+    return 3 * (n_rows * (64 + 2 * 4) + 4 * (128 * int(name[1]) + 16 * n_parts * 2))
+
+
+def attend_shared_bytes(n_heads: int, key_dim: int) -> int:
+    """Shared memory of a block of attend_split: queries, logits of 128 keys, and its scratch."""
+    return n_heads * (key_dim + 128) * 4 + 16 * 128 * 4
+
+
+def multiply_threads(name: str) -> int:
+    """Threads of a block of the products with vectors, for weights in a format."""
+    return 256 if name.startswith("q") else 128
 
 
 class DeviceError(Exception):

@@ -142,7 +142,7 @@ void DeviceDecoder::launch_attend(AttendArguments a, size_t n_ranges, size_t n_r
   const size_t group = a.heads.n_heads / a.heads.n_kv_heads, n_heads = attend_heads(group, a.heads.key_dim);
   a.block_heads = u32(n_heads);
   device_->launch("attend_split", a, n_ranges, a.heads.n_kv_heads * ceil_div(group, n_heads), n_rows,
-                  kThreads, n_heads * attend_head_bytes(a.heads.key_dim));
+                  kThreads, n_heads * attend_head_bytes(a.heads.key_dim) + kAttendScratchBytes);
 }
 
 bool DeviceDecoder::takes_tiles(const Rows& rows, size_t layer) const {
@@ -170,9 +170,8 @@ AttendTilesArguments DeviceDecoder::tiles_arguments(const Rows& rows, size_t lay
 
 void DeviceDecoder::launch_tiles(const AttendTilesArguments& a) {
   const size_t dim = tile_dim(a.heads, a.lists[0].cache, a.stride);
-  device_->launch(dim == 64 ? "attend_tiles_64" : "attend_tiles_128", a,
-                  ceil_div(size_t{a.n_rows}, size_t{kAttendTile}), a.heads.n_heads, 1, kThreads,
-                  attend_tiles_bytes(dim));
+  device_->launch(attend_tiles_kernel(dim), a, ceil_div(size_t{a.n_rows}, size_t{kAttendTile}),
+                  a.heads.n_heads, 1, kThreads, attend_tiles_bytes(dim));
 }
 
 void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
@@ -345,9 +344,8 @@ void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& m
     c.weight = row_weight(needs.query_weights);
     c.n_last = u32(needs.n_last_queries);
     if (dim > 0) {
-      device_->launch(dim == 64 ? "column_tiles_64" : "column_tiles_128", c,
-                      ceil_div(n_keys, size_t{kAttendTile}), heads.n_kv_heads, 1, kThreads,
-                      column_tiles_bytes(dim));
+      device_->launch(column_tiles_kernel(dim), c, ceil_div(n_keys, size_t{kAttendTile}), heads.n_kv_heads, 1,
+                      kThreads, column_tiles_bytes(dim));
     } else {
       device_->launch("column_sums", c, ceil_div(n_keys, kThreads / kWarpSize), heads.n_kv_heads, 1, kThreads,
                       0);

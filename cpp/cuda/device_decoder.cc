@@ -120,7 +120,7 @@ void DeviceDecoder::embed(const Rows& rows, const DeviceTable& table, size_t fir
   device_->launch("embed_rows",
                   EmbedArguments{table.parts, rows.state.tokens_.as<int32_t>() + rows.first, out,
                                  table.part_rows, u32(first), u32(n_columns), scale},
-                  rows.n, 1, 1, kThreads, 0);
+                  rows.n, ceil_div(n_columns, size_t{kEmbedColumns}), 1, kThreads, 0);
 }
 
 // Token ids and rotations of all rows of a call, through pinned memory that the last call has let go.
@@ -201,7 +201,7 @@ void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation
   device_->launch("gate_rows",
                   GateArguments{has_gate ? gate : up, up, has_floats ? gate : nullptr, q8, u32(ffn_dim),
                                 u32(ffn_dim), gate_kind(activation)},
-                  rows.n, 1, 1, kThreads, 0);
+                  rows.n, gate_blocks(ffn_dim), 1, kThreads, 0);
 }
 
 void DeviceDecoder::gate_by(const Rows& rows, const float* gate, size_t gate_stride, float* x, size_t dim,
@@ -211,7 +211,7 @@ void DeviceDecoder::gate_by(const Rows& rows, const float* gate, size_t gate_str
   if (has_floats) q8.q = nullptr;
   device_->launch("gate_rows",
                   GateArguments{gate, x, has_floats ? x : nullptr, q8, u32(dim), u32(gate_stride), kind},
-                  rows.n, 1, 1, kThreads, 0);
+                  rows.n, gate_blocks(dim), 1, kThreads, 0);
 }
 
 const float* DeviceDecoder::begin_branch(const Rows& rows, const std::vector<float>& weight,
@@ -286,12 +286,12 @@ void DeviceDecoder::multiply_part(const Rows& rows, const DeviceMatrix& w, const
 void DeviceDecoder::launch_multiply(const MultiplyArguments& a, size_t n_heads) {
   const DeviceMatrix& w = a.w;
   if (takes_gemm(w, a.n_rows)) {
-    device_->launch(gemm_kernel(w.format), a, ceil_div(w.n_out, size_t{kGemmTile}),
-                    ceil_div(a.n_rows, size_t{kGemmTile}), 1, kThreads, gemm_shared_bytes(w.format));
+    const GemmKernel kernel = gemm_kernel(w.format, a.n_rows);
+    device_->launch(kernel.name, a, ceil_div(w.n_out, size_t{kGemmTile}),
+                    ceil_div(a.n_rows, kernel.block_rows), 1, kThreads, kernel.shared_bytes);
     return;
   }
-  const size_t n_blocks = ceil_div(w.n_out, is_tiled(w.format) ? size_t{kPanelRows} : kThreads / kWarpSize);
-  device_->launch(multiply_kernel(w.format), a, n_blocks, a.n_rows, n_heads, kThreads, kSmallShared);
+  launch_row_products(*device_, a, n_heads);
 }
 
 void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {
@@ -308,11 +308,10 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
       n_rows, 1, 1, kThreads, kSmallShared);
   size_t first = 0;
   for (const DeviceMatrix& part : parts) {
-    const size_t n_blocks = ceil_div(part.n_out, is_quantised ? size_t{kPanelRows} : kThreads / kWarpSize);
-    device_->launch(multiply_kernel(part.format),
-                    MultiplyArguments{part, norm, q8, nullptr, logits + first, part.depth, u32(vocab_size),
-                                      false, u32(n_rows)},
-                    n_blocks, n_rows, 1, kThreads, kSmallShared);
+    launch_row_products(*device_,
+                        MultiplyArguments{part, norm, q8, nullptr, logits + first, part.depth,
+                                          u32(vocab_size), false, u32(n_rows)},
+                        1);
     first += part.n_out;
   }
   const size_t n_bytes = n_rows * vocab_size * sizeof(float);

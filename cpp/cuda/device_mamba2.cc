@@ -56,7 +56,7 @@ void DeviceDecoder::gate_and_norm(const Rows& rows, size_t layer, const float* g
   const float* const norm = weights_.vector(w.ssm_norm[0]);  // of all groups, one after the other
   if (!norm) return gate_by(rows, gate, stride, x, width, GateKind::kSilu, w.ssm_out);
   device_->launch("gate_rows", GateArguments{gate, x, x, {}, u32(width), u32(stride), GateKind::kSilu},
-                  rows.n, 1, 1, kThreads, 0);
+                  rows.n, gate_blocks(width), 1, kThreads, 0);
   NormArguments n{};
   n.x = n.out = x;
   n.weight = norm;

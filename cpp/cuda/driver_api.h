@@ -39,7 +39,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
   X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                             \
   X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                              \
   X(cuCtxSetCurrent, (CUcontext context))                                                         \
-  X(cuMemGetInfo_v2, (size_t* free, size_t* total))                                               \
+  X(cuMemGetInfo_v2, (size_t * free, size_t * total))                                             \
   X(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t n_bytes))                                       \
   X(cuMemFree_v2, (CUdeviceptr pointer))                                                          \
   X(cuMemHostAlloc, (void** pointer, size_t n_bytes, unsigned flags))                             \

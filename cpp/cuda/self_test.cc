@@ -4,12 +4,13 @@
 #include <cstring>
 #include <vector>
 
+#include "cuda/launches.h"
 #include "cuda/tiles.h"
 
 namespace edgeh2o::cuda {
 namespace {
 
-constexpr size_t kRows = 9, kOutputs = 40, kDepth = 160, kThreads = 128, kSmallShared = 256;
+constexpr size_t kRows = 9, kOutputs = 40, kDepth = 160;
 constexpr double kTolerance = 1e-5;  // of the sum of magnitudes
 
 // Small numbers that look random, the same everywhere.
@@ -99,11 +100,14 @@ std::string test_format(Device& device, const char* type_name, Numbers& numbers)
   for (const bool is_matrix : {false, true}) {
     float* const out = scratch.put(std::vector<float>(kRows * kOutputs));
     const MultiplyArguments arguments{matrix, nullptr, xq, nullptr, out, 0, kOutputs, 0, kRows};
+    const char* name = multiply_kernel(format);
     if (is_matrix) {
-      device.launch(gemm_kernel(format), arguments, ceil_div(kOutputs, size_t{kGemmTile}), 1, 1, kThreads,
-                    gemm_shared_bytes(format));
+      const GemmKernel kernel = gemm_kernel(format, kRows);
+      name = kernel.name;
+      device.launch(name, arguments, ceil_div(kOutputs, size_t{kGemmTile}), 1, 1, kThreads,
+                    kernel.shared_bytes);
     } else {
-      device.launch(multiply_kernel(format), arguments, sizes.n_panels, kRows, 1, kThreads, kSmallShared);
+      launch_row_products(device, arguments, 1);
     }
     const std::vector<float> got = scratch.get(out, kRows * kOutputs);
     for (size_t i = 0; i < kOutputs; ++i) {
@@ -116,8 +120,7 @@ std::string test_format(Device& device, const char* type_name, Numbers& numbers)
           sum += product, size += std::fabs(product);
         }
         if (!(std::fabs(got[r * kOutputs + i] - sum) <= kTolerance * (size + std::fabs(sum)))) {
-          return std::string(is_matrix ? gemm_kernel(format) : multiply_kernel(format)) +
-                 " gives wrong products";
+          return std::string(name) + " gives wrong products";
         }
       }
     }

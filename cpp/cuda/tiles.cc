@@ -124,20 +124,20 @@ PackRow row_packer(PackedFormat format) {
 
 // What the traits say of a format that is known when the program runs; of floats nothing.
 struct TileKind {
-  const char* gemm;
+  const char *gemm, *gemm_tall;
   size_t tile_bytes, n_parts;
 };
 
 TileKind tile_kind(WeightFormat format) {
   switch (format) {
-#define EH2O_CASE(tiled, name, bits, block, has_min)                      \
-  case WeightFormat::tiled:                                               \
-    return {"gemm_" #name, WeightTraits<WeightFormat::tiled>::kTileBytes, \
+#define EH2O_CASE(tiled, name, bits, block, has_min)                                          \
+  case WeightFormat::tiled:                                                                   \
+    return {"gemm_" #name, "gemm_tall_" #name, WeightTraits<WeightFormat::tiled>::kTileBytes, \
             WeightTraits<WeightFormat::tiled>::kParts};
     EH2O_TILED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     default:
-      return {"", 0, 0};
+      return {"", "", 0, 0};
   }
 }
 
@@ -179,10 +179,14 @@ const char* multiply_kernel(WeightFormat format) {
   return "";
 }
 
-const char* gemm_kernel(WeightFormat format) { return tile_kind(format).gemm; }
-
-size_t gemm_shared_bytes(WeightFormat format) {
-  return kGemmStages * (kGemmTile * kTileDepth + kGemmTile / kPanelRows * tile_kind(format).tile_bytes);
+GemmKernel gemm_kernel(WeightFormat format, size_t n_rows) {
+  const TileKind kind = tile_kind(format);
+  const bool is_tall = n_rows > kGemmTile;
+  const size_t rows = is_tall ? kGemmTallRows : kGemmTile;
+  // Of a stage: activations and their scales, weights and theirs.
+  const size_t panel = kind.tile_bytes + kPanelRows * kind.n_parts * sizeof(uint16_t);
+  const size_t stage = rows * (kTileDepth + kTileDepth / 32 * sizeof(float)) + kGemmTile / kPanelRows * panel;
+  return {is_tall ? kind.gemm_tall : kind.gemm, rows, kGemmStages * stage};
 }
 
 TileSizes::TileSizes(WeightFormat format, size_t rows, size_t cols)

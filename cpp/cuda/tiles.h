@@ -14,9 +14,13 @@ WeightFormat device_format(PackedFormat format);
 
 // The kernel that multiplies with weights of a format.
 const char* multiply_kernel(WeightFormat format);
-// The kernel of matrix products with tiles, and its shared memory.
-const char* gemm_kernel(WeightFormat format);
-size_t gemm_shared_bytes(WeightFormat format);
+// The kernel of matrix products with tiles: rows and shared memory of a block. More rows at a time, where
+// there are so many, unpack and scale a weight less often.
+struct GemmKernel {
+  const char* name;
+  size_t block_rows, shared_bytes;
+};
+GemmKernel gemm_kernel(WeightFormat format, size_t n_rows);
 
 constexpr bool is_tiled(WeightFormat format) { return format >= WeightFormat::kQ4; }
 

@@ -25,29 +25,37 @@ from tools.build_cuda_images import (
 from tools.cuda_driver import ARGUMENTS
 
 # Registers that leave room for the blocks that the plan of a kernel wants, of 65,536 a processor.
-# Matrix products: three blocks of 128 threads.
+# Matrix products: three blocks of 128 threads, two of those of 128 rows.
 MOST_REGISTERS = dict.fromkeys((name for name in ARGUMENTS if name.startswith("gemm_")), 168)
+MOST_REGISTERS |= dict.fromkeys((name for name in ARGUMENTS if "gemm_tall" in name), 255)
+# Loads of four rounds on their way.
+MOST_REGISTERS |= dict.fromkeys((name for name in ARGUMENTS if "multiply_q" in name), 128)
+MOST_REGISTERS["attend_split"] = 128
 # Sums of 16 rows of a warp: three blocks of 64, two of 128 columns.
 MOST_REGISTERS |= {"attend_tiles_64": 168, "column_tiles_64": 168}
 MOST_REGISTERS |= {"attend_tiles_128": 255, "column_tiles_128": 168}
+MOST_REGISTERS |= {"attend_tiles_256": 255, "column_tiles_256": 168}
 DEFAULT_REGISTERS = 64
 # What must show in the code of a kernel: products of four bytes, 16-byte loads.
 INSTRUCTIONS = {
     **{name: ("IDP.4A.S8.S8", "LDG.E.128") for name in ARGUMENTS if name.startswith("multiply_q")},
     # Tensor cores on bytes, matrices from shared memory, asynchronous copies to it.
     **{
-        name: ("IMMA.16832.S8.S8", "LDSM.16.M88.4", "LDGSTS.E.BYPASS.128")
+        name: (
+            "IMMA.16816.S8.S8" if "small" in name else "IMMA.16832.S8.S8",
+            *("LDSM.16.M88.4", "LDGSTS.E.BYPASS.128", "LDGSTS.E.64"),
+        )
         for name in ARGUMENTS
         if name.startswith("gemm_")
     },
     "attend_split": ("MUFU.EX2", "LDG.E"),
     **{
         name: ("HMMA.16816.F32", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128")
-        for name in ("attend_tiles_64", "attend_tiles_128")
+        for name in ("attend_tiles_64", "attend_tiles_128", "attend_tiles_256")
     },
     **{
         name: ("HMMA.16816.F32", "LDSM.16.M88.4")
-        for name in ("column_tiles_64", "column_tiles_128")
+        for name in ("column_tiles_64", "column_tiles_128", "column_tiles_256")
     },
     # A state that stays in registers, tokens in shared memory, four numbers at a time.
     "ssd": ("LDS.128", "STS", "FFMA", "BAR.SYNC"),

@@ -32,6 +32,7 @@ struct Lane {
   struct Copy {
     uint8_t* to;
     const uint8_t* from;
+    size_t n_bytes;
   };
 
   Fiber fiber;

@@ -10,7 +10,9 @@
 
 #define EH2O_DEVICE inline
 #define EH2O_KERNEL(name, Arguments, n_threads) inline void name(const Arguments a)
+#define EH2O_KERNEL_OF(name, Arguments, n_threads, n_blocks) inline void name(const Arguments a)
 #define EH2O_UNROLL
+#define EH2O_UNROLL_4
 #define EH2O_NO_UNROLL
 #define EH2O_SHARED_MEMORY uint8_t* const shared_memory = ::edgeh2o::cuda::host::current_block->shared()
 
@@ -88,23 +90,30 @@ inline Words4 load_constant16(const void* p) { return host::load_aligned<Words4>
 inline Words2 load_constant8(const void* p) { return host::load_aligned<Words2>(p); }
 inline uint32_t load_constant4(const void* p) { return host::load_aligned<uint32_t>(p); }
 
-inline void copy_async16(void* shared, const void* global) {
-  host::check_aligned(shared, 16, "the target of cp.async");
-  host::check_aligned(global, 16, "the source of cp.async");
-  host::load_aligned<Words4>(global);  // it must be readable now
-  std::memset(shared, 0x7f, 16);       // garbage until its group was waited for
-  host::poison(shared, 16);
-  host::current_block->lane().copies.back().push_back(
-      {static_cast<uint8_t*>(shared), static_cast<const uint8_t*>(global)});
+namespace host {
+
+inline void copy_async(void* shared, const void* global, size_t n_bytes) {
+  check_aligned(shared, n_bytes, "the target of cp.async");
+  check_aligned(global, n_bytes, "the source of cp.async");
+  std::memcpy(shared, global, n_bytes);  // it must be readable now
+  std::memset(shared, 0x7f, n_bytes);    // garbage until its group was waited for
+  poison(shared, n_bytes);
+  current_block->lane().copies.back().push_back(
+      {static_cast<uint8_t*>(shared), static_cast<const uint8_t*>(global), n_bytes});
 }
+
+}  // namespace host
+
+inline void copy_async16(void* shared, const void* global) { host::copy_async(shared, global, 16); }
+inline void copy_async8(void* shared, const void* global) { host::copy_async(shared, global, 8); }
 inline void copy_async_commit() { host::current_block->lane().copies.emplace_back(); }
 template <int kPending>
 void copy_async_wait() {
   auto& groups = host::current_block->lane().copies;
   while (groups.size() > kPending + 1) {
     for (const auto& copy : groups.front()) {
-      host::unpoison(copy.to, 16);
-      std::memcpy(copy.to, copy.from, 16);
+      host::unpoison(copy.to, copy.n_bytes);
+      std::memcpy(copy.to, copy.from, copy.n_bytes);
     }
     groups.erase(groups.begin());
   }
@@ -138,8 +147,13 @@ void multiply(Collective collective, T (&d)[4], const uint32_t (&a)[4], uint32_t
 
 }  // namespace host
 
-inline void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+inline void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int32_t c) {
+  for (int32_t& sum : d) sum = c;
   host::multiply(host::Collective::kMmaS8, d, a, b0, b1);
+}
+inline void mma_s8_half(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int32_t c) {
+  const uint32_t a[4] = {a0, a1, 0, 0};
+  mma_s8(d, a, b, 0, c);
 }
 inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   host::multiply(host::Collective::kMmaF16, d, a, b0, b1);

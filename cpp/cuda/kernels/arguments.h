@@ -29,8 +29,8 @@ enum class WeightFormat : uint32_t {
 };
 
 inline constexpr int kPanelRows = 16, kTileDepth = 64;
-// A block of a matrix product: rows and outputs, and tiles on their way.
-inline constexpr int kGemmTile = 64, kGemmStages = 3;
+// A block of a matrix product: outputs, and rows of it or twice as many; tiles on their way.
+inline constexpr int kGemmTile = 64, kGemmTallRows = 128, kGemmStages = 3;
 
 // X(format, name of its kernels, bits, block, whether it has minima)
 #define EH2O_TILED_FORMATS(X)               \
@@ -68,6 +68,9 @@ struct DeviceMatrix {
   WeightFormat format;
 };
 
+// Of a product with a vector: the warps of a block share the depth of a panel.
+inline constexpr int kTilesThreads = 256;
+
 // Rows of activations in 8 bits: q [row][padded] and d [row][padded / 32]; a value is d q.
 struct QuantisedRows {
   int8_t* q;
@@ -76,8 +79,8 @@ struct QuantisedRows {
 };
 
 // out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats; of matrix
-// products: (n_out / 64, rows / 64). All but these take a matrix per head in the place of w, too: then heads
-// are the third dimension of the grid, and each takes a part of the row and gives one.
+// products: (n_out / 64, rows / 64 or 128). All but these take a matrix per head in the place of w, too: then
+// heads are the third dimension of the grid, and each takes a part of the row and gives one.
 struct MultiplyArguments {
   DeviceMatrix w;
   const float* x;     // [rows][x_stride], for float matrices
@@ -125,7 +128,8 @@ struct MixArguments {
 
 enum class GateKind : uint32_t { kSilu, kGelu, kSiluClamped, kSigmoid, kRelu };
 
-// act(gate) * up, gate [rows][gate_stride], up [rows][dim]. Grid: (rows).
+// act(gate) * up, gate [rows][gate_stride], up [rows][dim]. Grid: (rows, columns / 512), of the padded ones.
+inline constexpr uint32_t kGateColumns = 512;
 struct GateArguments {
   const float* gate;
   const float* up;
@@ -136,7 +140,8 @@ struct GateArguments {
 };
 
 // out[row] = scale * columns [first, first + n_columns) of row tokens[row] of a table that lies in parts of
-// part_rows rows. Grid: (rows).
+// part_rows rows. Grid: (rows, columns / 512).
+inline constexpr uint32_t kEmbedColumns = 512;
 struct EmbedArguments {
   const DeviceMatrix* parts;
   const int32_t* tokens;
@@ -205,7 +210,7 @@ struct KeyList {
 // Attention of every row's query at position first + r, in ranges of kSplitKeys keys: ranges first_split and
 // on of n_splits. The query heads of a KV head are cut into blocks of block_heads.
 // Grid: (ranges, blocks of all KV heads, rows).
-inline constexpr int kSplitKeys = 128;
+inline constexpr int kSplitKeys = 128, kAttendScratchBytes = 16 * 128 * 4;
 struct AttendArguments {
   const float* qkv;  // [rows][stride], rotated
   DeviceCache cache;

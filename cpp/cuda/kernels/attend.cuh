@@ -66,9 +66,70 @@ struct ListedKeys {
   uint32_t begin, count;
 };
 
+// A range of keys that a block weighs for its query heads.
+struct WeighedRange {
+  size_t head_row;
+  uint32_t first_key, n_keys, group;
+  size_t first_part;
+};
+
+// The weighted sums of values, kValues columns a thread, four queries at a time, which read a value once.
+// Threads that are left over share the keys; scratch [4 kValues][kAttendThreads] adds up what they have.
+template <int kValues>
+EH2O_DEVICE void weigh_values(const AttendArguments& a, const ListedKeys& keys, const WeighedRange& range,
+                              const float* weights, float* scratch) {
+  const uint32_t t = static_cast<uint32_t>(thread_index()), value_dim = a.heads.value_dim;
+  const uint32_t n_pieces = value_dim / kValues;
+  const uint32_t width = n_pieces < kAttendThreads ? n_pieces : kAttendThreads;
+  const uint32_t n_shares = width > 0 ? kAttendThreads / width : 0;
+  for (uint32_t g0 = 0; g0 < range.group; g0 += 4) {
+    for (uint32_t first = 0; first < n_pieces; first += width) {
+      const uint32_t piece = first + t % width, share = t / width;
+      float sums[4][kValues] = {};
+      if (piece < n_pieces && share < n_shares) {
+        EH2O_UNROLL_4
+        for (uint32_t key = share; key < range.n_keys; key += n_shares) {
+          const size_t at = (range.head_row + keys.position(range.first_key + key)) * a.heads.value_stride +
+                            piece * kValues;
+          float values[4];
+          if constexpr (kValues == 4) {
+            load_cached4(values, a.cache.v, a.cache.v_type, at);
+          } else {
+            values[0] = cached(a.cache.v, a.cache.v_type, at);
+          }
+          EH2O_UNROLL
+          for (uint32_t g = 0; g < 4; ++g) {
+            if (g0 + g >= range.group) continue;
+            const float weight = weights[(g0 + g) * kSplitKeys + key];
+            EH2O_UNROLL
+            for (int e = 0; e < kValues; ++e) sums[g][e] = multiply_add(weight, values[e], sums[g][e]);
+          }
+        }
+      }
+      EH2O_UNROLL
+      for (int g = 0; g < 4; ++g) {
+        EH2O_UNROLL
+        for (int e = 0; e < kValues; ++e) scratch[(g * kValues + e) * kAttendThreads + t] = sums[g][e];
+      }
+      sync_block();
+      for (uint32_t i = t; i < 4 * kValues * width; i += kAttendThreads) {
+        const uint32_t column = i % width, g = i / width / kValues, e = i / width % kValues;
+        if (g0 + g >= range.group || first + column >= n_pieces) continue;
+        float sum = 0.0f;
+        for (uint32_t s = 0; s < n_shares; ++s) {
+          sum += scratch[(g * kValues + e) * kAttendThreads + s * width + column];
+        }
+        a.parts[(range.first_part + (g0 + g) * a.n_splits) * value_dim + (first + column) * kValues + e] =
+            sum;
+      }
+      sync_block();
+    }
+  }
+}
+
 // A block of query heads of a KV head. Shared memory: queries [block_heads][key_dim], logits [block_heads]
-// [kSplitKeys].
-EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
+// [kSplitKeys], scratch of weigh_values.
+EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
   EH2O_SHARED_MEMORY;
   const uint32_t range = static_cast<uint32_t>(block_x());
   const uint32_t row = static_cast<uint32_t>(block_z()), t = static_cast<uint32_t>(thread_index());
@@ -103,20 +164,20 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   const size_t head_row = static_cast<size_t>(kv_head) * a.cache.max_context;
   const uint32_t part = t % kKeyLanes;
   for (uint32_t g0 = 0; g0 < group; g0 += 4) {
+    EH2O_UNROLL_4
     for (uint32_t base = 0; base < n_keys; base += kAttendThreads / kKeyLanes) {
-      const uint32_t key = base + t / kKeyLanes;
+      const uint32_t key = base + t / kKeyLanes, there = key < n_keys ? key : n_keys - 1;
       float sums[4] = {};
-      if (key < n_keys) {
-        const size_t at = (head_row + keys.position(first_key + key)) * key_dim;
-        for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
-          float k[4];
-          load_cached4(k, a.cache.k, a.cache.k_type, at + i);
+      const size_t at = (head_row + keys.position(first_key + there)) * key_dim;
+      for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
+        float k[4];
+        load_cached4(k, a.cache.k, a.cache.k_type, at + i);
+        EH2O_UNROLL
+        for (uint32_t g = 0; g < 4; ++g) {
+          if (g0 + g >= group) continue;
           EH2O_UNROLL
-          for (uint32_t g = 0; g < 4; ++g) {
-            if (g0 + g >= group) continue;
-            for (uint32_t e = 0; e < 4; ++e) {
-              sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
-            }
+          for (uint32_t e = 0; e < 4; ++e) {
+            sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
           }
         }
       }
@@ -153,24 +214,11 @@ EH2O_KERNEL(attend_split, AttendArguments, kAttendThreads) {
   }
   sync_block();
 
-  // Four queries at a time, which read a value once.
-  for (uint32_t g0 = 0; g0 < group; g0 += 4) {
-    const float* const weights = logits + g0 * kSplitKeys;
-    for (uint32_t d = t; d < value_dim; d += kAttendThreads) {
-      float sums[4] = {};
-      for (uint32_t key = 0; key < n_keys; ++key) {
-        const size_t at = (head_row + keys.position(first_key + key)) * a.heads.value_stride + d;
-        const float value = cached(a.cache.v, a.cache.v_type, at);
-        EH2O_UNROLL
-        for (uint32_t g = 0; g < 4; ++g) {
-          if (g0 + g < group) sums[g] = multiply_add(weights[g * kSplitKeys + key], value, sums[g]);
-        }
-      }
-      EH2O_UNROLL
-      for (uint32_t g = 0; g < 4; ++g) {
-        if (g0 + g < group) a.parts[(first_part + (g0 + g) * a.n_splits) * value_dim + d] = sums[g];
-      }
-    }
+  const WeighedRange weighed{head_row, first_key, n_keys, group, first_part};
+  if (value_dim % 4 == 0 && a.heads.value_stride % 4 == 0) {
+    weigh_values<4>(a, keys, weighed, logits, logits + group * kSplitKeys);
+  } else {
+    weigh_values<1>(a, keys, weighed, logits, logits + group * kSplitKeys);
   }
 }
 

@@ -1,5 +1,5 @@
 // Attention of the rows of a prompt on tensor cores (FlashAttention-2, arXiv 2307.08691): 64 rows of a query
-// head against 64 keys at a time, over all lists of keys that they read in one softmax.
+// head against 64 keys (32 of wide heads) at a time, over all lists of keys that they read in one softmax.
 //
 // Queries keep 22 bits, as the sum of two halves: column sums rank positions, and a rule must choose on a
 // GPU what it chooses on the CPU. Weights of values are rounded to f16, as the values are.
@@ -30,13 +30,16 @@ EH2O_DEVICE Words4 packed8(const float (&a)[4], const float (&b)[4]) {
   return {pack_halves(a[0], a[1]), pack_halves(a[2], a[3]), pack_halves(b[0], b[1]), pack_halves(b[2], b[3])};
 }
 
-// Starts to bring 64 rows of a cache to shared memory, as halves and padded with zeros to kDim; rows behind
-// `last` are that one again.
-template <int kDim>
+// Keys at a time: of wide heads so many as leave room in the shared memory for the queries.
+EH2O_DEVICE constexpr int tile_keys(int dim) { return dim > 128 ? 32 : kAttendTile; }
+
+// Starts to bring kRows rows of a cache to shared memory, as halves and padded with zeros to kDim; rows
+// behind `last` are that one again.
+template <int kDim, int kRows>
 EH2O_DEVICE void load_rows(uint8_t* tile, const void* rows, DeviceCacheType type, const ListedKeys& keys,
                            size_t head_row, uint32_t first, uint32_t last, uint32_t dim, uint32_t stride) {
   constexpr int kPieces = kDim / 8;
-  for (int i = thread_index(); i < kAttendTile * kPieces; i += kAttendThreads) {
+  for (int i = thread_index(); i < kRows * kPieces; i += kAttendThreads) {
     const int row = i / kPieces, piece = i % kPieces;
     uint8_t* const to = tile + tile_offset<kDim>(row, piece);
     if (static_cast<uint32_t>(8 * piece) >= dim) {
@@ -57,18 +60,17 @@ EH2O_DEVICE void load_rows(uint8_t* tile, const void* rows, DeviceCacheType type
   }
 }
 
-// Logits times log2(e) of 16 queries and 64 keys, without their mask: s[key / 8] as mma_f16 has them.
-template <int kDim, typename LoadQueries>
-EH2O_DEVICE void multiply_tile(float (&s)[8][4], const uint8_t* keys, uint32_t key_dim, float scale,
+// Logits times log2(e) of 16 queries and a tile of keys, without their mask: s[key / 8] as mma_f16 has them.
+template <int kDim, int kKeys, typename LoadQueries>
+EH2O_DEVICE void multiply_tile(float (&s)[kKeys / 8][4], const uint8_t* keys, uint32_t key_dim, float scale,
                                float soft_cap, const LoadQueries& load_queries) {
   const int lane = thread_index() % kWarpSize;
-  EH2O_UNROLL
-  for (int k = 0; k < kDim / 16; ++k) {
-    if (static_cast<uint32_t>(16 * k) >= key_dim) continue;
+  const auto add_depth = [&](int k) {
+    if (static_cast<uint32_t>(16 * k) >= key_dim) return;
     uint32_t high[4], low[4];
     load_queries(high, low, k);
     EH2O_UNROLL
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kKeys / 16; ++n) {
       uint32_t b[4];
       load_matrix4(b, keys + tile_offset<kDim>(16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
       mma_f16(s[2 * n], high, b[0], b[1]);
@@ -76,10 +78,17 @@ EH2O_DEVICE void multiply_tile(float (&s)[8][4], const uint8_t* keys, uint32_t k
       mma_f16(s[2 * n], low, b[0], b[1]);
       mma_f16(s[2 * n + 1], low, b[2], b[3]);
     }
+  };
+  if constexpr (kDim > 128) {  // sums of so many columns leave no registers
+    EH2O_NO_UNROLL
+    for (int k = 0; k < kDim / 16; ++k) add_depth(k);
+  } else {
+    EH2O_UNROLL
+    for (int k = 0; k < kDim / 16; ++k) add_depth(k);
   }
   const float factor = soft_cap > 0.0f ? scale : scale * 1.44269504f;
   EH2O_UNROLL
-  for (int n = 0; n < 8; ++n) {
+  for (int n = 0; n < kKeys / 8; ++n) {
     EH2O_UNROLL
     for (int e = 0; e < 4; ++e) {
       s[n][e] *= factor;
@@ -88,13 +97,14 @@ EH2O_DEVICE void multiply_tile(float (&s)[8][4], const uint8_t* keys, uint32_t k
   }
 }
 
-// Shared memory: queries, high and low halves, a tile of keys and one of values, [64][kDim] halves each.
+// Shared memory: queries, high and low halves, [64][kDim] each, a tile of keys and one of
+// values, [tile_keys][kDim] each.
 template <int kDim>
 EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
-  constexpr int kTileBytes = kAttendTile * kDim * 2;
+  constexpr int kTileBytes = kAttendTile * kDim * 2, kKeys = tile_keys(kDim);
   EH2O_SHARED_MEMORY;
   uint8_t *const q_high = shared_memory, *const q_low = q_high + kTileBytes,
-                 *const k_tile = q_low + kTileBytes, *const v_tile = k_tile + kTileBytes;
+                 *const k_tile = q_low + kTileBytes, *const v_tile = k_tile + kKeys * kDim * 2;
   const int t = thread_index(), lane = t % kWarpSize, warp = t / kWarpSize;
   const uint32_t key_dim = a.heads.key_dim, value_dim = a.heads.value_dim;
   // The rows with most keys first.
@@ -141,24 +151,24 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
     float part[2] = {};
     const auto load_keys = [&](uint32_t key) {
       if (key < count) {
-        load_rows<kDim>(k_tile, list.cache.k, list.cache.k_type, first_keys, head_row, key, count - 1,
-                        key_dim, key_dim);
+        load_rows<kDim, kKeys>(k_tile, list.cache.k, list.cache.k_type, first_keys, head_row, key, count - 1,
+                               key_dim, key_dim);
       }
       copy_async_commit();
     };
     load_keys(0);
     EH2O_NO_UNROLL
-    for (uint32_t key = 0; key < count; key += kAttendTile) {
+    for (uint32_t key = 0; key < count; key += kKeys) {
       copy_async_wait<0>();
       sync_block();  // these keys are there for all, and the values before them read by all
-      load_rows<kDim>(v_tile, list.cache.v, list.cache.v_type, first_keys, head_row, key, count - 1,
-                      value_dim, a.heads.value_stride);
+      load_rows<kDim, kKeys>(v_tile, list.cache.v, list.cache.v_type, first_keys, head_row, key, count - 1,
+                             value_dim, a.heads.value_stride);
       copy_async_commit();
-      float s[8][4] = {};
-      multiply_tile<kDim>(s, k_tile, key_dim, a.scale, a.soft_cap, load_queries);
+      float s[kKeys / 8][4] = {};
+      multiply_tile<kDim, kKeys>(s, k_tile, key_dim, a.scale, a.soft_cap, load_queries);
       if (list.biases) {
         EH2O_UNROLL
-        for (int n = 0; n < 8; ++n) {
+        for (int n = 0; n < kKeys / 8; ++n) {
           EH2O_UNROLL
           for (int e = 0; e < 2; ++e) {
             const uint32_t at = key + static_cast<uint32_t>(8 * n + lane % 4 * 2 + e);
@@ -170,12 +180,11 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
         }
       }
       const uint32_t position = first_keys.begin + key;
-      const bool sees_all = is_listed
-                                ? key + kAttendTile <= count
-                                : list.keys.window == 0 && position + kAttendTile <= a.first + first_row + 1;
+      const bool sees_all = is_listed ? key + kKeys <= count
+                                      : list.keys.window == 0 && position + kKeys <= a.first + first_row + 1;
       if (!sees_all) {
         EH2O_UNROLL
-        for (int n = 0; n < 8; ++n) {
+        for (int n = 0; n < kKeys / 8; ++n) {
           EH2O_UNROLL
           for (int e = 0; e < 4; ++e) {
             const uint32_t at = static_cast<uint32_t>(8 * n + lane % 4 * 2 + e % 2);
@@ -188,12 +197,13 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
           }
         }
       }
-      uint32_t weights[4][4];
+      uint32_t weights[kKeys / 16][4];
       EH2O_UNROLL
       for (int h = 0; h < 2; ++h) {
         float tile_most = most[h];
         EH2O_UNROLL
-        for (int n = 0; n < 8; ++n) tile_most = larger(tile_most, larger(s[n][2 * h], s[n][2 * h + 1]));
+        for (int n = 0; n < kKeys / 8; ++n)
+          tile_most = larger(tile_most, larger(s[n][2 * h], s[n][2 * h + 1]));
         tile_most = reduce_max<4>(tile_most);
         const float alpha = exp2_fast(most[h] - tile_most);
         most[h] = tile_most;
@@ -202,7 +212,7 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
         EH2O_UNROLL
         for (int n = 0; n < kDim / 8; ++n) acc[n][2 * h] *= alpha, acc[n][2 * h + 1] *= alpha;
         EH2O_UNROLL
-        for (int n = 0; n < 8; ++n) {
+        for (int n = 0; n < kKeys / 8; ++n) {
           const float x = exp2_fast(s[n][2 * h] - tile_most), y = exp2_fast(s[n][2 * h + 1] - tile_most);
           part[h] += x + y;
           weights[n / 2][n % 2 * 2 + h] = pack_halves(x, y);
@@ -210,9 +220,9 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
       }
       copy_async_wait<0>();
       sync_block();  // the values are there for all, and the keys read by all
-      load_keys(key + kAttendTile);
+      load_keys(key + kKeys);
       EH2O_UNROLL
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < kKeys / 16; ++k) {
         EH2O_UNROLL
         for (int n = 0; n < kDim / 16; ++n) {
           if (static_cast<uint32_t>(16 * n) >= value_dim) continue;
@@ -275,9 +285,9 @@ EH2O_DEVICE void add_columns(const ColumnArguments& a) {
   const ListedKeys keys(a.keys, kv_head, a.first + a.n_rows - 1);
   if (first_key >= keys.count || (a.is_scored && a.is_scored[kv_head] == 0)) return;
   const bool is_listed = a.keys.counts != nullptr;
-  load_rows<kDim>(shared_memory, a.cache.k, a.cache.k_type, keys,
-                  static_cast<size_t>(kv_head) * a.cache.max_context, first_key, keys.count - 1, key_dim,
-                  key_dim);
+  load_rows<kDim, kAttendTile>(shared_memory, a.cache.k, a.cache.k_type, keys,
+                               static_cast<size_t>(kv_head) * a.cache.max_context, first_key, keys.count - 1,
+                               key_dim, key_dim);
   copy_async_commit();
   copy_async_wait<0>();
   sync_block();
@@ -314,7 +324,7 @@ EH2O_DEVICE void add_columns(const ColumnArguments& a) {
         }
       };
       float s[8][4] = {};
-      multiply_tile<kDim>(s, shared_memory, key_dim, a.scale, a.soft_cap, load_queries);
+      multiply_tile<kDim, kAttendTile>(s, shared_memory, key_dim, a.scale, a.soft_cap, load_queries);
       EH2O_UNROLL
       for (int h = 0; h < 2; ++h) {
         const float* const state = a.states + 2 * (static_cast<size_t>(rows[h]) * a.heads.n_heads + head);
@@ -351,7 +361,9 @@ EH2O_DEVICE void add_columns(const ColumnArguments& a) {
 
 EH2O_KERNEL(attend_tiles_64, AttendTilesArguments, kAttendThreads) { attend_rows<64>(a); }
 EH2O_KERNEL(attend_tiles_128, AttendTilesArguments, kAttendThreads) { attend_rows<128>(a); }
+EH2O_KERNEL(attend_tiles_256, AttendTilesArguments, kAttendThreads) { attend_rows<256>(a); }
 EH2O_KERNEL(column_tiles_64, ColumnArguments, kAttendThreads) { add_columns<64>(a); }
 EH2O_KERNEL(column_tiles_128, ColumnArguments, kAttendThreads) { add_columns<128>(a); }
+EH2O_KERNEL(column_tiles_256, ColumnArguments, kAttendThreads) { add_columns<256>(a); }
 
 }  // namespace edgeh2o::cuda

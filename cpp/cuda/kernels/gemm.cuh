@@ -1,4 +1,5 @@
-// Matrix times matrix on tensor cores: 64 rows of activations by 64 outputs a block, 64 of depth a stage.
+// Matrix times matrix on tensor cores: 64 or 128 rows of activations by 64 outputs a block, 64 of depth a
+// stage. All that the inner loop reads comes by asynchronous copies, scales too.
 //
 // The sums of a block of 32 (or 16) need a scale each, which bounds the kernel rather than the products. An
 // accumulator that starts at the bits of 1.5 * 2^23 is a float of that plus the sum: one fma takes the offset
@@ -9,15 +10,21 @@
 
 namespace edgeh2o::cuda {
 
-inline constexpr int kGemmThreads = 128, kGemmRows = kGemmTile, kGemmOutputs = kGemmTile;
+inline constexpr int kGemmThreads = 128, kGemmOutputs = kGemmTile;
 inline constexpr int kGemmPanels = kGemmOutputs / kPanelRows;
 inline constexpr int32_t kMagicBits = 0x4B400000;
 inline constexpr float kMagic = 12582912.0f;
 
-template <WeightFormat kFormat>
-EH2O_DEVICE constexpr int gemm_stage_bytes() {
-  return kGemmRows * kTileDepth + kGemmPanels * WeightTraits<kFormat>::kTileBytes;
-}
+// Where the parts of a stage begin: activations, weights, scales of rows [rows][2], scales of weights.
+template <WeightFormat kFormat, int kRows>
+struct GemmStage {
+  using Traits = WeightTraits<kFormat>;
+  static constexpr int kTiles = kRows * kTileDepth;
+  static constexpr int kRowScales = kTiles + kGemmPanels * Traits::kTileBytes;
+  static constexpr int kScales = kRowScales + kRows * 2 * 4;
+  static constexpr int kPanelScaleBytes = kPanelRows * Traits::kParts * 2;
+  static constexpr int kBytes = kScales + kGemmPanels * kPanelScaleBytes;
+};
 
 // Where piece `piece` (16 bytes) of a row of activations lies in a stage: rows of ldmatrix in different
 // banks.
@@ -28,29 +35,42 @@ EH2O_DEVICE uint32_t less_eight(uint32_t codes) {
   return ((codes | 0x80808080u) - 0x08080808u) ^ 0x80808080u;
 }
 
-// What a warp adds up: 32 rows by 32 outputs as 2 x 4 fragments.
+// The products of 16 rows and 8 outputs over a block of depth, as floats of kMagic more: part 0 is 32 of
+// depth, 1 and 2 are its halves.
+template <int kPart>
+EH2O_DEVICE void multiply_block(float (&out)[4], const uint32_t (&rows)[4], uint32_t low, uint32_t high) {
+  int32_t sums[4];
+  if constexpr (kPart == 0) {
+    mma_s8(sums, rows, low, high, kMagicBits);
+  } else if constexpr (kPart == 1) {
+    mma_s8_half(sums, rows[0], rows[1], low, kMagicBits);
+  } else {
+    mma_s8_half(sums, rows[2], rows[3], high, kMagicBits);
+  }
+  EH2O_UNROLL
+  for (int e = 0; e < 4; ++e) out[e] = float_of_bits(static_cast<uint32_t>(sums[e]));
+}
+
+// What a warp adds up: 16 kM rows by 32 outputs as kM x 4 fragments.
+template <int kM>
 struct GemmSums {
-  float sums[2][4][4];
+  float sums[kM][4][4];
 };
 
-// Adds the products of one block of a row's scale d: low and high halves of 32 of depth, or one of them.
-template <WeightFormat kFormat>
-EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const float (&d)[2][2],
+// Adds the products of one block of the rows' scales d. scales: of the lane's first output of every fragment.
+template <WeightFormat kFormat, int kPart, int kM>
+EH2O_DEVICE void add_block(GemmSums<kM>& acc, const uint32_t (&rows)[kM][4], const float (&d)[kM][2],
                            const uint32_t (&low)[4], const uint32_t (&high)[4],
                            const uint16_t* const (&scales)[4], int part) {
   using Traits = WeightTraits<kFormat>;
-  float totals[2][2] = {};
-  if constexpr (Traits::kHasMin) {  // sums of the activations: products with ones, of those halves that count
+  float totals[kM][2] = {};
+  if constexpr (Traits::kHasMin) {  // sums of the activations: products with ones
     EH2O_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      int32_t ones[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
-      const bool has_low = Traits::kBlock == 32 || part % 2 == 0,
-                 has_high = Traits::kBlock == 32 || part % 2 == 1;
-      mma_s8(ones, rows[i], has_low ? 0x01010101u : 0u, has_high ? 0x01010101u : 0u);
+    for (int i = 0; i < kM; ++i) {
+      float ones[4];
+      multiply_block<kPart>(ones, rows[i], 0x01010101u, 0x01010101u);
       EH2O_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        totals[i][h] = d[i][h] * (float_of_bits(static_cast<uint32_t>(ones[2 * h])) - kMagic);
-      }
+      for (int h = 0; h < 2; ++h) totals[i][h] = d[i][h] * (ones[2 * h] - kMagic);
     }
   }
   EH2O_UNROLL
@@ -64,13 +84,12 @@ EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const fl
         min[e] = f32_from_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
     }
     EH2O_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      int32_t products[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
-      mma_s8(products, rows[i], low[j], high[j]);
+    for (int i = 0; i < kM; ++i) {
+      float products[4];
+      multiply_block<kPart>(products, rows[i], low[j], high[j]);
       EH2O_UNROLL
       for (int e = 0; e < 4; ++e) {
-        const float scaled =
-            multiply_add(float_of_bits(static_cast<uint32_t>(products[e])), scale[e % 2], offset[e % 2]);
+        const float scaled = multiply_add(products[e], scale[e % 2], offset[e % 2]);
         float sum = multiply_add(scaled, d[i][e / 2], acc.sums[i][j][e]);
         if constexpr (Traits::kHasMin) sum = multiply_add(totals[i][e / 2], min[e % 2], sum);
         acc.sums[i][j][e] = sum;
@@ -79,74 +98,78 @@ EH2O_DEVICE void add_block(GemmSums& acc, const uint32_t (&rows)[2][4], const fl
   }
 }
 
-template <WeightFormat kFormat>
+template <WeightFormat kFormat, int kRows>
 EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
   using Traits = WeightTraits<kFormat>;
+  using Stage = GemmStage<kFormat, kRows>;
   EH2O_SHARED_MEMORY;
-  constexpr int kStageBytes = gemm_stage_bytes<kFormat>(), kTilePieces = Traits::kTileBytes / 16;
+  constexpr int kTilePieces = Traits::kTileBytes / 16, kScalePieces = Stage::kPanelScaleBytes / 16,
+                kM = kRows / 32;
   const int t = thread_index(), lane = t % kWarpSize, warp = t / kWarpSize;
   const int n_rows = static_cast<int>(a.n_rows), n_tiles = static_cast<int>(a.w.n_tiles);
   const int n_panels = static_cast<int>((a.w.n_out + kPanelRows - 1) / kPanelRows);
-  const int first_panel = block_x() * kGemmPanels, first_row = block_y() * kGemmRows;
+  const int first_panel = block_x() * kGemmPanels, first_row = block_y() * kRows;
   const auto row_of = [&](int row) {
-    return row < n_rows ? row : n_rows - 1;
+    return static_cast<size_t>(row < n_rows ? row : n_rows - 1);
   };  // what is beyond is not stored
-  const auto panel_of = [&](int panel) { return panel < n_panels ? panel : n_panels - 1; };
+  const auto tile_of = [&](int panel, int tile) {
+    return static_cast<size_t>(panel < n_panels ? panel : n_panels - 1) * a.w.n_tiles +
+           static_cast<size_t>(tile);
+  };
 
   const auto load = [&](int tile) {
     if (tile < n_tiles) {
-      uint8_t* const stage = shared_memory + tile % kGemmStages * kStageBytes;
-      for (int i = t; i < kGemmRows * 4; i += kGemmThreads) {
+      uint8_t* const stage = shared_memory + tile % kGemmStages * Stage::kBytes;
+      EH2O_NO_UNROLL
+      for (int i = t; i < kRows * 4; i += kGemmThreads) {
         const int row = i / 4, piece = i % 4;
         copy_async16(stage + swizzled(row, piece),
-                     a.xq.q + static_cast<size_t>(row_of(first_row + row)) * a.xq.padded + tile * kTileDepth +
-                         piece * 16);
+                     a.xq.q + row_of(first_row + row) * a.xq.padded + tile * kTileDepth + piece * 16);
       }
       for (int i = t; i < kGemmPanels * kTilePieces; i += kGemmThreads) {
-        const size_t from = static_cast<size_t>(panel_of(first_panel + i / kTilePieces)) * a.w.n_tiles + tile;
-        copy_async16(
-            stage + kGemmRows * kTileDepth + i * 16,
-            static_cast<const uint8_t*>(a.w.values) + from * Traits::kTileBytes + i % kTilePieces * 16);
+        const size_t from = tile_of(first_panel + i / kTilePieces, tile) * Traits::kTileBytes;
+        copy_async16(stage + Stage::kTiles + i * 16,
+                     static_cast<const uint8_t*>(a.w.values) + from + i % kTilePieces * 16);
+      }
+      for (int row = t; row < kRows; row += kGemmThreads) {
+        copy_async8(stage + Stage::kRowScales + row * 8,
+                    a.xq.d + row_of(first_row + row) * (a.xq.padded / 32) + 2 * tile);
+      }
+      for (int i = t; i < kGemmPanels * kScalePieces; i += kGemmThreads) {
+        const size_t from = tile_of(first_panel + i / kScalePieces, tile) * kPanelRows * Traits::kParts;
+        copy_async16(stage + Stage::kScales + i * 16, a.w.scales + from + i % kScalePieces * 8);
       }
     }
     copy_async_commit();
   };
 
-  // The warp's rows and panels; the rows and outputs of a lane's sums.
-  const int warp_row = warp % 2 * 32, warp_panel = warp / 2 * 2;
-  const float* d_rows[2][2];
-  EH2O_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    EH2O_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const int row = row_of(first_row + warp_row + i * 16 + h * 8 + lane / 4);
-      d_rows[i][h] = a.xq.d + static_cast<size_t>(row) * (a.xq.padded / 32);
-    }
-  }
-  GemmSums acc = {};
+  // The warp's rows and panels.
+  const int warp_row = warp % 2 * (16 * kM), warp_panel = warp / 2 * 2;
+  GemmSums<kM> acc = {};
   for (int stage = 0; stage < kGemmStages - 1; ++stage) load(stage);
+  EH2O_NO_UNROLL
   for (int tile = 0; tile < n_tiles; ++tile) {
     copy_async_wait<kGemmStages - 2>();
     sync_block();  // this tile is there for all, and the one before it read by all
     load(tile + kGemmStages - 1);
-    const uint8_t* const stage = shared_memory + tile % kGemmStages * kStageBytes;
-    const uint8_t* const tiles = stage + kGemmRows * kTileDepth;
+    const uint8_t* const stage = shared_memory + tile % kGemmStages * Stage::kBytes;
+    const uint8_t* const tiles = stage + Stage::kTiles;
+    const auto* const row_scales = reinterpret_cast<const float*>(stage + Stage::kRowScales);
     const uint16_t* scales[4];
     EH2O_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const size_t from =
-          static_cast<size_t>(panel_of(first_panel + warp_panel + j / 2)) * a.w.n_tiles + tile;
-      scales[j] = a.w.scales + (from * kPanelRows + j % 2 * 8 + lane % 4 * 2) * Traits::kParts;
+      const int output = (warp_panel + j / 2) * kPanelRows + j % 2 * 8 + lane % 4 * 2;
+      scales[j] = reinterpret_cast<const uint16_t*>(stage + Stage::kScales) + output * Traits::kParts;
     }
     EH2O_NO_UNROLL
     for (int b = 0; b < 2; ++b) {
-      uint32_t rows[2][4], low[4], high[4];
-      float d[2][2];
+      uint32_t rows[kM][4], low[4], high[4];
+      float d[kM][2];
       EH2O_UNROLL
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kM; ++i) {
         load_matrix4(rows[i], stage + swizzled(warp_row + i * 16 + lane % 16, 2 * b + lane / 16));
         EH2O_UNROLL
-        for (int h = 0; h < 2; ++h) d[i][h] = d_rows[i][h][2 * tile + b];
+        for (int h = 0; h < 2; ++h) d[i][h] = row_scales[2 * (warp_row + i * 16 + h * 8 + lane / 4) + b];
       }
       EH2O_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -162,16 +185,15 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
         }
       }
       if constexpr (Traits::kBlock == 32) {
-        add_block<kFormat>(acc, rows, d, low, high, scales, b);
+        add_block<kFormat, 0>(acc, rows, d, low, high, scales, b);
       } else {
-        const uint32_t zeros[4] = {};
-        add_block<kFormat>(acc, rows, d, low, zeros, scales, 2 * b);
-        add_block<kFormat>(acc, rows, d, zeros, high, scales, 2 * b + 1);
+        add_block<kFormat, 1>(acc, rows, d, low, high, scales, 2 * b);
+        add_block<kFormat, 2>(acc, rows, d, low, high, scales, 2 * b + 1);
       }
     }
   }
   EH2O_UNROLL
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kM; ++i) {
     EH2O_UNROLL
     for (int j = 0; j < 4; ++j) {
       EH2O_UNROLL
@@ -189,15 +211,15 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
   }
 }
 
-#define EH2O_GEMM(name, format) \
-  EH2O_KERNEL(name, MultiplyArguments, kGemmThreads) { gemm_tiles<WeightFormat::format>(a); }
-EH2O_GEMM(gemm_q4, kQ4)
-EH2O_GEMM(gemm_q4_min, kQ4Min)
-EH2O_GEMM(gemm_q4_small, kQ4Small)
-EH2O_GEMM(gemm_q4_small_min, kQ4SmallMin)
-EH2O_GEMM(gemm_q8, kQ8)
-EH2O_GEMM(gemm_q8_min, kQ8Min)
-EH2O_GEMM(gemm_q8_small, kQ8Small)
+// For up to 64 rows, and for more.
+#define EH2O_GEMM(format, name, bits, block, has_min)                    \
+  EH2O_KERNEL(gemm_##name, MultiplyArguments, kGemmThreads) {            \
+    gemm_tiles<WeightFormat::format, kGemmTile>(a);                      \
+  }                                                                      \
+  EH2O_KERNEL_OF(gemm_tall_##name, MultiplyArguments, kGemmThreads, 2) { \
+    gemm_tiles<WeightFormat::format, kGemmTallRows>(a);                  \
+  }
+EH2O_TILED_FORMATS(EH2O_GEMM)
 #undef EH2O_GEMM
 
 }  // namespace edgeh2o::cuda

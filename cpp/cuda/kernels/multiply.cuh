@@ -7,6 +7,7 @@
 namespace edgeh2o::cuda {
 
 inline constexpr int kMultiplyThreads = 128, kMultiplyWarps = kMultiplyThreads / kWarpSize;
+inline constexpr int kTilesWarps = kTilesThreads / kWarpSize;
 
 // The arguments of the block's head.
 template <WeightFormat kFormat>
@@ -26,19 +27,40 @@ EH2O_DEVICE MultiplyArguments of_head(MultiplyArguments a) {
 
 EH2O_DEVICE float half_at(const uint16_t* p, int i) { return f32_from_f16(p[i]); }
 
+// The scales of an output over a tile, loaded at once.
+template <int kParts>
+struct TileScales {
+  EH2O_DEVICE explicit TileScales(const uint16_t* p) {
+    if constexpr (kParts == 2) {
+      words[0] = load_constant4(p);
+    } else if constexpr (kParts == 4) {
+      const Words2 w = load_constant8(p);
+      words[0] = w.x, words[1] = w.y;
+    } else {
+      const Words4 w = load_constant16(p);
+      words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
+    }
+  }
+  EH2O_DEVICE float operator[](int i) const {
+    return f32_from_f16(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)) & 0xffffu));
+  }
+  uint32_t words[kParts / 2];
+};
+
 // What one lane adds for one output and 32 of depth: low and high words of weights and activations.
 template <WeightFormat kFormat>
 EH2O_DEVICE float block_product(uint32_t low, uint32_t high, uint32_t x_low, uint32_t x_high, float d,
-                                const uint16_t* scales, int block32, float acc) {
+                                const TileScales<WeightTraits<kFormat>::kParts>& scales, int block32,
+                                float acc) {
   using Traits = WeightTraits<kFormat>;
   constexpr uint32_t kOnes = 0x01010101u;
   const auto term = [&](int dot, int sum, int part) {
     if constexpr (Traits::kHasMin) {
-      acc = multiply_add(d * half_at(scales, Traits::kBlocks + part), static_cast<float>(sum), acc);
+      acc = multiply_add(d * scales[Traits::kBlocks + part], static_cast<float>(sum), acc);
     } else if constexpr (Traits::kBits == 4) {
       dot -= 8 * sum;
     }
-    acc = multiply_add(d * half_at(scales, part), static_cast<float>(dot), acc);
+    acc = multiply_add(d * scales[part], static_cast<float>(dot), acc);
   };
   constexpr bool kNeedsSum = Traits::kHasMin || Traits::kBits == 4;
   if constexpr (Traits::kBlock == 32) {
@@ -66,17 +88,22 @@ EH2O_DEVICE void multiply_tiles(const MultiplyArguments& a) {
   const int8_t* x = a.xq.q + static_cast<size_t>(row) * a.xq.padded;
   const float* d = a.xq.d + static_cast<size_t>(row) * (a.xq.padded / 32);
   float acc[2] = {};
-  for (uint32_t tile = warp; tile < a.w.n_tiles; tile += kMultiplyWarps) {
+  EH2O_UNROLL_4
+  for (uint32_t tile = warp; tile < a.w.n_tiles; tile += kTilesWarps) {
     const int8_t* xs = x + tile * kTileDepth + 4 * column;
     uint32_t x_low[2], x_high[2];
+    const Words2 both_d = load_constant8(d + 2 * tile);
+    const float d_of[2] = {float_of_bits(both_d.x), float_of_bits(both_d.y)};
+    EH2O_UNROLL
     for (int b = 0; b < 2; ++b) {
       x_low[b] = load_constant4(xs + 32 * b);
       x_high[b] = load_constant4(xs + 32 * b + 16);
     }
     const uint8_t* words = tiles + static_cast<size_t>(tile) * Traits::kTileBytes + 16 * lane;
+    EH2O_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const uint16_t* part =
-          scales + (static_cast<size_t>(tile) * kPanelRows + 8 * half + output) * Traits::kParts;
+      const TileScales<Traits::kParts> part(
+          scales + (static_cast<size_t>(tile) * kPanelRows + 8 * half + output) * Traits::kParts);
       uint32_t low[2], high[2];
       if constexpr (Traits::kBits == 4) {
         const Words4 w = load_constant16(words);
@@ -90,8 +117,7 @@ EH2O_DEVICE void multiply_tiles(const MultiplyArguments& a) {
         low[0] = w.x, high[0] = w.y, low[1] = w.z, high[1] = w.w;
       }
       for (int b = 0; b < 2; ++b) {
-        acc[half] =
-            block_product<kFormat>(low[b], high[b], x_low[b], x_high[b], d[2 * tile + b], part, b, acc[half]);
+        acc[half] = block_product<kFormat>(low[b], high[b], x_low[b], x_high[b], d_of[b], part, b, acc[half]);
       }
     }
   }
@@ -103,7 +129,7 @@ EH2O_DEVICE void multiply_tiles(const MultiplyArguments& a) {
   const uint32_t i = panel * kPanelRows + t;
   if (t >= kPanelRows || i >= a.w.n_out) return;
   float sum = 0.0f;
-  for (uint32_t w = 0; w < kMultiplyWarps; ++w) sum += sums[w * kPanelRows + t];
+  for (uint32_t w = 0; w < kTilesWarps; ++w) sum += sums[w * kPanelRows + t];
   sum *= a.w.row_factors[i];
   if (a.bias) sum += a.bias[i];
   float* out = a.out + static_cast<size_t>(row) * a.out_stride + i;
@@ -141,9 +167,11 @@ EH2O_DEVICE void multiply_floats(const MultiplyArguments& a) {
   *out = a.accumulates ? *out + sum : sum;
 }
 
-#define EH2O_MULTIPLY(name, format, how)                         \
-  EH2O_KERNEL(name, MultiplyArguments, kMultiplyThreads) {       \
-    how<WeightFormat::format>(of_head<WeightFormat::format>(a)); \
+// Registers for loads of several rounds matter more than blocks.
+#define EH2O_MULTIPLY(name, format, how)                                                                \
+  EH2O_KERNEL_OF(name, MultiplyArguments,                                                               \
+                 WeightTraits<WeightFormat::format>::kBits > 0 ? kTilesThreads : kMultiplyThreads, 3) { \
+    how<WeightFormat::format>(of_head<WeightFormat::format>(a));                                        \
   }
 EH2O_MULTIPLY(multiply_f32, kF32, multiply_floats)
 EH2O_MULTIPLY(multiply_f16, kF16, multiply_floats)
@@ -211,7 +239,9 @@ EH2O_KERNEL(embed_rows, EmbedArguments, kMultiplyThreads) {
   const uint32_t row = static_cast<uint32_t>(block_x());
   const uint32_t token = static_cast<uint32_t>(a.tokens[row]);
   const DeviceMatrix w = a.parts[token / a.part_rows];
-  for (uint32_t k = static_cast<uint32_t>(thread_index()); k < a.n_columns; k += kMultiplyThreads) {
+  const uint32_t begin = static_cast<uint32_t>(block_y()) * kEmbedColumns;
+  const uint32_t end = a.n_columns - begin < kEmbedColumns ? a.n_columns : begin + kEmbedColumns;
+  for (uint32_t k = begin + static_cast<uint32_t>(thread_index()); k < end; k += kMultiplyThreads) {
     a.out[static_cast<size_t>(row) * a.n_columns + k] =
         weight_at(w, token % a.part_rows, a.first + k) * a.scale;
   }

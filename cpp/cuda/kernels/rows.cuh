@@ -20,11 +20,13 @@ EH2O_DEVICE float block_sum(float value) {
   return total;
 }
 
-// Rounds a row to 8 bits, 32 values at a time: d = max|x| / 127, q = rint(x / d). 8 lanes share a block.
+// Rounds columns [begin, end) of a row to 8 bits, 32 values at a time: d = max|x| / 127, q = rint(x / d).
+// 8 lanes share a block.
 template <typename Value>
-EH2O_DEVICE void quantise_row(const QuantisedRows& xq, uint32_t row, uint32_t dim, const Value& value) {
+EH2O_DEVICE void quantise_row(const QuantisedRows& xq, uint32_t row, uint32_t begin, uint32_t end,
+                              uint32_t dim, const Value& value) {
   const uint32_t t = static_cast<uint32_t>(thread_index()), lane = t % kWarpSize;
-  for (uint32_t base = t / kWarpSize * 128; base < xq.padded; base += kRowWarps * 128) {
+  for (uint32_t base = begin + t / kWarpSize * 128; base < end; base += kRowWarps * 128) {
     const uint32_t i = base + lane * 4;
     float x[4], largest = 0.0f;
     for (uint32_t e = 0; e < 4; ++e) {
@@ -39,7 +41,7 @@ EH2O_DEVICE void quantise_row(const QuantisedRows& xq, uint32_t row, uint32_t di
       const int32_t q = is_zero ? 0 : round_to_int(x[e] * inverse);
       word |= (static_cast<uint32_t>(q) & 0xffu) << (8 * e);
     }
-    if (i >= xq.padded) continue;  // after the warp's exchanges
+    if (i >= end) continue;  // after the warp's exchanges
     reinterpret_cast<uint32_t*>(xq.q)[(static_cast<size_t>(row) * xq.padded + i) / 4] = word;
     if (lane % 8 == 0) {
       xq.d[(static_cast<size_t>(row) * xq.padded + i) / 32] = is_zero ? 0.0f : divide(largest, 127.0f);
@@ -66,7 +68,7 @@ EH2O_KERNEL(norm_rows, NormArguments, kRowThreads) {
   const float* weight = a.weight ? a.weight + group * a.weight_stride : nullptr;
   const auto value = [&](uint32_t i) { return weight ? x[i] * factor * weight[i] : x[i]; };
   // Before out is written, which may be x.
-  if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
+  if (a.xq.q) quantise_row(a.xq, row, 0, a.xq.padded, a.dim, value);
   if (!a.out) return;
   sync_block();
   float* out = a.out + static_cast<size_t>(row / a.n_groups) * a.out_stride + group * a.dim;
@@ -118,10 +120,17 @@ EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
     if (a.kind == GateKind::kSigmoid) return divide(up[i], 1.0f + exponential(-gate[i]));
     return (a.kind == GateKind::kGelu ? gelu(gate[i]) : silu(gate[i])) * up[i];
   };
-  if (a.xq.q) quantise_row(a.xq, row, a.dim, value);
+  const uint32_t begin = static_cast<uint32_t>(block_y()) * kGateColumns;
+  if (a.xq.q) {
+    const uint32_t end = a.xq.padded - begin < kGateColumns ? a.xq.padded : begin + kGateColumns;
+    quantise_row(a.xq, row, begin, end, a.dim, value);
+  }
   if (!a.out) return;
+  const uint32_t end = a.dim < begin + kGateColumns ? a.dim : begin + kGateColumns;
   float* out = a.out + static_cast<size_t>(row) * a.dim;
-  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kRowThreads) out[i] = value(i);
+  for (uint32_t i = begin + static_cast<uint32_t>(thread_index()); i < end; i += kRowThreads) {
+    out[i] = value(i);
+  }
 }
 
 // RMS norm of a head by its warp; weight [dim], null for ones.

@@ -4,8 +4,12 @@
 #define EH2O_DEVICE __device__ __forceinline__
 #define EH2O_KERNEL(name, Arguments, n_threads) \
   extern "C" __global__ void __launch_bounds__(n_threads) name(const Arguments a)
+// With registers for so many blocks of a processor.
+#define EH2O_KERNEL_OF(name, Arguments, n_threads, n_blocks) \
+  extern "C" __global__ void __launch_bounds__(n_threads, n_blocks) name(const Arguments a)
 // For loops whose counter is the index of an array in registers.
 #define EH2O_UNROLL _Pragma("unroll")
+#define EH2O_UNROLL_4 _Pragma("unroll 4")   // so that loads of several rounds are on their way
 #define EH2O_NO_UNROLL _Pragma("unroll 1")  // to save registers
 #define EH2O_SHARED_MEMORY uint8_t* const shared_memory = dynamic_shared_memory
 
@@ -81,9 +85,12 @@ EH2O_DEVICE uint32_t load_constant4(const void* p) {
 EH2O_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-// Copies 16 bytes to shared memory; they are there once this thread has waited for their group.
+// Copies 16 or 8 bytes to shared memory; they are there once this thread has waited for their group.
 EH2O_DEVICE void copy_async16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global));
+}
+EH2O_DEVICE void copy_async8(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global));
 }
 EH2O_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
 // Until at most kPending groups of this thread are on their way.
@@ -105,12 +112,19 @@ EH2O_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], const void* row) {
                : "r"(shared_address(row)));
 }
 
-// d += a b of 16 x 32 and 32 x 8 signed bytes.
-EH2O_DEVICE void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// d = a b + c of 16 x 32 and 32 x 8 signed bytes, c everywhere.
+EH2O_DEVICE void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int32_t c) {
   asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%10,%10,%10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+}
+// The same of 16 x 16 and 16 x 8: the first or the second half of the depth of mma_s8.
+EH2O_DEVICE void mma_s8_half(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int32_t c) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(a0), "r"(a1), "r"(b), "r"(c));
 }
 // d += a b of 16 x 16 and 16 x 8 halves, sums in single precision.
 EH2O_DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -22,6 +22,7 @@ from tools.cuda_driver import (
     KeyList,
     Rope,
     Signs,
+    attend_shared_bytes,
 )
 
 SPLIT_KEYS = 128
@@ -111,7 +112,7 @@ def test_a_cache_in_8_bits(device: Device) -> None:
         states=states, keys=KeyList(), stride=6 * dim, first=n_rows - 1, n_splits=n_splits,
         block_heads=1, scale=scale,
     )  # fmt: skip
-    device.launch("attend_split", attend, (n_splits, 2, 1), shared=(dim + SPLIT_KEYS) * 4)
+    device.launch("attend_split", attend, (n_splits, 2, 1), shared=attend_shared_bytes(1, dim))
     out = device.empty(2 * dim * 4)
     combine = Combine(
         parts=parts, states=states, out=out, n_heads=2, value_dim=dim, n_splits=n_splits
@@ -171,7 +172,7 @@ def test_attention(
             keys=KeyList(window=window), stride=STRIDE, first=first, n_splits=n_splits,
             block_heads=3, scale=scale, soft_cap=soft_cap,
         )  # fmt: skip
-        shared = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+        shared = attend_shared_bytes(3, KEY_DIM)
         device.launch("attend_split", arguments, (n_splits, N_KV, n_rows), shared=shared)
         joined = Combine(
             parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM,
@@ -226,7 +227,7 @@ def test_sparse_attention_of_a_chunk(
     parts_at, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
     # The three query heads of a KV head in two blocks.
     split = {"parts": parts_at, "states": states, "n_splits": 3, "block_heads": 2}
-    n_bytes = 2 * (KEY_DIM + SPLIT_KEYS) * 4
+    n_bytes = attend_shared_bytes(2, KEY_DIM)
     for key_list, begin, n_ranges in ((own_keys, 0, 1), (memory, 1, 2)):
         arguments = Attend(**shared, **split, keys=key_list, first_split=begin)
         device.launch("attend_split", arguments, (n_ranges, 2 * N_KV, n_rows), shared=n_bytes)
@@ -300,7 +301,7 @@ def test_rows_that_stand_for_several(device: Device, soft_cap: float, has_sinks:
     n_parts = n_rows * N_HEADS * 4
     parts, states = device.empty(n_parts * VALUE_DIM * 4), device.empty(n_parts * 8)
     split = {"parts": parts, "states": states, "n_splits": 4, "block_heads": 3}
-    n_bytes = 3 * (KEY_DIM + SPLIT_KEYS) * 4
+    n_bytes = attend_shared_bytes(3, KEY_DIM)
     for begin, n_ranges, rows in (
         (0, 1, {"keys": KeyList(lowest=first), "cache": cache}),
         (1, 1, {"keys": listed, "cache": cache}),
@@ -368,7 +369,7 @@ def test_scores_of_pages(device: Device) -> None:
         "attend_split",
         Attend(**shared, parts=device.empty(4), states=states, n_splits=2, block_heads=3),
         (2, 1, n_rows),
-        shared=3 * (width + SPLIT_KEYS) * 4,
+        shared=attend_shared_bytes(3, width),
     )
     join = Join(states=states, out=state, n_rows=n_rows * 3, n_joined=2, n_splits=2)
     device.launch("join_states", join, (1,))

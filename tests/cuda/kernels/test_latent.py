@@ -7,7 +7,18 @@ import pytest
 
 from tests.cuda.packing import EPS, ORDERS, normed
 from tests.reference.cached_rows import stored as stored_rows
-from tools.cuda_driver import Attend, Cache, Columns, Combine, Device, Heads, Join, KeyList, Latent
+from tools.cuda_driver import (
+    Attend,
+    Cache,
+    Columns,
+    Combine,
+    Device,
+    Heads,
+    Join,
+    KeyList,
+    Latent,
+    attend_shared_bytes,
+)
 
 SPLIT_KEYS = 128
 CACHE_TYPES = {"f16": np.float16, "f32": np.float32}
@@ -111,8 +122,8 @@ def test_many_heads_of_one_row(
     )
     parts = device.empty(n_rows * n_heads * 3 * rank * 4)
     states, state = (device.empty(n_rows * n_heads * n * 8) for n in (3, 1))
-    n_blocks, n_bytes = -(-n_heads // block_heads), block_heads * (row_dim + SPLIT_KEYS) * 4
-    assert n_bytes <= 48 * 1024
+    n_blocks, n_bytes = -(-n_heads // block_heads), attend_shared_bytes(block_heads, row_dim)
+    assert n_bytes <= 64 * 1024
     out = device.empty(expected.size * 4)
     combine = Combine(
         parts=parts, states=states, out=out, n_heads=n_heads, value_dim=rank, n_splits=3

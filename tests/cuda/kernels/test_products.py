@@ -21,6 +21,8 @@ from tools.cuda_driver import (
     Embed,
     Multiply,
     Quantised,
+    gemm_shared_bytes,
+    multiply_threads,
 )
 
 
@@ -59,7 +61,7 @@ def test_multiply(device: Device, name: str, rows: int, depth: int) -> None:
                 w=matrix, x=device.put(x), xq=rounded, bias=device.put(bias), out=out,
                 x_stride=depth, out_stride=rows + 3, accumulates=accumulates,
             )  # fmt: skip
-            device.launch(f"multiply_{name}", arguments, grid, shared=256)
+            device.launch(f"multiply_{name}", arguments, grid, multiply_threads(name), 512)
             results.append(device.get(out, (2, rows + 3), np.float32))
         size = np.abs(values) @ span.T + np.abs(expected)
         assert (np.abs(results[0][:, :rows] - expected) <= 1e-6 * size).all()
@@ -100,15 +102,18 @@ def test_a_matrix_per_head(device: Device, name: str) -> None:
         x_step=128 if is_quantised else step,
     )  # fmt: skip
     grid = (-(-n_out // (16 if is_quantised else 4)), n_rows, n_heads)
-    device.launch(f"multiply_{name}", arguments, grid, shared=256)
+    device.launch(f"multiply_{name}", arguments, grid, multiply_threads(name), 512)
     got = device.get(out, before.shape, np.float32)
     assert (np.abs(got - expected) <= 1e-6 * (bounds + np.abs(expected))).all()
     np.testing.assert_array_equal(got[..., n_out:], before[..., n_out:])
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
-@pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (70, 72, 192)])
-def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) -> None:
+@pytest.mark.parametrize(("kernel", "block_rows"), [("gemm", 64), ("gemm_tall", 128)])
+@pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (140, 72, 192)])
+def test_gemm(
+    device: Device, name: str, n_rows: int, n_out: int, depth: int, kernel: str, block_rows: int
+) -> None:
     random = np.random.default_rng(n_rows)
     x = random.normal(size=(n_rows, depth)).astype(np.float32)
     bias = random.normal(size=n_out).astype(np.float32)
@@ -124,9 +129,9 @@ def test_gemm(device: Device, name: str, n_rows: int, n_out: int, depth: int) ->
             w=matrix, xq=rounded, bias=device.put(bias), out=out, out_stride=n_out + 3,
             accumulates=1, n_rows=n_rows,
         )  # fmt: skip
-        grid = (-(-n_out // 64), -(-n_rows // 64))
-        shared = 3 * (64 * 64 + 4 * 128 * tiles.bits)
-        device.launch(f"gemm_{name}", arguments, grid, shared=shared)
+        grid = (-(-n_out // 64), -(-n_rows // block_rows))
+        shared = gemm_shared_bytes(name, block_rows)
+        device.launch(f"{kernel}_{name}", arguments, grid, shared=shared)
         results.append(device.get(out, before.shape, np.float32))
     size = np.abs(values) @ tiles.span().T + np.abs(expected)
     assert (np.abs(results[0][:, :n_out] - expected) <= 1e-6 * size).all()

@@ -119,9 +119,9 @@ def test_add_rows(device: Device, has_norm: bool) -> None:
 @pytest.mark.parametrize("kind", GATES)
 def test_gate_rows(device: Device, kind: str) -> None:
     random = np.random.default_rng(3)
-    gate = random.normal(scale=4, size=(2, 160)).astype(np.float32)
+    gate = random.normal(scale=4, size=(2, 1184)).astype(np.float32)
     gate[0, :4] = [0, -100, 100, -1e4]
-    up = random.normal(scale=4, size=(2, 160)).astype(np.float32)
+    up = random.normal(scale=4, size=(2, 1184)).astype(np.float32)
     g = gate.astype(np.float64)
     with np.errstate(over="ignore"):
         slope = np.sqrt(2 / np.pi) * 2 * (g + 0.044715 * g**3) if kind == "gelu" else g
@@ -133,13 +133,13 @@ def test_gate_rows(device: Device, kind: str) -> None:
             expected = up / (1 + np.exp(-g))
         if kind == "relu":
             expected = np.maximum(g, 0) * up
-    out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 160)
+    out, rounded = device.empty(gate.nbytes), empty_quantised(device, 2, 1184)
     beside = np.concatenate((gate, np.full((2, 8), np.nan, np.float32)), axis=1)  # of wider rows
     arguments = Gate(
-        gate=device.put(beside), up=device.put(up), out=out, xq=rounded, dim=160, gate_stride=168,
+        gate=device.put(beside), up=device.put(up), out=out, xq=rounded, dim=1184, gate_stride=1192,
         kind=GATES.index(kind),
     )  # fmt: skip
-    device.launch("gate_rows", arguments, (2,))
+    device.launch("gate_rows", arguments, (2, 3))
     got = device.get(out, gate.shape, np.float32)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
     check_quantised(device, rounded, expected)

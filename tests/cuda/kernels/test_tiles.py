@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def tile_dim(self) -> int:
-        return 64 if max(self.key_dim, self.value_dim) <= 64 else 128
+        return next(dim for dim in (64, 128, 256) if max(self.key_dim, self.value_dim) <= dim)
 
     @property
     def heads(self) -> Structure:
@@ -54,6 +54,7 @@ class Shape:
 
 
 SHAPES = [Shape(64, 64), Shape(24, 40, 3), Shape(128, 128, 1), Shape(96, 80), Shape(8, 128)]
+SHAPES += [Shape(256, 256, 1), Shape(192, 128)]
 
 
 def quantised(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
@@ -113,7 +114,8 @@ class Case:
             n_lists=len(lists), out=out, out_stride=shape.n_heads * shape.value_dim, **options,
         )  # fmt: skip
         grid = (-(-self.n_rows // TILE), shape.n_heads)
-        n_bytes = 4 * TILE * shape.tile_dim * 2
+        n_keys = TILE if shape.tile_dim <= 128 else TILE // 2
+        n_bytes = 2 * (TILE + n_keys) * shape.tile_dim * 2
         self.device.launch(f"attend_tiles_{shape.tile_dim}", arguments, grid, shared=n_bytes)
         return self.device.get(out, (self.n_rows, shape.n_heads, shape.value_dim), np.float32)
 
@@ -191,6 +193,7 @@ def test_a_cache_in_8_bits(device: Device, shape: Shape) -> None:
         (Shape(24, 40, 3), 2.0, 1, 0, 0),
         (Shape(96, 80), 0.0, 2, 3, 1),
         (Shape(128, 128, 1), 0.0, 0, 0, 0),
+        (Shape(256, 256), 0.0, 0, 0, 0),
     ],
 )
 def test_a_chunk_its_memory_and_rows_that_stand_for_several(
