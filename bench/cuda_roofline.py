@@ -28,6 +28,7 @@ from tools.build_cuda_images import CompileError, find_nvrtc
 from tools.cuda_driver import (
     FORMATS,
     SSD_SHARED_BYTES,
+    TALL_FORMATS,
     Add,
     Attend,
     AttendTiles,
@@ -204,7 +205,7 @@ def products(device: Device, sizes: Sizes) -> Iterator[Case]:
         def multiply(
             kernel: str = f"multiply_{name}",
             a: Structure = arguments,
-            grid: tuple = grid,
+            grid: tuple[int, ...] = grid,
             threads: int = multiply_threads(name),
         ) -> None:
             device.launch(kernel, a, grid, threads, 512)
@@ -218,12 +219,14 @@ def products(device: Device, sizes: Sizes) -> Iterator[Case]:
         out = device.empty(sizes.n_rows * sizes.dim * 4)
         arguments = Multiply(w=matrix, xq=rows, out=out, out_stride=sizes.dim, n_rows=sizes.n_rows)
         for kernel, block_rows in (("gemm", 64), ("gemm_tall", 128)):
+            if kernel == "gemm_tall" and name not in TALL_FORMATS:
+                continue
             grid = (sizes.dim // 64, -(-sizes.n_rows // block_rows))
 
             def gemm(
                 kernel: str = f"{kernel}_{name}",
                 a: Structure = arguments,
-                grid: tuple = grid,
+                grid: tuple[int, ...] = grid,
                 shared: int = gemm_shared_bytes(name, block_rows),
             ) -> None:
                 device.launch(kernel, a, grid, shared=shared)
@@ -399,14 +402,17 @@ def row_kernels(device: Device, sizes: Sizes) -> Iterator[Case]:
     )  # fmt: skip
     rope_bytes = 2 * n * stride * 4 + 2 * n_kv * n * head_dim * 2
     for name, arguments, grid, threads, n_bytes in (
-        ("norm_rows", norm, (n,), 128, n * dim * 4 + row_bytes),
+        ("norm_rows", norm, (n,), 256, n * dim * 4 + row_bytes),
         ("add_rows", add, (n,), 128, 3 * n * dim * 4),
         ("gate_rows", gated, (n, -(-ffn_dim // 512)), 128, 2 * n * ffn_dim * 4 + wide_bytes),
         ("rope_rows", rope, (n_heads + 2 * n_kv, n), 32, rope_bytes),
     ):
 
         def launch(
-            name: str = name, a: Structure = arguments, grid: tuple = grid, threads: int = threads
+            name: str = name,
+            a: Structure = arguments,
+            grid: tuple[int, ...] = grid,
+            threads: int = threads,
         ) -> None:
             device.launch(name, a, grid, threads=threads, shared=512)
 

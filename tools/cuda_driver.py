@@ -14,6 +14,8 @@ from edgeh2o.cuda.devices import choose_image
 
 FORMATS = ["f32", "f16", "bf16", "q4", "q4_min", "q4_small", "q4_small_min"]
 FORMATS += ["q8", "q8_min", "q8_small"]
+# Those whose matrix products have a kernel for 128 rows.
+TALL_FORMATS = ["q4", "q4_min", "q8", "q8_min"]
 
 
 class Structure(ctypes.Structure):
@@ -31,9 +33,10 @@ Matrix = _structure(
 Quantised = _structure("Quantised", q=_P, d=_P, padded=_U)
 Cache = _structure("Cache", k=_P, v=_P, max_context=_U, k_type=_U, v_type=_U)
 Heads = _structure("Heads", n_heads=_U, n_kv_heads=_U, key_dim=_U, value_dim=_U, value_stride=_U)
+Further = _structure("Further", w=Matrix, bias=_P, out=_P, first_panel=_U)
 Multiply = _structure(
     "Multiply", w=Matrix, x=_P, xq=Quantised, bias=_P, out=_P, x_stride=_U, out_stride=_U,
-    accumulates=_U, n_rows=_U, heads=_P, x_step=_U, out_step=_U,
+    accumulates=_U, n_rows=_U, heads=_P, x_step=_U, out_step=_U, further=Further * 2, n_further=_U,
 )  # fmt: skip
 Norm = _structure(
     "Norm", x=_P, weight=_P, out=_P, xq=Quantised, dim=_U, n_groups=_U, x_stride=_U,
@@ -102,7 +105,7 @@ ARGUMENTS = {
     **{f"column_tiles_{dim}": Columns for dim in (64, 128, 256)},
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
-    **{f"gemm_tall_{name}": Multiply for name in FORMATS if name.startswith("q")},
+    **{f"gemm_tall_{name}": Multiply for name in TALL_FORMATS},
 }  # fmt: skip
 
 
@@ -146,7 +149,7 @@ class Device:
             image = choose_image((capability[0].value, capability[1].value)).read()
         self._call("cuModuleLoadData", ctypes.byref(self._module), image)
         self._held: set[int] = set()
-        self._functions: dict[tuple[int | None, str], c_void_p] = {}
+        self._functions: dict[tuple[int | None, str], tuple[c_void_p, int]] = {}
 
     def _call(self, name: str, *arguments: object) -> None:
         error = getattr(self.driver, name)(*arguments)
@@ -230,12 +233,13 @@ class Device:
         shared: int = 0,
     ) -> None:
         """The same with a kernel of another module."""
-        function = self._functions.get((module.value, kernel))
+        function, most_shared = self._functions.get((module.value, kernel), (None, 0))
         if function is None:
-            function = self._functions[module.value, kernel] = c_void_p()
+            function = c_void_p()
             self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
-            if shared > 48 * 1024:
-                self._call("cuFuncSetAttribute", function, 8, shared)
+        if shared > max(most_shared, 48 * 1024):
+            self._call("cuFuncSetAttribute", function, 8, shared)
+        self._functions[module.value, kernel] = function, max(shared, most_shared)
         pointers = (c_void_p * 1)(ctypes.addressof(arguments))
         sizes = [c_uint(n) for n in (*grid, *(1,) * (3 - len(grid)), threads, 1, 1, shared)]
         function_type = ctypes.CFUNCTYPE(

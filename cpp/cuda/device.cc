@@ -32,6 +32,7 @@ Device::Device(int ordinal) : driver_(Driver::get()) {
   try {
     enter();
     driver_.check(driver_.cuStreamCreate(&stream_, kStreamNonBlocking), "making a stream");
+    n_processors_ = static_cast<size_t>(attribute(kAttributeProcessors));
   } catch (...) {
     driver_.cuDevicePrimaryCtxRelease_v2(device_);
     throw;

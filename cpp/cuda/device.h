@@ -44,6 +44,8 @@ class Device {
     launch_bytes(kernel, &copy, grid_x, grid_y, grid_z, n_threads, shared_bytes);
   }
 
+  size_t n_processors() const { return n_processors_; }
+
   // From pinned memory, which stays as it is until wait() returns.
   void upload(void* to, const void* from, size_t n_bytes);
   void download(void* to, const void* from, size_t n_bytes);
@@ -70,6 +72,7 @@ class Device {
   CUcontext context_ = nullptr;
   CUstream stream_ = nullptr;
   CUmodule module_ = nullptr;
+  size_t n_processors_ = 0;
   std::unordered_map<std::string, Kernel> kernels_;
 };
 

@@ -69,11 +69,13 @@ void DeviceDecoder::project_qkv(const Rows& rows, size_t layer) {
   std::vector<const Linear*> matrices = {&w.attn_q};
   if (has_own_kv) matrices.insert(matrices.end(), {&w.attn_k, &w.attn_v});
   const float* const input = begin_branch(rows, w.attn_norm, {matrices.data(), matrices.size()});
-  size_t offset = 0;
+  std::vector<Product> products;
+  float* out = qkv;
   for (const Linear* linear : matrices) {
-    multiply(rows, *linear, input, qkv + offset, stride);
-    offset += weights_.n_out(linear->weight);
+    products.push_back({linear, out});
+    out += weights_.n_out(linear->weight);
   }
+  multiply_all(rows, {products.data(), products.size()}, input, stride);
   if (spec.qk_norm != QkNorm::kNone && !spec.qk_norm_after_rope) {
     const float eps = config_.norm_eps;
     norm_groups(rows, queries, heads.q_dim(), stride, w.attn_q_norm, eps);

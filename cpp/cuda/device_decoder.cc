@@ -193,8 +193,8 @@ void DeviceDecoder::gate_up(const Rows& rows, const FeedForward& ffn, Activation
   const size_t ffn_dim = weights_.n_out(ffn.up.weight);
   const bool has_gate = weights_.has(ffn.gate.weight);
   float *const gate = state.gate_.as<float>(), *const up = state.up_.as<float>();
-  if (has_gate) multiply(rows, ffn.gate, input, gate, ffn_dim);
-  multiply(rows, ffn.up, input, up, ffn_dim);
+  const Product products[] = {{&ffn.up, up}, {&ffn.gate, gate}};
+  multiply_all(rows, {products, size_t{1} + has_gate}, input, ffn_dim);
   const bool has_floats = !is_quantised(ffn.down);
   QuantisedRows q8 = rows_of(state.q8_, state.d8_, ffn_dim);
   if (has_floats) q8.q = nullptr;
@@ -230,7 +230,7 @@ const float* DeviceDecoder::begin_branch(const Rows& rows, const std::vector<flo
   device_->launch("norm_rows",
                   NormArguments{rows.x(dim), weights_.vector(weight), out, q8, u32(dim), 1, u32(dim),
                                 u32(dim), config_.norm_eps},
-                  rows.n, 1, 1, kThreads, kSmallShared);
+                  rows.n, 1, 1, kNormThreads, kSmallShared);
   return floats;
 }
 
@@ -252,7 +252,7 @@ void DeviceDecoder::quantise(const Rows& rows, const float* input, size_t dim, c
   device_->launch("norm_rows",
                   NormArguments{input, nullptr, nullptr, rows_of(rows.state.q8_, rows.state.d8_, dim),
                                 u32(dim), 1, u32(dim), u32(dim), 0.0f},
-                  rows.n, 1, 1, kThreads, kSmallShared);
+                  rows.n, 1, 1, kNormThreads, kSmallShared);
 }
 
 void DeviceDecoder::norm_groups(const Rows& rows, float* x, size_t dim, size_t stride,
@@ -261,32 +261,49 @@ void DeviceDecoder::norm_groups(const Rows& rows, float* x, size_t dim, size_t s
   device_->launch("norm_rows",
                   NormArguments{x, weights_.vector(weight), x, QuantisedRows{}, u32(weight.size()),
                                 u32(n_groups), u32(stride), u32(stride), eps},
-                  rows.n * n_groups, 1, 1, kThreads, kSmallShared);
+                  rows.n * n_groups, 1, 1, kNormThreads, kSmallShared);
 }
 
 void DeviceDecoder::multiply(const Rows& rows, const Linear& linear, const float* input, float* out,
                              size_t stride, bool accumulates) {
-  const float* bias = weights_.vector(linear.bias);
-  for (const DeviceMatrix& part : weights_.parts(linear.weight)) {
-    multiply_part(rows, part, input, bias, out, stride, accumulates);
-    out += part.n_out;
-    if (bias) bias += part.n_out;
-  }
+  const Product product{&linear, out};
+  multiply_all(rows, {&product, 1}, input, stride, accumulates);
 }
 
-void DeviceDecoder::multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input,
-                                  const float* bias, float* out, size_t stride, bool accumulates) {
-  const MultiplyArguments arguments{
-      w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
-      bias,        out,         w.depth,
-      u32(stride), accumulates, u32(rows.n)};
-  launch_multiply(arguments, 1);
+void DeviceDecoder::multiply_all(const Rows& rows, Span<const Product> products, const float* input,
+                                 size_t stride, bool accumulates) {
+  MultiplyArguments pending{};
+  size_t n_panels = 0;  // of the matrices that are to go together
+  const auto launch = [&] {
+    if (n_panels > 0) launch_multiply(pending, 1);
+    n_panels = 0;
+  };
+  for (const Product& product : products) {
+    const float* bias = weights_.vector(product.linear->bias);
+    float* out = product.out;
+    for (const DeviceMatrix& w : weights_.parts(product.linear->weight)) {
+      const bool joins = n_panels > 0 && is_tiled(w.format) && w.format == pending.w.format &&
+                         !takes_gemm(w, rows.n) && pending.n_further + 1 < kMostMatrices;
+      if (joins) {
+        pending.further[pending.n_further++] = {w, bias, out, u32(n_panels)};
+      } else {
+        launch();
+        pending = {w,           input,       rows_of(rows.state.q8_, rows.state.d8_, w.depth),
+                   bias,        out,         w.depth,
+                   u32(stride), accumulates, u32(rows.n)};
+      }
+      n_panels += ceil_div(w.n_out, size_t{kPanelRows});
+      out += w.n_out;
+      if (bias) bias += w.n_out;
+    }
+  }
+  launch();
 }
 
 void DeviceDecoder::launch_multiply(const MultiplyArguments& a, size_t n_heads) {
   const DeviceMatrix& w = a.w;
   if (takes_gemm(w, a.n_rows)) {
-    const GemmKernel kernel = gemm_kernel(w.format, a.n_rows);
+    const GemmKernel kernel = gemm_kernel(w.format, a.n_rows, w.n_out, device_->n_processors());
     device_->launch(kernel.name, a, ceil_div(w.n_out, size_t{kGemmTile}),
                     ceil_div(a.n_rows, kernel.block_rows), 1, kThreads, kernel.shared_bytes);
     return;
@@ -305,7 +322,7 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
       "norm_rows",
       NormArguments{x, weights_.vector(weights_.host().output_norm()), is_quantised ? nullptr : norm, q8,
                     u32(dim), 1, u32(dim), u32(dim), config_.norm_eps},
-      n_rows, 1, 1, kThreads, kSmallShared);
+      n_rows, 1, 1, kNormThreads, kSmallShared);
   size_t first = 0;
   for (const DeviceMatrix& part : parts) {
     launch_row_products(*device_,

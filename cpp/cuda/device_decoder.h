@@ -230,8 +230,13 @@ class DeviceDecoder {
   // out = the product of every head's matrix with its part of the input.
   void multiply_heads(const Rows& rows, const std::vector<PackedMatrix>& heads, const HeadRows& input,
                       const HeadRows& out);
-  void multiply_part(const Rows& rows, const DeviceMatrix& w, const float* input, const float* bias,
-                     float* out, size_t stride, bool accumulates);
+  struct Product {
+    const Linear* linear;
+    float* out;
+  };
+  // The same for all of them; of a few rows those of one format go together.
+  void multiply_all(const Rows& rows, Span<const Product> products, const float* input, size_t stride,
+                    bool accumulates = false);
   void launch_multiply(const MultiplyArguments& a, size_t n_heads);  // heads: of a list
   bool is_quantised(const Linear& linear) const { return is_tiled(weights_.format(linear.weight)); }
   void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);

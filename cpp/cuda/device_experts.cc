@@ -25,7 +25,7 @@ void DeviceDecoder::run_expert(const Rows& n_rows, const LayerSpec& spec, const 
   gather.dim = gather.x_stride = gather.out_stride = u32(dim);
   gather.n_groups = 1;
   gather.indices = indices;
-  device_->launch("norm_rows", gather, n_rows.n, 1, 1, kThreads, kSmallShared);
+  device_->launch("norm_rows", gather, n_rows.n, 1, 1, kNormThreads, kSmallShared);
   gate_up(n_rows, ffn, spec.activation, floats);
   multiply(n_rows, ffn.down, state.gate_.as<float>(), out, dim);
 }
@@ -40,13 +40,15 @@ const float* DeviceDecoder::route(const Rows& rows, const LayerSpec& spec, const
   device_->launch("norm_rows",
                   NormArguments{rows.x(dim), weights_.vector(w.ffn_norm), normed, q8, u32(dim), 1, u32(dim),
                                 u32(dim), config_.norm_eps},
-                  rows.n, 1, 1, kThreads, kSmallShared);
+                  rows.n, 1, 1, kNormThreads, kSmallShared);
   multiply(rows, w.ffn_router, normed, logits, spec.n_experts);
   const bool has_gate = !w.ffn_shared_gate.empty();
   if (has_gate) {
     const float* const values = weights_.vector(w.ffn_shared_gate);
     const DeviceMatrix gate{values, nullptr, nullptr, 1, u32(dim), 0, WeightFormat::kF32};
-    multiply_part(rows, gate, normed, nullptr, logits + n_logits, 1, false);
+    launch_multiply({gate, normed, rows_of(rows.state.q8_, rows.state.d8_, gate.depth), nullptr,
+                     logits + n_logits, gate.depth, 1, false, u32(rows.n)},
+                    1);
   }
   float* const staged = state.staged_router_.as<float>();
   device_->download(staged, logits, (n_logits + (has_gate ? rows.n : 0)) * sizeof(float));

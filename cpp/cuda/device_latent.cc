@@ -27,7 +27,7 @@ void DeviceDecoder::project_latent(const Rows& rows, size_t layer) {
         "norm_rows",
         NormArguments{vectors, weights_.vector(w.attn_q_a_norm), has_floats ? vectors : nullptr, q8,
                       u32(latent.q_rank), 1, u32(latent.q_rank), u32(latent.q_rank), config_.norm_eps},
-        rows.n, 1, 1, kThreads, kSmallShared);
+        rows.n, 1, 1, kNormThreads, kSmallShared);
     multiply(rows, w.attn_q, vectors, heads, n_heads * latent.head_dim());
   }
   const size_t head_dim = latent.head_dim();
@@ -80,7 +80,7 @@ void DeviceDecoder::multiply_heads(const Rows& rows, const std::vector<PackedMat
     round.n_groups = u32(n_heads);
     round.x_stride = a.x_stride;
     round.group_stride = a.x_step;
-    device_->launch("norm_rows", round, rows.n * n_heads, 1, 1, kThreads, kSmallShared);
+    device_->launch("norm_rows", round, rows.n * n_heads, 1, 1, kNormThreads, kSmallShared);
     a.x_step = a.xq.padded;
     a.xq.padded *= u32(n_heads);
   }

@@ -64,7 +64,7 @@ void DeviceDecoder::gate_and_norm(const Rows& rows, size_t layer, const float* g
   n.n_groups = u32(heads.n_groups);
   n.x_stride = n.out_stride = u32(width);
   n.eps = config_.norm_eps;
-  device_->launch("norm_rows", n, rows.n * heads.n_groups, 1, 1, kThreads, kSmallShared);
+  device_->launch("norm_rows", n, rows.n * heads.n_groups, 1, 1, kNormThreads, kSmallShared);
   quantise(rows, x, width, w.ssm_out);
 }
 

@@ -24,7 +24,9 @@ inline bool takes_gemm(const DeviceMatrix& w, size_t n_rows) {
 // Row by row, with a matrix or one per head.
 inline void launch_row_products(Device& device, const MultiplyArguments& a, size_t n_heads) {
   const bool has_tiles = is_tiled(a.w.format);
-  const size_t n_blocks = ceil_div(a.w.n_out, has_tiles ? size_t{kPanelRows} : kThreads / kWarpSize);
+  const size_t rows = has_tiles ? size_t{kPanelRows} : kThreads / kWarpSize;
+  size_t n_blocks = ceil_div(a.w.n_out, rows);
+  for (size_t i = 0; i < a.n_further; ++i) n_blocks += ceil_div(a.further[i].w.n_out, rows);
   device.launch(multiply_kernel(a.w.format), a, n_blocks, a.n_rows, n_heads,
                 has_tiles ? size_t{kTilesThreads} : kThreads, kSmallShared);
 }

@@ -87,7 +87,7 @@ std::string test_format(Device& device, const char* type_name, Numbers& numbers)
                          scratch.put(std::vector<float>(kRows * padded / 32)), static_cast<uint32_t>(padded)};
   device.launch("norm_rows",
                 NormArguments{scratch.put(x), nullptr, nullptr, xq, kDepth, 1, kDepth, kDepth, 0.0f}, kRows,
-                1, 1, kThreads, kSmallShared);
+                1, 1, kNormThreads, kSmallShared);
 
   const std::vector<int8_t> q = scratch.get(xq.q, kRows * padded);
   const std::vector<float> d = scratch.get(xq.d, kRows * padded / 32);
@@ -102,7 +102,7 @@ std::string test_format(Device& device, const char* type_name, Numbers& numbers)
     const MultiplyArguments arguments{matrix, nullptr, xq, nullptr, out, 0, kOutputs, 0, kRows};
     const char* name = multiply_kernel(format);
     if (is_matrix) {
-      const GemmKernel kernel = gemm_kernel(format, kRows);
+      const GemmKernel kernel = gemm_kernel(format, kRows, kOutputs, 1);
       name = kernel.name;
       device.launch(name, arguments, ceil_div(kOutputs, size_t{kGemmTile}), 1, 1, kThreads,
                     kernel.shared_bytes);

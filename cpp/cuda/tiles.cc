@@ -130,14 +130,14 @@ struct TileKind {
 
 TileKind tile_kind(WeightFormat format) {
   switch (format) {
-#define EH2O_CASE(tiled, name, bits, block, has_min)                                          \
-  case WeightFormat::tiled:                                                                   \
-    return {"gemm_" #name, "gemm_tall_" #name, WeightTraits<WeightFormat::tiled>::kTileBytes, \
-            WeightTraits<WeightFormat::tiled>::kParts};
+#define EH2O_CASE(tiled, name, bits, block, has_min)                   \
+  case WeightFormat::tiled:                                            \
+    return {"gemm_" #name, block == 32 ? "gemm_tall_" #name : nullptr, \
+            WeightTraits<WeightFormat::tiled>::kTileBytes, WeightTraits<WeightFormat::tiled>::kParts};
     EH2O_TILED_FORMATS(EH2O_CASE)
 #undef EH2O_CASE
     default:
-      return {"", "", 0, 0};
+      return {"", nullptr, 0, 0};
   }
 }
 
@@ -179,9 +179,10 @@ const char* multiply_kernel(WeightFormat format) {
   return "";
 }
 
-GemmKernel gemm_kernel(WeightFormat format, size_t n_rows) {
+GemmKernel gemm_kernel(WeightFormat format, size_t n_rows, size_t n_out, size_t n_processors) {
   const TileKind kind = tile_kind(format);
-  const bool is_tall = n_rows > kGemmTile;
+  const size_t n_tall_blocks = ceil_div(n_rows, kGemmTallRows) * ceil_div(n_out, kGemmTile);
+  const bool is_tall = kind.gemm_tall && n_rows > kGemmTile && n_tall_blocks >= 2 * n_processors;
   const size_t rows = is_tall ? kGemmTallRows : kGemmTile;
   // Of a stage: activations and their scales, weights and theirs.
   const size_t panel = kind.tile_bytes + kPanelRows * kind.n_parts * sizeof(uint16_t);

@@ -14,13 +14,13 @@ WeightFormat device_format(PackedFormat format);
 
 // The kernel that multiplies with weights of a format.
 const char* multiply_kernel(WeightFormat format);
-// The kernel of matrix products with tiles: rows and shared memory of a block. More rows at a time, where
-// there are so many, unpack and scale a weight less often.
+// The kernel of matrix products with tiles: rows and shared memory of a block. More rows at a time unpack and
+// scale a weight less often, where enough blocks are left for all processors. Both give the same bits.
 struct GemmKernel {
   const char* name;
   size_t block_rows, shared_bytes;
 };
-GemmKernel gemm_kernel(WeightFormat format, size_t n_rows);
+GemmKernel gemm_kernel(WeightFormat format, size_t n_rows, size_t n_out, size_t n_processors);
 
 constexpr bool is_tiled(WeightFormat format) { return format >= WeightFormat::kQ4; }
 

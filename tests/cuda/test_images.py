@@ -25,9 +25,13 @@ from tools.build_cuda_images import (
 from tools.cuda_driver import ARGUMENTS
 
 # Registers that leave room for the blocks that the plan of a kernel wants, of 65,536 a processor.
-# Matrix products: three blocks of 128 threads, two of those of 128 rows.
+# Matrix products: three blocks of 128 threads, two of those of 128 rows and of
+# small blocks of weights.
 MOST_REGISTERS = dict.fromkeys((name for name in ARGUMENTS if name.startswith("gemm_")), 168)
-MOST_REGISTERS |= dict.fromkeys((name for name in ARGUMENTS if "gemm_tall" in name), 255)
+MOST_REGISTERS |= dict.fromkeys(
+    (name for name in ARGUMENTS if "gemm_tall" in name or ("gemm_" in name and "small" in name)),
+    255,
+)
 # Loads of four rounds on their way.
 MOST_REGISTERS |= dict.fromkeys((name for name in ARGUMENTS if "multiply_q" in name), 128)
 MOST_REGISTERS["attend_split"] = 128

@@ -325,8 +325,9 @@ def test_the_calls_of_a_prompt_and_a_token(
     expected = []
 
     def product(n: int, *widths: int) -> list[str]:
-        kind, tile, y = ("gemm_q8", 64, -(-n // 64)) if n >= 8 else ("multiply_q8", 16, n)
-        return [f"{kind} {-(-width // tile)} {y} 1" for width in widths]
+        if n < 8:  # matrices of one format together
+            return [f"multiply_q8 {sum(-(-width // 16) for width in widths)} {n} 1"]
+        return [f"gemm_q8 {-(-width // 64)} {-(-n // 64)} 1" for width in widths]
 
     def layer_of(n: int, n_outputs: int) -> list[str]:
         calls = [f"norm_rows {n} 1 1", *product(n, 64, 32, 32), f"rope_rows {heads + 4} {n} 1"]

@@ -81,6 +81,13 @@ struct QuantisedRows {
 // out[row] (+)= matrix . x[row] + bias. Grid: (panels, rows), or (n_out / 4, rows) for floats; of matrix
 // products: (n_out / 64, rows / 64 or 128). All but these take a matrix per head in the place of w, too: then
 // heads are the third dimension of the grid, and each takes a part of the row and gives one.
+inline constexpr int kMostMatrices = 3;
+struct FurtherMatrix {
+  DeviceMatrix w;
+  const float* bias;
+  float* out;
+  uint32_t first_panel;  // of the grid
+};
 struct MultiplyArguments {
   DeviceMatrix w;
   const float* x;     // [rows][x_stride], for float matrices
@@ -92,8 +99,12 @@ struct MultiplyArguments {
   uint32_t n_rows;                      // for matrix products
   const DeviceMatrix* heads = nullptr;  // of one shape and format
   uint32_t x_step = 0, out_step = 0;    // between the parts of two heads
+  // Of tiles, for a vector: matrices of the same format and depth, whose panels follow those of w.
+  FurtherMatrix further[kMostMatrices - 1] = {};
+  uint32_t n_further = 0;
 };
 
+inline constexpr int kNormThreads = 256;
 // Row r of x is group r % n_groups of row r / n_groups; or, without groups, row indices[r]. Groups of out lie
 // one behind the other. Grid: (rows).
 struct NormArguments {

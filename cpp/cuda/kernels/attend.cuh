@@ -175,10 +175,11 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
         EH2O_UNROLL
         for (uint32_t g = 0; g < 4; ++g) {
           if (g0 + g >= group) continue;
-          EH2O_UNROLL
-          for (uint32_t e = 0; e < 4; ++e) {
-            sums[g] = multiply_add(queries[(g0 + g) * key_dim + i + e], k[e], sums[g]);
-          }
+          const Words4 q = *reinterpret_cast<const Words4*>(queries + (g0 + g) * key_dim + i);
+          sums[g] = multiply_add(float_of_bits(q.x), k[0], sums[g]);
+          sums[g] = multiply_add(float_of_bits(q.y), k[1], sums[g]);
+          sums[g] = multiply_add(float_of_bits(q.z), k[2], sums[g]);
+          sums[g] = multiply_add(float_of_bits(q.w), k[3], sums[g]);
         }
       }
       const bool writes = part == 0 && key < n_keys;

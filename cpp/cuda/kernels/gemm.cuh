@@ -51,6 +51,12 @@ EH2O_DEVICE void multiply_block(float (&out)[4], const uint32_t (&rows)[4], uint
   for (int e = 0; e < 4; ++e) out[e] = float_of_bits(static_cast<uint32_t>(sums[e]));
 }
 
+// Scale `part` of an output, of two that are loaded together.
+EH2O_DEVICE float tile_scale(const uint16_t* scales, int part) {
+  const uint32_t both = *reinterpret_cast<const uint32_t*>(scales + part / 2 * 2);
+  return f32_from_f16(static_cast<uint16_t>(part % 2 ? both >> 16 : both & 0xffffu));
+}
+
 // What a warp adds up: 16 kM rows by 32 outputs as kM x 4 fragments.
 template <int kM>
 struct GemmSums {
@@ -78,10 +84,10 @@ EH2O_DEVICE void add_block(GemmSums<kM>& acc, const uint32_t (&rows)[kM][4], con
     float scale[2], offset[2], min[2] = {};
     EH2O_UNROLL
     for (int e = 0; e < 2; ++e) {
-      scale[e] = f32_from_f16(scales[j][e * Traits::kParts + part]);
+      scale[e] = tile_scale(scales[j] + e * Traits::kParts, part);
       offset[e] = -kMagic * scale[e];
       if constexpr (Traits::kHasMin)
-        min[e] = f32_from_f16(scales[j][e * Traits::kParts + Traits::kBlocks + part]);
+        min[e] = tile_scale(scales[j] + e * Traits::kParts, Traits::kBlocks + part);
     }
     EH2O_UNROLL
     for (int i = 0; i < kM; ++i) {
@@ -109,35 +115,44 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
   const int n_rows = static_cast<int>(a.n_rows), n_tiles = static_cast<int>(a.w.n_tiles);
   const int n_panels = static_cast<int>((a.w.n_out + kPanelRows - 1) / kPanelRows);
   const int first_panel = block_x() * kGemmPanels, first_row = block_y() * kRows;
-  const auto row_of = [&](int row) {
-    return static_cast<size_t>(row < n_rows ? row : n_rows - 1);
-  };  // what is beyond is not stored
-  const auto tile_of = [&](int panel, int tile) {
-    return static_cast<size_t>(panel < n_panels ? panel : n_panels - 1) * a.w.n_tiles +
-           static_cast<size_t>(tile);
+  // What a thread copies of every tile, as offsets into what is there; what is beyond is not stored.
+  constexpr int kRowCopies = kRows / 32, kTileCopies = kGemmPanels * kTilePieces / kGemmThreads;
+  const auto row_of = [&](int row) { return static_cast<uint32_t>(row < n_rows ? row : n_rows - 1); };
+  const auto panel_of = [&](int panel) {
+    return static_cast<uint32_t>(panel < n_panels ? panel : n_panels - 1) * a.w.n_tiles;
   };
+  uint32_t row_at[kRowCopies], tile_at[kTileCopies];
+  EH2O_UNROLL
+  for (int k = 0; k < kRowCopies; ++k) {
+    row_at[k] = row_of(first_row + t / 4 + 32 * k) * a.xq.padded + static_cast<uint32_t>(t % 4 * 16);
+  }
+  EH2O_UNROLL
+  for (int k = 0; k < kTileCopies; ++k) {
+    const int i = t + k * kGemmThreads;
+    tile_at[k] = panel_of(first_panel + i / kTilePieces) * Traits::kTileBytes +
+                 static_cast<uint32_t>(i % kTilePieces * 16);
+  }
+  const uint32_t row_scale_at = row_of(first_row + t) * (a.xq.padded / 32);
+  const uint32_t scale_at =
+      panel_of(first_panel + t / kScalePieces) * (kPanelRows * Traits::kParts) + t % kScalePieces * 8;
+  const int row_to = swizzled(t / 4, t % 4);  // the pattern repeats after 8 rows
 
   const auto load = [&](int tile) {
     if (tile < n_tiles) {
       uint8_t* const stage = shared_memory + tile % kGemmStages * Stage::kBytes;
-      EH2O_NO_UNROLL
-      for (int i = t; i < kRows * 4; i += kGemmThreads) {
-        const int row = i / 4, piece = i % 4;
-        copy_async16(stage + swizzled(row, piece),
-                     a.xq.q + row_of(first_row + row) * a.xq.padded + tile * kTileDepth + piece * 16);
+      EH2O_UNROLL
+      for (int k = 0; k < kRowCopies; ++k) {
+        copy_async16(stage + row_to + k * 32 * kTileDepth, a.xq.q + row_at[k] + tile * kTileDepth);
       }
-      for (int i = t; i < kGemmPanels * kTilePieces; i += kGemmThreads) {
-        const size_t from = tile_of(first_panel + i / kTilePieces, tile) * Traits::kTileBytes;
-        copy_async16(stage + Stage::kTiles + i * 16,
-                     static_cast<const uint8_t*>(a.w.values) + from + i % kTilePieces * 16);
+      EH2O_UNROLL
+      for (int k = 0; k < kTileCopies; ++k) {
+        copy_async16(stage + Stage::kTiles + (t + k * kGemmThreads) * 16,
+                     static_cast<const uint8_t*>(a.w.values) + tile_at[k] + tile * Traits::kTileBytes);
       }
-      for (int row = t; row < kRows; row += kGemmThreads) {
-        copy_async8(stage + Stage::kRowScales + row * 8,
-                    a.xq.d + row_of(first_row + row) * (a.xq.padded / 32) + 2 * tile);
-      }
-      for (int i = t; i < kGemmPanels * kScalePieces; i += kGemmThreads) {
-        const size_t from = tile_of(first_panel + i / kScalePieces, tile) * kPanelRows * Traits::kParts;
-        copy_async16(stage + Stage::kScales + i * 16, a.w.scales + from + i % kScalePieces * 8);
+      if (t < kRows) copy_async8(stage + Stage::kRowScales + t * 8, a.xq.d + row_scale_at + 2 * tile);
+      if (t < kGemmPanels * kScalePieces) {
+        copy_async16(stage + Stage::kScales + t * 16,
+                     a.w.scales + scale_at + tile * (kPanelRows * Traits::kParts));
       }
     }
     copy_async_commit();
@@ -161,7 +176,24 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
       const int output = (warp_panel + j / 2) * kPanelRows + j % 2 * 8 + lane % 4 * 2;
       scales[j] = reinterpret_cast<const uint16_t*>(stage + Stage::kScales) + output * Traits::kParts;
     }
-    EH2O_NO_UNROLL
+    // Of both blocks of 32, since a lane's words lie side by side: read one by one, they meet in banks.
+    uint32_t words[4][2 * Traits::kBits / 4];
+    EH2O_UNROLL
+    for (int panel = 0; panel < 2; ++panel) {
+      const uint8_t* const from = tiles + (warp_panel + panel) * Traits::kTileBytes + 16 * lane;
+      EH2O_UNROLL
+      for (int half = 0; half < Traits::kBits / 4; ++half) {
+        const Words4 w = *reinterpret_cast<const Words4*>(from + 512 * half);
+        if constexpr (Traits::kBits == 4) {
+          words[2 * panel][0] = w.x, words[2 * panel][1] = w.y;
+          words[2 * panel + 1][0] = w.z, words[2 * panel + 1][1] = w.w;
+        } else {
+          words[2 * panel + half][0] = w.x, words[2 * panel + half][1] = w.y;
+          words[2 * panel + half][2] = w.z, words[2 * panel + half][3] = w.w;
+        }
+      }
+    }
+    EH2O_UNROLL
     for (int b = 0; b < 2; ++b) {
       uint32_t rows[kM][4], low[4], high[4];
       float d[kM][2];
@@ -173,15 +205,12 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
       }
       EH2O_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const uint8_t* const words = tiles + (warp_panel + j / 2) * Traits::kTileBytes + 16 * lane;
         if constexpr (Traits::kBits == 4) {
-          const uint32_t both = *reinterpret_cast<const uint32_t*>(words + j % 2 * 8 + b * 4);
-          low[j] = both & 0x0f0f0f0fu;
-          high[j] = both >> 4 & 0x0f0f0f0fu;
+          low[j] = words[j][b] & 0x0f0f0f0fu;
+          high[j] = words[j][b] >> 4 & 0x0f0f0f0fu;
           if (!Traits::kHasMin) low[j] = less_eight(low[j]), high[j] = less_eight(high[j]);
         } else {
-          const auto* const pair = reinterpret_cast<const Words2*>(words + j % 2 * 512 + b * 8);
-          low[j] = pair->x, high[j] = pair->y;
+          low[j] = words[j][2 * b], high[j] = words[j][2 * b + 1];
         }
       }
       if constexpr (Traits::kBlock == 32) {
@@ -211,15 +240,21 @@ EH2O_DEVICE void gemm_tiles(const MultiplyArguments& a) {
   }
 }
 
-// For up to 64 rows, and for more.
-#define EH2O_GEMM(format, name, bits, block, has_min)                    \
-  EH2O_KERNEL(gemm_##name, MultiplyArguments, kGemmThreads) {            \
-    gemm_tiles<WeightFormat::format, kGemmTile>(a);                      \
-  }                                                                      \
-  EH2O_KERNEL_OF(gemm_tall_##name, MultiplyArguments, kGemmThreads, 2) { \
-    gemm_tiles<WeightFormat::format, kGemmTallRows>(a);                  \
+#define EH2O_GEMM(format, name, bits, block, has_min)                                 \
+  EH2O_KERNEL_OF(gemm_##name, MultiplyArguments, kGemmThreads, block == 16 ? 2 : 3) { \
+    gemm_tiles<WeightFormat::format, kGemmTile>(a);                                   \
   }
 EH2O_TILED_FORMATS(EH2O_GEMM)
 #undef EH2O_GEMM
+
+#define EH2O_TALL_GEMM(name, format)                                     \
+  EH2O_KERNEL_OF(gemm_tall_##name, MultiplyArguments, kGemmThreads, 2) { \
+    gemm_tiles<WeightFormat::format, kGemmTallRows>(a);                  \
+  }
+EH2O_TALL_GEMM(q4, kQ4)
+EH2O_TALL_GEMM(q4_min, kQ4Min)
+EH2O_TALL_GEMM(q8, kQ8)
+EH2O_TALL_GEMM(q8_min, kQ8Min)
+#undef EH2O_TALL_GEMM
 
 }  // namespace edgeh2o::cuda

@@ -73,13 +73,28 @@ EH2O_DEVICE float block_product(uint32_t low, uint32_t high, uint32_t x_low, uin
   return acc;
 }
 
+// The block's panel of the matrix that it belongs to, which takes the place of w.
+EH2O_DEVICE uint32_t choose_matrix(MultiplyArguments& a) {
+  const uint32_t block = static_cast<uint32_t>(block_x());
+  uint32_t first = 0;
+  EH2O_UNROLL
+  for (uint32_t i = 0; i < kMostMatrices - 1; ++i) {
+    if (i >= a.n_further || block < a.further[i].first_panel) continue;
+    a.w = a.further[i].w;
+    a.bias = a.further[i].bias;
+    a.out = a.further[i].out;
+    first = a.further[i].first_panel;
+  }
+  return block - first;
+}
+
 // A block per panel: its warps share the depth and are added in order.
 template <WeightFormat kFormat>
-EH2O_DEVICE void multiply_tiles(const MultiplyArguments& a) {
+EH2O_DEVICE void multiply_tiles(MultiplyArguments a) {
   using Traits = WeightTraits<kFormat>;
   EH2O_SHARED_MEMORY;
   float* const sums = reinterpret_cast<float*>(shared_memory);  // [warps][16]
-  const uint32_t panel = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
+  const uint32_t panel = choose_matrix(a), row = static_cast<uint32_t>(block_y());
   const uint32_t t = static_cast<uint32_t>(thread_index()), lane = t % kWarpSize, warp = t / kWarpSize;
   const uint32_t output = lane / 4, column = lane % 4;
   const size_t first_tile = static_cast<size_t>(panel) * a.w.n_tiles;

@@ -7,7 +7,8 @@ namespace edgeh2o::cuda {
 
 inline constexpr int kRowThreads = 128, kRowWarps = kRowThreads / kWarpSize;
 
-// The sum over all threads of the block, in one order.
+// The sum over all threads of a block of kWarps, in one order.
+template <int kWarps>
 EH2O_DEVICE float block_sum(float value) {
   EH2O_SHARED_MEMORY;
   float* const sums = reinterpret_cast<float*>(shared_memory);
@@ -16,17 +17,17 @@ EH2O_DEVICE float block_sum(float value) {
   if (t % kWarpSize == 0) sums[t / kWarpSize] = value;
   sync_block();
   float total = 0.0f;
-  for (int i = 0; i < kRowWarps; ++i) total += sums[i];
+  for (int i = 0; i < kWarps; ++i) total += sums[i];
   return total;
 }
 
 // Rounds columns [begin, end) of a row to 8 bits, 32 values at a time: d = max|x| / 127, q = rint(x / d).
 // 8 lanes share a block.
-template <typename Value>
+template <int kWarps, typename Value>
 EH2O_DEVICE void quantise_row(const QuantisedRows& xq, uint32_t row, uint32_t begin, uint32_t end,
                               uint32_t dim, const Value& value) {
   const uint32_t t = static_cast<uint32_t>(thread_index()), lane = t % kWarpSize;
-  for (uint32_t base = begin + t / kWarpSize * 128; base < end; base += kRowWarps * 128) {
+  for (uint32_t base = begin + t / kWarpSize * 128; base < end; base += kWarps * 128) {
     const uint32_t i = base + lane * 4;
     float x[4], largest = 0.0f;
     for (uint32_t e = 0; e < 4; ++e) {
@@ -50,36 +51,39 @@ EH2O_DEVICE void quantise_row(const QuantisedRows& xq, uint32_t row, uint32_t be
 }
 
 // 1 / sqrt(mean(x^2) + eps) of a row.
+template <int kWarps>
 EH2O_DEVICE float norm_factor(const float* x, uint32_t dim, float eps) {
   float squares = 0.0f;
-  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < dim; i += kRowThreads) {
+  EH2O_UNROLL_4
+  for (uint32_t i = static_cast<uint32_t>(thread_index()); i < dim; i += kWarps * kWarpSize) {
     squares = multiply_add(x[i], x[i], squares);
   }
-  return divide(1.0f, square_root(divide(block_sum(squares), static_cast<float>(dim)) + eps));
+  return divide(1.0f, square_root(divide(block_sum<kWarps>(squares), static_cast<float>(dim)) + eps));
 }
 
-EH2O_KERNEL(norm_rows, NormArguments, kRowThreads) {
+EH2O_KERNEL(norm_rows, NormArguments, kNormThreads) {
+  constexpr int kWarps = kNormThreads / kWarpSize;
   const uint32_t row = static_cast<uint32_t>(block_x()), t = static_cast<uint32_t>(thread_index());
   const uint32_t group = row % a.n_groups;
   const uint32_t from = a.indices ? static_cast<uint32_t>(a.indices[row]) : row / a.n_groups;
   const float* x = a.x + static_cast<size_t>(from) * a.x_stride +
                    static_cast<size_t>(group) * (a.group_stride ? a.group_stride : a.dim);
-  const float factor = a.weight ? norm_factor(x, a.dim, a.eps) : 1.0f;
+  const float factor = a.weight ? norm_factor<kWarps>(x, a.dim, a.eps) : 1.0f;
   const float* weight = a.weight ? a.weight + group * a.weight_stride : nullptr;
   const auto value = [&](uint32_t i) { return weight ? x[i] * factor * weight[i] : x[i]; };
   // Before out is written, which may be x.
-  if (a.xq.q) quantise_row(a.xq, row, 0, a.xq.padded, a.dim, value);
+  if (a.xq.q) quantise_row<kWarps>(a.xq, row, 0, a.xq.padded, a.dim, value);
   if (!a.out) return;
   sync_block();
   float* out = a.out + static_cast<size_t>(row / a.n_groups) * a.out_stride + group * a.dim;
-  for (uint32_t i = t; i < a.dim; i += kRowThreads) out[i] = value(i);
+  for (uint32_t i = t; i < a.dim; i += kNormThreads) out[i] = value(i);
 }
 
 EH2O_KERNEL(add_rows, AddArguments, kRowThreads) {
   const size_t first = static_cast<size_t>(block_x()) * a.dim;
   const float* y = a.y + first;
   float* x = a.x + first;
-  const float factor = a.weight ? norm_factor(y, a.dim, a.eps) : 1.0f;
+  const float factor = a.weight ? norm_factor<kRowWarps>(y, a.dim, a.eps) : 1.0f;
   for (uint32_t i = static_cast<uint32_t>(thread_index()); i < a.dim; i += kRowThreads) {
     x[i] += a.scale * (a.weight ? y[i] * factor * a.weight[i] : y[i]);
   }
@@ -123,7 +127,7 @@ EH2O_KERNEL(gate_rows, GateArguments, kRowThreads) {
   const uint32_t begin = static_cast<uint32_t>(block_y()) * kGateColumns;
   if (a.xq.q) {
     const uint32_t end = a.xq.padded - begin < kGateColumns ? a.xq.padded : begin + kGateColumns;
-    quantise_row(a.xq, row, begin, end, a.dim, value);
+    quantise_row<kRowWarps>(a.xq, row, begin, end, a.dim, value);
   }
   if (!a.out) return;
   const uint32_t end = a.dim < begin + kGateColumns ? a.dim : begin + kGateColumns;

@@ -17,8 +17,10 @@ from tests.cuda.packing import (
 from tools.cuda_driver import (
     ARGUMENTS,
     FORMATS,
+    TALL_FORMATS,
     Device,
     Embed,
+    Further,
     Multiply,
     Quantised,
     gemm_shared_bytes,
@@ -108,8 +110,42 @@ def test_a_matrix_per_head(device: Device, name: str) -> None:
     np.testing.assert_array_equal(got[..., n_out:], before[..., n_out:])
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("q")])
-@pytest.mark.parametrize(("kernel", "block_rows"), [("gemm", 64), ("gemm_tall", 128)])
+@pytest.mark.parametrize("name", ["q4", "q8_min"])
+def test_a_vector_by_several_matrices(device: Device, name: str) -> None:
+    random = np.random.default_rng(5)
+    depth, sizes, n_rows = 192, (37, 16, 40), 2
+    x = random.normal(size=(n_rows, depth)).astype(np.float32)
+    rounded, values = put_quantised(device, x)
+    tiles = [random_tiles(name, n, depth, seed=n) for n in sizes]
+    matrices = [put_tiles(device, each) for each in tiles]
+    biases = [random.normal(size=n).astype(np.float32) for n in sizes]
+    width = sum(sizes)
+    out = device.put(np.full((n_rows, width), np.nan, np.float32))
+    starts = [out + 4 * sum(sizes[:i]) for i in range(3)]
+    further = [
+        Further(w=matrices[i], bias=device.put(biases[i]), out=starts[i], first_panel=first)
+        for i, first in ((1, 3), (2, 4))
+    ]
+    arguments = Multiply(
+        w=matrices[0], xq=rounded, bias=device.put(biases[0]), out=out, out_stride=width,
+        further=(Further * 2)(*further), n_further=2,
+    )  # fmt: skip
+    device.launch(f"multiply_{name}", arguments, (7, n_rows), multiply_threads(name), 512)
+    got = device.get(out, (n_rows, width), np.float32)
+    for i, n in enumerate(sizes):
+        ours = got[:, sum(sizes[:i]) :][:, :n]
+        expected = values @ tiles[i].weights().T + biases[i]
+        size = np.abs(values) @ tiles[i].span().T + np.abs(expected)
+        assert (np.abs(ours - expected) <= 1e-6 * size).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "block_rows"),
+    [
+        *((name, "gemm", 64) for name in FORMATS if name.startswith("q")),
+        *((name, "gemm_tall", 128) for name in TALL_FORMATS),
+    ],
+)
 @pytest.mark.parametrize(("n_rows", "n_out", "depth"), [(64, 64, 64), (5, 37, 288), (140, 72, 192)])
 def test_gemm(
     device: Device, name: str, n_rows: int, n_out: int, depth: int, kernel: str, block_rows: int

@@ -37,7 +37,7 @@ def test_norm_rows(device: Device, dim: int, has_norm: bool) -> None:
             x=device.put(x), weight=device.put(weight) if has_norm else None, out=out, xq=rounded,
             dim=dim, n_groups=1, x_stride=dim, out_stride=dim, eps=EPS,
         )  # fmt: skip
-        device.launch("norm_rows", arguments, (3,), shared=16)
+        device.launch("norm_rows", arguments, (3,), 256, shared=32)
         np.testing.assert_allclose(
             device.get(out, x.shape, np.float32), expected, rtol=3e-6, atol=1e-7
         )
@@ -54,7 +54,7 @@ def test_norm_of_groups_in_place(device: Device, own_weights: bool) -> None:
         x=address, weight=device.put(weight), out=address, dim=16, n_groups=3, x_stride=80,
         out_stride=80, eps=EPS, weight_stride=16 * own_weights,
     )  # fmt: skip
-    device.launch("norm_rows", arguments, (6,), shared=16)
+    device.launch("norm_rows", arguments, (6,), 256, shared=32)
     got = device.get(address, x.shape, np.float32)
     expected = normed(x.reshape(2, 5, 16)[:, :3], weight).reshape(2, 48)
     np.testing.assert_allclose(got[:, :48], expected, rtol=3e-6)
@@ -69,7 +69,7 @@ def test_parts_of_heads_are_rounded_by_themselves(device: Device) -> None:
     arguments = Norm(
         x=device.put(x), xq=rounded, dim=40, n_groups=3, x_stride=x.shape[1], group_stride=56
     )
-    device.launch("norm_rows", arguments, (6,), shared=16)
+    device.launch("norm_rows", arguments, (6,), 256, shared=32)
     parts = x[:, : 3 * 56].reshape(6, 56)[:, :40]
     check_quantised(device, rounded, parts.astype(np.float64))
 
@@ -84,7 +84,7 @@ def test_rows_of_experts(device: Device) -> None:
         x=device.put(x), out=out, xq=rounded, dim=72, n_groups=1, x_stride=72, out_stride=72,
         indices=device.put(indices),
     )  # fmt: skip
-    device.launch("norm_rows", arguments, (4,), shared=16)
+    device.launch("norm_rows", arguments, (4,), 256, shared=32)
     np.testing.assert_array_equal(device.get(out, (4, 72), np.float32), x[indices])
     check_quantised(device, rounded, x[indices].astype(np.float64))
     entries = np.array([[0, 3], [2, 1], [1, 4]], np.int32)
