@@ -101,8 +101,9 @@ class FirstPrompt:
         self._runner.prefill(first, is_last=False, on_attention=profiler)
         table = profiler.table(len(tokens))
         assert table is not None, "the model's numbers are not finite"
-        learnt = UNKNOWN_MODEL.with_profile(merge_profiles(None, table)).resolved(self._llm.config)
-        self._runner.policy.set_budgets(learnt.budgets)
+        settings = UNKNOWN_MODEL.with_profile(merge_profiles(None, table))
+        learnt = self._plan.varied(settings).for_length(len(tokens)).attention
+        self._runner.policy.set_budgets(cast("HeadwiseConfig", learnt).budgets)
         return cast("Any", self._runner.prefill(rest, is_last=is_last))
 
     def row_logits(self, first: int, n_rows: int) -> NDArray[np.float32]:

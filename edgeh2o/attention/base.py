@@ -133,6 +133,29 @@ class SparseAttentionConfig(ABC):
         """
         return None
 
+    @property
+    def mean_budget(self) -> int | None:
+        """Keys per head in what ``resolved`` gave, mean over the heads; None for no limit."""
+        return None
+
+    def naming_budget(self, resolved: SparseAttentionConfig) -> SparseAttentionConfig:
+        """These settings with the ``mean_budget`` that was chosen, to be described."""
+        return self
+
+    def budget_for(self, resolved: SparseAttentionConfig, n_tokens: int) -> int | None:
+        """Keys per head that a prompt so long is to have, mean over the heads.
+
+        ``resolved`` is what ``resolved`` gave. None for settings whose prompts are read alike,
+        however long.
+        """
+        return None
+
+    def with_budget(
+        self, resolved: SparseAttentionConfig, model: AttentionModel, budget: int
+    ) -> SparseAttentionConfig:
+        """What ``resolved`` gave, with what ``budget_for`` says."""
+        return resolved
+
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
         """Keys that a query of a prompt so long reads, mean over queries and heads.
 

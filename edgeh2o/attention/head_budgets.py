@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UsageError
@@ -13,6 +14,14 @@ from .kept_profiles import find_profile
 DEFAULT_BUDGET = 1024
 # With a profile, which says less than a calibration does.
 PROFILE_BUDGET = 1536
+# Tokens of a prompt up to which the default budget was shown to be harmless, and those for which it
+# comes to that of a profile.
+SHOWN_LENGTH = 4096
+PROFILE_LENGTH = 2 * SHOWN_LENGTH
+# Of a budget, for every doubling of the prompt beyond: with 1,024 keys prompts of 8,192 tokens lost
+# up to 1.3 %, with 1,536 no more than the default may (docs/quality.md).
+GROWTH = 1.5
+BUDGET_STEP = 64
 # Of a profiled query head's error, what it has from those that share its KV head: a prompt does not
 # show all that they look for.
 SHARED_ERROR = 0.3
@@ -33,7 +42,8 @@ class HeadBudgets:
     """Keys per layer and KV head, or query head, their intended mean, and where they come from.
 
     ``prompts`` have said something of a model that may be profiled; None for others.
-    ``serve_decode``: generated tokens may go by them too, by what was measured.
+    ``serve_decode``: generated tokens may go by them too, by what was measured. Of those that a
+    ``table`` gave, ``mean`` serves prompts of ``shown_length`` tokens.
     """
 
     per_head: tuple[Budget, ...]
@@ -42,6 +52,19 @@ class HeadBudgets:
     prompts: int | None = None
     by_query_head: bool = False
     serve_decode: bool = False
+    table: BudgetTable | None = None
+    shown_length: int = SHOWN_LENGTH
+
+    def of_mean(self, mean: int) -> HeadBudgets:
+        """Those that the table gives with another mean; these if they are of none."""
+        if self.table is None or mean == self.mean:
+            return self
+        return replace(
+            self,
+            per_head=self.table.budgets(mean),
+            mean=mean,
+            serve_decode=_serves_decode(self.table, mean),
+        )
 
     @property
     def reads_all(self) -> bool:
@@ -53,6 +76,19 @@ def keys_per_query(n_tokens: int, most: float) -> float:
     """Keys that a query of a causal prompt reads in the mean, if none reads more than ``most``."""
     most = min(most, n_tokens)
     return most - most * most / (2 * n_tokens) if n_tokens else 0.0
+
+
+def budget_of_length(budget: int, n_tokens: int, shown_length: int = SHOWN_LENGTH) -> int:
+    """Keys for a prompt of ``n_tokens``, by the ``budget`` that serves ``shown_length`` tokens.
+
+    Half as many again for every doubling beyond, in steps of 64; never more than the prompt has.
+    """
+    if n_tokens <= shown_length:
+        return budget
+    grown: float = budget * GROWTH ** math.log2(n_tokens / shown_length)
+    # A last bit that rounding added is no reason for another step.
+    steps = math.ceil(round(grown / BUDGET_STEP, 6))
+    return max(budget, min(steps * BUDGET_STEP, n_tokens))
 
 
 def find_budgets(
@@ -85,9 +121,9 @@ def find_budgets(
     table, source = found
     if not splits_groups:
         table = table.of_kv_heads()
-    prompts = None
+    prompts, shown_length = None, max(SHOWN_LENGTH, table.length)
     if source == "profile":
-        prompts = table.prompts
+        prompts, shown_length = table.prompts, PROFILE_LENGTH
         table = table.smoothed(SHARED_ERROR)
         source = f"profile ({prompts} prompt{'s' if prompts > 1 else ''})"
         budget = budget or PROFILE_BUDGET
@@ -95,16 +131,21 @@ def find_budgets(
         budget = budget or _budget_of_loss(table, max_loss)
         if budget is None:
             return HeadBudgets((None,) * model.n_slots, DEFAULT_BUDGET, TOO_LOSSY)
-    # Generated tokens go by KV heads.
-    is_harmless = table.decode is not None and table.decode.allows(budget)
     return HeadBudgets(
         table.budgets(budget),
         budget,
         source,
         prompts,
         by_query_head=table.n_heads > 0,
-        serve_decode=is_harmless and not table.n_heads,
+        serve_decode=_serves_decode(table, budget),
+        table=table,
+        shown_length=shown_length,
     )
+
+
+def _serves_decode(table: BudgetTable, budget: int) -> bool:
+    """Whether generated tokens, which go by KV heads, may read what such a budget holds."""
+    return table.decode is not None and table.decode.allows(budget) and not table.n_heads
 
 
 def _budget_of_loss(table: BudgetTable, max_loss: float | None) -> int | None:

@@ -27,9 +27,12 @@ from .head_budgets import (
     DENSE_SOURCES,
     NO_TABLE,
     PROFILE_BUDGET,
+    PROFILE_LENGTH,
+    SHOWN_LENGTH,
     TOO_SHORT,
     UNKNOWN,
     HeadBudgets,
+    budget_of_length,
     find_budgets,
     keys_per_query,
 )
@@ -65,7 +68,9 @@ class HeadwiseConfig(SparseAttentionConfig):
     ``LLM`` makes while it reads long prompts. As long as nothing is known every head reads its
     whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
     always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
-    of 0.5 % is taken, or everything is read if there is none. ``budgets`` gives the
+    of 0.5 % is taken, or everything is read if there is none. Unless ``budget`` is given, prompts
+    get half as many keys again for every doubling beyond 4,096 tokens (those of the calibration if
+    they were more, 8,192 with a profile). ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, one per KV head or, ``by_query_head``, one per
     query head, and ``source`` tells where they are from.
     Raises UsageError for values out of range.
@@ -79,7 +84,9 @@ class HeadwiseConfig(SparseAttentionConfig):
         "--budget",
         help="earlier keys that a query reads besides its chunk, mean over the heads "
         f"(default: what --max-loss {DEFAULT_MAX_LOSS} takes of a budget table, which is "
-        f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all)",
+        f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all; half "
+        f"as many again for every doubling of a prompt beyond {SHOWN_LENGTH:,} tokens, with a "
+        f"profile beyond {PROFILE_LENGTH:,})",
         metavar="KEYS",
     )
     max_loss: float | None = option(
@@ -139,6 +146,14 @@ class HeadwiseConfig(SparseAttentionConfig):
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
     profile: BudgetTable | None = field(
         default=None, metadata={"is_option": False, "is_setting": False}
+    )
+
+    # Of what ``resolved`` gave: what was looked up, for prompts of any length.
+    found: HeadBudgets | None = field(
+        default=None,
+        repr=False,
+        compare=False,
+        metadata={"is_option": False, "is_setting": False},
     )
 
     def __post_init__(self) -> None:
@@ -239,6 +254,34 @@ class HeadwiseConfig(SparseAttentionConfig):
         loss = DEFAULT_MAX_LOSS if self.max_loss is None else self.max_loss
         return ERROR_OF_DEFAULT_LOSS * math.sqrt(loss / DEFAULT_MAX_LOSS)
 
+    @property
+    def mean_budget(self) -> int | None:
+        return None if self.reads_all else self.budget
+
+    def naming_budget(self, resolved: SparseAttentionConfig) -> HeadwiseConfig:
+        if self.budget is not None or self.budgets is not None:
+            return self
+        return replace(self, budget=resolved.mean_budget, max_loss=None)
+
+    def budget_for(self, resolved: SparseAttentionConfig, n_tokens: int) -> int | None:
+        found = resolved.found if isinstance(resolved, HeadwiseConfig) else None
+        if self.budget is not None or found is None or found.table is None or resolved.reads_all:
+            return None
+        return budget_of_length(found.mean, n_tokens, found.shown_length)
+
+    def with_budget(
+        self, resolved: SparseAttentionConfig, model: AttentionModel, budget: int
+    ) -> SparseAttentionConfig:
+        if not isinstance(resolved, HeadwiseConfig) or resolved.found is None:
+            return resolved
+        chosen = resolved.found.of_mean(budget)
+        return replace(
+            resolved,
+            budgets=chosen.per_head,
+            budget=chosen.mean,
+            decode_attention=self._decode(model, chosen),
+        )
+
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
         assert isinstance(resolved, HeadwiseConfig)
         by_hand = self.budget is not None or self.budgets is not None
@@ -246,7 +289,9 @@ class HeadwiseConfig(SparseAttentionConfig):
             return None
         if resolved.reads_all and resolved.profiled_prompts is None:
             return None  # it is dense for another reason
-        budgets = resolved.budgets if not resolved.reads_all else (PROFILE_BUDGET,)
+        budgets = resolved.budgets
+        if resolved.reads_all:
+            budgets = (budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH),)
         chunk = self.preferred_chunk_size / 2  # what a query reads of its own
         keys = [
             keys_per_query(n_tokens, (budget or self.max_past or n_tokens) + chunk)
@@ -361,6 +406,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             max_loss=None,
             budget_table=None,
             profile=None,
+            found=chosen,
         )
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
@@ -387,7 +433,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        values = SparseAttentionConfig.to_dict(self)
+        values = SparseAttentionConfig.to_dict(replace(self, found=None))  # it need not be copied
         if self.decode_attention != "headwise":  # as in session files that know of nothing else
             del values["decode_attention"], values["decode_pages"]
         if not self.by_query_head:

@@ -188,6 +188,7 @@ def _describe_device_memory(
     own = _describe_memory(
         plan, weights, 0, lambda *sizes: cuda.on_device(estimate(*sizes)), available=room
     )
+    plan = plan.for_length(own["context"])
     host = cuda.on_host(estimate(plan.attention, plan.shape(own["context"])))
     return {"device": place, **own, "on_the_host": sum(host.values())}
 
@@ -261,6 +262,7 @@ def _make_plan(config: ModelConfig, options: ModelOptions) -> RunPlan:
 
 def _describe_attention(config: ModelConfig, options: ModelOptions) -> dict[str, Any]:
     plan = _make_plan(config, options)
+    plan = plan.for_length(plan.context_size or config.context_length)
     return {**plan.attention.report(config), "chunk_size": plan.chunk_size}
 
 
@@ -279,6 +281,7 @@ def _describe_memory(
     import_answering()
     trained = plan.config.context_length
     context = plan.context_size or trained
+    plan = plan.for_length(context)
     parts = dict(estimate(plan.attention, plan.shape(context)))
     room = plan.room(weights, mapped) if available is None else available - weights
     return {

@@ -7,7 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.budget_table import BudgetTable
-from ..attention.head_budgets import PROFILE_BUDGET, TOO_SHORT, UNKNOWN, keys_per_query
+from ..attention.head_budgets import (
+    PROFILE_BUDGET,
+    PROFILE_LENGTH,
+    TOO_SHORT,
+    UNKNOWN,
+    budget_of_length,
+    keys_per_query,
+)
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
 
 if TYPE_CHECKING:
@@ -108,7 +115,8 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
     if source == TOO_SHORT:
         return "read dense: sparse would not be faster at this length (--budget reads so anyhow)"
     chunk = plan.settings.preferred_chunk_size / 2
-    sparse = keys_per_query(n_tokens, PROFILE_BUDGET + chunk)
+    budget = budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH)
+    sparse = keys_per_query(n_tokens, budget + chunk)
     gain = f"{n_tokens / 2 / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
     if learns:
         return f"read dense and profiled; later prompts read sparse ({gain})"

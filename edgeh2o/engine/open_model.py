@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,6 +84,7 @@ class OpenModel:
         self,
         n_positions: int,
         *,
+        n_prompt: int | None = None,
         attention: SparseAttentionConfig | None = None,
         prefill: PrefillConfig | None = None,
         all_rows: bool = False,
@@ -91,7 +92,20 @@ class OpenModel:
         """A runner over the same weights, with room for ``n_positions`` tokens.
 
         ``attention`` and ``prefill`` default to those of this model; ``all_rows``: see
-        ``SessionShape``. Raises UsageError for settings that do not fit together, ResourceError.
+        ``SessionShape``. Budgets that nobody has said are those of a prompt of ``n_prompt`` tokens,
+        by default one that takes all the room. Raises UsageError for settings that do not fit
+        together, ResourceError.
         """
-        plan = self._session.plan.varied(attention, prefill)
+        n_prompt = n_positions if n_prompt is None else n_prompt
+        plan = self._session.plan.varied(attention, prefill).for_length(n_prompt)
         return plan.start_runner(self.model, n_positions, all_rows=all_rows)
+
+    def resolve_attention(
+        self, n_prompt: int, attention: SparseAttentionConfig | None = None
+    ) -> SparseAttentionConfig:
+        """The rule of ``start_runner``, with what is looked up for the model filled in."""
+        return self._session.plan.varied(attention).for_length(n_prompt).attention
+
+    def report_attention(self, n_prompt: int) -> dict[str, Any]:
+        """What reports say of the rule of ``start_runner``."""
+        return self.resolve_attention(n_prompt).report(self.config)

@@ -26,12 +26,12 @@ LEAST_SAVING = 0.05
 
 
 def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
-    """The plan for a prompt so long: one that reads it dense where that is as fast.
+    """The plan for a prompt so long: its budgets, or one that reads it dense if that is as fast.
 
-    Settings chosen by hand stay as they are, and so do plans for a GPU or for an ONNX model, of
-    whose products nothing is known here.
+    Settings chosen by hand stay as they are. Plans for a GPU or for an ONNX model, of whose
+    products nothing is known here, get the budgets alone.
     """
-    config = plan.config
+    config, plan = plan.config, plan.for_length(n_tokens)
     if plan.attention.reads_all and not model.shows_attention:
         return plan  # it will not be known either
     keys = plan.settings.expected_keys(plan.attention, n_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from bisect import bisect
@@ -19,6 +20,7 @@ from ..errors import ResourceError, UsageError
 from ..host import memory
 from ..host.threads import default_thread_count
 from ..model_config import DecoderConfig, ModelConfig
+from ..option_fields import MAX_CONTEXT
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from ..runners.base import SessionShape
 
@@ -170,6 +172,30 @@ class RunPlan:
             self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
         )
 
+    def for_length(self, n_tokens: int) -> RunPlan:
+        """The same with the budgets of a prompt so long, where nobody has said others."""
+        budget = self.settings.budget_for(self.attention, n_tokens)
+        return self if budget is None else self._with_budget(budget)
+
+    def _with_budget(self, budget: int) -> RunPlan:
+        if budget == self.attention.mean_budget:
+            return self
+        attention = self.settings.with_budget(self.attention, self.config, budget)
+        return replace(self, attention=attention)
+
+    def may_go_on_by(self, running: RunPlan, n_kept: int, n_prompt: int, context: int) -> bool:
+        """Whether a prompt may go on by the plan by which ``n_kept`` of its tokens were read.
+
+        Not where budgets for a shorter prompt would read most of one that is to have larger ones in
+        so long a ``context``. A conversation that grows by less keeps those it began with: every
+        sequence has one plan, and to read it anew at every turn would cost more.
+        """
+        if 2 * n_kept >= n_prompt:
+            return True
+        shortest, wanted = (self.settings.budget_for(self.attention, n) for n in (0, context))
+        held = running.attention.mean_budget
+        return wanted is None or wanted == shortest or held is None or held >= wanted
+
     def reading_all(self, *, saves_time: bool = False) -> RunPlan:
         """The same for a prompt that is read dense: in the chunks that suit that, if it may."""
         plan = self.reading_all_on(saves_time=saves_time)
@@ -217,7 +243,33 @@ class RunPlan:
             return self
         if not isinstance(chunk_size, int) or chunk_size not in self._dense_chunks:
             return self
-        return replace(self, attention=attention.resolved(self.config), chunk_size=chunk_size)
+        plan = replace(
+            self,
+            settings=attention,
+            attention=attention.resolved(self.config),
+            chunk_size=chunk_size,
+        )
+        return replace(plan.of_saved_length(values), settings=self.settings)
+
+    def of_saved(self, saved: Mapping[str, Any], model: DescribedModel) -> RunPlan | None:
+        """By the fingerprint of a session file: these settings, for a prompt as long as its own.
+
+        None for one of another model, or that was run otherwise.
+        """
+        values = saved.get("attention")
+        plan = self.of_saved_length(values) if isinstance(values, Mapping) else self
+        # As it comes out of a file.
+        return plan if json.loads(json.dumps(plan.fingerprint(model))) == saved else None
+
+    def of_saved_length(self, values: Mapping[str, Any]) -> RunPlan:
+        """The same with the budget of a longer prompt, if a saved attention has that.
+
+        Whether it has it in the same heads its fingerprint tells.
+        """
+        saved, shortest = values.get("budget"), self.settings.budget_for(self.attention, 0)
+        if type(saved) is not int or shortest is None or not shortest < saved <= MAX_CONTEXT:
+            return self
+        return self._with_budget(saved)
 
     @property
     def least_context(self) -> int:
@@ -273,7 +325,8 @@ class RunPlan:
         estimate: SessionEstimate = file.estimate_session_bytes
         if draft_session is not None:
             estimate = _with_draft(estimate, draft_session)
-        self.require_fit(shape, estimate, room, weight_bytes=weight_bytes)
+        plan = self.for_length(self.least_context)
+        plan.require_fit(shape, estimate, room, weight_bytes=weight_bytes)
         trained = self.config.context_length
         if (self.context_size or 0) > trained:
             warnings.warn(
@@ -375,7 +428,8 @@ class RunPlan:
         """
 
         def size(context: int) -> int:
-            return sum(estimate(self.attention, replace(shape, max_context=context)).values())
+            attention = self.for_length(context).attention
+            return sum(estimate(attention, replace(shape, max_context=context)).values())
 
         if size(shape.max_context) <= room:
             return shape.max_context

@@ -196,10 +196,10 @@ class Session:
             return
         if table is None:
             self._running = running.reading_all_on()
-        elif choose_reading(self.plan, self.model, length) == self.plan:
-            self._running = self.plan
         else:
-            self._running = self.plan.reading_all_on(saves_time=True)
+            chosen = choose_reading(self.plan, self.model, length)
+            reads_all = chosen.attention.reads_all
+            self._running = self.plan.reading_all_on(saves_time=True) if reads_all else chosen
         cast("Any", runner).policy.set_budgets(cast("Any", self._running.attention).budgets)
         if table is not None:
             note = f"the first {runner.position:,} tokens read dense and profiled"
@@ -254,9 +254,9 @@ class Session:
         """A runner at position 0 with room for the prompt. Raises as ``_begin`` does.
 
         ``plan`` is that of a saved session; else the first prompt from which the model is learnt
-        begins dense, and one that sparse prefill would not read faster is read dense: for one that
-        ``stays_open`` when the context is full. A prompt that ``goes_on`` past the context needs no
-        room for all of it.
+        begins dense, budgets are those of its length, and one that sparse prefill would not read
+        faster is read dense: for one that ``stays_open`` when the context is full. A prompt that
+        ``goes_on`` past the context needs no room for all of it.
         """
         needed = self.plan.choose_context(n_prompt, max_tokens, goes_on=goes_on)
         if plan is None:
@@ -294,6 +294,8 @@ class Session:
             ):
                 n_kept -= 1  # the logits after the last token are needed
             n_kept = runner.find_mark(n_kept)
+            if n_kept and not self.may_go_on(n_kept, len(prompt), needed):
+                n_kept = 0
             if n_kept and runner.max_context < needed:
                 if 2 * n_kept < len(prompt) and self._may_turn_sparse(needed):
                     n_kept = 0
@@ -309,6 +311,10 @@ class Session:
         if goes_on:
             return self._running.evicting() == self._running
         return not n_evicted(runner)
+
+    def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
+        """Whether a prompt may begin with so many tokens of the cache, and go on by its plan."""
+        return self.plan.may_go_on_by(self._running, n_kept, n_prompt, context)
 
     def _may_turn_sparse(self, context: int) -> bool:
         """Whether the cache was read dense for being short, and ``context`` no longer is."""

@@ -185,7 +185,7 @@ def evaluate_ablation(
             progress.advance(len(window))
     results = tuple(
         AblationResult(
-            setting=setting,
+            setting=_naming_budget(llm, setting, context_size),
             keys_per_query=n_pairs / tokens.size,
             ranges=summarise_ranges(window_scores, context_size, skip),
         )
@@ -200,6 +200,12 @@ def evaluate_ablation(
         range_name=f"after {skip}" if f"after {skip}" in names else "all",
         results=results,
     )
+
+
+def _naming_budget(llm: LLM, setting: Setting, context_size: int) -> Setting:
+    """With the budget that was chosen for the windows, if the setting says none."""
+    resolved = llm.resolve_attention(context_size, setting.attention)
+    return replace(setting, attention=setting.attention.naming_budget(resolved))
 
 
 def _one_batch(context_size: int, chunk_size: int) -> PrefillConfig:

@@ -162,7 +162,7 @@ def evaluate_agreement(
     windows = cut_windows(llm, text, context_size, prompts)
     n_positions = context_size + n_tokens
     llm.profile_budgets(windows[0])
-    sparse = llm.start_runner(n_positions)
+    sparse = llm.start_runner(n_positions, n_prompt=context_size)
     same_chunks = PrefillConfig(batch_size=sparse.batch_size, chunk_size=sparse.chunk_size)
     floor = llm.start_runner(n_positions, attention=DenseConfig(), prefill=same_chunks)
     dense = llm.start_runner(
@@ -180,7 +180,7 @@ def evaluate_agreement(
         context=context_size,
         n_tokens=n_tokens,
         sparse=Agreement(
-            attention=llm.attention.report(llm.config),
+            attention=llm.report_attention(context_size),
             chunk_size=sparse.chunk_size,
             prompts=tuple(found[0]),
         ),

@@ -84,7 +84,7 @@ def visualize_attention_patterns(
     reads = record_reads(llm, windows[0], on_tokens=progress.advance)
     report = SelectionReport(
         model=llm.model_path.name,
-        attention=llm.attention.report(llm.config),
+        attention=llm.report_attention(context_size),
         chunk_size=llm.chunk_size,
         context=context_size,
         heads=describe_selection(selection, again, others[0] if others else None),

@@ -39,10 +39,11 @@ def evaluate_decoding(
     decode is dense, and for windows that do not fit, ResourceError where memory does not suffice.
     """
     check_decoded(n_decoded, context_size)
-    require_decode_rule(llm)
+    n_prompt = context_size - n_decoded
+    require_decode_rule(llm, n_prompt)
     tokens = cut_windows(llm, text, context_size, windows)
     llm.profile_budgets(tokens[0])
-    runners = start_decoders(llm, context_size)
+    runners = start_decoders(llm, context_size, n_prompt)
     progress = Progress(on_progress, 2 * tokens.size)
     pairs_computed, pairs_dense, scores = 0, 0, []
     for window in tokens:
@@ -51,7 +52,7 @@ def evaluate_decoding(
         pairs_dense += runners[1].pairs_dense
     return PerplexityReport(
         model=llm.model_path.name,
-        attention=llm.attention.report(llm.config),
+        attention=llm.report_attention(n_prompt),
         chunk_size=runners[1].chunk_size,
         context=context_size,
         n_windows=len(tokens),
@@ -71,9 +72,9 @@ def check_decoded(n_decoded: int, context_size: int) -> None:
         )
 
 
-def require_decode_rule(llm: LLM) -> None:
-    """Raises UsageError for an attention that decodes densely."""
-    attention = llm.attention.resolved(llm.config)
+def require_decode_rule(llm: LLM, n_prompt: int) -> None:
+    """Raises UsageError for an attention that decodes densely after so long a prompt."""
+    attention = llm.resolve_attention(n_prompt)
     if attention.decoding_densely() == attention:
         raise UsageError(
             "this attention decodes densely: there is nothing to compare; use "
@@ -81,14 +82,17 @@ def require_decode_rule(llm: LLM) -> None:
         )
 
 
-def start_decoders(llm: LLM, context_size: int) -> list[Runner]:
+def start_decoders(llm: LLM, context_size: int, n_prompt: int) -> list[Runner]:
     """A runner that decodes densely after the prefill of ``llm``, and one that decodes as it does.
 
-    Raises ResourceError where memory does not suffice for both.
+    Both have the budgets of a prompt of ``n_prompt`` tokens. Raises ResourceError where memory does
+    not suffice for them.
     """
     # Budgets and all: a rule may want others than dense decode does.
-    dense = llm.attention.resolved(llm.config).decoding_densely()
-    return [llm.start_runner(context_size, attention=each) for each in (dense, None)]
+    dense = llm.resolve_attention(n_prompt).decoding_densely()
+    return [
+        llm.start_runner(context_size, n_prompt=n_prompt, attention=each) for each in (dense, None)
+    ]
 
 
 def compare_decodes(

@@ -134,7 +134,7 @@ def evaluate_tasks(
         results.append(_summarise(name, scores))
     return TaskReport(
         model=llm.model_path.name,
-        attention=llm.attention.report(llm.config),
+        attention=llm.report_attention(context_size),
         context=context_size,
         seeds=tuple(seeds),
         keys_per_query=n_pairs / n_tokens,

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -98,7 +98,7 @@ class NeedleResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedleReport:
-    """All prompts of a grid."""
+    """All prompts of a grid; ``attention`` is that of the longest."""
 
     model: str
     attention: dict[str, Any]
@@ -187,32 +187,44 @@ def evaluate_needle(
     n_positions = max(len(prompt.tokens) + len(prompt.answer) for prompt in prompts)
     dense = llm.start_runner(n_positions, attention=DenseConfig())
     llm.profile_budgets(max((prompt.read for prompt in prompts), key=len))
-    sparse = llm.start_runner(n_positions)
     progress = Progress(on_progress, sum(len(prompt.tokens) for prompt in prompts))
-    results = []
-    for (length, depth, place), prompt in zip(grid.cells(), prompts, strict=True):
-        dense_exact, dense_logprob = _ask(dense, prompt)
-        sparse_exact, sparse_logprob = _ask(sparse, prompt)
-        progress.advance(len(prompt.tokens))
-        results.append(
-            NeedleResult(
-                length=length,
-                depth=depth,
-                place=place,
-                position=prompt.position,
-                passkey=prompt.passkey,
-                dense_exact=dense_exact,
-                sparse_exact=sparse_exact,
-                dense_logprob=dense_logprob,
-                sparse_logprob=sparse_logprob,
-            )
-        )
+    results: list[NeedleResult] = []
+    cells = zip(grid.cells(), prompts, strict=True)
+    for length, group in groupby(cells, key=lambda cell: cell[0][0]):
+        # Of every length by the budgets that it has.
+        sparse = llm.start_runner(n_positions, n_prompt=length)
+        results += (_measure(cell, prompt, dense, sparse, progress) for cell, prompt in group)
+        del sparse  # freed before the next one is allocated
     return NeedleReport(
         model=llm.model_path.name,
-        attention=llm.attention.report(llm.config),
-        chunk_size=sparse.chunk_size,
+        attention=llm.report_attention(max(grid.lengths)),
+        chunk_size=llm.chunk_size,
         grid=grid,
         results=tuple(results),
+    )
+
+
+def _measure(
+    cell: tuple[int, float, Place],
+    prompt: _Prompt,
+    dense: Runner,
+    sparse: Runner,
+    progress: Progress,
+) -> NeedleResult:
+    length, depth, place = cell
+    dense_exact, dense_logprob = _ask(dense, prompt)
+    sparse_exact, sparse_logprob = _ask(sparse, prompt)
+    progress.advance(len(prompt.tokens))
+    return NeedleResult(
+        length=length,
+        depth=depth,
+        place=place,
+        position=prompt.position,
+        passkey=prompt.passkey,
+        dense_exact=dense_exact,
+        sparse_exact=sparse_exact,
+        dense_logprob=dense_logprob,
+        sparse_logprob=sparse_logprob,
     )
 
 

@@ -155,7 +155,7 @@ def evaluate_perplexity(
         pairs_dense += sparse.pairs_dense
     return PerplexityReport(
         model=llm.model_path.name,
-        attention=llm.attention.report(llm.config),
+        attention=llm.report_attention(context_size),
         chunk_size=sparse.chunk_size,
         context=context_size,
         n_windows=len(tokens),

@@ -102,9 +102,10 @@ def evaluate_suite(
         raise UsageError(f"a window needs at least {MIN_LENGTH} tokens, got {context_size}")
     if not seeds:
         raise UsageError("there must be at least one seed")
+    n_prompt = context_size - (n_decoded or 0)
     if n_decoded is not None:
         check_decoded(n_decoded, context_size)
-        require_decode_rule(llm)
+        require_decode_rule(llm, n_prompt)
     chosen = tuple(kinds) or tuple(KINDS)
     windows = {
         kind: [make_window(llm, kind, context_size, seed=seed) for seed in seeds] for kind in chosen
@@ -123,7 +124,7 @@ def evaluate_suite(
         results.append(_summarise(kind, scores))
     return SuiteReport(
         model=llm.model_path.name,
-        attention=llm.attention.report(llm.config),
+        attention=llm.report_attention(n_prompt),
         context=context_size,
         seeds=tuple(seeds),
         keys_per_query=n_pairs / (len(chosen) * len(seeds) * context_size),
@@ -155,7 +156,7 @@ def _prefills(llm: LLM, context_size: int) -> _Compare:
 
 
 def _decodes(llm: LLM, context_size: int, n_decoded: int) -> _Compare:
-    runners = start_decoders(llm, context_size)
+    runners = start_decoders(llm, context_size, context_size - n_decoded)
 
     def compare(window: Window) -> tuple[TokenScores, int]:
         scores = compare_decodes(runners, window, n_decoded, on_tokens=lambda _: None)

@@ -196,7 +196,9 @@ def benchmark_throughput(
             mode: DenseConfig() if mode == "dense" else llm.attention for mode in modes
         }
         runners = {
-            mode: llm.start_runner(workload.n_positions, attention=attention)
+            mode: llm.start_runner(
+                workload.n_positions, n_prompt=workload.n_cached, attention=attention
+            )
             for mode, attention in attentions.items()
         }
         samples: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -212,7 +214,7 @@ def benchmark_throughput(
                 isa=llm.isa if llm.device == "cpu" else llm.device,
                 threads=llm.threads,
                 mode=mode,
-                attention=attentions[mode].describe(),
+                attention=_describe(llm, attentions[mode], workload),
                 batch_size=runner.batch_size,
                 chunk_size=runner.chunk_size,
                 cache_type=llm.cache_type,
@@ -229,6 +231,12 @@ def benchmark_throughput(
             for mode, runner in runners.items()
         ]
     return results
+
+
+def _describe(llm: LLM, attention: SparseAttentionConfig, workload: Workload) -> str:
+    """With the budget of its prompts, if nobody has said one."""
+    resolved = llm.resolve_attention(workload.n_cached, attention)
+    return attention.naming_budget(resolved).describe()
 
 
 def _time(runner: Runner, tokens: NDArray[np.int32], workload: Workload) -> float:

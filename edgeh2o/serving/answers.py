@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,7 @@ class AnswerEngine:
         profile_at_start(opened)
         disk = None
         if prefix_disk is not None:
-            disk = PrefixDisk(*prefix_disk, opened.plan.fingerprint(opened.model))
+            disk = PrefixDisk(*prefix_disk, partial(opened.plan.of_saved, model=opened.model))
         self.scheduler = Scheduler()
         self.pool = ConversationPool(opened, self.scheduler, ram_bytes=prefix_ram_bytes, disk=disk)
         self.tokenizer = opened.model.tokenizer

@@ -165,6 +165,7 @@ class _Server:
 
     async def _props(self, _: Request) -> Response:
         pool = self._engine.pool
+        plan = pool.plan.for_length(pool.plan.context_size or 0)  # else by the prompt
         return JSONResponse(
             {
                 "model": self._settings.model_name,
@@ -172,7 +173,7 @@ class _Server:
                 "parallel": self._settings.parallel,
                 "version": __version__,
                 "has_chat_template": isinstance(pool.model.chat_template, str),
-                "attention": pool.plan.report()["attention"],
+                "attention": plan.report()["attention"],
             }
         )
 

@@ -152,16 +152,22 @@ class ConversationPool:
         n_tokens = len(ids)
         if n_tokens > self.context_limit:
             raise context_length_exceeded(n_tokens, self.context_limit)
+        context = self.plan.choose_context(n_tokens, max_tokens)
         best, n_best, departs = None, 0, None
         for each in self._kept:
             n_usable, n_common = self._count_usable(each, prompt, n_question)
-            if n_usable > n_best:
+            if n_usable > n_best and each.session.may_go_on(n_usable, n_tokens, context):
                 best, n_best, departs = each, n_usable, n_common
         if self.disk is not None:
             shape = PromptShape(n_tokens, n_question)
             grid = self.model.call_grid(self.plan.attention, self.plan.shape(n_tokens))
-            least = n_best + LEAST_SAVING
-            saved = self.disk.find(ids, shape, grid, at_least=least)
+            saved = self.disk.find(
+                ids,
+                shape,
+                grid,
+                at_least=n_best + LEAST_SAVING,
+                may_go_on=lambda plan, n: self.plan.may_go_on_by(plan, n, n_tokens, context),
+            )
             if saved is not None:
                 return self._new(max(n_tokens, len(saved.token_ids))), saved
         if best is not None and departs is not None:
@@ -175,7 +181,6 @@ class ConversationPool:
             if n_lost <= MOST_LOST or not self._can_copy(runner, n_best):
                 best.is_busy = True
                 return best, None
-        context = best.session.plan.choose_context(n_tokens, max_tokens)
         kept = self._new(n_tokens, spared=best)
         try:
             kept.session.begin_as(best.session, n_best, context)
@@ -231,7 +236,7 @@ class ConversationPool:
         kept = self._new(n_tokens)
         while True:
             try:
-                kept.session.prepare(n_tokens, max_tokens)
+                kept.session.prepare(n_tokens, max_tokens, stays_open=True)
                 break
             except ResourceError:
                 has_dropped = self._leaving is None and self._drop_oldest()
@@ -246,8 +251,9 @@ class ConversationPool:
 
     def _new(self, n_tokens: int, spared: Conversation | None = None) -> Conversation:
         """A conversation without a runner; the ones used least lately go for its room."""
-        shape = self.plan.shape(self.plan.choose_context(n_tokens, -1))
-        parts = self.model.estimate_session_bytes(self.plan.attention, shape)
+        context = self.plan.choose_context(n_tokens, -1)
+        shape, attention = self.plan.shape(context), self.plan.for_length(context).attention
+        parts = self.model.estimate_session_bytes(attention, shape)
         needed = parts.get("kv_cache", 0) * n_tokens // shape.max_context + fixed_bytes(parts)
         while len(self._kept) >= MOST_KEPT or self._held_bytes() + needed > self.ram_bytes:
             if self._leaving is not None:

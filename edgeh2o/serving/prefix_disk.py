@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -33,7 +33,10 @@ from .saved_state import SavedPlaces, read_places
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..engine.plan import RunPlan
     from .conversation import Conversation
+
+    FindPlan = Callable[[Mapping[str, Any]], RunPlan | None]
 
 _logger = logging.getLogger(__name__)
 
@@ -50,19 +53,20 @@ class SavedPrefix:
     path: Path
     token_ids: NDArray[np.int32]
     saved: SavedPlaces
+    plan: RunPlan
 
 
 class PrefixDisk:
-    """A folder of at most ``max_bytes``, with an index of the files that fit ``fingerprint``.
+    """A folder of at most ``max_bytes``, with an index of the files for which there is a plan.
 
-    That is what a session says of its model and of how it is run, budgets included: what was read
-    otherwise would go on otherwise. What cannot be read or written is a line in the log. Raises
-    ResourceError for a folder that cannot be made.
+    ``find_plan`` gives it by the fingerprint of a file: what that says of its model and of how it
+    was run, budgets included. What was read otherwise would go on otherwise. What cannot be read or
+    written is a line in the log. Raises ResourceError for a folder that cannot be made.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, fingerprint: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, max_bytes: int, find_plan: FindPlan) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._fingerprint = json.loads(json.dumps(fingerprint))  # as it comes out of a file
+        self._find_plan = find_plan
         if not folder.is_dir():
             make_folder(folder)
             folder.chmod(0o700)  # conversations are private
@@ -76,9 +80,18 @@ class PrefixDisk:
             return sum(entry is not None for entry in self._index.values())
 
     def find(
-        self, token_ids: NDArray[np.int32], shape: PromptShape, grid: CallGrid, *, at_least: int
+        self,
+        token_ids: NDArray[np.int32],
+        shape: PromptShape,
+        grid: CallGrid,
+        *,
+        at_least: int,
+        may_go_on: Callable[[RunPlan, int], bool],
     ) -> SavedPrefix | None:
-        """The file from which most tokens of a prompt can be taken, if they are ``at_least``."""
+        """The file from which most tokens of a prompt can be taken, if they are ``at_least``.
+
+        And if it ``may_go_on`` by the plan of the file from so many.
+        """
         best, most = None, at_least - 1
         with self._lock:
             self._refresh()
@@ -88,7 +101,7 @@ class PrefixDisk:
                 n_usable = entry.saved.count_usable(
                     count_common(entry.token_ids, token_ids), shape, grid
                 )
-                if n_usable > most:
+                if n_usable > most and may_go_on(entry.plan, n_usable):
                     best, most = entry, n_usable
         return best
 
@@ -145,7 +158,7 @@ class PrefixDisk:
                 f"{self.max_bytes}"
             )
         self._make_room(n_bytes)
-        path = self.folder / _name_of(self._fingerprint, token_ids)
+        path = self.folder / _name_of(conversation.session.fingerprint, token_ids)
         conversation.session.save(path, {})
         self.touch(path, conversation.idle_s)
         self._make_room(0, spared=path)
@@ -201,9 +214,10 @@ class PrefixDisk:
     def _peek(self, path: Path) -> SavedPrefix | None:
         try:
             head = peek_session(path)
-            if head.fingerprint != self._fingerprint:
+            plan = self._find_plan(head.fingerprint)
+            if plan is None:
                 return None  # of another server
-            return SavedPrefix(path, head.token_ids, read_places(head.core))
+            return SavedPrefix(path, head.token_ids, read_places(head.core), plan)
         except (EdgeH2OError, ValueError) as error:
             _logger.warning("a kept conversation is of no use: %s", error)
             return None

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o import LLM, isa
+from edgeh2o import LLM, HeadwiseConfig, isa
 from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.report import print_report
+from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.export.onnx import export_model
 from edgeh2o.host.machine import examine_machine
 from edgeh2o.host.threads import choose_threads
@@ -43,6 +44,37 @@ def test_inspect(tiny_model: TinyModelFactory, capsys: pytest.CaptureFixture[str
     assert "largest_context_that_fits  2,048" in text
     assert main(["inspect", model, "--json", "-c", "3000"]) == 0
     assert json.loads(capsys.readouterr().out)["memory_bytes"]["largest_context_that_fits"] == 3000
+
+
+def test_inspect_shows_the_budget_of_the_context(
+    tiny_model: TinyModelFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_model(tensor_type="Q4_0", context_length=16384)
+    with LLM(path) as llm:
+        table = table_of_model(
+            llm.config,
+            (tuple(1.0 / level for level in LEVELS),),
+            chunk_size=256,
+            length=4096,
+            mean_past=2500.0,
+            levels=tuple(LEVELS),
+            losses={512: 0.0},
+            texts=("none",),
+        )
+    write_table(table, tmp_path / "tiny.json")
+    budgets, scores = [], []
+    for context in ((), ("-c", "8192"), ("-c", "100")):
+        command = ["inspect", str(path), "--json", "--budget-table", str(tmp_path / "tiny.json")]
+        assert main([*command, *context]) == 0
+        report = json.loads(capsys.readouterr().out)
+        budgets.append(report["attention"]["budget"])
+        scores.append(report["memory_bytes"])
+    assert budgets == [1152, 768, 512]
+    # What a session of that length allocates.
+    with LLM(path, attention=HeadwiseConfig(budget_table=str(tmp_path / "tiny.json"))) as llm:
+        for report, n in zip(scores, (16384, 8192), strict=False):
+            held = llm.start_runner(n).memory_bytes
+            assert {name: report[name] for name in held} == held
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "qwen3moe"])

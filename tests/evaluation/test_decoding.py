@@ -74,7 +74,7 @@ def test_kinds_of_text_are_decoded(llm: LLM) -> None:
     )
     assert "the last 40 tokens decoded" in report.format_text().splitlines()[0]
     assert report.n_decoded == DECODED
-    runners = start_decoders(llm, CONTEXT)
+    runners = start_decoders(llm, CONTEXT, CONTEXT)
     for kind in report.kinds:
         windows = [make_window(llm, kind.kind, CONTEXT, seed=seed) for seed in seeds]
         scores = [

@@ -196,3 +196,18 @@ def test_a_template_that_hides_the_text_is_refused(tiny_model: TinyModelFactory)
         pytest.raises(UsageError, match="does not show the user's text"),
     ):
         evaluate_needle(llm, GRID, chat=True)
+
+
+def test_every_length_is_read_by_its_own_budget(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = LLM.start_runner, []
+
+    def record(self: LLM, n_positions: int, **options: object) -> object:
+        started.append((n_positions, options.get("n_prompt"), options.get("attention")))
+        return start(self, n_positions, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LLM, "start_runner", record)
+    report = evaluate_needle(llm, GRID)
+    sparse = [n_prompt for _, n_prompt, attention in started if attention is None]
+    assert sparse == list(GRID.lengths)
+    assert len({n_positions for n_positions, *_ in started}) == 1  # room for the longest answer
+    assert report.attention == llm.report_attention(400)

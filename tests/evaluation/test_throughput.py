@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeh2o import LLM, UsageError
+from edgeh2o import LLM, HeadwiseConfig, UsageError
+from edgeh2o.attention import head_budgets
+from edgeh2o.attention.budget_table import write_table
 from edgeh2o.evaluation import throughput
+from edgeh2o.evaluation.ablation import evaluate_ablation
 from edgeh2o.evaluation.llama_bench import read_llama_bench
 from edgeh2o.evaluation.throughput import (
     Workload,
@@ -16,6 +19,7 @@ from edgeh2o.evaluation.throughput import (
     format_throughput,
     plan_workloads,
 )
+from tests.budget_tables import table_of_model
 from tests.evaluation.loaded import TEXT, load
 from tests.tiny_models import TinyModelFactory
 
@@ -149,3 +153,35 @@ def test_other_files_are_refused(tmp_path: Path, content: str | None, message: s
         path.write_text(content)
     with pytest.raises(UsageError, match=message):
         read_llama_bench(path)
+
+
+def test_a_budget_that_was_chosen_is_named(
+    tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the prompts, which is larger for long ones."""
+    monkeypatch.setattr(head_budgets, "SHOWN_LENGTH", 256)
+    with LLM(tiny_model(tensor_type="Q8_0", context_length=1024)) as llm:
+        table = table_of_model(
+            llm.config,
+            ((1.0, 0.5),),
+            chunk_size=256,
+            length=256,
+            mean_past=512.0,
+            levels=(64, 128),
+            losses={128: 0.0},
+            texts=("none",),
+        )
+    write_table(table, tmp_path / "tiny.json")
+    attention = HeadwiseConfig(budget_table=str(tmp_path / "tiny.json"))
+    with LLM(tiny_model(tensor_type="Q8_0", context_length=1024), attention=attention) as llm:
+        workloads = plan_workloads([256, 512], [4], [512])
+        results = benchmark_throughput(
+            llm, workloads, repetitions=1, modes=["sparse"], warm_up=False
+        )
+        names = [result.attention for result in results]
+        table_name = f"budget_table {attention.budget_table}"
+        assert names == [f"headwise budget {n} {table_name}" for n in (128, 192, 192)]
+        rows = evaluate_ablation(
+            llm, " ".join(map(str, range(600))), {"local": [16]}, context_size=512, windows=1
+        )
+        assert "budget 192" in rows.results[0].setting.attention.describe()

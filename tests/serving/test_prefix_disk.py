@@ -181,7 +181,7 @@ def test_a_conversation_larger_than_the_folder_is_not_kept(
 
 
 def test_the_folder_is_made_for_its_owner(tmp_path: Path) -> None:
-    disk = PrefixDisk(tmp_path / "a" / "b", SIZE, {"model": "x"})
+    disk = PrefixDisk(tmp_path / "a" / "b", SIZE, lambda fingerprint: None)
     assert disk.folder.stat().st_mode & 0o777 == 0o700
     assert len(disk) == 0
 

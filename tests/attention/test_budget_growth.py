@@ -1,0 +1,163 @@
+"""Budgets of a table grow with the prompt; those that somebody has said do not."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeh2o import DenseConfig, H2OConfig
+from edgeh2o.attention.budget_table import write_table
+from edgeh2o.attention.decode_quality import DecodeQuality
+from edgeh2o.attention.head_budgets import (
+    DEFAULT_BUDGET,
+    PROFILE_BUDGET,
+    PROFILE_LENGTH,
+    SHOWN_LENGTH,
+    TOO_LOSSY,
+    budget_of_length,
+)
+from edgeh2o.attention.headwise import HeadwiseConfig
+from tests.attention.test_budget_table import TABLE
+from tests.attention.test_headwise import SMOLLM2, Model
+
+LENGTHS = st.integers(0, 2**20)
+SMOLLM2_MODEL = Model(n_layers=30, n_kv_heads=3, n_heads=9, fingerprint=SMOLLM2)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+
+
+def budget_at(config: HeadwiseConfig, n_tokens: int, model: Model = SMOLLM2_MODEL) -> int | None:
+    return config.budget_for(config.resolved(model), n_tokens)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "budget"),
+    [
+        *((0, 1024), (100, 1024), (4096, 1024), (4097, 1088), (6000, 1344), (8192, 1536)),
+        *((12288, 1984), (16384, 2304), (32768, 3456)),
+    ],
+)
+def test_half_as_many_keys_again_for_every_doubling(n_tokens: int, budget: int) -> None:
+    assert budget_of_length(DEFAULT_BUDGET, n_tokens) == budget
+
+
+def test_a_profile_has_what_the_default_comes_to() -> None:
+    for n_tokens in range(PROFILE_LENGTH, 8 * PROFILE_LENGTH, 777):
+        grown = budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH)
+        assert grown == budget_of_length(DEFAULT_BUDGET, n_tokens)
+
+
+def test_no_more_keys_than_the_prompt_has() -> None:
+    assert budget_of_length(4096, 4100) == 4100
+    assert budget_of_length(5000, 4100) == 5000  # the table's own
+
+
+@given(budget=st.integers(1, 8192), first=LENGTHS, second=LENGTHS, shown=st.integers(1, 2**16))
+def test_longer_prompts_get_no_fewer_keys(budget: int, first: int, second: int, shown: int) -> None:
+    short, long = sorted((first, second))
+    few, many = (budget_of_length(budget, n, shown) for n in (short, long))
+    assert budget <= few <= many <= max(budget, long)
+    if short <= shown:
+        assert few == budget
+    exact = budget * 1.5 ** math.log2(max(1.0, long / shown))
+    assert many in (budget, long) or (many % 64 == 0 and -0.001 <= many - exact < 64)
+
+
+def test_budgets_of_the_packaged_table_grow() -> None:
+    config = HeadwiseConfig()
+    resolved = config.resolved(SMOLLM2_MODEL)
+    assert [budget_at(config, n) for n in (0, 4096, 8192)] == [1024, 1024, 1536]
+    larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
+    # As with --budget 1536, which is what was measured.
+    asked_for = HeadwiseConfig(budget=1536).resolved(SMOLLM2_MODEL)
+    assert larger == asked_for
+    assert larger.report(SMOLLM2_MODEL)["budget"] == 1536
+    # Generated tokens go by no fewer keys than were measured.
+    assert larger.decode_attention == resolved.decode_attention == "headwise"
+    # From any of them to any other.
+    assert config.with_budget(larger, SMOLLM2_MODEL, 1024) == resolved
+
+
+def test_what_was_asked_for_stays(tmp_path: Path) -> None:
+    write_table(TABLE, tmp_path / "table.json")
+    table = str(tmp_path / "table.json")
+    model = Model()
+    fixed = [
+        HeadwiseConfig(budget=10, budget_table=table),
+        HeadwiseConfig(budgets=(4, None, 6)),
+        HeadwiseConfig(budget=10),  # uniform
+        HeadwiseConfig(),  # nothing is known
+    ]
+    for config in fixed:
+        assert budget_at(config, 10**6, model) is None
+    for other in (DenseConfig(), H2OConfig()):
+        assert other.budget_for(other, 10**6) is None
+
+
+def test_a_loss_that_is_asked_for_is_one_of_the_length_that_was_measured(tmp_path: Path) -> None:
+    """And so is the default of a table that says what it was made of."""
+    path = tmp_path / "table.json"
+    write_table(replace(TABLE, losses={512: 0.4, 768: 0.1}, texts=("a",), length=8192), path)
+    table = str(path)
+    configs = {512: HeadwiseConfig(budget_table=table)}
+    configs[768] = HeadwiseConfig(budget_table=table, max_loss=0.2)
+    for own, config in configs.items():
+        budgets = [budget_at(config, n, Model()) for n in (4096, 8192, 16384)]
+        assert budgets == [own, own, own * 3 // 2]
+    write_table(replace(TABLE, losses={512: 0.4}, texts=("a",), length=100), path)
+    assert budget_at(configs[512], SHOWN_LENGTH, Model()) == 512
+    write_table(replace(TABLE, losses={512: 0.9}, texts=("a",)), path)
+    assert configs[512].resolved(Model()).source == TOO_LOSSY
+    assert budget_at(configs[512], 10**6, Model()) is None
+
+
+def test_a_profile_grows_beyond_its_length(tmp_path: Path) -> None:
+    config = HeadwiseConfig(profile=replace(TABLE, prompts=1))
+    resolved = config.resolved(Model())
+    budgets = [config.budget_for(resolved, n) for n in (8192, 16384)]
+    assert budgets == [1536, 2304]
+    larger = config.with_budget(resolved, Model(), 2304)
+    assert larger.report(Model())["table"] == "profile (1 prompt)"
+    assert (larger.is_taught, larger.profiled_prompts) == (True, 1)
+
+
+def test_more_keys_than_were_measured_serve_decode(tmp_path: Path) -> None:
+    """Of a loss that takes fewer, decode is dense until the prompt is longer."""
+    quality = DecodeQuality(budget=700, length=8192, kl={"prose": 0.0})
+    path = tmp_path / "table.json"
+    write_table(replace(TABLE, losses={512: 0.4}, texts=("a",), decode=quality), path)
+    config = HeadwiseConfig(budget_table=str(path))
+    resolved = config.resolved(Model())
+    assert resolved.decode_attention == "dense"
+    for budget, decode in ((576, "dense"), (704, "headwise"), (1024, "headwise")):
+        assert config.with_budget(resolved, Model(), budget).decode_attention == decode
+
+
+def test_what_was_looked_up_is_no_setting() -> None:
+    """Neither in files nor in comparisons nor in what is shown."""
+    config = HeadwiseConfig()
+    resolved = config.resolved(SMOLLM2_MODEL)
+    assert resolved.found is not None
+    assert "found" not in resolved.to_dict()
+    assert json.loads(json.dumps(resolved.to_dict()))["budget"] == 1024
+    assert replace(resolved, found=None) == resolved
+    assert "found" not in repr(resolved)
+
+
+def test_descriptions_name_the_budget() -> None:
+    config = HeadwiseConfig()
+    larger = config.with_budget(config.resolved(SMOLLM2_MODEL), SMOLLM2_MODEL, 1536)
+    assert config.naming_budget(larger).describe() == "headwise budget 1536"
+    asked_for = HeadwiseConfig(budget=700)
+    assert asked_for.naming_budget(asked_for.resolved(SMOLLM2_MODEL)) == asked_for
+    unknown = config.resolved(Model())
+    assert config.naming_budget(unknown).describe() == "headwise"
