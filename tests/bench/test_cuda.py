@@ -12,7 +12,7 @@ import pytest
 from bench import cuda_roofline
 from tests.cuda.host_library import build_driver, compiler
 from tools.build_cuda_images import find_nvrtc
-from tools.cuda_driver import FORMATS
+from tools.cuda_driver import FORMATS, TALL_FORMATS
 
 
 @pytest.mark.skipif(compiler() is None, reason="the host device needs g++")
@@ -27,7 +27,10 @@ def test_every_kernel_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     expected |= {"column_sums", "norm_rows", "add_rows", "gate_rows", "rope_rows"}
     expected |= {"convolve_rows", "delta_rule", "ssd", "latent_rows"}
     assert expected < set(names)
-    assert len(names) == len(set(names)) == len(expected) + 4
+    expected |= {f"gemm_tall_{name}" for name in TALL_FORMATS}
+    # Attention of a token and of rows, of both kinds; tiles are named with their rows.
+    assert len(names) == len(set(names)) == len(expected) + 6
+    assert sum(name.startswith(("attend_tiles", "column_tiles")) for name in names) == 2
     # 8 bits and a scale of 16 bits for 32 of 64 x 128 weights, a factor for 64 rows, the vector.
     n_bytes = 64 * 128 + 64 * 128 // 32 * 2 + 64 * 4 + 128 + 128 // 32 * 4 + 64 * 4
     assert rows[names.index("multiply_q8")][2] == f"{n_bytes / 1e6:,.2f} M"

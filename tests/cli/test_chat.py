@@ -82,8 +82,8 @@ def test_a_chat_goes_on_by_eviction(
     assert "forgotten" not in err
     turns = err.split("load  ")[1:]
     assert "tokens evicted" in turns[-1]
-    # An answer whose text has other tokens than those generated is read anew by the next turn; which
-    # do is a matter of the processor's rounding.
+    # An answer whose text has other tokens than those generated is read anew by the next turn;
+    # which do is a matter of the processor's rounding.
     evicted = [turn for turn in turns if "tokens evicted" in turn]
     assert any("more from the cache" in turn for turn in evicted), [t[:300] for t in evicted]
     with LLM(model, context_size=128, **SETTINGS) as llm:
