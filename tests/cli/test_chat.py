@@ -77,15 +77,14 @@ def test_a_chat_goes_on_by_eviction(
     """No message is forgotten, and each turn goes on from what is cached."""
     lines = b"".join(b"the art is %d\n" % i for i in range(12))
     options = ["-c", "128", "--session", str(tmp_path / "chat"), "--context-full", "evict", "-v"]
+    # What is generated hangs on the rounding, and whether its text has the same tokens on that.
+    options += ["--isa", "scalar"]
     assert _chat(model, monkeypatch, lines, *options) == 0
     err = capsys.readouterr().err
     assert "forgotten" not in err
     turns = err.split("load  ")[1:]
     assert "tokens evicted" in turns[-1]
-    # An answer whose text has other tokens than those generated is read anew by the next turn;
-    # which do is a matter of the processor's rounding.
-    evicted = [turn for turn in turns if "tokens evicted" in turn]
-    assert any("more from the cache" in turn for turn in evicted), [t[:300] for t in evicted]
+    assert "more from the cache" in turns[-1]
     with LLM(model, context_size=128, **SETTINGS) as llm:
         messages = llm.load_session(tmp_path / "chat")["messages"]
     assert len(messages) == 24
