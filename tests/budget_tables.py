@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.model_config import ModelConfig
 
 
@@ -20,4 +21,22 @@ def table_of_model(
         n_kv_heads=config.n_kv_heads,
         errors=errors if len(errors) == n_heads else errors * n_heads,
         **fields,
+    )
+
+
+def harmless_table(
+    config: ModelConfig,
+    budget: int,
+    errors: tuple[float, ...] = tuple(1.0 / level for level in LEVELS),
+) -> BudgetTable:
+    """One by which ``budget`` keys lose nothing; ``errors`` are those of every head, by level."""
+    return table_of_model(
+        config,
+        (errors,),
+        chunk_size=256,
+        length=4096,
+        mean_past=2500.0,
+        levels=tuple(LEVELS),
+        losses={budget: 0.0},
+        texts=("none",),
     )

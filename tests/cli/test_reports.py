@@ -14,11 +14,10 @@ from edgeh2o import LLM, HeadwiseConfig, isa
 from edgeh2o.attention.budget_table import table_path, write_table
 from edgeh2o.cli.main import build_parser, main
 from edgeh2o.cli.report import print_report
-from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.export.onnx import export_model
 from edgeh2o.host.machine import examine_machine
 from edgeh2o.host.threads import choose_threads
-from tests.budget_tables import table_of_model
+from tests.budget_tables import harmless_table, table_of_model
 from tests.tiny_models import TinyModelFactory
 from tests.transformers.folders import write_folder
 
@@ -51,16 +50,7 @@ def test_inspect_shows_the_budget_of_the_context(
 ) -> None:
     path = tiny_model(tensor_type="Q4_0", context_length=16384)
     with LLM(path) as llm:
-        table = table_of_model(
-            llm.config,
-            (tuple(1.0 / level for level in LEVELS),),
-            chunk_size=256,
-            length=4096,
-            mean_past=2500.0,
-            levels=tuple(LEVELS),
-            losses={512: 0.0},
-            texts=("none",),
-        )
+        table = harmless_table(llm.config, 512)
     write_table(table, tmp_path / "tiny.json")
     budgets, scores = [], []
     for context in ((), ("-c", "8192"), ("-c", "100")):

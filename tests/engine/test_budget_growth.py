@@ -20,7 +20,7 @@ from edgeh2o.engine.payoff import choose_reading
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.runners.base import SessionShape
-from tests.budget_tables import table_of_model
+from tests.budget_tables import harmless_table
 from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -43,16 +43,7 @@ def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.Monke
 def table(path: Path) -> BudgetTable:
     """Heads that err less with every level."""
     with LLM(path) as llm:
-        return table_of_model(
-            llm.config,
-            (tuple(1.0 / level for level in LEVELS),),
-            chunk_size=256,
-            length=4096,
-            mean_past=2500.0,
-            levels=tuple(LEVELS),
-            losses={OWN: 0.0},
-            texts=("none",),
-        )
+        return harmless_table(llm.config, OWN)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.engine.payoff import choose_reading, count_products, saves_time
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.model_config import DecoderConfig
-from tests.budget_tables import table_of_model
+from tests.budget_tables import harmless_table
 from tests.tiny_models import TinyModelFactory
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -34,16 +34,7 @@ def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.Monke
 def table(path: Path, tmp_path: Path) -> str:
     """Of heads that need 64 keys each."""
     with LLM(path) as llm:
-        made = table_of_model(
-            llm.config,
-            ((0.0,) * len(LEVELS),),
-            chunk_size=256,
-            length=4096,
-            mean_past=2500.0,
-            levels=tuple(LEVELS),
-            losses={64: 0.0},
-            texts=("none",),
-        )
+        made = harmless_table(llm.config, 64, (0.0,) * len(LEVELS))
     write_table(made, tmp_path / "tiny.json")
     return str(tmp_path / "tiny.json")
 

@@ -11,11 +11,10 @@ import pytest
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import write_table
 from edgeh2o.engine import payoff
-from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.runners.base import SessionShape
 from edgeh2o.serving.shared_model import SharedModel
 from edgeh2o.serving.shared_runner import SharedRunner
-from tests.budget_tables import table_of_model
+from tests.budget_tables import harmless_table
 from tests.serving.answering import Answered, answer, request_of
 from tests.serving.conftest import open_engine
 from tests.serving.test_prefix_reuse import tokens_of
@@ -32,16 +31,7 @@ def attention(
 ) -> HeadwiseConfig:
     monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)  # dense would be as fast
     with LLM(serving_model) as llm:
-        table = table_of_model(
-            llm.config,
-            (tuple(1.0 / level for level in LEVELS),),
-            chunk_size=256,
-            length=4096,
-            mean_past=2500.0,
-            levels=tuple(LEVELS),
-            losses={OWN: 0.0},
-            texts=("none",),
-        )
+        table = harmless_table(llm.config, OWN)
     write_table(table, tmp_path / "tiny.json")
     return HeadwiseConfig(budget_table=str(tmp_path / "tiny.json"))
 
