@@ -18,6 +18,17 @@ DeviceHeads heads_of(const LayerSpec& spec) {
           u32(attended_dim(spec) / heads.n_heads), u32(heads.value_dim)};
 }
 
+KeyList keys_from(size_t position) {
+  KeyList keys{};
+  keys.lowest = u32(position);
+  return keys;
+}
+
+// Of the states of a chunk's own part, or of its memory.
+size_t part_floats(const AttentionPlan& plan, size_t n_heads) {
+  return plan.shape.longest_chunk() * n_heads * 2;
+}
+
 RowWeight row_weight(QueryWeights weights) {
   switch (weights) {
     case QueryWeights::kOne:
@@ -147,9 +158,9 @@ void DeviceDecoder::launch_attend(AttendArguments a, size_t n_ranges, size_t n_r
                   kThreads, n_heads * attend_head_bytes(a.heads.key_dim) + kAttendScratchBytes);
 }
 
-bool DeviceDecoder::takes_tiles(const Rows& rows, size_t layer) const {
+size_t DeviceDecoder::tile_dim_of(const Rows& rows, size_t layer) const {
   const LayerSpec& spec = config_.layers[layer];
-  return rows.n >= kTilesFromRows && tile_dim(heads_of(spec), rows.state.cache(layer), spec.qkv_dim()) > 0;
+  return rows.n < kTilesFromRows ? 0 : tile_dim(heads_of(spec), rows.state.cache(layer), spec.qkv_dim());
 }
 
 AttendTilesArguments DeviceDecoder::tiles_arguments(const Rows& rows, size_t layer, float* out) const {
@@ -170,18 +181,17 @@ AttendTilesArguments DeviceDecoder::tiles_arguments(const Rows& rows, size_t lay
   return a;
 }
 
-void DeviceDecoder::launch_tiles(const AttendTilesArguments& a) {
-  const size_t dim = tile_dim(a.heads, a.lists[0].cache, a.stride);
+void DeviceDecoder::launch_tiles(const AttendTilesArguments& a, size_t dim) {
   device_->launch(attend_tiles_kernel(dim), a, ceil_div(size_t{a.n_rows}, size_t{kAttendTile}),
                   a.heads.n_heads, 1, kThreads, attend_tiles_bytes(dim));
 }
 
 void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
   const LayerSpec& spec = config_.layers[layer];
-  if (takes_tiles(rows, layer)) {
+  if (const size_t width = tile_dim_of(rows, layer); width > 0) {
     AttendTilesArguments a = tiles_arguments(rows, layer, out);
     a.lists[0].keys.window = u32(spec.window);
-    return launch_tiles(a);
+    return launch_tiles(a, width);
   }
   const size_t n_heads = spec.heads.n_heads, dim = attended_dim(spec);
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
@@ -242,35 +252,30 @@ void DeviceDecoder::attend_token(const Rows& token, size_t layer) {
   token.sequence.policy_of_call().end_layer();
 }
 
-KeyList DeviceDecoder::own_keys(const Rows& chunk) const {
-  KeyList own{};
-  own.lowest = u32(chunk.position);
-  return own;
-}
-
 // A chunk attends to itself, to the positions of its memory and to the rows that stand for several.
 void DeviceDecoder::attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums) {
-  if (takes_tiles(chunk, layer)) {
-    attend_chunk_by_tiles(chunk, layer, memory, has_sums);
+  const size_t dim = tile_dim_of(chunk, layer);
+  if (dim > 0) {
+    attend_chunk_by_tiles(chunk, layer, memory, has_sums, dim);
   } else {
     attend_chunk_by_rows(chunk, layer, memory, has_sums);
   }
-  if (has_sums) add_columns(chunk, layer, memory);
+  if (has_sums) add_columns(chunk, layer, memory, dim);
 }
 
 void DeviceDecoder::attend_chunk_by_tiles(const Rows& chunk, size_t layer, const Memory& memory,
-                                          bool has_sums) {
+                                          bool has_sums, size_t dim) {
   const AttentionPlan& plan = chunk.sequence.plan(layer);
   AttendTilesArguments a = tiles_arguments(chunk, layer, chunk.attended(attended_dim(config_.layers[layer])));
   const DeviceCache cache = a.lists[0].cache;
-  a.lists[0].keys = own_keys(chunk);
+  a.lists[0].keys = keys_from(chunk.position);
   if (memory.most > 0) a.lists[a.n_lists++] = {cache, memory.keys, nullptr};
   if (memory.most_synthetic > 0)
     a.lists[a.n_lists++] = {memory.synthetic, memory.synthetic_keys, memory.biases};
   if (has_sums) a.states = chunk.state.joined_.as<float>();
-  a.part_floats = u32(plan.shape.longest_chunk() * a.heads.n_heads * 2);
+  a.part_floats = u32(part_floats(plan, a.heads.n_heads));
   a.is_joint = plan.needs.column_sums == ColumnSums::kJoint;
-  launch_tiles(a);
+  launch_tiles(a, dim);
 }
 
 // Own keys, memory and synthetic rows each in ranges of their own.
@@ -282,9 +287,9 @@ void DeviceDecoder::attend_chunk_by_rows(const Rows& chunk, size_t layer, const 
   const bool is_joint = needs.column_sums == ColumnSums::kJoint;
   DeviceState& state = chunk.state;
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
-  const KeyList own = own_keys(chunk);
+  const KeyList own = keys_from(chunk.position);
   float* const joined = state.joined_.as<float>();
-  const size_t part_floats = chunk.sequence.plan(layer).shape.longest_chunk() * heads.n_heads * 2;
+  float* const joined_memory = joined + part_floats(chunk.sequence.plan(layer), heads.n_heads);
   for (size_t begin = 0; begin < chunk.n; begin += kAttendRows) {
     const Rows some = chunk.part(begin, std::min(kAttendRows, chunk.n - begin));
     const size_t n_own = ranges_of(begin + some.n), n_memory = ranges_of(memory.most),
@@ -318,18 +323,17 @@ void DeviceDecoder::attend_chunk_by_rows(const Rows& chunk, size_t layer, const 
           ceil_div(n_states, kThreads), 1, 1, kThreads, 0);
     };
     join(joined, 0, is_joint ? a.n_splits : n_own);
-    if (!is_joint) join(joined + part_floats, n_own, n_memory);
+    if (!is_joint) join(joined_memory, n_own, n_memory);
   }
 }
 
 // What keys of the chunk and of its memory receive from the chunk's queries, by the states of their softmax.
-void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& memory) {
+void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& memory, size_t dim) {
   const AttentionHeads& heads = config_.layers[layer].heads;
-  const PolicyNeeds& needs = chunk.sequence.plan(layer).needs;
+  const AttentionPlan& plan = chunk.sequence.plan(layer);
+  const PolicyNeeds& needs = plan.needs;
   const bool is_joint = needs.column_sums == ColumnSums::kJoint;
-  const size_t part_floats = chunk.sequence.plan(layer).shape.longest_chunk() * heads.n_heads * 2;
   const AttendArguments a = attend_arguments(chunk, layer);
-  const size_t dim = takes_tiles(chunk, layer) ? tile_dim(a.heads, a.cache, a.stride) : 0;
   DeviceState& state = chunk.state;
   for (const bool is_memory : {false, true}) {
     if (is_memory && memory.most == 0) continue;
@@ -337,10 +341,10 @@ void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& m
     ColumnArguments c{};
     c.qkv = a.qkv, c.cache = a.cache, c.heads = a.heads, c.stride = a.stride, c.first = a.first;
     c.scale = a.scale, c.soft_cap = a.soft_cap;
-    c.states = state.joined_.as<float>() + (is_memory && !is_joint ? part_floats : 0);
+    c.states = state.joined_.as<float>() + (is_memory && !is_joint ? part_floats(plan, heads.n_heads) : 0);
     c.sums = state.sums_.as<float>() + (is_memory ? heads.n_kv_heads * chunk.n : 0);
     c.is_scored = memory.is_scored;
-    c.keys = is_memory ? memory.keys : own_keys(chunk);
+    c.keys = is_memory ? memory.keys : keys_from(chunk.position);
     c.n_rows = u32(chunk.n);
     c.sums_stride = u32(n_keys);
     c.weight = row_weight(needs.query_weights);

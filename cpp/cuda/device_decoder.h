@@ -198,15 +198,15 @@ class DeviceDecoder {
   void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
   void launch_attend(AttendArguments a, size_t n_ranges, size_t n_rows);
-  // Whether rows of a prompt attend by tiles.
-  bool takes_tiles(const Rows& rows, size_t layer) const;
+  // The width of the tiles by which rows of a prompt attend, 0 if by rows.
+  size_t tile_dim_of(const Rows& rows, size_t layer) const;
   // Rows [n][out_dim] that attend to the lists by tiles.
   AttendTilesArguments tiles_arguments(const Rows& rows, size_t layer, float* out) const;
-  void launch_tiles(const AttendTilesArguments& a);
-  void attend_chunk_by_tiles(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
+  void launch_tiles(const AttendTilesArguments& a, size_t dim);
+  void attend_chunk_by_tiles(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums,
+                             size_t dim);
   void attend_chunk_by_rows(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
-  void add_columns(const Rows& chunk, size_t layer, const Memory& memory);
-  KeyList own_keys(const Rows& chunk) const;
+  void add_columns(const Rows& chunk, size_t layer, const Memory& memory, size_t dim);
   // Normed rows, in 8 bits and as floats in norm_, as the matrices want them; no norm if weight is empty.
   // Gives the floats.
   const float* begin_branch(const Rows& rows, const std::vector<float>& weight,

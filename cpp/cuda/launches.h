@@ -73,8 +73,7 @@ inline size_t tile_dim(const DeviceHeads& heads, const DeviceCache& cache, size_
 }
 
 inline size_t attend_tiles_bytes(size_t dim) {
-  const size_t n_keys = dim > 128 ? kAttendTile / 2 : kAttendTile;  // tile_keys of the kernel
-  return 2 * (kAttendTile + n_keys) * dim * sizeof(uint16_t);
+  return 2 * (kAttendTile + size_t{tile_keys(static_cast<int>(dim))}) * dim * sizeof(uint16_t);
 }
 inline size_t column_tiles_bytes(size_t dim) {
   return kAttendTile * (dim * sizeof(uint16_t) + kThreads / kWarpSize * sizeof(float));

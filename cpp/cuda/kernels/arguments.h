@@ -246,6 +246,8 @@ struct ListedRows {
 // those in the kernel's name, stride is a multiple of 4. states [2][part_floats] or null: as of
 // JoinArguments, of the first list and of the second; or, joint, one of all. Grid: (rows / 64, n_heads).
 inline constexpr int kAttendTile = 64, kMostLists = 3;
+// Keys at a time: of wide heads so many as leave room in the shared memory for the queries.
+EH2O_DEVICE constexpr int tile_keys(int dim) { return dim > 128 ? 32 : kAttendTile; }
 struct AttendTilesArguments {
   const float* qkv;
   DeviceHeads heads;

@@ -33,10 +33,8 @@ EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType
   }
   if (type == DeviceCacheType::kF16) {
     const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
-    out[0] = f32_from_f16(static_cast<uint16_t>(w.x & 0xffffu));
-    out[1] = f32_from_f16(static_cast<uint16_t>(w.x >> 16));
-    out[2] = f32_from_f16(static_cast<uint16_t>(w.y & 0xffffu));
-    out[3] = f32_from_f16(static_cast<uint16_t>(w.y >> 16));
+    out[0] = half_of(w.x, 0), out[1] = half_of(w.x, 1);
+    out[2] = half_of(w.y, 0), out[3] = half_of(w.y, 1);
   } else {
     const Words4 w = load_constant16(static_cast<const float*>(rows) + i);
     out[0] = float_of_bits(w.x), out[1] = float_of_bits(w.y);

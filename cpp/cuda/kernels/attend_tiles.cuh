@@ -21,17 +21,13 @@ EH2O_DEVICE int tile_offset(int row, int piece) {
 
 // What f16 leaves of two floats, as halves again.
 EH2O_DEVICE uint32_t low_halves(float a, float b, uint32_t high) {
-  return pack_halves(a - f32_from_f16(static_cast<uint16_t>(high & 0xffffu)),
-                     b - f32_from_f16(static_cast<uint16_t>(high >> 16)));
+  return pack_halves(a - half_of(high, 0), b - half_of(high, 1));
 }
 
 // Eight values of a row, from floats.
 EH2O_DEVICE Words4 packed8(const float (&a)[4], const float (&b)[4]) {
   return {pack_halves(a[0], a[1]), pack_halves(a[2], a[3]), pack_halves(b[0], b[1]), pack_halves(b[2], b[3])};
 }
-
-// Keys at a time: of wide heads so many as leave room in the shared memory for the queries.
-EH2O_DEVICE constexpr int tile_keys(int dim) { return dim > 128 ? 32 : kAttendTile; }
 
 // Starts to bring kRows rows of a cache to shared memory, as halves and padded with zeros to kDim; rows
 // behind `last` are that one again.

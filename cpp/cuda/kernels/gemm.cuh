@@ -53,8 +53,7 @@ EH2O_DEVICE void multiply_block(float (&out)[4], const uint32_t (&rows)[4], uint
 
 // Scale `part` of an output, of two that are loaded together.
 EH2O_DEVICE float tile_scale(const uint16_t* scales, int part) {
-  const uint32_t both = *reinterpret_cast<const uint32_t*>(scales + part / 2 * 2);
-  return f32_from_f16(static_cast<uint16_t>(part % 2 ? both >> 16 : both & 0xffffu));
+  return half_of(*reinterpret_cast<const uint32_t*>(scales + part / 2 * 2), part % 2);
 }
 
 // What a warp adds up: 16 kM rows by 32 outputs as kM x 4 fragments.

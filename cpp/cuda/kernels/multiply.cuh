@@ -41,9 +41,7 @@ struct TileScales {
       words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
     }
   }
-  EH2O_DEVICE float operator[](int i) const {
-    return f32_from_f16(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)) & 0xffffu));
-  }
+  EH2O_DEVICE float operator[](int i) const { return half_of(words[i / 2], i % 2); }
   uint32_t words[kParts / 2];
 };
 

@@ -55,6 +55,11 @@ EH2O_DEVICE float reduce_max(float value) {
   return value;
 }
 
+// Half i of two.
+EH2O_DEVICE float half_of(uint32_t halves, int i) {
+  return f32_from_f16(static_cast<uint16_t>(halves >> (16 * i) & 0xffffu));
+}
+
 EH2O_DEVICE float smaller(float a, float b) { return -larger(-a, -b); }
 EH2O_DEVICE float exponential(float x) { return exp2_fast(x * 1.44269504f); }
 
