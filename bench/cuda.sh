@@ -94,8 +94,8 @@ else
 fi
 
 step doctor 60 $python -m edgeh2o doctor
-step kernels 90 $python -m pytest -q -p no:cacheprovider tests/cuda/kernels ${TESTS:-}
-step models 120 $python -m pytest -q -p no:cacheprovider tests/cuda/models ${TESTS:-}
+step kernels 90 $python -m pytest -q -p no:cacheprovider -p no:benchmark tests/cuda/kernels ${TESTS:-}
+step models 120 $python -m pytest -q -p no:cacheprovider -p no:benchmark tests/cuda/models ${TESTS:-}
 peaks=
 if [ -e "$kit"/peaks.ptx ]; then peaks="--peaks $kit/peaks.ptx"; fi
 step roofline 90 $python -m bench.cuda_roofline --library "$library" $small $peaks
@@ -121,7 +121,7 @@ if [ "$mode" = run ] && [ -n "$sanitizer" ]; then
     left=$((limit - 20 - SECONDS + started))
     if [ "$left" -lt 30 ]; then echo "$check: not run, no time is left"; continue; fi
     step "$check" "$((left < 60 ? left : 60))" "$sanitizer" --tool "$check" --error-exitcode 9 \
-      $python -m pytest -q -x -p no:cacheprovider tests/cuda/kernels ${TESTS:-}
+      $python -m pytest -q -x -p no:cacheprovider -p no:benchmark tests/cuda/kernels ${TESTS:-}
   done
 else
   echo "compute-sanitizer: not run"

@@ -51,8 +51,11 @@ from tools.cuda_driver import (
     Ssd,
     Structure,
     attend_shared_bytes,
+    attend_tiles_bytes,
+    column_tiles_bytes,
     gemm_shared_bytes,
     multiply_threads,
+    tile_dim,
 )
 
 SOURCE = Path(__file__).with_name("cuda_peaks.cu")
@@ -313,7 +316,7 @@ def attention_by_tiles(device: Device, sizes: Sizes) -> Iterator[Case]:
         device.put(random.normal(size=(n_kv, context, dim)).astype(np.float16)) for _ in range(2)
     )
     cache = Cache(k=k, v=v, max_context=context)
-    width = 64 if dim <= 64 else 128
+    width = tile_dim(dim, dim)
     shared = {
         "qkv": qkv, "heads": heads, "stride": stride, "first": context - n_rows, "n_rows": n_rows,
         "scale": dim**-0.5,
@@ -332,11 +335,11 @@ def attention_by_tiles(device: Device, sizes: Sizes) -> Iterator[Case]:
 
     def attend_tiles() -> None:
         grid = (-(-n_rows // 64), n_heads)
-        device.launch(f"attend_tiles_{width}", attend, grid, shared=4 * 64 * width * 2)
+        device.launch(f"attend_tiles_{width}", attend, grid, shared=attend_tiles_bytes(width))
 
     def column_tiles() -> None:
-        grid, n_bytes = (-(-(context - n_rows) // 64), n_kv), 64 * (width * 2 + 16)
-        device.launch(f"column_tiles_{width}", sums, grid, shared=n_bytes)
+        grid = (-(-(context - n_rows) // 64), n_kv)
+        device.launch(f"column_tiles_{width}", sums, grid, shared=column_tiles_bytes(width))
 
     n_products = float(n_rows) * n_heads * (context - n_rows / 2) * dim
     yield Case(f"attend_tiles, {n_rows} rows", "f16", 4 * n_products, attend_tiles)

@@ -16,6 +16,7 @@ FORMATS = ["f32", "f16", "bf16", "q4", "q4_min", "q4_small", "q4_small_min"]
 FORMATS += ["q8", "q8_min", "q8_small"]
 # Those whose matrix products have a kernel for 128 rows.
 TALL_FORMATS = ["q4", "q4_min", "q8", "q8_min"]
+TILE_DIMS = (64, 128, 256)  # of attention
 
 
 class Structure(ctypes.Structure):
@@ -101,8 +102,8 @@ ARGUMENTS = {
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
     "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
     "delta_gates": DeltaGate, "delta_rule": Delta, "ssd": Ssd,
-    **{f"attend_tiles_{dim}": AttendTiles for dim in (64, 128, 256)},
-    **{f"column_tiles_{dim}": Columns for dim in (64, 128, 256)},
+    **{f"attend_tiles_{dim}": AttendTiles for dim in TILE_DIMS},
+    **{f"column_tiles_{dim}": Columns for dim in TILE_DIMS},
     **{f"multiply_{name}": Multiply for name in FORMATS},
     **{f"gemm_{name}": Multiply for name in FORMATS if name.startswith("q")},
     **{f"gemm_tall_{name}": Multiply for name in TALL_FORMATS},
@@ -118,6 +119,22 @@ def gemm_shared_bytes(name: str, n_rows: int) -> int:
 def attend_shared_bytes(n_heads: int, key_dim: int) -> int:
     """Shared memory of a block of attend_split: queries, logits of 128 keys, and its scratch."""
     return n_heads * (key_dim + 128) * 4 + 16 * 128 * 4
+
+
+def tile_dim(key_dim: int, value_dim: int) -> int:
+    """Columns of the tiles that take such heads: which of the kernels by tiles it is."""
+    return next(dim for dim in TILE_DIMS if max(key_dim, value_dim) <= dim)
+
+
+def attend_tiles_bytes(dim: int) -> int:
+    """Shared memory of a block of attend_tiles: 64 queries in halves, tiles of keys and values."""
+    n_keys = 64 if dim <= 128 else 32
+    return 2 * (64 + n_keys) * dim * 2
+
+
+def column_tiles_bytes(dim: int) -> int:
+    """Shared memory of a block of column_tiles: 64 keys, and their sums of four warps."""
+    return 64 * (dim * 2 + 4 * 4)
 
 
 def multiply_threads(name: str) -> int:

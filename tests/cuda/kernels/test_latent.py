@@ -20,7 +20,6 @@ from tools.cuda_driver import (
     attend_shared_bytes,
 )
 
-SPLIT_KEYS = 128
 CACHE_TYPES = {"f16": np.float16, "f32": np.float32}
 
 

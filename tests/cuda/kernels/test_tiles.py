@@ -19,6 +19,9 @@ from tools.cuda_driver import (
     KeyList,
     ListedRows,
     Structure,
+    attend_tiles_bytes,
+    column_tiles_bytes,
+    tile_dim,
 )
 
 TILE = 64
@@ -43,7 +46,7 @@ class Shape:
 
     @property
     def tile_dim(self) -> int:
-        return next(dim for dim in (64, 128, 256) if max(self.key_dim, self.value_dim) <= dim)
+        return tile_dim(self.key_dim, self.value_dim)
 
     @property
     def heads(self) -> Structure:
@@ -114,18 +117,20 @@ class Case:
             n_lists=len(lists), out=out, out_stride=shape.n_heads * shape.value_dim, **options,
         )  # fmt: skip
         grid = (-(-self.n_rows // TILE), shape.n_heads)
-        n_keys = TILE if shape.tile_dim <= 128 else TILE // 2
-        n_bytes = 2 * (TILE + n_keys) * shape.tile_dim * 2
-        self.device.launch(f"attend_tiles_{shape.tile_dim}", arguments, grid, shared=n_bytes)
+        self.device.launch(
+            f"attend_tiles_{shape.tile_dim}",
+            arguments,
+            grid,
+            shared=attend_tiles_bytes(shape.tile_dim),
+        )
         return self.device.get(out, (self.n_rows, shape.n_heads, shape.value_dim), np.float32)
 
     def columns(self, width: int, **options: Any) -> NDArray[np.float32]:
         at = self.device.put(np.full((N_KV, width), -1, np.float32))
         arguments = Columns(**self.shared, cache=self.cache, sums=at, sums_stride=width, **options)
         dim = self.shape.tile_dim
-        n_bytes = TILE * (2 * dim + 4 * 4)
         grid = (-(-width // TILE), N_KV)
-        self.device.launch(f"column_tiles_{dim}", arguments, grid, shared=n_bytes)
+        self.device.launch(f"column_tiles_{dim}", arguments, grid, shared=column_tiles_bytes(dim))
         return self.device.get(at, (N_KV, width), np.float32)
 
 
