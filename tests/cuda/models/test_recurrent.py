@@ -92,9 +92,9 @@ def test_a_saved_prompt_goes_on_on_either_device(path: Path) -> None:
 @pytest.mark.parametrize("name", ["granitehybrid", "qwen35"])
 def test_a_call_of_several_groups_of_rows(tiny_model: TinyModelFactory, name: str) -> None:
     """The last layer is recurrent: of most rows it needs the state alone."""
-    sizes = replace(SHAPE, max_context=192, batch_size=192, chunk_size=64, all_rows=False)
+    sizes = replace(SHAPE, max_context=576, batch_size=576, chunk_size=64, all_rows=False)
     options = {**SMALL, "n_layers": 3, "architecture": name, "n_experts": 0}
-    path, prompt = tiny_model(**options), random_tokens(133)
+    path, prompt = tiny_model(**options), random_tokens(517)  # groups are of 512 rows
     logits = []
     for device in (None, open_device(0)):
         with open_model(path, device) as file:
