@@ -220,6 +220,7 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
   const ChunkPlan chunks{head.position, head.n, plan.shape.longest_chunk()};
   std::vector<MemorySet> sets(heads.n_kv_heads);
   uint64_t n_pairs = 0;
+  bring_past(head, layer);
   for (size_t i = 0; i < chunks.n_chunks(); ++i) {
     const PositionRange range = chunks.chunk(i);
     const Rows chunk = head.part(range.begin - head.position, range.size());
@@ -247,6 +248,7 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
 // A generated token reads what the rule says.
 void DeviceDecoder::attend_token(const Rows& token, size_t layer) {
   std::vector<MemorySet> sets(config_.layers[layer].heads.n_kv_heads);
+  bring_past(token, layer);
   choose_memory(token, layer, Phase::kDecode, sets);
   attend_chunk(token, layer, stage_memory(token, layer, sets), false);
   token.sequence.policy_of_call().end_layer();

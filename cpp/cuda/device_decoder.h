@@ -190,6 +190,7 @@ class DeviceDecoder {
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
   AttentionError measure_error(const Rows& rows, size_t layer, PromptEnd end);
   void attend_token(const Rows& token, size_t layer);
+  void bring_past(const Rows& rows, size_t layer);
   void choose_memory(const Rows& chunk, size_t layer, Phase phase, std::vector<MemorySet>& sets);
   Memory stage_memory(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
   void score_pages(const Rows& chunk, size_t layer, size_t kv_head, const float* bounds, size_t n_pages,

@@ -260,11 +260,12 @@ void DeviceState::download_states(Sequence& sequence) {
 
 void DeviceState::copy_rows_to_host(Sequence& sequence, size_t layer, size_t end) {
   size_t& n_on_host = n_on_host_[source(layer)];
+  if (n_on_host >= end) return;
   for_each_row_range(
-      sequence, layer, {std::min(n_on_host, end), end},
+      sequence, layer, {n_on_host, end},
       [&](uint8_t* host, uint8_t* on_device, size_t n_bytes) { device_.download(host, on_device, n_bytes); });
   device_.wait();
-  n_on_host = std::max(n_on_host, end);
+  n_on_host = end;
 }
 
 void DeviceState::download_rows(Sequence& sequence) {
