@@ -52,6 +52,7 @@ from tools.cuda_driver import (
     Structure,
     attend_shared_bytes,
     attend_tiles_bytes,
+    column_parts,
     column_tiles_bytes,
     gemm_shared_bytes,
     multiply_threads,
@@ -307,7 +308,7 @@ def attention_by_tiles(device: Device, sizes: Sizes) -> Iterator[Case]:
     Counted as one product each of queries and of weights: a query takes two, as the sum of halves.
     """
     dim, n_heads, n_kv, context = sizes.head_dim, sizes.n_heads, sizes.n_kv_heads, sizes.context
-    n_rows = min(512, context // 2)
+    n_rows = min(1024, context // 2)
     stride = (n_heads + 2 * n_kv) * dim
     heads = Heads(n_heads=n_heads, n_kv_heads=n_kv, key_dim=dim, value_dim=dim, value_stride=dim)
     random = np.random.default_rng(0)
@@ -327,10 +328,11 @@ def attention_by_tiles(device: Device, sizes: Sizes) -> Iterator[Case]:
         out=device.empty(n_rows * n_heads * dim * 4), out_stride=n_heads * dim, states=states,
         part_floats=n_rows * n_heads * 2, is_joint=1,
     )  # fmt: skip
+    n_parts = column_parts(n_rows)
     sums = Columns(
-        **shared, cache=cache, states=states, sums=device.empty(n_kv * context * 4),
+        **shared, cache=cache, states=states, sums=device.empty(n_parts * n_kv * context * 4),
         keys=KeyList(counts=device.put(np.full(n_kv, context - n_rows, np.uint32))),
-        sums_stride=context,
+        sums_stride=context, part_stride=n_kv * context,
     )  # fmt: skip
 
     def attend_tiles() -> None:
@@ -338,7 +340,7 @@ def attention_by_tiles(device: Device, sizes: Sizes) -> Iterator[Case]:
         device.launch(f"attend_tiles_{width}", attend, grid, shared=attend_tiles_bytes(width))
 
     def column_tiles() -> None:
-        grid = (-(-(context - n_rows) // 64), n_kv)
+        grid = (-(-(context - n_rows) // 64), n_kv, n_parts)
         device.launch(f"column_tiles_{width}", sums, grid, shared=column_tiles_bytes(width))
 
     n_products = float(n_rows) * n_heads * (context - n_rows / 2) * dim

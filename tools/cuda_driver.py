@@ -74,8 +74,8 @@ Join = _structure(
 )  # fmt: skip
 Columns = _structure(
     "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, is_scored=_P,
-    keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, n_last=_U, weight=_U, squares=_U,
-    scale=_F, soft_cap=_F,
+    keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, part_stride=_U, n_last=_U, weight=_U,
+    squares=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
 Convolve = _structure(
@@ -135,6 +135,11 @@ def attend_tiles_bytes(dim: int) -> int:
 def column_tiles_bytes(dim: int) -> int:
     """Shared memory of a block of column_tiles: 64 keys, and their sums of four warps."""
     return 64 * (dim * 2 + 4 * 4)
+
+
+def column_parts(n_rows: int) -> int:
+    """Parts of so many rows whose sums column_tiles leaves to be added up."""
+    return -(-n_rows // 256)
 
 
 def multiply_threads(name: str) -> int:

@@ -234,7 +234,7 @@ void DeviceDecoder::attend_by_policy(const Rows& rows, size_t layer, PromptEnd e
     const bool is_end = i + 1 == chunks.n_chunks() && end == PromptEnd::kFinal;
     const bool has_sums = plan.needs.column_sums != ColumnSums::kNone && !is_end;
     attend_chunk(chunk, layer, memory, has_sums);
-    if (has_sums) observe(chunk, layer, sets);
+    if (has_sums) observe(chunk, layer, memory, sets);
   }
   if (n_tail > 0) {
     const Rows tail = rows.part(head.n, n_tail);
@@ -349,11 +349,12 @@ void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& m
     c.keys = is_memory ? memory.keys : keys_from(chunk.position);
     c.n_rows = u32(chunk.n);
     c.sums_stride = u32(n_keys);
+    c.part_stride = u32(heads.n_kv_heads * (chunk.n + memory.most));
     c.weight = row_weight(needs.query_weights);
     c.n_last = u32(needs.n_last_queries);
     if (dim > 0) {
-      device_->launch(column_tiles_kernel(dim), c, ceil_div(n_keys, size_t{kAttendTile}), heads.n_kv_heads, 1,
-                      kThreads, column_tiles_bytes(dim));
+      device_->launch(column_tiles_kernel(dim), c, ceil_div(n_keys, size_t{kAttendTile}), heads.n_kv_heads,
+                      column_parts(chunk.n), kThreads, column_tiles_bytes(dim));
     } else {
       device_->launch("column_sums", c, ceil_div(n_keys, kThreads / kWarpSize), heads.n_kv_heads, 1, kThreads,
                       0);

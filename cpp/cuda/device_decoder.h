@@ -196,7 +196,7 @@ class DeviceDecoder {
   void score_pages(const Rows& chunk, size_t layer, size_t kv_head, const float* bounds, size_t n_pages,
                    float* out);
   void attend_chunk(const Rows& chunk, size_t layer, const Memory& memory, bool has_sums);
-  void observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets);
+  void observe(const Rows& chunk, size_t layer, const Memory& memory, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
   void launch_attend(AttendArguments a, size_t n_ranges, size_t n_rows);
   // The width of the tiles by which rows of a prompt attend, 0 if by rows.

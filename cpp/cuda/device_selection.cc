@@ -89,7 +89,8 @@ void DeviceDecoder::score_pages(const Rows& chunk, size_t layer, size_t kv_head,
   std::copy_n(staged, n_pages, out);
 }
 
-// What the rule looks at of keys and values. Of all rows of a call at once: a copy per chunk, each waited for, took a fifth of a chunk's time.
+// What the rule looks at of keys and values. Of all rows of a call at once: a copy per chunk, each waited
+// for, took a fifth of a chunk's time.
 void DeviceDecoder::bring_past(const Rows& rows, size_t layer) {
   if (!rows.sequence.plan(layer).needs.looks_at_past) return;
   rows.state.copy_rows_to_host(rows.sequence, layer, rows.position + rows.n);
@@ -137,28 +138,37 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
     EH2O_CHECK(set.n_positions() <= chunk.position && set.synthetic.count <= needs.max_synthetic,
                "a rule chose ", set.n_positions(), " positions and ", set.synthetic.count, " other rows of ",
                chunk.position, " and at most ", needs.max_synthetic);
+    if (set.positions) check_positions({set.positions, set.n_listed}, chunk.position);
+    EH2O_CHECK(set.positions || set.range.end <= chunk.position, "a rule chose positions up to ",
+               set.range.end, " for a chunk at ", chunk.position);
     memory.most = std::max(memory.most, set.n_positions());
     memory.most_synthetic = std::max(memory.most_synthetic, set.synthetic.count);
   }
   device_->wait();  // the memory that is staged from may still be read
 
   // Positions [kv_head][most]; then of every KV head their number, that of synthetic rows, and whether it is
-  // scored.
-  const size_t n_heads = sets.size(), most = memory.most;
+  // scored. Keys, values and biases of synthetic rows, [kv_head][most] each.
+  const size_t n_heads = sets.size(), most = memory.most, n_rows = memory.most_synthetic;
   auto* const positions = state.staged_memory_.as<int32_t>();
   auto* const counts = reinterpret_cast<uint32_t*>(positions + n_heads * most);
-  for (size_t kv_head = 0; kv_head < n_heads; ++kv_head) {
+  float *const k = state.staged_synthetic_.as<float>(), *const v = k + n_heads * n_rows * heads.key_dim,
+               *const biases = v + n_heads * n_rows * heads.value_dim;
+  parallel_for(n_heads, [&](size_t kv_head, size_t) {
     const MemorySet& set = sets[kv_head];
     const size_t n = set.n_positions(), slot = policy.shape().slot(layer, kv_head);
     int32_t* const own = positions + kv_head * most;
     for (size_t i = 0; i < n; ++i) {
       own[i] = set.positions ? set.positions[i] : static_cast<int32_t>(set.range.begin + i);
     }
-    check_positions({own, n}, chunk.position);
     counts[kv_head] = u32(n);
     counts[n_heads + kv_head] = u32(set.synthetic.count);
     counts[2 * n_heads + kv_head] = policy.is_scored(slot);
-  }
+    const SyntheticRows& rows = set.synthetic;
+    const size_t first = kv_head * n_rows;
+    std::copy_n(rows.k, rows.count * heads.key_dim, k + first * heads.key_dim);
+    std::copy_n(rows.v, rows.count * heads.value_dim, v + first * heads.value_dim);
+    std::copy_n(rows.biases, rows.count, biases + first);
+  });
   device_->upload(state.memory_.as<void>(), positions, n_heads * (most + 3) * sizeof(int32_t));
   auto* const on_device = state.memory_.as<int32_t>();
   const auto* const counts_there = reinterpret_cast<const uint32_t*>(on_device + n_heads * most);
@@ -167,46 +177,40 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
   memory.keys.stride = u32(most);
   memory.synthetic_keys.counts = counts_there + n_heads;
   memory.is_scored = counts_there + 2 * n_heads;
-
-  // Keys, values and biases of synthetic rows, [kv_head][most] each.
-  const size_t n_rows = memory.most_synthetic;
   if (n_rows == 0) return memory;
-  float *const k = state.staged_synthetic_.as<float>(), *const v = k + n_heads * n_rows * heads.key_dim,
-               *const biases = v + n_heads * n_rows * heads.value_dim;
-  for (size_t kv_head = 0; kv_head < n_heads; ++kv_head) {
-    const SyntheticRows& rows = sets[kv_head].synthetic;
-    const size_t first = kv_head * n_rows;
-    std::copy_n(rows.k, rows.count * heads.key_dim, k + first * heads.key_dim);
-    std::copy_n(rows.v, rows.count * heads.value_dim, v + first * heads.value_dim);
-    std::copy_n(rows.biases, rows.count, biases + first);
-  }
-  const size_t n_bytes = n_heads * n_rows * (heads.key_dim + heads.value_dim + 1) * sizeof(float);
+
   float* const there = state.synthetic_.as<float>();
-  device_->upload(there, k, n_bytes);
+  device_->upload(there, k, n_heads * n_rows * (heads.key_dim + heads.value_dim + 1) * sizeof(float));
   memory.synthetic = {there, there + (v - k), u32(n_rows), DeviceCacheType::kF32, DeviceCacheType::kF32};
   memory.biases = there + (biases - k);
   return memory;
 }
 
 // Hands the column sums of a chunk to the rule.
-void DeviceDecoder::observe(const Rows& chunk, size_t layer, const std::vector<MemorySet>& sets) {
+void DeviceDecoder::observe(const Rows& chunk, size_t layer, const Memory& memory,
+                            const std::vector<MemorySet>& sets) {
   DeviceState& state = chunk.state;
   SparsePolicy& policy = chunk.sequence.policy_of_call();
   const bool has_memory = chunk.position > 0;
-  size_t most = 0;
-  for (const MemorySet& set : sets) most = std::max(most, has_memory ? set.n_positions() : 0);
+  const size_t most = memory.most, n_parts = tile_dim_of(chunk, layer) > 0 ? column_parts(chunk.n) : 1;
+  const size_t n_sums = sets.size() * (chunk.n + most);
   float* const own = state.staged_sums_.as<float>();
-  const float* const of_memory = own + sets.size() * chunk.n;
-  device_->download(own, state.sums_.as<float>(), sets.size() * (chunk.n + most) * sizeof(float));
+  device_->download(own, state.sums_.as<float>(), n_parts * n_sums * sizeof(float));
   device_->wait();
+  const auto sums_of = [&](size_t first, size_t n) {
+    for (size_t part = 1; part < n_parts; ++part) {
+      for (size_t i = first; i < first + n; ++i) own[i] += own[part * n_sums + i];
+    }
+    return Span<const float>{own + first, n};
+  };
   const PositionRange range{chunk.position, chunk.position + chunk.n};
   for (size_t kv_head = 0; kv_head < sets.size(); ++kv_head) {
     const size_t slot = policy.shape().slot(layer, kv_head);
     if (!policy.is_scored(slot)) continue;
-    policy.observe_intra(slot, range, {own + kv_head * chunk.n, chunk.n});
+    policy.observe_intra(slot, range, sums_of(kv_head * chunk.n, chunk.n));
     if (!has_memory) continue;
-    policy.observe_memory(slot, range, sets[kv_head],
-                          {of_memory + kv_head * most, sets[kv_head].n_positions()});
+    const size_t first = sets.size() * chunk.n + kv_head * most;
+    policy.observe_memory(slot, range, sets[kv_head], sums_of(first, sets[kv_head].n_positions()));
   }
 }
 

@@ -105,7 +105,7 @@ struct Sizes {
                    size_t chunk, size_t n_kv_heads, size_t n_heads) {
     if (needs.column_sums != ColumnSums::kNone) {
       // Only scored slots are added up, but the rows of a layer are as wide as its largest memory.
-      sums = n_kv_heads * (chunk + shape.max_context) * sizeof(float);
+      sums = column_parts(chunk) * n_kv_heads * (chunk + shape.max_context) * sizeof(float);
     }
     if (needs.max_scored_pages > 0) {
       const size_t key_dim = config.widest([](const LayerSpec& layer) { return layer.heads.key_dim; });

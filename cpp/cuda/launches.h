@@ -72,6 +72,8 @@ inline size_t tile_dim(const DeviceHeads& heads, const DeviceCache& cache, size_
   return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
 
+// Parts of the rows of a chunk that column_tiles sums by themselves.
+inline size_t column_parts(size_t n_rows) { return ceil_div(n_rows, size_t{kColumnRows}); }
 inline size_t attend_tiles_bytes(size_t dim) {
   return 2 * (kAttendTile + size_t{tile_keys(static_cast<int>(dim))}) * dim * sizeof(uint16_t);
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "cpp/cuda/host").glob("*.cc"))
-FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Icpp")
+FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Icpp")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
 # A model that the host device is quick with.
 SMALL = {

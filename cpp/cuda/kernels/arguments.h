@@ -283,7 +283,9 @@ enum class RowWeight : uint32_t { kOne, kVisibleKeys, kLastRows };
 
 // Column sums: what every key of the list receives from n_rows queries from position first on, of the softmax
 // whose states are given, summed over the query heads of the KV head: sums [n_kv_heads][sums_stride].
-// Grid: (keys / 4, n_kv_heads); of column_tiles, on tensor cores as attend_tiles: (keys / 64, n_kv_heads).
+// Grid: (keys / 4, n_kv_heads); of column_tiles, on tensor cores as attend_tiles, (keys / 64, n_kv_heads,
+// rows / kColumnRows): those of other rows stand part_stride behind, and are added up by whoever reads them.
+inline constexpr int kColumnRows = 256;
 struct ColumnArguments {
   const float* qkv;  // as in AttendArguments
   DeviceCache cache;
@@ -292,7 +294,7 @@ struct ColumnArguments {
   float* sums;
   const uint32_t* is_scored;  // [n_kv_heads], 0: nobody asks for its sums; null: all are
   KeyList keys;
-  uint32_t stride, first, n_rows, sums_stride, n_last;
+  uint32_t stride, first, n_rows, sums_stride, part_stride, n_last;
   RowWeight weight;
   uint32_t squares;  // sums of the squares of the weights instead
   float scale, soft_cap;

@@ -269,8 +269,8 @@ EH2O_DEVICE void attend_rows(const AttendTilesArguments& a) {
   }
 }
 
-// A block has 64 keys of a KV head; its warps take 16 rows of a query head at a time. Shared memory: the keys
-// [64][kDim] halves, sums of the warps [4][64].
+// A block has 64 keys of a KV head and kColumnRows rows; its warps take 16 rows of a query head at a time.
+// Shared memory: the keys [64][kDim] halves, sums of the warps [4][64].
 template <int kDim>
 EH2O_DEVICE void add_columns(const ColumnArguments& a) {
   EH2O_SHARED_MEMORY;
@@ -289,9 +289,12 @@ EH2O_DEVICE void add_columns(const ColumnArguments& a) {
   sync_block();
   float sums[8][2] = {};
   // Rows before these keys do not see them.
-  const uint32_t first_slab = is_listed ? 0 : (keys.begin + first_key - a.first) / 16;
+  const uint32_t first_seen = is_listed ? 0 : (keys.begin + first_key - a.first) / 16;
+  const uint32_t part = static_cast<uint32_t>(block_z()), own_slab = part * (kColumnRows / 16);
+  const uint32_t first_slab = first_seen > own_slab ? first_seen : own_slab;
+  const uint32_t end_row = a.n_rows - own_slab * 16 < kColumnRows ? a.n_rows : own_slab * 16 + kColumnRows;
   EH2O_NO_UNROLL
-  for (uint32_t slab = first_slab + static_cast<uint32_t>(warp); 16 * slab < a.n_rows; slab += kAttendWarps) {
+  for (uint32_t slab = first_slab + static_cast<uint32_t>(warp); 16 * slab < end_row; slab += kAttendWarps) {
     float weights[2];
     uint32_t rows[2];
     EH2O_UNROLL
@@ -352,7 +355,8 @@ EH2O_DEVICE void add_columns(const ColumnArguments& a) {
   if (t >= kAttendTile || key >= keys.count) return;
   float sum = 0.0f;
   for (int w = 0; w < kAttendWarps; ++w) sum += warp_sums[w * kAttendTile + t];
-  a.sums[static_cast<size_t>(kv_head) * a.sums_stride + key] = sum;
+  a.sums[static_cast<size_t>(part) * a.part_stride + static_cast<size_t>(kv_head) * a.sums_stride + key] =
+      sum;
 }
 
 EH2O_KERNEL(attend_tiles_64, AttendTilesArguments, kAttendThreads) { attend_rows<64>(a); }

@@ -40,6 +40,7 @@ def check_rule(
     tokens: NDArray[np.int32],
     lengths: list[int],
     model_options: Mapping[str, object] = SMALL,
+    chunk_size: int = CHUNK_SIZE,
 ) -> None:
     """A prompt in calls of these lengths, then three tokens: positions, pairs and logits."""
     with open_model(tiny_model(**model_options), open_device(0)) as file:
@@ -52,11 +53,12 @@ def check_rule(
             for head in range(layer.n_kv_heads)
         ]
     on_cpu = load_pair(tiny_model, **model_options).core
-    sizes = {"max_context": MAX_CONTEXT, "chunk_size": CHUNK_SIZE, "all_rows": True}
+    sizes = {"max_context": MAX_CONTEXT, "chunk_size": chunk_size, "all_rows": True}
     results = []
     for make, model in ((_core.Sequence, on_cpu), (_core.DeviceSequence, on_device)):
         policy = make_policy()
-        session = make(model, policy, batch_size=MAX_CONTEXT, **sizes)
+        batch_size = MAX_CONTEXT // chunk_size * chunk_size
+        session = make(model, policy, batch_size=batch_size, **sizes)
         rows = prefill(session, *split(tokens, lengths))
         decoded = [np.array(session.decode(int(token))) for token in tokens[:3]]
         chosen = [policy.memory_set(*slot) for slot in slots]
@@ -166,17 +168,21 @@ def test_a_rule_in_python_chooses_and_answers_as_on_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("budgets", "options"),
+    ("budgets", "options", "chunk_size"),
     [
-        ((9, 60, None, 30), {}),
-        ((20, 33, 40, None), {"page_size": 0, "decay": 0.5}),
-        ((None, 24, None, None), {"max_past": 60, "tail": 20}),
-        ((None, None, None, None), {"max_past": 48, "page_size": 5, "local": 20}),
+        ((9, 60, None, 30), {}, CHUNK_SIZE),
+        ((20, 33, 40, None), {"page_size": 0, "decay": 0.5}, CHUNK_SIZE),
+        ((None, 24, None, None), {"max_past": 60, "tail": 20}, CHUNK_SIZE),
+        ((None, None, None, None), {"max_past": 48, "page_size": 5, "local": 20}, CHUNK_SIZE),
+        ((9, 60, None, 30), {}, 270),  # column sums in two parts
     ],
     ids=str,
 )
 def test_headwise_chooses_and_answers_as_the_cpu_does(
-    tiny_model: TinyModelFactory, budgets: tuple[int | None, ...], options: dict[str, int]
+    tiny_model: TinyModelFactory,
+    budgets: tuple[int | None, ...],
+    options: dict[str, int],
+    chunk_size: int,
 ) -> None:
     """Budgets per head, landmarks, recalled pages, a tail that reads everything."""
     options = {"local": 6, "sinks": 2, "page_size": 16, **options}
@@ -184,7 +190,7 @@ def test_headwise_chooses_and_answers_as_the_cpu_does(
 
     def make_layers() -> Callable[[], HeadwiseLayer]:
         layers = iter((budgets[:2], budgets[2:]))
-        settings = {"chunk_size": CHUNK_SIZE, **options}
+        settings = {"chunk_size": chunk_size, **options}
         return lambda **more: HeadwiseLayer(budgets=next(layers), **settings, **more)
 
     def is_decisive(tokens: NDArray[np.int32]) -> bool:
@@ -192,12 +198,14 @@ def test_headwise_chooses_and_answers_as_the_cpu_does(
         run.prefill(tokens)
         return all(c.margins.min() > 1e-4 for layer in run.layers for c in layer.chunks)
 
-    prompts = (random_tokens(3 * CHUNK_SIZE + 9, seed=seed) for seed in range(50))
+    n_chunks = 3 if chunk_size == CHUNK_SIZE else 1
+    prompts = (random_tokens(n_chunks * chunk_size + 9, seed=seed) for seed in range(50))
     tokens = next(filter(is_decisive, prompts))
 
     def make_policy() -> _core.SparsePolicy:
         return _core.headwise_policy(list(budgets), **options)
 
     n = len(tokens)
-    lengths = [n] if "tail" in options else [100, 1, n - 101]
-    check_rule(tiny_model, make_policy, tokens, lengths)
+    whole = "tail" in options or chunk_size > CHUNK_SIZE
+    lengths = [n] if whole else [100, 1, n - 101]
+    check_rule(tiny_model, make_policy, tokens, lengths, chunk_size=chunk_size)
