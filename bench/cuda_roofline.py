@@ -43,6 +43,7 @@ from tools.cuda_driver import (
     KeyList,
     Latent,
     ListedRows,
+    Means,
     Matrix,
     Multiply,
     Norm,
@@ -299,6 +300,26 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
         device.launch("column_sums", sums, (-(-context // 4), n_kv))
 
     yield Case("column_sums", "f32", 2.0 * n_summed * n_heads * context * dim, add_columns)
+
+    # Half of every page of 64 positions is listed: rows that stand for the other half.
+    n_pages = context // 64
+    listed = np.tile(np.arange(0, 64 * n_pages, 2, dtype=np.int32), (n_kv, 1))
+    pages = np.tile(np.stack([64 * np.arange(n_pages), 64 * np.arange(1, n_pages + 1)], 1), (n_kv, 1))
+    means = Means(
+        cache=shared["cache"], heads=heads, n_rows=n_pages,
+        keys=KeyList(
+            positions=device.put(listed), stride=listed.shape[1],
+            counts=device.put(np.full(n_kv, listed.shape[1], np.uint32)),
+        ),
+        ranges=device.put(pages.astype(np.uint32)),
+        counts=device.put(np.full(n_kv, n_pages, np.uint32)),
+        k=device.empty(n_kv * n_pages * dim * 4), v=device.empty(n_kv * n_pages * dim * 4),
+    )  # fmt: skip
+
+    def average() -> None:
+        device.launch("mean_rows", means, (n_pages, n_kv), shared=512)
+
+    yield Case("mean_rows", "bytes", 2.0 * n_kv * n_pages * 64 * dim * 2, average)
     device.free_all()
 
 

@@ -77,6 +77,9 @@ Columns = _structure(
     keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, part_stride=_U, n_last=_U, weight=_U,
     squares=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
+Means = _structure(
+    "Means", cache=Cache, heads=Heads, keys=KeyList, ranges=_P, counts=_P, k=_P, v=_P, n_rows=_U
+)
 Signs = _structure("Signs", q=_P, out=_P, n_heads=_U, dim=_U, stride=_U)
 Convolve = _structure(
     "Convolve", x=_P, factor=_P, gate=_P, weights=_P, biases=_P, state=_P, out=_P, stride=_U,
@@ -100,7 +103,7 @@ ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
     "latent_rows": Latent, "embed_rows": Embed, "attend_split": Attend,
     "combine_splits": Combine, "join_states": Join, "column_sums": Columns,
-    "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
+    "mean_rows": Means, "split_signs": Signs, "convolve_rows": Convolve, "keep_inputs": Convolve,
     "delta_gates": DeltaGate, "delta_rule": Delta, "ssd": Ssd,
     **{f"attend_tiles_{dim}": AttendTiles for dim in TILE_DIMS},
     **{f"column_tiles_{dim}": Columns for dim in TILE_DIMS},

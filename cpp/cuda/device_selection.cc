@@ -119,6 +119,7 @@ void DeviceDecoder::choose_memory(const Rows& chunk, size_t layer, Phase phase,
       input.past_values = rows.v(kv_head);
       input.add_kv_rows = table_.add_kv_rows_f32;
     }
+    input.takes_means = true;
     if (needs.looks_at_queries) input.queries = {queries + kv_head * width, chunk.n, width, spec.qkv_dim()};
     if (phase == Phase::kPrefill) input.page_scorer = &scores;
     sets[kv_head] = policy.select(phase, policy.shape().slot(layer, kv_head), input);
@@ -134,6 +135,7 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
   DeviceState& state = chunk.state;
   const SparsePolicy& policy = chunk.sequence.policy();
   Memory memory;
+  bool has_means = false;
   for (const MemorySet& set : sets) {
     EH2O_CHECK(set.n_positions() <= chunk.position && set.synthetic.count <= needs.max_synthetic,
                "a rule chose ", set.n_positions(), " positions and ", set.synthetic.count, " other rows of ",
@@ -143,14 +145,18 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
                set.range.end, " for a chunk at ", chunk.position);
     memory.most = std::max(memory.most, set.n_positions());
     memory.most_synthetic = std::max(memory.most_synthetic, set.synthetic.count);
+    has_means = has_means || set.synthetic.means;
   }
   device_->wait();  // the memory that is staged from may still be read
 
   // Positions [kv_head][most]; then of every KV head their number, that of synthetic rows, and whether it is
-  // scored. Keys, values and biases of synthetic rows, [kv_head][most] each.
+  // scored; of rows that are means their ranges [kv_head][most] and biases.
   const size_t n_heads = sets.size(), most = memory.most, n_rows = memory.most_synthetic;
   auto* const positions = state.staged_memory_.as<int32_t>();
   auto* const counts = reinterpret_cast<uint32_t*>(positions + n_heads * most);
+  uint32_t* const ranges = counts + 3 * n_heads;
+  auto* const mean_biases = reinterpret_cast<float*>(ranges + 2 * n_heads * n_rows);
+  // Others [kv_head][most]: keys, then values, then biases.
   float *const k = state.staged_synthetic_.as<float>(), *const v = k + n_heads * n_rows * heads.key_dim,
                *const biases = v + n_heads * n_rows * heads.value_dim;
   parallel_for(n_heads, [&](size_t kv_head, size_t) {
@@ -165,11 +171,20 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
     counts[2 * n_heads + kv_head] = policy.is_scored(slot);
     const SyntheticRows& rows = set.synthetic;
     const size_t first = kv_head * n_rows;
+    std::copy_n(rows.biases, rows.count, (has_means ? mean_biases : biases) + first);
+    if (has_means) {
+      for (size_t i = 0; i < rows.count; ++i) {
+        ranges[2 * (first + i)] = u32(rows.means[i].begin);
+        ranges[2 * (first + i) + 1] = u32(rows.means[i].end);
+      }
+      return;
+    }
     std::copy_n(rows.k, rows.count * heads.key_dim, k + first * heads.key_dim);
     std::copy_n(rows.v, rows.count * heads.value_dim, v + first * heads.value_dim);
-    std::copy_n(rows.biases, rows.count, biases + first);
   });
-  device_->upload(state.memory_.as<void>(), positions, n_heads * (most + 3) * sizeof(int32_t));
+  const size_t n_words = n_heads * (most + 3 + (has_means ? 3 * n_rows : 0));
+  device_->upload(state.memory_.as<void>(), positions, n_words * sizeof(int32_t));
+  // Where they are on the device.
   auto* const on_device = state.memory_.as<int32_t>();
   const auto* const counts_there = reinterpret_cast<const uint32_t*>(on_device + n_heads * most);
   memory.keys.positions = on_device;
@@ -179,10 +194,20 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
   memory.is_scored = counts_there + 2 * n_heads;
   if (n_rows == 0) return memory;
 
-  float* const there = state.synthetic_.as<float>();
-  device_->upload(there, k, n_heads * n_rows * (heads.key_dim + heads.value_dim + 1) * sizeof(float));
-  memory.synthetic = {there, there + (v - k), u32(n_rows), DeviceCacheType::kF32, DeviceCacheType::kF32};
-  memory.biases = there + (biases - k);
+  float *const k_there = state.synthetic_.as<float>(), *const v_there = k_there + (v - k);
+  memory.synthetic = {k_there, v_there, u32(n_rows), DeviceCacheType::kF32, DeviceCacheType::kF32};
+  if (has_means) {
+    const uint32_t* const ranges_there = counts_there + (ranges - counts);
+    memory.biases = reinterpret_cast<const float*>(ranges_there + 2 * n_heads * n_rows);
+    const AttendArguments a = attend_arguments(chunk, layer);
+    device_->launch("mean_rows",
+                    MeanArguments{a.cache, a.heads, memory.keys, ranges_there, counts_there + n_heads,
+                                  k_there, v_there, u32(n_rows)},
+                    n_rows, n_heads, 1, kThreads, kSmallShared);
+  } else {
+    device_->upload(k_there, k, n_heads * n_rows * (heads.key_dim + heads.value_dim + 1) * sizeof(float));
+    memory.biases = k_there + (biases - k);
+  }
   return memory;
 }
 
@@ -204,14 +229,14 @@ void DeviceDecoder::observe(const Rows& chunk, size_t layer, const Memory& memor
     return Span<const float>{own + first, n};
   };
   const PositionRange range{chunk.position, chunk.position + chunk.n};
-  for (size_t kv_head = 0; kv_head < sets.size(); ++kv_head) {
+  parallel_for(sets.size(), [&](size_t kv_head, size_t) {
     const size_t slot = policy.shape().slot(layer, kv_head);
-    if (!policy.is_scored(slot)) continue;
+    if (!policy.is_scored(slot)) return;
     policy.observe_intra(slot, range, sums_of(kv_head * chunk.n, chunk.n));
-    if (!has_memory) continue;
+    if (!has_memory) return;
     const size_t first = sets.size() * chunk.n + kv_head * most;
     policy.observe_memory(slot, range, sets[kv_head], sums_of(first, sets[kv_head].n_positions()));
-  }
+  });
 }
 
 }  // namespace edgeh2o::cuda

@@ -55,7 +55,7 @@ struct Sizes {
       const size_t row_floats = widest([](const LayerSpec& layer) {
         return layer.heads.n_kv_heads * (layer.heads.key_dim + layer.heads.value_dim + 1);
       });
-      memory = n_kv_heads * (shape.max_context + 3) * sizeof(int32_t);
+      memory = n_kv_heads * (shape.max_context + 3 + 3 * needs.max_synthetic) * sizeof(int32_t);
       synthetic = needs.max_synthetic * row_floats * sizeof(float);
       // Own keys, memory and synthetic rows have ranges of their own.
       const size_t n_more = 2 + splits_of(needs.max_synthetic);

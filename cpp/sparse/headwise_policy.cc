@@ -114,7 +114,7 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   }
   needs.reads_all = needs.max_scored_memory + needs.max_scored_pages == 0;
   if (!needs.reads_all) needs.max_synthetic = landmarks_.max_rows(shape);
-  needs.looks_at_past = needs.max_synthetic + needs.max_scored_pages > 0;
+  needs.looks_at_past = needs.max_scored_pages > 0;  // landmarks are means, which a device makes
   return needs;
 }
 

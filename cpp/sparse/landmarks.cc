@@ -20,6 +20,7 @@ void Landmarks::take_buffers(Arena& arena, const PolicyShape& shape, const std::
   k_ = arena.take<float>(shape.max_layer_slots * n_rows * shape.max_key_dim);
   v_ = arena.take<float>(shape.max_layer_slots * n_rows * shape.max_value_dim);
   biases_ = arena.take<float>(shape.max_layer_slots * n_rows);
+  means_ = arena.take<PositionRange>(shape.max_layer_slots * n_rows);
   for (size_t i = 0; i < has_landmarks.size(); ++i) {
     Slot slot;
     if (has_landmarks[i]) {
@@ -58,15 +59,17 @@ int32_t Landmarks::join_pages(Slot& slot, size_t width) const {
 // Sums of the pages that the past has filled since the last call.
 void Landmarks::add_pages(Slot& slot, const SelectionInput& input) const {
   const KvRows &keys = input.past_keys, &values = input.past_values;
-  const size_t n_rows = max_rows(shape_), width = keys.head_dim + values.head_dim;
+  const size_t n_rows = max_rows(shape_), width = input.takes_means ? 0 : keys.head_dim + values.head_dim;
   size_t begin = slot.n_pages == 0 ? 0 : static_cast<size_t>(slot.pages[slot.n_pages - 1].end);
   for (; begin + page_size_ <= input.chunk.begin; begin += page_size_) {
     const int32_t row = slot.n_pages < n_rows ? static_cast<int32_t>(slot.n_pages) : join_pages(slot, width);
-    float* sums = slot.page_sums + static_cast<size_t>(row) * width;
-    std::fill_n(sums, width, 0.0f);
-    input.add_kv_rows(keys.type, sums, keys.row(begin), nullptr, page_size_, keys.head_dim);
-    input.add_kv_rows(values.type, sums + keys.head_dim, values.row(begin), nullptr, page_size_,
-                      values.head_dim);
+    if (!input.takes_means) {
+      float* sums = slot.page_sums + static_cast<size_t>(row) * width;
+      std::fill_n(sums, width, 0.0f);
+      input.add_kv_rows(keys.type, sums, keys.row(begin), nullptr, page_size_, keys.head_dim);
+      input.add_kv_rows(values.type, sums + keys.head_dim, values.row(begin), nullptr, page_size_,
+                        values.head_dim);
+    }
     slot.pages[slot.n_pages++] = {static_cast<int32_t>(begin + page_size_), row};
   }
 }
@@ -80,7 +83,14 @@ SyntheticRows Landmarks::summarise(size_t slot, const SelectionInput& input, con
   const size_t first_row = head.index * max_rows(shape_);
   float *k = k_ + first_row * shape_.max_key_dim, *v = v_ + first_row * shape_.max_value_dim,
         *biases = biases_ + first_row;
-  SyntheticRows rows{k, v, biases, 0};
+  PositionRange* const means = means_ + first_row;
+  SyntheticRows rows;
+  rows.biases = biases;
+  if (input.takes_means) {
+    rows.means = means;
+  } else {
+    rows.k = k, rows.v = v;
+  }
   const int32_t *member = memory.positions, *end = memory.positions + memory.n_listed;
   for (size_t i = 0; i < state.n_pages; ++i) {
     const Page& page = state.pages[i];
@@ -90,6 +100,11 @@ SyntheticRows Landmarks::summarise(size_t slot, const SelectionInput& input, con
                n_positions = static_cast<size_t>(page.end - page_begin);
     if (n_members == n_positions) continue;
     const float n_left = static_cast<float>(n_positions - n_members);
+    if (input.takes_means) {
+      means[rows.count] = {static_cast<size_t>(page_begin), static_cast<size_t>(page.end)};
+      biases[rows.count++] = std::log(n_left);
+      continue;
+    }
     const auto subtract_members = [&](float* mean, const KvRows& cached, const float* sums) {
       std::fill_n(mean, cached.head_dim, 0.0f);
       input.add_kv_rows(cached.type, mean, cached.data, first, n_members, cached.head_dim);

@@ -32,7 +32,7 @@ class Landmarks {
     float* page_sums =
         nullptr;            // [max_rows][key_dim + value_dim] sums of the keys and of the values of a page
     Page* pages = nullptr;  // [max_rows], oldest first
-    size_t n_pages = 0;     // that have their sums
+    size_t n_pages = 0;     // that have their sums, unless whoever asks takes means
   };
 
   int32_t join_pages(Slot& slot, size_t width) const;
@@ -47,6 +47,7 @@ class Landmarks {
   // The slots of one layer run in parallel.
   float *k_ = nullptr, *v_ = nullptr;  // [max_layer_slots][max_rows][max_key_dim], [...][max_value_dim]
   float* biases_ = nullptr;            // [max_layer_slots][max_rows]
+  PositionRange* means_ = nullptr;     // likewise
 };
 
 }  // namespace edgeh2o

@@ -58,6 +58,9 @@ struct SyntheticRows {
   const float* v = nullptr;       // [count][value_dim]
   const float* biases = nullptr;  // [count], added to the scaled logits
   size_t count = 0;
+  // [count] instead of k and v, if SelectionInput takes that: a row is the mean of these positions without
+  // those that the set lists.
+  const PositionRange* means = nullptr;
 };
 
 // What a chunk reads besides itself. Positions stay valid until the slot's next choice, synthetic rows
@@ -157,6 +160,7 @@ struct SelectionInput {
                       size_t head_dim) = nullptr;
   const PageScorer* page_scorer = nullptr;    // for as many pages as needs() says; null in decode
   const PageKernels* page_kernels = nullptr;  // in decode and at the end of a prompt
+  bool takes_means = false;                   // see SyntheticRows
 };
 
 class SparsePolicy {

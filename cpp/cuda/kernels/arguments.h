@@ -300,6 +300,20 @@ struct ColumnArguments {
   float scale, soft_cap;
 };
 
+// Rows that stand for several: the means of the keys and of the values of ranges of positions, without those
+// that the memory set of the KV head lists. k [n_kv_heads][n_rows][key_dim], v [...][value_stride].
+// Grid: (n_rows, n_kv_heads).
+struct MeanArguments {
+  DeviceCache cache;
+  DeviceHeads heads;
+  KeyList keys;            // ascending positions and their counts
+  const uint32_t* ranges;  // [n_kv_heads][n_rows][2] first position, one past the last
+  const uint32_t* counts;  // [n_kv_heads] ranges
+  float* k;
+  float* v;
+  uint32_t n_rows;
+};
+
 // The positive and the negative parts of queries, side by side: of q, [max(q, 0); min(q, 0)], as products
 // with bounds of keys want them. out [rows][n_heads][2 * dim]. Grid: (n_heads, rows).
 struct SignArguments {

@@ -302,4 +302,60 @@ EH2O_KERNEL(split_signs, SignArguments, kAttendThreads) {
   }
 }
 
+// A thread has a column of the rows. What the set lists is marked for 128 positions at a time.
+EH2O_KERNEL(mean_rows, MeanArguments, kAttendThreads) {
+  EH2O_SHARED_MEMORY;
+  uint32_t* const counts = reinterpret_cast<uint32_t*>(shared_memory);  // [kAttendThreads] 0: it is listed
+  const uint32_t t = static_cast<uint32_t>(thread_index()), row = static_cast<uint32_t>(block_x());
+  const uint32_t kv_head = static_cast<uint32_t>(block_y());
+  if (row >= a.counts[kv_head]) return;
+  const size_t of_head = static_cast<size_t>(kv_head) * a.n_rows + row;
+  const size_t head_row = static_cast<size_t>(kv_head) * a.cache.max_context;
+  const uint32_t begin = a.ranges[2 * of_head], end = a.ranges[2 * of_head + 1];
+  const int32_t* const listed = a.keys.positions + static_cast<size_t>(kv_head) * a.keys.stride;
+  const uint32_t n_listed = a.keys.counts[kv_head];
+  uint32_t first = 0;  // of those that are listed in the range
+  for (uint32_t last = n_listed; first < last;) {
+    const uint32_t middle = (first + last) / 2;
+    if (static_cast<uint32_t>(listed[middle]) < begin) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  const uint32_t key_dim = a.heads.key_dim, width = key_dim + a.heads.value_stride;
+  for (uint32_t first_column = 0; first_column < width; first_column += kAttendThreads) {
+    const uint32_t column = first_column + t < width ? first_column + t : width - 1;
+    const bool is_key = column < key_dim;
+    const void* const rows = is_key ? a.cache.k : a.cache.v;
+    const DeviceCacheType type = is_key ? a.cache.k_type : a.cache.v_type;
+    const uint32_t stride = is_key ? key_dim : a.heads.value_stride;
+    const uint32_t of_row = is_key ? column : column - key_dim;
+    float sum = 0.0f;
+    uint32_t n_left = 0, next = first;
+    for (uint32_t base = begin; base < end; base += kAttendThreads) {
+      const uint32_t n = end - base < kAttendThreads ? end - base : kAttendThreads;
+      counts[t] = 1;
+      sync_block();
+      if (next + t < n_listed) {
+        const uint32_t position = static_cast<uint32_t>(listed[next + t]);
+        if (position < base + n) counts[position - base] = 0;
+      }
+      sync_block();
+      uint32_t n_counted = 0;
+      EH2O_UNROLL_4
+      for (uint32_t i = 0; i < n; ++i) {
+        const float x = cached(rows, type, (head_row + base + i) * stride + of_row);
+        sum += counts[i] ? x : 0.0f;
+        n_counted += counts[i];
+      }
+      n_left += n_counted;
+      next += n - n_counted;
+      sync_block();  // the marks have been read by all
+    }
+    if (first_column + t >= width) continue;
+    (is_key ? a.k : a.v)[of_head * stride + of_row] = divide(sum, static_cast<float>(n_left));
+  }
+}
+
 }  // namespace edgeh2o::cuda

@@ -21,6 +21,7 @@
   X(column_tiles_256, ColumnArguments)        \
   X(join_states, JoinArguments)               \
   X(column_sums, ColumnArguments)             \
+  X(mean_rows, MeanArguments)                 \
   X(split_signs, SignArguments)               \
   X(convolve_rows, ConvolveArguments)         \
   X(keep_inputs, ConvolveArguments)           \
