@@ -304,7 +304,9 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
     # Half of every page of 64 positions is listed: rows that stand for the other half.
     n_pages = context // 64
     listed = np.tile(np.arange(0, 64 * n_pages, 2, dtype=np.int32), (n_kv, 1))
-    pages = np.tile(np.stack([64 * np.arange(n_pages), 64 * np.arange(1, n_pages + 1)], 1), (n_kv, 1))
+    pages = np.tile(
+        np.stack([64 * np.arange(n_pages), 64 * np.arange(1, n_pages + 1)], 1), (n_kv, 1)
+    )
     means = Means(
         cache=shared["cache"], heads=heads, n_rows=n_pages,
         keys=KeyList(

@@ -61,6 +61,7 @@ KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, w
 Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
     stride=_U, first=_U, first_split=_U, n_splits=_U, block_heads=_U, scale=_F, soft_cap=_F,
+    rows=_P,
 )  # fmt: skip
 ListedRows = _structure("ListedRows", cache=Cache, keys=KeyList, biases=_P)
 AttendTiles = _structure(

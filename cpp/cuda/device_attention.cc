@@ -193,20 +193,36 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
     a.lists[0].keys.window = u32(spec.window);
     return launch_tiles(a, width);
   }
-  const size_t n_heads = spec.heads.n_heads, dim = attended_dim(spec);
-  const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   for (size_t begin = 0; begin < rows.n; begin += kAttendRows) {
     const Rows some = rows.part(begin, std::min(kAttendRows, rows.n - begin));
     const size_t n_keys = some.position + some.n;
-    const size_t n_ranges = ranges_of(spec.window ? std::min(spec.window, n_keys) : n_keys);
     AttendArguments a = attend_arguments(some, layer);
     a.keys.window = u32(spec.window);
-    a.n_splits = u32(n_ranges);
-    launch_attend(a, n_ranges, some.n);
-    device_->launch("combine_splits",
-                    CombineArguments{a.parts, a.states, out + begin * dim, u32(n_heads), u32(dim / n_heads),
-                                     u32(n_ranges), sinks},
-                    n_heads, some.n, 1, kThreads, 0);
+    attend_in_ranges(a, layer, spec.window ? std::min(spec.window, n_keys) : n_keys, some.n,
+                     out + begin * attended_dim(spec));
+  }
+}
+
+void DeviceDecoder::attend_in_ranges(AttendArguments a, size_t layer, size_t n_keys, size_t n_rows,
+                                     float* out) {
+  const size_t n_ranges = ranges_of(n_keys);
+  const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
+  a.n_splits = u32(n_ranges);
+  launch_attend(a, n_ranges, n_rows);
+  device_->launch(
+      "combine_splits",
+      CombineArguments{a.parts, a.states, out, a.heads.n_heads, a.heads.value_dim, a.n_splits, sinks},
+      a.heads.n_heads, n_rows, 1, kThreads, 0);
+}
+
+void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, const SampledRows& sample,
+                                  const uint32_t* listed, float* out) {
+  for (size_t begin = 0; begin < sample.size(); begin += kAttendRows) {
+    const size_t end = std::min(begin + kAttendRows, sample.size());
+    AttendArguments a = attend_arguments(rows, layer);
+    a.rows = listed + begin;
+    attend_in_ranges(a, layer, rows.position + sample[end - 1] + 1, end - begin,
+                     out + begin * attended_dim(config_.layers[layer]));
   }
 }
 

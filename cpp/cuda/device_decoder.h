@@ -186,6 +186,10 @@ class DeviceDecoder {
   void attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode, PromptEnd end);
   // Queries read every position up to their own, or their window; out [n][out_dim].
   void attend_to_all(const Rows& rows, size_t layer, float* out);
+  // Some of the rows, whose numbers are on the device too.
+  void attend_to_all(const Rows& rows, size_t layer, const SampledRows& sample, const uint32_t* listed,
+                     float* out);
+  void attend_in_ranges(AttendArguments a, size_t layer, size_t n_keys, size_t n_rows, float* out);
   void attend_under_guard(const Rows& rows, size_t layer, PromptEnd end);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
   AttentionError measure_error(const Rows& rows, size_t layer, PromptEnd end);

@@ -27,16 +27,21 @@ void DeviceDecoder::attend_under_guard(const Rows& rows, size_t layer, PromptEnd
 AttentionError DeviceDecoder::measure_error(const Rows& rows, size_t layer, PromptEnd end) {
   const SampledRows sample = rows.sequence.sampled_rows(layer, rows.position, rows.n, end);
   const size_t dim = attended_dim(config_.layers[layer]), n = sample.size();
-  float* const dense = rows.state.sampled_.as<float>();
-  float *const sparse_on_host = rows.state.staged_sampled_.as<float>(), *const dense_on_host =
-                                                                            sparse_on_host + n * dim;
-  for (size_t i = 0; i < n; ++i) {
-    const Rows row = rows.part(sample[i], 1);
-    device_->download(sparse_on_host + i * dim, row.attended(dim), dim * sizeof(float));
-    attend_to_all(row, layer, dense + i * dim);
-  }
   AttentionError error;
   if (n == 0) return error;
+  // Rows, then their numbers; on the host what all got before, then this.
+  const DeviceState& state = rows.state;
+  float* const dense = state.sampled_.as<float>();
+  auto* const listed_there = reinterpret_cast<uint32_t*>(dense + n * dim);
+  float* const sparse_on_host = state.staged_sampled_.as<float>();
+  float* const dense_on_host = sparse_on_host + n * dim;
+  auto* const listed = reinterpret_cast<uint32_t*>(dense_on_host + n * dim);
+  for (size_t i = 0; i < n; ++i) {
+    listed[i] = u32(sample[i]);
+    device_->download(sparse_on_host + i * dim, rows.part(sample[i], 1).attended(dim), dim * sizeof(float));
+  }
+  device_->upload(listed_there, listed, n * sizeof(uint32_t));
+  attend_to_all(rows, layer, sample, listed_there, dense);
   device_->download(dense_on_host, dense, n * dim * sizeof(float));
   device_->wait();
   for (size_t i = 0; i < n; ++i) error.add_row(sparse_on_host + i * dim, dense_on_host + i * dim, dim);

@@ -62,7 +62,7 @@ struct Sizes {
       parts += kAttendRows * sizeof(float) * n_more * out_dim;
       states += kAttendRows * sizeof(float) * n_more * n_heads * 2;
       const size_t chunk = std::min({shape.chunk_size, shape.batch_size, shape.max_context});
-      sampled = shape.guard.n_rows * out_dim * sizeof(float);
+      sampled = shape.guard.n_rows * (out_dim + 1) * sizeof(float);  // and their numbers
       if (needs.looks_at_queries) queries = qkv / shape.batch_size * chunk;
       take_scores(config, shape, needs, chunk, n_kv_heads, n_heads);
     }

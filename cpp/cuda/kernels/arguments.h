@@ -218,7 +218,7 @@ struct KeyList {
   uint32_t stride, lowest, window;
 };
 
-// Attention of every row's query at position first + r, in ranges of kSplitKeys keys: ranges first_split and
+// Attention of every row's query at position first + r, or first + rows[r] if those are given, in ranges of kSplitKeys keys: ranges first_split and
 // on of n_splits. The query heads of a KV head are cut into blocks of block_heads.
 // Grid: (ranges, blocks of all KV heads, rows).
 inline constexpr int kSplitKeys = 128, kAttendScratchBytes = 16 * 128 * 4;
@@ -232,6 +232,7 @@ struct AttendArguments {
   KeyList keys;
   uint32_t stride, first, first_split, n_splits, block_heads;
   float scale, soft_cap;
+  const uint32_t* rows;  // of qkv, or null
 };
 
 // Rows of a cache that queries read in one softmax with others.

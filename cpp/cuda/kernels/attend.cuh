@@ -140,7 +140,8 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
   const uint32_t first_head = kv_head * kv_group + of_group;
   float* const queries = reinterpret_cast<float*>(shared_memory);
   float* const logits = queries + group * key_dim;
-  const ListedKeys keys(a.keys, kv_head, a.first + row);
+  const uint32_t of_qkv = a.rows ? a.rows[row] : row;
+  const ListedKeys keys(a.keys, kv_head, a.first + of_qkv);
   const uint32_t first_key = range * kSplitKeys;
   const uint32_t n_keys = first_key >= keys.count               ? 0
                           : keys.count - first_key < kSplitKeys ? keys.count - first_key
@@ -154,7 +155,7 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
     }
     return;
   }
-  const float* q = a.qkv + static_cast<size_t>(row) * a.stride + first_head * key_dim;
+  const float* q = a.qkv + static_cast<size_t>(of_qkv) * a.stride + first_head * key_dim;
   for (uint32_t i = t; i < group * key_dim; i += kAttendThreads) queries[i] = q[i] * a.scale;
   sync_block();
 

@@ -184,6 +184,13 @@ def test_attention(
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
+    # Some of the rows.
+    arguments.rows = device.put(np.array([2, 0], np.uint32))
+    device.launch("attend_split", arguments, (n_splits, N_KV, 2), shared=shared)
+    device.launch("combine_splits", joined, (N_HEADS, 2))
+    named = device.get(out, (2, *expected.shape[1:]), np.float32)
+    np.testing.assert_array_equal(named, results[0][[2, 0]])
+
 
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 @pytest.mark.parametrize(("weight", "n_last"), [(0, 0), (1, 0), (2, 3)])

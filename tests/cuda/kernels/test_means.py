@@ -16,9 +16,7 @@ COUNTS = np.array([5, 2], np.uint32)
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(24, 40), (128, 96), (8, 8)])
-def test_mean_rows(
-    device: Device, dtype: type[np.floating], key_dim: int, value_dim: int
-) -> None:
+def test_mean_rows(device: Device, dtype: type[np.floating], key_dim: int, value_dim: int) -> None:
     """Means of ranges without what is listed, of every position of a range but one too."""
     random = np.random.default_rng(key_dim)
     keys = random.normal(size=(N_KV, CONTEXT, key_dim)).astype(dtype)
