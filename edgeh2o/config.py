@@ -186,7 +186,8 @@ class PrefillConfig:
         None,
         "-ub",
         "--chunk-size",
-        help="tokens of one chunk inside a logical batch (default: 256, h2o and dense 1024)",
+        help="tokens of one chunk inside a logical batch (default: 256; on a GPU, and of h2o and "
+        "dense, 1024)",
         aliases=("--ubatch-size",),
     )
 

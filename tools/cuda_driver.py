@@ -75,8 +75,8 @@ Join = _structure(
 )  # fmt: skip
 Columns = _structure(
     "Columns", qkv=_P, cache=Cache, heads=Heads, states=_P, sums=_P, is_scored=_P,
-    keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, part_stride=_U, n_last=_U, weight=_U,
-    squares=_U, scale=_F, soft_cap=_F,
+    keys=KeyList, stride=_U, first=_U, n_rows=_U, sums_stride=_U, part_stride=_U, n_last=_U,
+    weight=_U, squares=_U, scale=_F, soft_cap=_F,
 )  # fmt: skip
 Means = _structure(
     "Means", cache=Cache, heads=Heads, keys=KeyList, ranges=_P, counts=_P, k=_P, v=_P, n_rows=_U

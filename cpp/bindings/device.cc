@@ -32,6 +32,7 @@ py::dict to_dict(const cuda::DeviceProperties& p) {
   result["driver_version"] = p.driver_version;
   result["compute_capability"] = py::make_tuple(p.major, p.minor);
   result["n_processors"] = p.n_processors;
+  result["clock_hz"] = p.clock_hz;
   result["is_integrated"] = p.is_integrated;
   result["total_bytes"] = p.total_bytes;
   result["free_bytes"] = p.free_bytes;

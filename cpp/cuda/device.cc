@@ -63,6 +63,7 @@ DeviceProperties Device::properties() const {
   p.major = attribute(kAttributeComputeMajor);
   p.minor = attribute(kAttributeComputeMinor);
   p.n_processors = attribute(kAttributeProcessors);
+  p.clock_hz = 1e3 * attribute(kAttributeClockRate);
   p.is_integrated = attribute(kAttributeIntegrated) != 0;
   driver_.check(driver_.cuMemGetInfo_v2(&p.free_bytes, &p.total_bytes), "asking for its memory");
   return p;

@@ -108,8 +108,9 @@ class SparseAttentionConfig(ABC):
     algorithm: ClassVar[str]
     # Names of the settings that a short description always gives.
     main_settings: ClassVar[tuple[str, ...]] = ()
-    # Tokens per chunk that suit the algorithm.
+    # Tokens per chunk that suit the algorithm, and those on a GPU if that is another number.
     preferred_chunk_size: ClassVar[int] = 1024
+    gpu_chunk_size: ClassVar[int | None] = None
 
     @abstractmethod
     def make_policy(self, model: AttentionModel) -> SparsePolicy:

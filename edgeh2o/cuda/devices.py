@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 VARIABLE = "EDGEH2O_DEVICE"
 # What the kernels need: products of 8-bit matrices and asynchronous copies.
 LEAST_CAPABILITY = (8, 0)
+# Multiply-adds with quantised weights of prompts per clock of a processor: 1B shape on an H100.
+PRODUCTS_PER_CLOCK = 300
 # Left to whatever else the GPU does.
 RESERVE_BYTES = 64 * 2**20
 
@@ -71,6 +73,11 @@ def describe_device(ordinal: int, properties: dict[str, Any]) -> str:
     """A device in a line: "cuda:0 (Orin, compute capability 8.7)"."""
     major, minor = properties["compute_capability"]
     return f"cuda:{ordinal} ({properties['name']}, compute capability {major}.{minor})"
+
+
+def product_rate(properties: dict[str, Any]) -> float:
+    """Multiply-adds per second with quantised weights in prompts, as counted from the device."""
+    return PRODUCTS_PER_CLOCK * float(properties["clock_hz"]) * int(properties["n_processors"])
 
 
 def memory_left(device: _core.Device) -> int | None:

@@ -129,9 +129,9 @@ def load_session(
         compile_template(template)
     path = resolve_model(model)
     opened: list[Session] = []
-    device, place, has_memory = _open_device(runtime.device)
+    device, place = _open_device(runtime.device)
     with open_model(path, device, runtime.rope, quantize=runtime.quantize) as file:
-        plan = RunPlan.of(file.config, attention, prefill, runtime, place, has_memory)
+        plan = RunPlan.of(file.config, attention, prefill, runtime, **place)
         import_answering()
         draft = None if runtime.draft is None else _load_draft(runtime.draft, runtime, file, plan)
         plan.check_load(file, None if draft is None else draft.estimate_session_bytes)
@@ -183,16 +183,20 @@ def _load_draft(model: str, runtime: RuntimeConfig, target: ModelFile, plan: Run
         return DraftModel(file.load(check_tensors=runtime.check_tensors), draft_plan, path)
 
 
-def _open_device(name: str) -> tuple[_core.Device | None, str, bool]:
-    """The GPU that is asked for, what statistics call it, and whether its memory is its own.
+def _open_device(name: str) -> tuple[_core.Device | None, dict[str, Any]]:
+    """The GPU that is asked for, None for the CPU, and what ``RunPlan.of`` takes of it.
 
-    None and "cpu" for the CPU. Raises as ``open_device``.
+    Raises as ``open_device``.
     """
-    from ..cuda.devices import choose_device, describe_device, open_device
+    from ..cuda.devices import choose_device, describe_device, open_device, product_rate
 
     ordinal = choose_device(name)
     if ordinal is None:
-        return None, "cpu", False
+        return None, {}
     device = open_device(ordinal)
     properties = device.properties()
-    return device, describe_device(ordinal, properties), not properties["is_integrated"]
+    return device, {
+        "device": describe_device(ordinal, properties),
+        "has_device_memory": not properties["is_integrated"],
+        "gpu_rate": product_rate(properties),
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..attention.headwise import HeadwiseConfig
 from ..model_config import DecoderConfig, LayerConfig
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.7}
 # What a pair costs in a sparse prefill: choices, gathered rows, merged parts, the sample that
 # measures the error (SmolLM2-135M: 1.13 at 4,096 tokens and 1.35 at 8,192).
 SPARSE_COST = 1.25
+# The same on a GPU, and seconds that a chunk of a layer waits for what the CPU chooses (an H100,
+# Llama-3.2-1B's shape, 4,096 to 65,536 tokens in chunks of 256 to 2,048: docs/devices.md).
+GPU_ATTENTION_COST = 1.2
+GPU_SPARSE_COST = 2.5
+GPU_WAIT = 400e-6
 # Of the dense time that a sparse prefill has to save. It is not exact, and estimates err by as much
 # (Qwen2.5-Coder-1.5B, 4,602 tokens: 3 % less than dense estimated, 2 % more measured).
 LEAST_SAVING = 0.05
@@ -28,16 +34,20 @@ LEAST_SAVING = 0.05
 def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     """The plan for a prompt so long: its budgets, or one that reads it dense if that is as fast.
 
-    Settings chosen by hand stay as they are. Plans for a GPU or for an ONNX model, of whose
-    products nothing is known here, get the budgets alone.
+    Settings chosen by hand stay as they are. Plans for an ONNX model, of whose products nothing is
+    known here, get the budgets alone.
     """
     config, plan = plan.config, plan.for_length(n_tokens)
     if plan.attention.reads_all and not model.shows_attention:
         return plan  # it will not be known either
     keys = plan.settings.expected_keys(plan.attention, n_tokens)
-    if keys is None or plan.device != "cpu" or not isinstance(config, DecoderConfig):
+    if keys is None or not isinstance(config, DecoderConfig) or n_tokens <= plan.chunk_size:
         return plan
-    if n_tokens <= plan.chunk_size or saves_time(config, plan.precision, n_tokens, keys):
+    if plan.is_on_gpu:
+        pays = not plan.gpu_rate or saves_time_on_gpu(config, plan, n_tokens, keys)
+    else:
+        pays = saves_time(config, plan.precision, n_tokens, keys)
+    if pays:
         return plan
     return plan.reading_all(saves_time=True)
 
@@ -51,6 +61,23 @@ def saves_time(config: DecoderConfig, precision: str, n_tokens: int, keys: float
     return sparse < (1 - LEAST_SAVING) * dense
 
 
+def saves_time_on_gpu(config: DecoderConfig, plan: RunPlan, n_tokens: int, keys: float) -> bool:
+    """The same on the plan's GPU, where queries read their own chunk besides."""
+    products, per_key = count_products(config)
+    attention = GPU_ATTENTION_COST * per_key
+    n_layers = sum(map(_reads_past, config.layers))
+    waits = GPU_WAIT * plan.gpu_rate * n_layers / plan.chunk_size
+    keys += (plan.chunk_size - HeadwiseConfig.preferred_chunk_size) / 2  # those are counted in
+    dense = products + attention * n_tokens / 2
+    sparse = products + attention * GPU_SPARSE_COST * keys + waits
+    return sparse < (1 - LEAST_SAVING) * dense
+
+
+def _reads_past(layer: LayerConfig) -> bool:
+    """Whether what a layer reads depends on the rule."""
+    return bool(layer.n_heads and not layer.window and not layer.index_top_k)
+
+
 def count_products(config: DecoderConfig) -> tuple[float, float]:
     """Multiply-adds per token of a prompt: of the weights, and of attention for every key read.
 
@@ -59,7 +86,7 @@ def count_products(config: DecoderConfig) -> tuple[float, float]:
     weights, per_key = 0.0, 0.0
     for layer in config.layers:
         weights += _count_mixer(config, layer) + _count_feed_forward(config, layer)
-        if layer.n_heads and not layer.window and not layer.index_top_k:
+        if _reads_past(layer):
             key_dim = config.head_dim_of(layer)
             value_dim = key_dim if config.latent is None else config.latent.rank
             per_key += layer.n_heads * (key_dim + value_dim)

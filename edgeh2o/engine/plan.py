@@ -45,13 +45,16 @@ SessionEstimate = Callable[[SparseAttentionConfig, SessionShape], Mapping[str, i
 
 
 def fit_chunks(
-    attention: SparseAttentionConfig, prefill: PrefillConfig
+    attention: SparseAttentionConfig, prefill: PrefillConfig, *, on_gpu: bool = False
 ) -> tuple[SparseAttentionConfig, int]:
     """The attention within the limits of its chunk size, and that: its own unless one is set.
 
     Raises UsageError for a batch that is not made of whole chunks.
     """
-    _, chunk_size = prefill.with_chunk_size(attention.preferred_chunk_size)
+    preferred = attention.preferred_chunk_size
+    if on_gpu:
+        preferred = attention.gpu_chunk_size or preferred
+    _, chunk_size = prefill.with_chunk_size(preferred)
     return attention.clamped(chunk_size), chunk_size
 
 
@@ -84,7 +87,8 @@ class RunPlan:
     open. ``context_size`` is what ``RuntimeConfig`` says, ``cache_type`` its ``cache_types``,
     ``precision`` that of the products of prefill attention; ``device`` says where the model
     computes, and ``has_device_memory`` that this takes no memory of the host: models on it check
-    their own. ``rope`` is what the rotary embedding has other than the file says.
+    their own. ``gpu_rate`` is how fast a GPU is (``cuda.devices.product_rate``), 0 if that is not
+    known. ``rope`` is what the rotary embedding has other than the file says.
     """
 
     config: ModelConfig
@@ -99,6 +103,7 @@ class RunPlan:
     isa: str
     device: str = "cpu"
     has_device_memory: bool = False
+    gpu_rate: float = 0.0
     rope: RopeConfig = ROPE_OF_FILE
 
     @classmethod
@@ -110,13 +115,15 @@ class RunPlan:
         runtime: RuntimeConfig,
         device: str = "cpu",
         has_device_memory: bool = False,
+        gpu_rate: float = 0.0,
     ) -> RunPlan:
         """Chooses what the settings leave open, for this machine.
 
         Raises UsageError for settings that do not fit together, this machine or the model, and
         FormatError for a budget table that cannot be used.
         """
-        settings, chunk_size = fit_chunks(_fit_model(config, attention, prefill), prefill)
+        attention = _fit_model(config, attention, prefill)
+        settings, chunk_size = fit_chunks(attention, prefill, on_gpu=device != "cpu")
         return cls(
             config=config,
             settings=settings,
@@ -132,6 +139,7 @@ class RunPlan:
             isa=instruction_sets.active(),
             device=device,
             has_device_memory=has_device_memory,
+            gpu_rate=gpu_rate,
             rope=runtime.rope,
         )
 
@@ -166,7 +174,7 @@ class RunPlan:
         attention = _fit_model(self.config, attention or self.settings, prefill)
         if (attention, prefill) == (self.settings, self.prefill):
             return self
-        settings, chunk_size = fit_chunks(attention, prefill)
+        settings, chunk_size = fit_chunks(attention, prefill, on_gpu=self.is_on_gpu)
         resolved = self.attention if settings == self.settings else settings.resolved(self.config)
         return replace(
             self, settings=settings, attention=resolved, prefill=prefill, chunk_size=chunk_size
@@ -227,11 +235,20 @@ class RunPlan:
         return replace(self, attention=attention)
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether the model computes on a GPU."""
+        return self.device != "cpu"
+
+    @property
     def _dense_chunks(self) -> set[int]:
         """Tokens of a chunk that a prompt which is read dense may have."""
-        preferred = DenseConfig.preferred_chunk_size
-        is_free = self.prefill.chunk_size is None and self.prefill.batch_size % preferred == 0
-        return {self.chunk_size, preferred} if is_free else {self.chunk_size}
+        return self._free_chunks(DenseConfig.preferred_chunk_size)
+
+    def _free_chunks(self, *sizes: int) -> set[int]:
+        """The plan's own tokens of a chunk, and ``sizes`` where none were asked for."""
+        is_free = self.prefill.chunk_size is None
+        fitting = {size for size in sizes if is_free and self.prefill.batch_size % size == 0}
+        return {self.chunk_size, *fitting}
 
     def holding(self, saved: Mapping[str, Any]) -> RunPlan:
         """The same with the budgets of a session file, as ``read_settings`` gives them."""
@@ -241,7 +258,10 @@ class RunPlan:
         attention = self.settings.holding({**values, "is_taught": saved.get("is_taught")})
         if attention is self.settings or not attention.fits(self.config):
             return self
-        if not isinstance(chunk_size, int) or chunk_size not in self._dense_chunks:
+        # Those of a file that was written elsewhere, on a GPU or a CPU, too.
+        sizes = [DenseConfig.preferred_chunk_size, attention.preferred_chunk_size]
+        possible = self._free_chunks(*sizes, attention.gpu_chunk_size or sizes[0])
+        if not isinstance(chunk_size, int) or chunk_size not in possible:
             return self
         plan = replace(
             self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,39 @@ def test_fewer_keys_and_longer_prompts_pay(path: Path) -> None:
     # The more attention costs the earlier.
     n = next(n for n in range(256, 16384, 64) if saves_time(config, "int8", n, n / 4))
     assert saves_time(config, "f32", n, n / 4)
+
+
+H100_RATE = 300 * 1.98e9 * 132
+ORIN_RATE = 300 * 0.6e9 * 8
+
+
+@pytest.mark.parametrize(
+    ("rate", "n_tokens", "keys", "is_sparse"),
+    [  # what an H100 did: 70,200 dense and 51,400 sparse; 50,000, 44,800; 35,700, 43,100 tokens/s
+        (H100_RATE, 4096, 928, False),
+        (H100_RATE, 16384, 1201, False),
+        (H100_RATE, 32768, 1255, True),
+        (ORIN_RATE, 4096, 928, False),
+        (ORIN_RATE, 16384, 1201, True),  # a wait costs it little
+        (0.0, 4096, 928, True),  # how fast it is is not known
+    ],
+)
+def test_a_gpu_counts_what_it_waits_for(
+    table: str, path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, n_tokens: int,
+    keys: float, is_sparse: bool,
+) -> None:  # fmt: skip
+    attention, settings = HeadwiseConfig(budget_table=table), (PrefillConfig(), RuntimeConfig())
+    with LLM(path) as llm:
+        model, plan = llm.model, RunPlan.of(llm.config, attention, *settings, "cuda:0", True, rate)
+    assert plan.chunk_size == 1024
+    assert isinstance(plan.config, DecoderConfig)
+    # Llama-3.2-1B: 16 layers with 32 heads of 64.
+    layer = replace(plan.config.layers[0], n_heads=32)
+    config = replace(plan.config, layers=(layer,) * 16)
+    monkeypatch.setattr(HeadwiseConfig, "expected_keys", lambda self, resolved, n: keys)
+    monkeypatch.setattr(payoff, "count_products", lambda config: (0.97e9, 16 * 32 * 128))
+    chosen = choose_reading(replace(plan, config=config), model, n_tokens)
+    assert (chosen.attention.source != TOO_SHORT) == is_sparse
 
 
 def test_short_prompts_are_dense_and_long_ones_sparse(path: Path, table: str) -> None:

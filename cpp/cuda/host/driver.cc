@@ -168,7 +168,8 @@ EXPORT cuDeviceGetName(char* name, int n_bytes, CUdevice) {
 }
 EXPORT cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   BEGIN();
-  const std::map<int, int> values = {{kAttributeProcessors, 8},
+  const std::map<int, int> values = {{kAttributeClockRate, 1'000'000},
+                                     {kAttributeProcessors, 8},
                                      {kAttributeIntegrated, 0},
                                      {kAttributeComputeMajor, 8},
                                      {kAttributeComputeMinor, 7},

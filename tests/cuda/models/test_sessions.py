@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,3 +145,24 @@ def test_h2o_goes_on_from_a_saved_session(tiny_model: TinyModelFactory) -> None:
         copy[:] = rows
     answers = [np.array(each.prefill(tokens[128:], is_last=True)) for each in sessions]
     np.testing.assert_array_equal(answers[1], answers[0])
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_sessions_move_between_cpu_and_gpu(
+    tiny_model: TinyModelFactory, tmp_path: Path, writer: str, reader: str
+) -> None:
+    """Although prompts are read in other chunks there: a session goes on in those of its file."""
+    path = tiny_model(**SMALL, context_length=1024)
+    tokens = random_tokens(600)
+    one = SamplingParams(temperature=0, max_tokens=1)
+    chunks = {"cpu": 256, "cuda": 1024}
+    attention = HeadwiseConfig(budget=64)
+    with LLM(path, attention=attention, device=writer) as llm:
+        stats = llm.generate(tokens, one, keep_cache=True).stats
+        assert stats.chunk_size == chunks[writer]
+        llm.save_session(tmp_path / "session")
+    with LLM(path, attention=attention, device=reader) as llm:
+        llm.load_session(tmp_path / "session")
+        stats = llm.generate(np.append(tokens, tokens[:9]), one, keep_cache=True).stats
+        assert (stats.chunk_size, stats.cached_tokens) == (chunks[writer], 600)
+        assert llm.generate(tokens[:9], one).stats.chunk_size == chunks[reader]
