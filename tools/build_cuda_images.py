@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,23 @@ class Nvrtc:
         self.path, self.version = path, (major.value, minor.value)
 
     def compile(self, target: str, source: Path = ROOT / "cpp" / KERNELS) -> Image:
-        """The kernels for a target. Raises CompileError."""
+        """The kernels for a target; build/nvrtc keeps what was compiled. Raises CompileError."""
+        digest = hashlib.sha256(repr((OPTIONS, self.version, target)).encode())
+        digest.update(source_digest().encode() + source.read_bytes())
+        kept = FETCHED / "kept" / digest.hexdigest()[:16]
+        try:
+            log, _, code = zlib.decompress(kept.read_bytes()).partition(b"\0")
+            return Image(target, code, log.decode())
+        except (OSError, zlib.error):
+            image = self._compile(target, source)
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_suffix(f".{os.getpid()}")
+            part.write_bytes(zlib.compress(image.log.encode() + b"\0" + image.code, 1))
+            part.replace(kept)
+        return image
+
+    def _compile(self, target: str, source: Path) -> Image:
         program = ctypes.c_void_p()
         text, name = source.read_bytes(), source.name.encode()
         self._library.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)

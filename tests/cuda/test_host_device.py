@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cuda.host_library import (
+    OPTIMISED,
     ROOT,
     SANITIZERS,
     SOURCES,
@@ -45,7 +46,7 @@ FOUND = {
 
 
 def run_planted(fault: str, *, sanitized: bool) -> subprocess.CompletedProcess[str]:
-    flags = SANITIZERS if sanitized else ()
+    flags = SANITIZERS if sanitized else OPTIMISED
     program = build("planted_sanitized" if sanitized else "planted", [*BLOCK, PLANTED], *flags)
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
     return subprocess.run([program, fault], capture_output=True, text=True, env=environment)
