@@ -27,6 +27,7 @@ import numpy as np
 from tools.build_cuda_images import CompileError, find_nvrtc
 from tools.cuda_driver import (
     FORMATS,
+    MEAN_SHARED_BYTES,
     SSD_SHARED_BYTES,
     TALL_FORMATS,
     Add,
@@ -319,7 +320,7 @@ def attention(device: Device, sizes: Sizes) -> Iterator[Case]:
     )  # fmt: skip
 
     def average() -> None:
-        device.launch("mean_rows", means, (n_pages, n_kv), shared=512)
+        device.launch("mean_rows", means, (n_pages, n_kv), shared=MEAN_SHARED_BYTES)
 
     yield Case("mean_rows", "bytes", 2.0 * n_kv * n_pages * 64 * dim * 2, average)
     device.free_all()

@@ -95,7 +95,8 @@ Ssd = _structure(
     "Ssd", rows=_P, rates=_P, a=_P, biases=_P, skips=_P, state=_P, out=_P, stride=_U,
     rate_stride=_U, n_rows=_U, n_heads=_U, n_groups=_U, head_dim=_U, state_dim=_U,
 )  # fmt: skip
-# Shared memory of a block of ssd, ``SsdShared``.
+# Shared memory of a block of mean_rows, ``MeanShared``, and of ssd, ``SsdShared``.
+MEAN_SHARED_BYTES = (128 + 4 + 4 * 128) * 4
 SSD_SHARED_BYTES = (2 * 16 * 128 + 16 * 16 + 2 * 16 + 16 * 8 * 16) * 4
 Combine = _structure(
     "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P

@@ -203,7 +203,7 @@ DeviceDecoder::Memory DeviceDecoder::stage_memory(const Rows& chunk, size_t laye
     device_->launch("mean_rows",
                     MeanArguments{a.cache, a.heads, memory.keys, ranges_there, counts_there + n_heads,
                                   k_there, v_there, u32(n_rows)},
-                    n_rows, n_heads, 1, kThreads, kSmallShared);
+                    n_rows, n_heads, 1, kThreads, sizeof(MeanShared));
   } else {
     device_->upload(k_there, k, n_heads * n_rows * (heads.key_dim + heads.value_dim + 1) * sizeof(float));
     memory.biases = k_there + (biases - k);

@@ -218,9 +218,9 @@ struct KeyList {
   uint32_t stride, lowest, window;
 };
 
-// Attention of every row's query at position first + r, or first + rows[r] if those are given, in ranges of kSplitKeys keys: ranges first_split and
-// on of n_splits. The query heads of a KV head are cut into blocks of block_heads.
-// Grid: (ranges, blocks of all KV heads, rows).
+// Attention of every row's query at position first + r, or first + rows[r] if those are given, in ranges of
+// kSplitKeys keys: ranges first_split and on of n_splits. The query heads of a KV head are cut into blocks of
+// block_heads. Grid: (ranges, blocks of all KV heads, rows).
 inline constexpr int kSplitKeys = 128, kAttendScratchBytes = 16 * 128 * 4;
 struct AttendArguments {
   const float* qkv;  // [rows][stride], rotated
@@ -313,6 +313,10 @@ struct MeanArguments {
   float* k;
   float* v;
   uint32_t n_rows;
+};
+struct MeanShared {
+  float counts[128], warp_counts[4];  // 0: the position is listed; of a warp
+  float sums[4][128];
 };
 
 // The positive and the negative parts of queries, side by side: of q, [max(q, 0); min(q, 0)], as products

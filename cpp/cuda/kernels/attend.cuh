@@ -303,20 +303,85 @@ EH2O_KERNEL(split_signs, SignArguments, kAttendThreads) {
   }
 }
 
-// A thread has a column of the rows. What the set lists is marked for 128 positions at a time.
-EH2O_KERNEL(mean_rows, MeanArguments, kAttendThreads) {
-  EH2O_SHARED_MEMORY;
-  uint32_t* const counts = reinterpret_cast<uint32_t*>(shared_memory);  // [kAttendThreads] 0: it is listed
-  const uint32_t t = static_cast<uint32_t>(thread_index()), row = static_cast<uint32_t>(block_x());
-  const uint32_t kv_head = static_cast<uint32_t>(block_y());
-  if (row >= a.counts[kv_head]) return;
+// Row `row` of mean_rows, kValues columns a thread; threads that are left over share the positions. What the
+// set lists is marked for 128 positions at a time. Shared memory: MeanShared.
+template <int kValues>
+EH2O_DEVICE void add_mean(const MeanArguments& a, uint32_t kv_head, uint32_t row, uint32_t first,
+                          MeanShared& s) {
+  const uint32_t t = static_cast<uint32_t>(thread_index());
   const size_t of_head = static_cast<size_t>(kv_head) * a.n_rows + row;
   const size_t head_row = static_cast<size_t>(kv_head) * a.cache.max_context;
   const uint32_t begin = a.ranges[2 * of_head], end = a.ranges[2 * of_head + 1];
   const int32_t* const listed = a.keys.positions + static_cast<size_t>(kv_head) * a.keys.stride;
   const uint32_t n_listed = a.keys.counts[kv_head];
+  const uint32_t key_dim = a.heads.key_dim, n_pieces = (key_dim + a.heads.value_stride) / kValues;
+  const uint32_t width = n_pieces < kAttendThreads ? n_pieces : kAttendThreads;
+  const uint32_t n_shares = kAttendThreads / width, share = t / width;
+  for (uint32_t first_piece = 0; first_piece < n_pieces; first_piece += width) {
+    const uint32_t piece = first_piece + t % width;
+    const bool is_active = share < n_shares && piece < n_pieces;
+    const uint32_t column = is_active ? piece * kValues : 0;
+    const bool is_key = column < key_dim;
+    const void* const rows = is_key ? a.cache.k : a.cache.v;
+    const DeviceCacheType type = is_key ? a.cache.k_type : a.cache.v_type;
+    const uint32_t stride = is_key ? key_dim : a.heads.value_stride;
+    const uint32_t of_row = is_key ? column : column - key_dim;
+    float sums[kValues] = {};
+    uint32_t n_left = 0, next = first;
+    for (uint32_t base = begin; base < end; base += kAttendThreads) {
+      const uint32_t n = end - base < kAttendThreads ? end - base : kAttendThreads;
+      s.counts[t] = t < n ? 1.0f : 0.0f;
+      sync_block();
+      if (next + t < n_listed) {
+        const uint32_t position = static_cast<uint32_t>(listed[next + t]);
+        if (position < base + n) s.counts[position - base] = 0.0f;
+      }
+      sync_block();
+      const float in_warp = reduce_add<kWarpSize>(s.counts[t]);
+      if (t % kWarpSize == 0) s.warp_counts[t / kWarpSize] = in_warp;
+      EH2O_UNROLL_4
+      for (uint32_t i = share; i < (is_active ? n : 0); i += n_shares) {
+        float x[4];
+        const size_t at = (head_row + base + i) * stride + of_row;
+        if constexpr (kValues == 4) {
+          load_cached4(x, rows, type, at);
+        } else {
+          x[0] = cached(rows, type, at);
+        }
+        const bool counts = s.counts[i] > 0.0f;
+        EH2O_UNROLL
+        for (int e = 0; e < kValues; ++e) sums[e] += counts ? x[e] : 0.0f;
+      }
+      sync_block();  // the marks have been read by all
+      float n_counted = 0.0f;
+      for (int warp = 0; warp < kAttendThreads / kWarpSize; ++warp) n_counted += s.warp_counts[warp];
+      n_left += static_cast<uint32_t>(n_counted);
+      next += n - static_cast<uint32_t>(n_counted);
+    }
+    EH2O_UNROLL
+    for (int e = 0; e < kValues; ++e) s.sums[e][t] = sums[e];
+    sync_block();
+    if (share == 0 && piece < n_pieces) {
+      float* const out = (is_key ? a.k : a.v) + of_head * stride + of_row;
+      EH2O_UNROLL
+      for (int e = 0; e < kValues; ++e) {
+        float sum = 0.0f;
+        for (uint32_t other = 0; other < n_shares; ++other) sum += s.sums[e][other * width + t];
+        out[e] = divide(sum, static_cast<float>(n_left));
+      }
+    }
+    sync_block();
+  }
+}
+
+EH2O_KERNEL(mean_rows, MeanArguments, kAttendThreads) {
+  EH2O_SHARED_MEMORY;
+  const uint32_t row = static_cast<uint32_t>(block_x()), kv_head = static_cast<uint32_t>(block_y());
+  if (row >= a.counts[kv_head]) return;
+  const uint32_t begin = a.ranges[2 * (static_cast<size_t>(kv_head) * a.n_rows + row)];
+  const int32_t* const listed = a.keys.positions + static_cast<size_t>(kv_head) * a.keys.stride;
   uint32_t first = 0;  // of those that are listed in the range
-  for (uint32_t last = n_listed; first < last;) {
+  for (uint32_t last = a.keys.counts[kv_head]; first < last;) {
     const uint32_t middle = (first + last) / 2;
     if (static_cast<uint32_t>(listed[middle]) < begin) {
       first = middle + 1;
@@ -324,38 +389,11 @@ EH2O_KERNEL(mean_rows, MeanArguments, kAttendThreads) {
       last = middle;
     }
   }
-  const uint32_t key_dim = a.heads.key_dim, width = key_dim + a.heads.value_stride;
-  for (uint32_t first_column = 0; first_column < width; first_column += kAttendThreads) {
-    const uint32_t column = first_column + t < width ? first_column + t : width - 1;
-    const bool is_key = column < key_dim;
-    const void* const rows = is_key ? a.cache.k : a.cache.v;
-    const DeviceCacheType type = is_key ? a.cache.k_type : a.cache.v_type;
-    const uint32_t stride = is_key ? key_dim : a.heads.value_stride;
-    const uint32_t of_row = is_key ? column : column - key_dim;
-    float sum = 0.0f;
-    uint32_t n_left = 0, next = first;
-    for (uint32_t base = begin; base < end; base += kAttendThreads) {
-      const uint32_t n = end - base < kAttendThreads ? end - base : kAttendThreads;
-      counts[t] = 1;
-      sync_block();
-      if (next + t < n_listed) {
-        const uint32_t position = static_cast<uint32_t>(listed[next + t]);
-        if (position < base + n) counts[position - base] = 0;
-      }
-      sync_block();
-      uint32_t n_counted = 0;
-      EH2O_UNROLL_4
-      for (uint32_t i = 0; i < n; ++i) {
-        const float x = cached(rows, type, (head_row + base + i) * stride + of_row);
-        sum += counts[i] ? x : 0.0f;
-        n_counted += counts[i];
-      }
-      n_left += n_counted;
-      next += n - n_counted;
-      sync_block();  // the marks have been read by all
-    }
-    if (first_column + t >= width) continue;
-    (is_key ? a.k : a.v)[of_head * stride + of_row] = divide(sum, static_cast<float>(n_left));
+  MeanShared& shared = *reinterpret_cast<MeanShared*>(shared_memory);
+  if (a.heads.key_dim % 4 == 0 && a.heads.value_stride % 4 == 0) {
+    add_mean<4>(a, kv_head, row, first, shared);
+  } else {
+    add_mean<1>(a, kv_head, row, first, shared);
   }
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.packing import ORDERS
-from tools.cuda_driver import Cache, Device, Heads, KeyList, Means
+from tools.cuda_driver import MEAN_SHARED_BYTES, Cache, Device, Heads, KeyList, Means
 
 N_KV, CONTEXT, MOST, N_ROWS = 2, 700, 90, 5
 # Of the first KV head; the second has two of them. The third is longer than a block has threads.
@@ -15,7 +15,9 @@ COUNTS = np.array([5, 2], np.uint32)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(24, 40), (128, 96), (8, 8)])
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim"), [(24, 40), (128, 96), (8, 8), (6, 10), (256, 512)]
+)
 def test_mean_rows(device: Device, dtype: type[np.floating], key_dim: int, value_dim: int) -> None:
     """Means of ranges without what is listed, of every position of a range but one too."""
     random = np.random.default_rng(key_dim)
@@ -46,7 +48,7 @@ def test_mean_rows(device: Device, dtype: type[np.floating], key_dim: int, value
             ),
             ranges=device.put(np.stack((RANGES, RANGES))), counts=device.put(COUNTS), k=k, v=v,
         )  # fmt: skip
-        device.launch("mean_rows", arguments, (N_ROWS, N_KV), shared=512)
+        device.launch("mean_rows", arguments, (N_ROWS, N_KV), shared=MEAN_SHARED_BYTES)
         results.append([device.get(x, s, np.float32) for x, s in zip((k, v), shapes, strict=True)])
     for head, count in enumerate(COUNTS):
         for row, (begin, end) in enumerate(RANGES):
