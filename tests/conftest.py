@@ -66,13 +66,27 @@ def _keeps_no_profiles(
     monkeypatch.setattr(kept_profiles, "profile_folder", folder)
 
 
+def _without_isa(item: pytest.Item) -> str:
+    """The name of a test that it has for every instruction set."""
+    callspec = getattr(item, "callspec", None)
+    isa = callspec.params.get("isa") if callspec else None
+    return item.nodeid if isa is None else item.nodeid.replace(str(isa), "", 1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked ``first``, which take minutes, begin before all others: beside them, not after.
+
+    One test with every instruction set stands together, as it asks the oracles the same.
 
     ``EDGEH2O_TEST_STEP=N`` runs every N-th test: a slow build is checked on a sample. A prime N
     meets every value of each parameter.
     """
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    places: dict[str, int] = {}
+    for place, item in enumerate(items):
+        places.setdefault(_without_isa(item), place)
+    items.sort(
+        key=lambda item: (item.get_closest_marker("first") is None, places[_without_isa(item)])
+    )
     step = int(os.environ.get("EDGEH2O_TEST_STEP", "1"))
     config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step])
     items[:] = items[::step]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.reference.remembered import remembered
 from tests.reference.softmax_state import Array, attend
 
 
@@ -13,6 +14,7 @@ def group_queries(q: Array, n_kv_heads: int) -> Array:
     return q.reshape(n_kv_heads, n_heads // n_kv_heads, n, d)
 
 
+@remembered
 def causal_attention(
     q: Array,
     k: Array,

@@ -11,6 +11,7 @@ from tests.reference.dense import DenseLayer
 from tests.reference.h2o import H2OLayer
 from tests.reference.headwise import HeadwiseLayer
 from tests.reference.quest import QuestLayer
+from tests.reference.remembered import RememberedLayer
 from tests.reference.rocketkv import RocketKvLayer
 from tests.reference.ruvllm import RuvllmLayer
 from tests.reference.softmax_state import Array
@@ -29,7 +30,7 @@ class PolicyCase:
     Attributes:
         name: shown in the test id.
         make_policy_for: the compiled policy, of a number of layers.
-        make_oracle: the oracle of a chunk size.
+        make_layer: the oracle of a chunk size.
         budgets: positions of a full memory set, per KV head; None for the whole past.
         has_landmarks: a chunk reads more than itself and the memory set.
         max_past: where the past of a head without a budget begins to be cut.
@@ -38,7 +39,7 @@ class PolicyCase:
 
     name: str
     make_policy_for: Callable[[int], _core.SparsePolicy]
-    make_oracle: Callable[[int], Oracle]
+    make_layer: Callable[[int], Oracle]
     budgets: tuple[int | None, ...]
     has_landmarks: bool = False
     max_past: int = 10**9
@@ -46,6 +47,10 @@ class PolicyCase:
 
     def make_policy(self, n_layers: int = 1) -> _core.SparsePolicy:
         return self.make_policy_for(n_layers)
+
+    def make_oracle(self, chunk_size: int) -> Oracle:
+        """The oracle, which remembers what it answered in other tests."""
+        return RememberedLayer((self.name, chunk_size), lambda: self.make_layer(chunk_size))
 
     def __str__(self) -> str:
         return self.name
