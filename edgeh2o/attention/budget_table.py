@@ -96,13 +96,13 @@ class BudgetTable:
             ]
         return replace(self, errors=tuple(errors))
 
-    def budgets(self, mean: float, mean_past: float | None = None) -> tuple[Budget, ...]:
+    def budgets(self, mean: float) -> tuple[Budget, ...]:
         """Budgets per head whose mean cost is at most ``mean`` keys, or all at the lowest level.
 
         Greedy: of all steps of a head to a higher level, the one that removes most error per key,
-        again and again. A head without a limit costs ``mean_past``, by default the table's.
+        again and again. A head without a limit costs ``mean_past``.
         """
-        costs = [*map(float, self.levels), mean_past or self.mean_past]
+        costs = [*map(float, self.levels), self.mean_past]
         curves = [[*_running_minimum(row), 0.0] for row in self.errors]
         chosen = [0] * len(curves)
         room = (mean - costs[0]) * len(curves)

@@ -22,10 +22,6 @@ PROFILE_LENGTH = 2 * SHOWN_LENGTH
 # up to 1.3 %, with 1,536 no more than the default may (docs/quality.md).
 GROWTH = 1.5
 BUDGET_STEP = 64
-# Tokens of the longest prompts for which budgets were measured. Of longer ones a head without a
-# limit is counted for what it reads of them: by the count of the table, which is that of 4,096
-# tokens, all heads would read everything from 18,800 tokens on.
-MEASURED_LENGTH = 8192
 # Of a profiled query head's error, what it has from those that share its KV head: a prompt does not
 # show all that they look for.
 SHARED_ERROR = 0.3
@@ -59,35 +55,16 @@ class HeadBudgets:
     table: BudgetTable | None = None
     shown_length: int = SHOWN_LENGTH
 
-    def of_mean(self, mean: int, max_past: int = 0) -> HeadBudgets:
-        """Those that the table gives with another mean; these if they are of none.
-
-        ``max_past`` is what a head without a limit reads at most, 0 if that has none either.
-        """
+    def of_mean(self, mean: int) -> HeadBudgets:
+        """Those that the table gives with another mean; these if they are of none."""
         if self.table is None or mean == self.mean:
             return self
         return replace(
             self,
-            per_head=self._per_head(self.table, mean, max_past),
+            per_head=self.table.budgets(mean),
             mean=mean,
             serve_decode=_serves_decode(self.table, mean),
         )
-
-    def _per_head(self, table: BudgetTable, mean: int, max_past: int) -> tuple[Budget, ...]:
-        longest = max(self.shown_length, MEASURED_LENGTH)
-        most = budget_of_length(self.mean, longest, self.shown_length)
-        measured = table.budgets(min(mean, most))
-        if mean <= most:
-            return measured
-
-        def mean_past(n_tokens: float) -> float:
-            return keys_per_query(n_tokens, max_past or n_tokens)
-
-        # What those of the longest measured prompts read grows as the mean does.
-        growth = mean / most
-        n_tokens = longest * 2 ** (math.log(growth) / math.log(GROWTH))
-        keys = sum(budget or mean_past(longest) for budget in measured) / len(measured)
-        return table.budgets(growth * keys, mean_past(n_tokens))
 
     @property
     def reads_all(self) -> bool:
@@ -95,7 +72,7 @@ class HeadBudgets:
         return self.source in DENSE_SOURCES
 
 
-def keys_per_query(n_tokens: float, most: float) -> float:
+def keys_per_query(n_tokens: int, most: float) -> float:
     """Keys that a query of a causal prompt reads in the mean, if none reads more than ``most``."""
     most = min(most, n_tokens)
     return most - most * most / (2 * n_tokens) if n_tokens else 0.0

@@ -277,7 +277,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     ) -> SparseAttentionConfig:
         if not isinstance(resolved, HeadwiseConfig) or resolved.found is None:
             return resolved
-        chosen = resolved.found.of_mean(budget, self.max_past)
+        chosen = resolved.found.of_mean(budget)
         return replace(
             resolved,
             budgets=chosen.per_head,

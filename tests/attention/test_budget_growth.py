@@ -12,17 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeh2o import DenseConfig, H2OConfig
-from edgeh2o.attention.budget_table import find_table, write_table
+from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.head_budgets import (
     DEFAULT_BUDGET,
-    MEASURED_LENGTH,
     PROFILE_BUDGET,
     PROFILE_LENGTH,
     SHOWN_LENGTH,
     TOO_LOSSY,
     budget_of_length,
-    keys_per_query,
 )
 from edgeh2o.attention.headwise import HeadwiseConfig
 from tests.attention.test_budget_table import TABLE
@@ -87,44 +85,6 @@ def test_budgets_of_the_packaged_table_grow() -> None:
     assert larger.decode_attention == resolved.decode_attention == "headwise"
     # From any of them to any other.
     assert config.with_budget(larger, SMOLLM2_MODEL, 1024) == resolved
-
-
-def keys_read(config: HeadwiseConfig, n_tokens: int, model: Model = SMOLLM2_MODEL) -> float:
-    """By a query of a prompt so long, mean over its queries and the heads."""
-    resolved = config.resolved(model)
-    budget = config.budget_for(resolved, n_tokens)
-    assert budget is not None
-    budgets = config.with_budget(resolved, model, budget).budgets
-    assert budgets is not None
-    most = config.max_past or n_tokens
-    return sum(keys_per_query(n_tokens, budget or most) for budget in budgets) / len(budgets)
-
-
-@pytest.mark.parametrize("is_profile", [False, True])
-@pytest.mark.parametrize("max_past", [8192, 0])
-def test_heads_without_a_limit_cost_what_they_read(max_past: int, is_profile: bool) -> None:
-    """Beyond 8,192 tokens; to there they are those of the table at any price."""
-    table, _ = find_table(SMOLLM2) or pytest.fail("the package has no table")
-    profile = replace(table, prompts=1) if is_profile else None
-    config = HeadwiseConfig(max_past=max_past, profile=profile)
-    measured = keys_read(config, MEASURED_LENGTH)
-    for doublings in (1, 2):
-        n_tokens = MEASURED_LENGTH << doublings
-        # A step of the heads' greedy choice, and the start of a prompt, which reads less.
-        assert keys_read(config, n_tokens) == pytest.approx(measured * 1.5**doublings, rel=0.04)
-        resolved = config.resolved(SMOLLM2_MODEL)
-        budget = config.budget_for(resolved, n_tokens)
-        budgets = config.with_budget(resolved, SMOLLM2_MODEL, budget).budgets
-        # Not all of them, as counted by prompts of 4,096 tokens.
-        assert budgets.count(None) < len(budgets)
-
-
-@given(first=st.integers(SHOWN_LENGTH, 2**17), second=st.integers(SHOWN_LENGTH, 2**17))
-def test_longer_prompts_read_more(first: int, second: int) -> None:
-    short, long = sorted((first, second))
-    config = HeadwiseConfig()
-    # Less by no more than a head whose limit goes, of 90.
-    assert keys_read(config, long) > keys_read(config, short) - 8192 / 90
 
 
 def test_what_was_asked_for_stays(tmp_path: Path) -> None:
