@@ -17,7 +17,7 @@ struct DeviceProperties {
   int driver_version = 0;    // 12060: CUDA 12.6
   int major = 0, minor = 0;  // compute capability
   int n_processors = 0;
-  double clock_hz = 0.0;  // the highest
+  double clock_hz = 0.0;       // the highest
   bool is_integrated = false;  // shares the memory of the CPU
   size_t total_bytes = 0, free_bytes = 0;
 };

@@ -20,8 +20,9 @@ inline constexpr int kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNoDevice = 100
                      kCudaNoBinaryForGpu = 209, kCudaUnsupportedPtx = 222, kCudaNotFound = 500,
                      kCudaIllegalAddress = 700, kCudaLaunchFailed = 719, kCudaSystemNotReady = 802;
 // CUdevice_attribute
-inline constexpr int kAttributeClockRate = 13, kAttributeProcessors = 16, kAttributeIntegrated = 18, kAttributeComputeMajor = 75,
-                     kAttributeComputeMinor = 76, kAttributeSharedMemoryOptIn = 97;
+inline constexpr int kAttributeClockRate = 13, kAttributeProcessors = 16, kAttributeIntegrated = 18,
+                     kAttributeComputeMajor = 75, kAttributeComputeMinor = 76,
+                     kAttributeSharedMemoryOptIn = 97;
 // CUfunction_attribute
 inline constexpr int kFunctionMaxDynamicSharedBytes = 8;
 // Flags of cuStreamCreate: does not wait for the default stream.

@@ -168,12 +168,10 @@ EXPORT cuDeviceGetName(char* name, int n_bytes, CUdevice) {
 }
 EXPORT cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   BEGIN();
-  const std::map<int, int> values = {{kAttributeClockRate, 1'000'000},
-                                     {kAttributeProcessors, 8},
-                                     {kAttributeIntegrated, 0},
-                                     {kAttributeComputeMajor, 8},
-                                     {kAttributeComputeMinor, 7},
-                                     {kAttributeSharedMemoryOptIn, 163 * 1024}};
+  const std::map<int, int> values = {
+      {kAttributeClockRate, 1'000'000}, {kAttributeProcessors, 8},
+      {kAttributeIntegrated, 0},        {kAttributeComputeMajor, 8},
+      {kAttributeComputeMinor, 7},      {kAttributeSharedMemoryOptIn, 163 * 1024}};
   *value = values.at(attribute);
   return kCudaSuccess;
 }
