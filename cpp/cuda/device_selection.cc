@@ -89,8 +89,7 @@ void DeviceDecoder::score_pages(const Rows& chunk, size_t layer, size_t kv_head,
   std::copy_n(staged, n_pages, out);
 }
 
-// What the rule looks at of keys and values. Of all rows of a call at once: a copy per chunk, each waited
-// for, took a fifth of a chunk's time.
+// What the rule looks at of keys and values, of all rows of a call at once: every copy is waited for.
 void DeviceDecoder::bring_past(const Rows& rows, size_t layer) {
   if (!rows.sequence.plan(layer).needs.looks_at_past) return;
   rows.state.copy_rows_to_host(rows.sequence, layer, rows.position + rows.n);
