@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -117,10 +118,25 @@ libraries += [
     for isa, flags in {"scalar": ["-O2"], **ISA_FLAGS}.items()
 ]
 
+
+def pybind11_headers() -> str:
+    """A copy of its headers. ccache knows files by their paths, and each isolated build of pip has
+    another folder: with this a wheel after an install takes 17 core-seconds instead of 88."""
+    copy = Path("build", f"pybind11-{pybind11.__version__}")
+    if not copy.exists():
+        part = copy.with_suffix(f".{os.getpid()}")  # builds may run side by side
+        shutil.copytree(pybind11.get_include(), part)
+        try:
+            part.rename(copy)
+        except OSError:  # another build was sooner
+            shutil.rmtree(part)
+    return str(copy)
+
+
 # Static libraries are searched once, in order: the core before the kernel tables it refers to.
 link = {
     "libraries": [name for name, _ in libraries],
-    "include_dirs": ["cpp", pybind11.get_include()],
+    "include_dirs": ["cpp", pybind11_headers()],
     "extra_compile_args": base_flags + sanitizer_flags,
     "extra_link_args": ["-fopenmp", "-Wl,--exclude-libs,ALL", "-ldl", *sanitizer_flags],
     "language": "c++",

@@ -183,12 +183,6 @@ void Block::resume(unsigned thread) {
   main_.switch_to(lanes_[thread].fiber);
 }
 
-void Block::wait(Lane::State state) {
-  Lane& self = lane();
-  self.state = state;
-  self.fiber.switch_to(main_);
-}
-
 void Block::fail(const std::string& message) {
   error_ = message;
   lane().fiber.switch_to(main_);

@@ -60,7 +60,11 @@ class Block {
   unsigned thread() const { return current_; }
   const Grid& index() const { return index_; }
   uint8_t* shared() const { return shared_; }
-  void wait(Lane::State state);
+  void wait(Lane::State state) {
+    Lane& self = lane();
+    self.state = state;
+    self.fiber.switch_to(main_);
+  }
   [[noreturn]] void fail(const std::string& message);
 
  private:

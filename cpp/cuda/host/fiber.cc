@@ -4,36 +4,15 @@ namespace edgeh2o::cuda::host {
 
 #if EH2O_FIBER_ASSEMBLY
 
-// Saves what a call must keep, changes the stack, and returns on the other one.
-extern "C" void edgeh2o_switch_stack(void** from, void* to);
 extern "C" void edgeh2o_enter_fiber();
 asm(R"(
 .text
-.globl edgeh2o_switch_stack
-.hidden edgeh2o_switch_stack
-.type edgeh2o_switch_stack, @function
-edgeh2o_switch_stack:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size edgeh2o_switch_stack, .-edgeh2o_switch_stack
 .globl edgeh2o_enter_fiber
 .hidden edgeh2o_enter_fiber
 .type edgeh2o_enter_fiber, @function
 edgeh2o_enter_fiber:
-  movq %r12, %rdi
+  popq %rdi
+  popq %rbx
   callq *%rbx
   ud2
 .size edgeh2o_enter_fiber, .-edgeh2o_enter_fiber
@@ -42,15 +21,13 @@ edgeh2o_enter_fiber:
 void Fiber::prepare(void (*entry)(void*), void* argument) {
   auto* top =
       reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(make_stack()) + kStackBytes) & ~uintptr_t{15});
+  *--top = nullptr;  // keeps the call aligned
+  *--top = nullptr;
+  *--top = reinterpret_cast<void*>(entry);
+  *--top = argument;
   *--top = reinterpret_cast<void*>(&edgeh2o_enter_fiber);
-  *--top = nullptr;                              // rbp
-  *--top = reinterpret_cast<void*>(entry);       // rbx
-  *--top = argument;                             // r12
-  for (int i = 0; i < 3; ++i) *--top = nullptr;  // r13 to r15
   top_ = top;
 }
-
-void Fiber::switch_stack(Fiber& next) { edgeh2o_switch_stack(&top_, next.top_); }
 
 #else
 
@@ -76,8 +53,6 @@ void Fiber::prepare(void (*entry)(void*), void* argument) {
               static_cast<unsigned>(a >> 32), static_cast<unsigned>(b), static_cast<unsigned>(b >> 32));
 }
 
-void Fiber::switch_stack(Fiber& next) { swapcontext(&context_, &next.context_); }
-
 #endif
 
 uint8_t* Fiber::make_stack() {
@@ -89,16 +64,6 @@ uint8_t* Fiber::make_stack() {
   fake_stack_ = nullptr;
 #endif
   return stack_.get();
-}
-
-void Fiber::switch_to(Fiber& next) {
-#if EH2O_FIBER_ASAN
-  __sanitizer_start_switch_fiber(&fake_stack_, next.bottom_, next.n_bytes_);
-#endif
-  switch_stack(next);
-#if EH2O_FIBER_ASAN
-  __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
-#endif
 }
 
 void Fiber::arrived_from([[maybe_unused]] Fiber& previous) {
