@@ -66,6 +66,16 @@ def _keeps_no_profiles(
     monkeypatch.setattr(kept_profiles, "profile_folder", folder)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-xdist hands out tests by forty at most.
+
+    It would give one worker a quarter of what is left at a time: the other had nothing to do for
+    the last minutes.
+    """
+    if getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = 40
+
+
 def _without_isa(item: pytest.Item) -> str:
     """The name of a test that it has for every instruction set."""
     callspec = getattr(item, "callspec", None)
