@@ -34,7 +34,7 @@ MOST_REGISTERS |= dict.fromkeys(
 )
 # Loads of four rounds on their way.
 MOST_REGISTERS |= dict.fromkeys((name for name in ARGUMENTS if "multiply_q" in name), 128)
-MOST_REGISTERS |= {"attend_split": 128, "mean_rows": 80}
+MOST_REGISTERS["attend_split"] = 128
 # Sums of 16 rows of a warp: three blocks of 64, two of 128 columns.
 MOST_REGISTERS |= {"attend_tiles_64": 168, "column_tiles_64": 168}
 MOST_REGISTERS |= {"attend_tiles_128": 255, "column_tiles_128": 168}

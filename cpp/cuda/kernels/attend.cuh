@@ -374,7 +374,7 @@ EH2O_DEVICE void add_mean(const MeanArguments& a, uint32_t kv_head, uint32_t row
   }
 }
 
-EH2O_KERNEL(mean_rows, MeanArguments, kAttendThreads) {
+EH2O_KERNEL_OF(mean_rows, MeanArguments, kAttendThreads, 5) {
   EH2O_SHARED_MEMORY;
   const uint32_t row = static_cast<uint32_t>(block_x()), kv_head = static_cast<uint32_t>(block_y());
   if (row >= a.counts[kv_head]) return;
