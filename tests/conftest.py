@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edgeh2o import _core
 from edgeh2o.attention import kept_profiles
 from edgeh2o.errors import ResourceError
 from edgeh2o.evaluation import figures
@@ -47,6 +49,14 @@ def smollm2_path() -> Path:
 def _checks_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a test draws has labels and is not clipped."""
     monkeypatch.setattr(figures, "picture", checked_picture)
+
+
+@pytest.fixture(autouse=True)
+def _restores_isa() -> Iterator[None]:
+    """What a command of a test forced (``--isa``) is not forced on the tests behind it."""
+    before = _core.active_isa()
+    yield
+    _core.use_isa(before)
 
 
 @pytest.fixture(autouse=True)
