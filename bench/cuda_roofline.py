@@ -26,6 +26,7 @@ import numpy as np
 
 from tools.build_cuda_images import CompileError, find_nvrtc
 from tools.cuda_driver import (
+    COMBINE_SHARED_BYTES,
     FORMATS,
     MEAN_SHARED_BYTES,
     SSD_SHARED_BYTES,
@@ -265,7 +266,7 @@ def attending(
 
         def launch() -> None:
             device.launch("attend_split", arguments, (n_splits, n_blocks, n), shared=n_bytes)
-            device.launch("combine_splits", combine, (n_heads, n))
+            device.launch("combine_splits", combine, (n_heads, n), shared=COMBINE_SHARED_BYTES)
 
         return launch
 

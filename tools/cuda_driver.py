@@ -51,17 +51,17 @@ Embed = _structure(
 )
 Rope = _structure(
     "Rope", qkv=_P, cos=_P, sin=_P, cache=Cache, heads=Heads, stride=_U, n_pairs=_U, first=_U,
-    norms_values=_U, q_norm=_P, k_norm=_P, q_factors=_P, eps=_F,
+    norms_values=_U, q_norm=_P, k_norm=_P, q_factors=_P, eps=_F, start=_P,
 )  # fmt: skip
 Latent = _structure(
     "Latent", qkv=_P, heads=_P, cos=_P, sin=_P, norm=_P, cache=Cache, n_heads=_U, rank=_U,
-    nope_dim=_U, rope_dim=_U, stride=_U, first=_U, eps=_F,
+    nope_dim=_U, rope_dim=_U, stride=_U, first=_U, eps=_F, start=_P,
 )  # fmt: skip
 KeyList = _structure("KeyList", positions=_P, counts=_P, stride=_U, lowest=_U, window=_U)
 Attend = _structure(
     "Attend", qkv=_P, cache=Cache, heads=Heads, parts=_P, states=_P, biases=_P, keys=KeyList,
     stride=_U, first=_U, first_split=_U, n_splits=_U, block_heads=_U, scale=_F, soft_cap=_F,
-    rows=_P,
+    rows=_P, start=_P,
 )  # fmt: skip
 ListedRows = _structure("ListedRows", cache=Cache, keys=KeyList, biases=_P)
 AttendTiles = _structure(
@@ -95,12 +95,14 @@ Ssd = _structure(
     "Ssd", rows=_P, rates=_P, a=_P, biases=_P, skips=_P, state=_P, out=_P, stride=_U,
     rate_stride=_U, n_rows=_U, n_heads=_U, n_groups=_U, head_dim=_U, state_dim=_U,
 )  # fmt: skip
-# Shared memory of a block of mean_rows, ``MeanShared``, and of ssd, ``SsdShared``.
+# Shared memory of a block: ``MeanShared``, ``SsdShared`` and ``CombineShared``.
 MEAN_SHARED_BYTES = (128 + 4 + 4 * 128) * 4
 SSD_SHARED_BYTES = (2 * 16 * 128 + 16 * 16 + 2 * 16 + 16 * 8 * 16) * 4
+COMBINE_SHARED_BYTES = (128 + 4 + 4 * 128 + 512) * 4
 Combine = _structure(
-    "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P
-)
+    "Combine", parts=_P, states=_P, out=_P, n_heads=_U, value_dim=_U, n_splits=_U, sinks=_P,
+    xq=Quantised,
+)  # fmt: skip
 ARGUMENTS = {
     "norm_rows": Norm, "add_rows": Add, "mix_rows": Mix, "gate_rows": Gate, "rope_rows": Rope,
     "latent_rows": Latent, "embed_rows": Embed, "attend_split": Attend,

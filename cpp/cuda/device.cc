@@ -116,6 +116,46 @@ void Device::wait() {
   driver_.check(driver_.cuStreamSynchronize(stream_), "computing");
 }
 
+void Device::begin_recording() {
+  enter();
+  driver_.check(driver_.cuStreamBeginCapture_v2(stream_, kCaptureThreadLocal), "recording");
+}
+
+void Device::discard_recording() noexcept {
+  CUgraph graph = nullptr;
+  if (driver_.cuStreamEndCapture(stream_, &graph) == kCudaSuccess) driver_.cuGraphDestroy(graph);
+}
+
+DeviceGraph Device::end_recording() {
+  CUgraph graph = nullptr;
+  driver_.check(driver_.cuStreamEndCapture(stream_, &graph), "recording");
+  DeviceGraph result;
+  const CUresult error = driver_.cuGraphInstantiateWithFlags(&result.graph_, graph, 0);
+  driver_.cuGraphDestroy(graph);
+  driver_.check(error, "making a graph");
+  result.device_ = this;
+  return result;
+}
+
+void Device::replay(const DeviceGraph& graph) {
+  enter();
+  driver_.check(driver_.cuGraphLaunch(graph.graph_, stream_), "running a graph");
+}
+
+void Device::release_graph(CUgraphExec graph) noexcept {
+  if (driver_.cuCtxSetCurrent(context_) == kCudaSuccess) driver_.cuGraphExecDestroy(graph);
+}
+
+DeviceGraph::~DeviceGraph() {
+  if (device_ != nullptr) device_->release_graph(graph_);
+}
+
+DeviceGraph& DeviceGraph::operator=(DeviceGraph&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(graph_, other.graph_);
+  return *this;
+}
+
 void* Device::allocate(size_t n_bytes) {
   enter();
   CUdeviceptr pointer = 0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -20,6 +21,23 @@ struct DeviceProperties {
   double clock_hz = 0.0;       // the highest
   bool is_integrated = false;  // shares the memory of the CPU
   size_t total_bytes = 0, free_bytes = 0;
+};
+
+class Device;
+
+// What was asked of a device, recorded to be run again.
+class DeviceGraph {
+ public:
+  DeviceGraph() = default;
+  ~DeviceGraph();
+  DeviceGraph(DeviceGraph&& other) noexcept { *this = std::move(other); }
+  DeviceGraph& operator=(DeviceGraph&& other) noexcept;
+  explicit operator bool() const { return graph_ != nullptr; }
+
+ private:
+  friend class Device;
+  Device* device_ = nullptr;
+  CUgraphExec graph_ = nullptr;
 };
 
 // Functions throw DeviceError. One thread at a time; any thread may.
@@ -52,6 +70,22 @@ class Device {
   void download(void* to, const void* from, size_t n_bytes);
   void wait();
 
+  // Records the kernels and copies that f asks for instead of running them: only kernels that have run
+  // before, as loading one may wait.
+  template <typename F>
+  DeviceGraph record(const F& f) {
+    begin_recording();
+    try {
+      f();
+    } catch (...) {
+      discard_recording();
+      throw;
+    }
+    return end_recording();
+  }
+  void replay(const DeviceGraph& graph);
+  void release_graph(CUgraphExec graph) noexcept;
+
   void* allocate(size_t n_bytes);
   void release(void* memory) noexcept;
   void* allocate_pinned(size_t n_bytes);
@@ -67,6 +101,9 @@ class Device {
   void launch_bytes(const char* kernel, void* arguments, size_t grid_x, size_t grid_y, size_t grid_z,
                     size_t n_threads, size_t shared_bytes);
   int attribute(int which) const;
+  void begin_recording();
+  void discard_recording() noexcept;
+  DeviceGraph end_recording();
 
   const Driver& driver_;
   CUdevice device_ = 0;

@@ -10,8 +10,6 @@
 namespace edgeh2o::cuda {
 namespace {
 
-size_t ranges_of(size_t n_keys) { return ceil_div(n_keys, size_t{kSplitKeys}); }
-
 DeviceHeads heads_of(const LayerSpec& spec) {
   const AttentionHeads& heads = spec.heads;
   return {u32(heads.n_heads), u32(heads.n_kv_heads), u32(heads.key_dim),
@@ -44,7 +42,7 @@ RowWeight row_weight(QueryWeights weights) {
 }  // namespace
 
 // Attention of all rows; what comes out is wanted of `outputs`.
-void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode,
+bool DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode,
                            PromptEnd end) {
   const LayerSpec& spec = config_.layers[layer];
   const bool is_row = !is_decode && skips_attention(config_, rows.sequence, layer);
@@ -58,7 +56,9 @@ void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, 
   if (is_row) {
     attend_to_all(outputs, layer, outputs.attended(out_dim));
   } else if (spec.window > 0 || !asks_rule) {
-    attend_to_all(rows, layer, rows.attended(out_dim));
+    const QuantisedRows rounded = is_decode ? rounds_to(rows, layer) : QuantisedRows{};
+    attend_to_all(rows, layer, rounded.q ? nullptr : rows.attended(out_dim), rounded);
+    if (rounded.q) return true;
     const uint64_t n_pairs = causal_pairs(rows.position, rows.n, spec.window);
     if (!is_decode) rows.sequence.count_pairs(n_pairs * spec.heads.n_kv_heads, n_pairs);
   } else if (is_decode) {
@@ -66,6 +66,15 @@ void DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, 
   } else {
     attend_under_guard(rows, layer, end);
   }
+  return false;
+}
+
+QuantisedRows DeviceDecoder::rounds_to(const Rows& rows, size_t layer) const {
+  const LayerSpec& spec = config_.layers[layer];
+  const bool fits = rows.n <= kAttendRows && spec.heads.value_dim % 32 == 0 &&
+                    spec.heads.out_dim() % kTileDepth == 0 && spec.latent.is_none() && !spec.has_output_gate;
+  if (!fits || !is_quantised(weights_.host().layer(layer).attn_output)) return {};
+  return rows_of(rows.state.q8_, rows.state.d8_, spec.heads.out_dim());
 }
 
 // Queries, keys and values: normed, rotated, and written to the cache.
@@ -109,7 +118,8 @@ void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
   a.heads = heads_of(spec);
   a.stride = u32(spec.qkv_dim());
   a.n_pairs = u32(n_pairs);
-  a.first = u32(rows.position);
+  a.start = state.start();
+  a.first = u32(rows.first);
   a.norms_values = spec.norms_values;
   if (spec.qk_norm_after_rope) {
     a.q_norm = weights_.vector(w.attn_q_norm);
@@ -121,7 +131,7 @@ void DeviceDecoder::rotate(const Rows& rows, size_t layer) {
                   kWarpSize, 0);
 }
 
-void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
+void DeviceDecoder::add_attended(const Rows& rows, size_t layer, bool is_rounded) {
   const LayerSpec& spec = config_.layers[layer];
   const LayerWeights& w = weights_.host().layer(layer);
   const bool is_latent = !spec.latent.is_none();
@@ -129,7 +139,7 @@ void DeviceDecoder::add_attended(const Rows& rows, size_t layer) {
   float* const attended = is_latent ? latent_values(rows, layer) : rows.attended(out_dim);
   if (spec.has_output_gate) {
     gate_by(rows, rows.qkv(spec), spec.qkv_dim(), attended, out_dim, GateKind::kSigmoid, w.attn_output);
-  } else {
+  } else if (!is_rounded) {
     quantise(rows, attended, out_dim, w.attn_output);
   }
   end_branch(rows, attended, w.attn_output, w.attn_post_norm, spec.residual_scale);
@@ -145,7 +155,8 @@ AttendArguments DeviceDecoder::attend_arguments(const Rows& rows, size_t layer) 
   a.parts = rows.state.parts_.as<float>();
   a.states = rows.state.states_.as<float>();
   a.stride = u32(spec.qkv_dim());
-  a.first = u32(rows.position);
+  a.start = rows.state.start();
+  a.first = u32(rows.first);
   a.scale = heads.scale;
   a.soft_cap = heads.soft_cap;
   return a;
@@ -173,7 +184,7 @@ AttendTilesArguments DeviceDecoder::tiles_arguments(const Rows& rows, size_t lay
   a.out = out;
   a.sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   a.stride = rows_of_layer.stride;
-  a.first = rows_of_layer.first;
+  a.first = u32(rows.position);
   a.n_rows = u32(rows.n);
   a.out_stride = u32(attended_dim(config_.layers[layer]));
   a.scale = rows_of_layer.scale;
@@ -186,7 +197,7 @@ void DeviceDecoder::launch_tiles(const AttendTilesArguments& a, size_t dim) {
                   a.heads.n_heads, 1, kThreads, attend_tiles_bytes(dim));
 }
 
-void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
+void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out, const QuantisedRows& rounded) {
   const LayerSpec& spec = config_.layers[layer];
   if (const size_t width = tile_dim_of(rows, layer); width > 0) {
     AttendTilesArguments a = tiles_arguments(rows, layer, out);
@@ -199,20 +210,20 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out) {
     AttendArguments a = attend_arguments(some, layer);
     a.keys.window = u32(spec.window);
     attend_in_ranges(a, layer, spec.window ? std::min(spec.window, n_keys) : n_keys, some.n,
-                     out + begin * attended_dim(spec));
+                     out ? out + begin * attended_dim(spec) : nullptr, rounded);
   }
 }
 
 void DeviceDecoder::attend_in_ranges(AttendArguments a, size_t layer, size_t n_keys, size_t n_rows,
-                                     float* out) {
+                                     float* out, const QuantisedRows& rounded) {
   const size_t n_ranges = ranges_of(n_keys);
   const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   a.n_splits = u32(n_ranges);
   launch_attend(a, n_ranges, n_rows);
-  device_->launch(
-      "combine_splits",
-      CombineArguments{a.parts, a.states, out, a.heads.n_heads, a.heads.value_dim, a.n_splits, sinks},
-      a.heads.n_heads, n_rows, 1, kThreads, 0);
+  device_->launch("combine_splits",
+                  CombineArguments{a.parts, a.states, out, a.heads.n_heads, a.heads.value_dim, a.n_splits,
+                                   sinks, rounded},
+                  a.heads.n_heads, n_rows, 1, kThreads, sizeof(CombineShared));
 }
 
 void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, const SampledRows& sample,
@@ -329,7 +340,7 @@ void DeviceDecoder::attend_chunk_by_rows(const Rows& chunk, size_t layer, const 
     device_->launch("combine_splits",
                     CombineArguments{a.parts, a.states, some.attended(dim), u32(heads.n_heads),
                                      u32(dim / heads.n_heads), a.n_splits, sinks},
-                    heads.n_heads, some.n, 1, kThreads, 0);
+                    heads.n_heads, some.n, 1, kThreads, sizeof(CombineShared));
     // Sums of one part are shares of its own softmax, which has no sinks.
     const auto join = [&](float* out, size_t first, size_t n_ranges) {
       if (!has_sums || n_ranges == 0) return;
@@ -357,7 +368,7 @@ void DeviceDecoder::add_columns(const Rows& chunk, size_t layer, const Memory& m
     if (is_memory && memory.most == 0) continue;
     const size_t n_keys = is_memory ? memory.most : chunk.n;
     ColumnArguments c{};
-    c.qkv = a.qkv, c.cache = a.cache, c.heads = a.heads, c.stride = a.stride, c.first = a.first;
+    c.qkv = a.qkv, c.cache = a.cache, c.heads = a.heads, c.stride = a.stride, c.first = u32(chunk.position);
     c.scale = a.scale, c.soft_cap = a.soft_cap;
     c.states = state.joined_.as<float>() + (is_memory && !is_joint ? part_floats(plan, heads.n_heads) : 0);
     c.sums = state.sums_.as<float>() + (is_memory ? heads.n_kv_heads * chunk.n : 0);

@@ -80,7 +80,7 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   const std::lock_guard<std::mutex> lock(mutex_);
   const SequenceShape& shape = sequence.shape();
   sequence.check_whole();
-  const size_t position = sequence.position(), n_layers = config_.n_layers(), dim = config_.model_dim;
+  const size_t position = sequence.position(), n_layers = config_.n_layers();
   EH2O_CHECK(tokens.size > 0 && tokens.size <= shape.batch_size, "a call takes 1 to ", shape.batch_size,
              " tokens, got ", tokens.size);
   EH2O_CHECK(tokens.size <= shape.max_context - position, "position ", position, " plus ", tokens.size,
@@ -91,18 +91,22 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   }
   sequence.begin_call();
   state.begin_call(sequence);
-  stage(sequence, state, tokens, position);
   const Rows rows{sequence, state, 0, tokens.size, position};
-  embed(rows, weights_.token_embd(), 0, dim, config_.embedding_scale, rows.x(dim));
-  for (size_t layer = 0; layer < n_layers; ++layer) {
-    run_layer(rows, layer, is_decode, end);
+  stage(rows, tokens);
+  const auto end_layer = [&](size_t layer) {
     if (sequence.has_own_rows(layer)) sequence.layer(layer).advance(tokens.size);
     if (sequence.has_recurrent(layer)) sequence.recurrent(layer).advance(tokens.size);
-    if (!on_layer) continue;
+    if (!on_layer) return;
     device_->wait();
     on_layer(layer + 1, n_layers);
+  };
+  if (is_decode && tokens.size == 1 && !on_layer && repeats_itself(sequence)) {
+    replay_token(rows, logits != nullptr);
+    for (size_t layer = 0; layer < n_layers; ++layer) end_layer(layer);
+  } else {
+    launch_call(rows, is_decode, end, logits != nullptr, end_layer);
   }
-  if (logits) compute_logits(state, rows.x(dim) + (tokens.size - 1) * dim, 1, logits);
+  if (logits) read_logits(state, 1, logits);
   device_->wait();
   state.end_call();
   sequence.append_tokens(tokens);
@@ -115,43 +119,89 @@ void DeviceDecoder::forward(Sequence& sequence, DeviceState& state, Span<const i
   sequence.mark();
 }
 
+void DeviceDecoder::launch_call(const Rows& rows, bool is_decode, PromptEnd end, bool has_logits,
+                                const std::function<void(size_t)>& end_layer) {
+  const size_t dim = config_.model_dim;
+  upload_inputs(rows);
+  embed(rows, weights_.token_embd(), 0, dim, config_.embedding_scale, rows.x(dim));
+  for (size_t layer = 0; layer < config_.n_layers(); ++layer) {
+    run_layer(rows, layer, is_decode, end);
+    if (end_layer) end_layer(layer);
+  }
+  if (has_logits) launch_logits(rows.state, rows.x(dim) + (rows.n - 1) * dim, 1);
+}
+
+// Where experts or rules choose on the CPU a layer waits for that.
+bool DeviceDecoder::repeats_itself(const Sequence& sequence) const {
+  const auto has_experts = [](const LayerSpec& layer) { return layer.ffn == FfnKind::kExperts; };
+  return !sequence.policy().chooses_in_decode() &&
+         std::none_of(config_.layers.begin(), config_.layers.end(), has_experts);
+}
+
+// A token of a small model is hundreds of launches, each of which takes the CPU microseconds (a Jetson's most
+// of all): recorded once, they are one.
+void DeviceDecoder::replay_token(const Rows& token, bool has_logits) {
+  DeviceState::Token& known = token.state.token_;
+  const size_t n_ranges = ranges_of(token.position + 1);
+  if (known.n_ranges != n_ranges || known.has_logits != has_logits) {
+    known = {n_ranges, has_logits, {}};
+    return launch_call(token, true, PromptEnd::kFinal, has_logits, {});
+  }
+  if (!known.graph) {
+    known.graph = device_->record([&] { launch_call(token, true, PromptEnd::kFinal, has_logits, {}); });
+  }
+  device_->replay(known.graph);
+}
+
 void DeviceDecoder::embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns,
                           float scale, float* out) {
   device_->launch("embed_rows",
-                  EmbedArguments{table.parts, rows.state.tokens_.as<int32_t>() + rows.first, out,
-                                 table.part_rows, u32(first), u32(n_columns), scale},
+                  EmbedArguments{table.parts, rows.state.tokens() + rows.first, out, table.part_rows,
+                                 u32(first), u32(n_columns), scale},
                   rows.n, ceil_div(n_columns, size_t{kEmbedColumns}), 1, kThreads, 0);
 }
 
-// Token ids and rotations of all rows of a call, through pinned memory that the last call has let go.
-void DeviceDecoder::stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens,
-                          size_t position) {
-  uint8_t* staged = state.staged_.as<uint8_t>();
-  std::memcpy(staged, tokens.data, tokens.size * sizeof(int32_t));
-  device_->upload(state.tokens_.as<void>(), staged, tokens.size * sizeof(int32_t));
-  staged += sequence.shape().batch_size * sizeof(int32_t);
-  for (size_t i = 0; i < config_.ropes.size(); ++i) {
-    const RopeConfig& rope = config_.ropes[i];
-    const std::vector<float>& inv_freq = rope.of_context(sequence.shape().max_context);
-    const size_t n_bytes = sequence.shape().batch_size * rope.n_pairs() * sizeof(float);
-    auto* const cos = reinterpret_cast<float*>(staged);
-    auto* const sin = reinterpret_cast<float*>(staged + n_bytes);
-    fill_rope_table(cos, sin, position, tokens.size, {inv_freq.data(), inv_freq.size()},
-                    rope.attention_factor);
-    const size_t used = tokens.size * rope.n_pairs() * sizeof(float);
-    uint8_t* const to = state.ropes_[i].as<uint8_t>();
-    device_->upload(to, cos, used);
-    device_->upload(to + n_bytes, sin, used);
+// Position, token ids and rotations of all rows of a call, in pinned memory that the last call has let go.
+void DeviceDecoder::stage(const Rows& rows, Span<const int32_t> tokens) {
+  const size_t batch_size = rows.sequence.shape().batch_size;
+  uint8_t* staged = rows.state.staged_.as<uint8_t>();
+  const uint32_t position = u32(rows.position);
+  std::memcpy(staged, &position, sizeof(position));
+  std::memcpy(staged + sizeof(position), tokens.data, tokens.size * sizeof(int32_t));
+  staged += (1 + batch_size) * sizeof(int32_t);
+  for (const RopeConfig& rope : config_.ropes) {
+    const std::vector<float>& inv_freq = rope.of_context(rows.sequence.shape().max_context);
+    const size_t n_bytes = batch_size * rope.n_pairs() * sizeof(float);
+    fill_rope_table(reinterpret_cast<float*>(staged), reinterpret_cast<float*>(staged + n_bytes),
+                    rows.position, rows.n, {inv_freq.data(), inv_freq.size()}, rope.attention_factor);
     staged += 2 * n_bytes;
   }
   const Temperature temperature = temperature_of(config_);
   if (temperature.period == 0) return;
   auto* const factors = reinterpret_cast<float*>(staged);
-  for (size_t i = 0; i < tokens.size; ++i) {
-    const auto n_periods = static_cast<double>((position + i) / temperature.period);
+  for (size_t i = 0; i < rows.n; ++i) {
+    const auto n_periods = static_cast<double>((rows.position + i) / temperature.period);
     factors[i] = static_cast<float>(1.0 + static_cast<double>(temperature.scale) * std::log1p(n_periods));
   }
-  device_->upload(state.query_factors_.as<void>(), factors, tokens.size * sizeof(float));
+}
+
+// What stage() has written, to the device.
+void DeviceDecoder::upload_inputs(const Rows& rows) {
+  DeviceState& state = rows.state;
+  const size_t batch_size = rows.sequence.shape().batch_size;
+  const uint8_t* staged = state.staged_.as<uint8_t>();
+  device_->upload(state.inputs_.as<void>(), staged, (1 + rows.n) * sizeof(int32_t));
+  staged += (1 + batch_size) * sizeof(int32_t);
+  for (size_t i = 0; i < config_.ropes.size(); ++i) {
+    const size_t n_pairs = config_.ropes[i].n_pairs(), n_bytes = batch_size * n_pairs * sizeof(float),
+                 n_used = rows.n * n_pairs * sizeof(float);
+    uint8_t* const to = state.ropes_[i].as<uint8_t>();
+    device_->upload(to, staged, n_used);
+    device_->upload(to + n_bytes, staged + n_bytes, n_used);
+    staged += 2 * n_bytes;
+  }
+  if (temperature_of(config_).period == 0) return;
+  device_->upload(state.query_factors_.as<void>(), staged, rows.n * sizeof(float));
 }
 
 void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end) {
@@ -161,8 +211,8 @@ void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, Pr
   const size_t n_left = !skips_rows ? 0 : end == PromptEnd::kLater ? rows.n : rows.n - 1;
   const Rows outputs = rows.part(n_left, rows.n - n_left);
   if (spec.attends()) {
-    attend(rows, outputs, layer, is_decode, end);
-    for_groups(outputs, [&](const Rows& group) { add_attended(group, layer); });
+    const bool is_rounded = attend(rows, outputs, layer, is_decode, end);
+    for_groups(outputs, [&](const Rows& group) { add_attended(group, layer, is_rounded); });
   } else if (spec.has_mixer()) {
     mix_recurrent(rows, outputs, layer);
   }
@@ -311,7 +361,7 @@ void DeviceDecoder::launch_multiply(const MultiplyArguments& a, size_t n_heads) 
   launch_row_products(*device_, a, n_heads);
 }
 
-void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out) {
+void DeviceDecoder::launch_logits(DeviceState& state, const float* x, size_t n_rows) {
   const std::vector<DeviceMatrix>& parts = weights_.output();
   const size_t dim = config_.model_dim, vocab_size = config_.vocab_size;
   const bool is_quantised = is_tiled(parts[0].format);
@@ -331,11 +381,13 @@ void DeviceDecoder::compute_logits(DeviceState& state, const float* x, size_t n_
                         1);
     first += part.n_out;
   }
-  const size_t n_bytes = n_rows * vocab_size * sizeof(float);
-  float* const staged = state.staged_logits_.as<float>();
-  device_->download(staged, logits, n_bytes);
+  device_->download(state.staged_logits_.as<void>(), logits, n_rows * vocab_size * sizeof(float));
+}
+
+void DeviceDecoder::read_logits(DeviceState& state, size_t n_rows, float* out) {
+  const size_t vocab_size = config_.vocab_size;
   device_->wait();
-  std::memcpy(out, staged, n_bytes);
+  std::memcpy(out, state.staged_logits_.as<float>(), n_rows * vocab_size * sizeof(float));
   scale_logits(table_, {out, n_rows, vocab_size, vocab_size}, config_.logit_scale, config_.logit_soft_cap);
 }
 
@@ -343,8 +395,9 @@ void DeviceDecoder::row_logits(DeviceState& state, size_t first, size_t n_rows, 
   const std::lock_guard<std::mutex> lock(mutex_);
   EH2O_CHECK(state.shape_.all_rows, "logits of single rows need a session made with all_rows");
   for (size_t begin = 0; begin < n_rows; begin += kLogitRows) {
-    compute_logits(state, state.x_.as<float>() + (first + begin) * config_.model_dim,
-                   std::min(kLogitRows, n_rows - begin), out + begin * config_.vocab_size);
+    const size_t n = std::min(kLogitRows, n_rows - begin);
+    launch_logits(state, state.x_.as<float>() + (first + begin) * config_.model_dim, n);
+    read_logits(state, n, out + begin * config_.vocab_size);
   }
 }
 

@@ -52,6 +52,9 @@ class DeviceState {
   void end_call() { moved_states_ = true; }
   // Recurrent states from the device to the sequence, as they are to be saved.
   void download_states(Sequence& sequence);
+  // The position of the call's first row, and its tokens.
+  const uint32_t* start() const { return inputs_.as<uint32_t>(); }
+  const int32_t* tokens() const { return inputs_.as<int32_t>() + 1; }
   // [n_recurrent] of a recurrent layer.
   float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
@@ -80,7 +83,7 @@ class DeviceState {
   // Of kRowsAtOnce: what recurrent layers make of their input, or latent attention has between its products;
   // what was convolved.
   DeviceBuffer mixed_, convolved_;
-  DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, tokens_, logits_;
+  DeviceBuffer x_, qkv_, attended_, norm_, gate_, up_, q8_, d8_, parts_, states_, inputs_, logits_;
   // Of a sparse rule, of one layer: positions [n_kv_heads][max_context], then counts; states of both parts of
   // a chunk, [2][chunk][n_heads][2]; column sums, [n_kv_heads] of the chunk, then of the memory; synthetic
   // rows; bounds of the pages of a KV head, and the queries that meet them.
@@ -96,6 +99,12 @@ class DeviceState {
   std::vector<DeviceBuffer> ropes_;             // cos, then sin, of all rows of a call
   DeviceBuffer query_factors_;                  // of all rows of a call
   DeviceBuffer staged_, staged_logits_;         // pinned
+  // What a generated token asks of the device, as long as its attention has so many ranges of keys.
+  struct Token {
+    size_t n_ranges = 0;
+    bool has_logits = false;
+    DeviceGraph graph;
+  } token_;
 };
 
 // Called after every layer: layers done, of all.
@@ -144,7 +153,14 @@ class DeviceDecoder {
   };
   class DevicePageScores;
 
-  void stage(const Sequence& sequence, DeviceState& state, Span<const int32_t> tokens, size_t position);
+  void stage(const Rows& rows, Span<const int32_t> tokens);
+  void upload_inputs(const Rows& rows);
+  // Everything that a call asks of the device; end_layer, unless null, is called behind every layer.
+  void launch_call(const Rows& rows, bool is_decode, PromptEnd end, bool has_logits,
+                   const std::function<void(size_t layer)>& end_layer);
+  // Whether all tokens ask the same, but for what is staged and the number of ranges.
+  bool repeats_itself(const Sequence& sequence) const;
+  void replay_token(const Rows& token, bool has_logits);
   // f(some rows) for those that pass linear layers together.
   template <typename F>
   static void for_groups(const Rows& rows, const F& f) {
@@ -174,7 +190,7 @@ class DeviceDecoder {
   void rotate(const Rows& rows, size_t layer);
   void embed(const Rows& rows, const DeviceTable& table, size_t first, size_t n_columns, float scale,
              float* out);
-  void add_attended(const Rows& rows, size_t layer);
+  void add_attended(const Rows& rows, size_t layer, bool is_rounded);
   void feed_forward(const Rows& rows, size_t layer);
   void add_token_input(const Rows& rows, size_t layer);
   void scale_output(const Rows& rows, size_t layer);
@@ -183,13 +199,17 @@ class DeviceDecoder {
   void run_expert(const Rows& n_rows, const LayerSpec& spec, const FeedForward& ffn, const int32_t* indices,
                   float* out);
   void gate_up(const Rows& rows, const FeedForward& ffn, Activation activation, const float* input);
-  void attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode, PromptEnd end);
-  // Queries read every position up to their own, or their window; out [n][out_dim].
-  void attend_to_all(const Rows& rows, size_t layer, float* out);
+  // Whether what came out was rounded to 8 bits for the output projection, instead of being floats.
+  bool attend(const Rows& rows, const Rows& outputs, size_t layer, bool is_decode, PromptEnd end);
+  // The 8 bits into which attention writes what it gives; nothing where that is to be floats.
+  QuantisedRows rounds_to(const Rows& rows, size_t layer) const;
+  // Queries read every position up to their own, or their window; out [n][out_dim], or what `rounded` has.
+  void attend_to_all(const Rows& rows, size_t layer, float* out, const QuantisedRows& rounded = {});
   // Some of the rows, whose numbers are on the device too.
   void attend_to_all(const Rows& rows, size_t layer, const SampledRows& sample, const uint32_t* listed,
                      float* out);
-  void attend_in_ranges(AttendArguments a, size_t layer, size_t n_keys, size_t n_rows, float* out);
+  void attend_in_ranges(AttendArguments a, size_t layer, size_t n_keys, size_t n_rows, float* out,
+                        const QuantisedRows& rounded = {});
   void attend_under_guard(const Rows& rows, size_t layer, PromptEnd end);
   void attend_by_policy(const Rows& rows, size_t layer, PromptEnd end);
   AttentionError measure_error(const Rows& rows, size_t layer, PromptEnd end);
@@ -244,7 +264,8 @@ class DeviceDecoder {
                     bool accumulates = false);
   void launch_multiply(const MultiplyArguments& a, size_t n_heads);  // heads: of a list
   bool is_quantised(const Linear& linear) const { return is_tiled(weights_.format(linear.weight)); }
-  void compute_logits(DeviceState& state, const float* x, size_t n_rows, float* out);
+  void launch_logits(DeviceState& state, const float* x, size_t n_rows);
+  void read_logits(DeviceState& state, size_t n_rows, float* out);
 
   DecoderConfig config_;
   const KernelTable& table_;

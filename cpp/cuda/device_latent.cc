@@ -47,7 +47,8 @@ void DeviceDecoder::project_latent(const Rows& rows, size_t layer) {
   a.nope_dim = u32(latent.nope_dim);
   a.rope_dim = u32(latent.rope_dim);
   a.stride = u32(stride);
-  a.first = u32(rows.position);
+  a.start = state.start();
+  a.first = u32(rows.first);
   a.eps = config_.norm_eps;
   device_->launch("latent_rows", a, n_heads + 1, rows.n, 1, kWarpSize, 0);
 }

@@ -48,7 +48,7 @@ struct Sizes {
     d8 = q8 / 32 * sizeof(float);
     parts = kAttendRows * sizeof(float) * n_splits * out_dim;
     states = kAttendRows * sizeof(float) * n_splits * n_heads * 2;
-    tokens = shape.batch_size * sizeof(int32_t);
+    inputs = (1 + shape.batch_size) * sizeof(int32_t);
     logits = kLogitRows * sizeof(float) * config.vocab_size;
     if (!needs.reads_all) {
       const size_t n_kv_heads = widest([](const LayerSpec& layer) { return layer.heads.n_kv_heads; });
@@ -79,10 +79,10 @@ struct Sizes {
     }
     if (temperature_of(config).period > 0) query_factors = all_rows;
     for (const size_t size : ropes) staged += size;
-    staged += tokens + query_factors;
+    staged += inputs + query_factors;
   }
 
-  size_t x, norm, qkv, attended, gate, q8, d8, parts, states, tokens, logits;
+  size_t x, norm, qkv, attended, gate, q8, d8, parts, states, inputs, logits;
   size_t mixed, convolved;
   size_t memory = 0, synthetic = 0, joined = 0, sums = 0, bounds = 0, signs = 0, queries = 0, sampled = 0;
   size_t router, expert_input, expert_outputs, routes;
@@ -91,7 +91,7 @@ struct Sizes {
 
   size_t device_total() const {
     size_t total = mixed + convolved + x + norm + qkv + attended + 2 * gate + q8 + d8 + parts + states +
-                   tokens + logits + memory + synthetic + joined + sums + bounds + signs + router +
+                   inputs + logits + memory + synthetic + joined + sums + bounds + signs + router +
                    expert_input + expert_outputs + routes + query_factors + sampled;
     for (const size_t size : ropes) total += size;
     return total;
@@ -156,7 +156,7 @@ DeviceState::DeviceState(Device& device, const DecoderConfig& config, const Sequ
   d8_ = DeviceBuffer(device, sizes.d8);
   parts_ = DeviceBuffer(device, sizes.parts);
   states_ = DeviceBuffer(device, sizes.states);
-  tokens_ = DeviceBuffer(device, sizes.tokens);
+  inputs_ = DeviceBuffer(device, sizes.inputs);
   logits_ = DeviceBuffer(device, sizes.logits);
   memory_ = DeviceBuffer(device, sizes.memory);
   joined_ = DeviceBuffer(device, sizes.joined);

@@ -14,11 +14,14 @@ using CUcontext = struct ContextOfDriver*;
 using CUmodule = struct ModuleOfDriver*;
 using CUfunction = struct FunctionOfDriver*;
 using CUstream = struct StreamOfDriver*;
+using CUgraph = struct GraphOfDriver*;
+using CUgraphExec = struct GraphExecOfDriver*;
 
 // CUresult
 inline constexpr int kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNoDevice = 100, kCudaInvalidDevice = 101,
                      kCudaNoBinaryForGpu = 209, kCudaUnsupportedPtx = 222, kCudaNotFound = 500,
-                     kCudaIllegalAddress = 700, kCudaLaunchFailed = 719, kCudaSystemNotReady = 802;
+                     kCudaIllegalAddress = 700, kCudaLaunchFailed = 719, kCudaSystemNotReady = 802,
+                     kCudaCaptureUnsupported = 900;
 // CUdevice_attribute
 inline constexpr int kAttributeClockRate = 13, kAttributeProcessors = 16, kAttributeIntegrated = 18,
                      kAttributeComputeMajor = 75, kAttributeComputeMinor = 76,
@@ -27,6 +30,8 @@ inline constexpr int kAttributeClockRate = 13, kAttributeProcessors = 16, kAttri
 inline constexpr int kFunctionMaxDynamicSharedBytes = 8;
 // Flags of cuStreamCreate: does not wait for the default stream.
 inline constexpr unsigned kStreamNonBlocking = 1;
+// CUstreamCaptureMode: other threads may go on allocating.
+inline constexpr int kCaptureThreadLocal = 1;
 
 // Result, name, parameters. Names are those that the library exports, of the newest version of each function
 // that CUDA 11.4, the oldest on Jetson with these kernels, has.
@@ -50,6 +55,12 @@ inline constexpr unsigned kStreamNonBlocking = 1;
   X(cuStreamCreate, (CUstream * stream, unsigned flags))                                          \
   X(cuStreamDestroy_v2, (CUstream stream))                                                        \
   X(cuStreamSynchronize, (CUstream stream))                                                       \
+  X(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                         \
+  X(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                       \
+  X(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))   \
+  X(cuGraphDestroy, (CUgraph graph))                                                              \
+  X(cuGraphExecDestroy, (CUgraphExec exec))                                                       \
+  X(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                           \
   X(cuModuleLoadData, (CUmodule * module, const void* image))                                     \
   X(cuModuleUnload, (CUmodule module))                                                            \
   X(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name))              \

@@ -51,6 +51,9 @@ inline size_t attend_heads(size_t group, size_t key_dim) {
   return group <= most ? group : most < 4 ? most : most / 4 * 4;
 }
 
+// Ranges of keys of attend_split.
+inline size_t ranges_of(size_t n_keys) { return ceil_div(n_keys, size_t{kSplitKeys}); }
+
 // Rows from which on attention goes by tiles of 64 of them rather than row by row.
 inline constexpr size_t kTilesFromRows = 16;
 

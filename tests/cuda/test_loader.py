@@ -309,7 +309,7 @@ def test_the_calls_of_a_prompt_and_a_token(
         "shape = SessionShape(max_context=64, batch_size=32, chunk_size=16, cache_type='f16')\n"
         "runner = model.start_session(DenseConfig(), shape)\n"
         "runner.prefill(numpy.arange(5, 15, dtype=numpy.int32), is_last=True)\n"
-        "runner.decode(7)\n"
+        "for token in 7, 8, 9: runner.decode(token)\n"
     )
     everything = os.environ | environment
     subprocess.run([sys.executable, "-c", script, str(path)], env=everything, check=True)
@@ -340,16 +340,21 @@ def test_the_calls_of_a_prompt_and_a_token(
         return [*calls, *product(n, 64)]
 
     for n in (rows, token):
-        copies = [f"up {n * 4}", *[f"up {n * 8 * 4}"] * 2]  # tokens; cos and sin
+        copies = [f"up {(1 + n) * 4}", *[f"up {n * 8 * 4}"] * 2]  # position, tokens; cos and sin
         # A prompt reports between layers, a token does not; of the last one only its last row
         # goes on.
         between = ["wait"] if n > 1 else []
         layers = [*[*layer_of(n, n), *between] * (n_layers - 1), *layer_of(n, 1), *between]
         logits = ["norm_rows 1 1 1", f"multiply_q8 {vocab // 16} 1 1", f"down {vocab * 4}", "wait"]
-        expected += [*copies, f"embed_rows {n} 1 1", *layers, *logits, "wait"]
+        asked = [*copies, f"embed_rows {n} 1 1", *layers, *logits, "wait"]
+        expected += asked
+    # The second token is recorded, and like the third it is one call.
+    replay = [f"replay {len(asked) - 2}", "wait", "wait"]
+    expected += ["record", *asked[:-2], "end", *replay, *replay]
 
     words = {"cuMemcpyHtoDAsync_v2": "up", "cuMemcpyDtoHAsync_v2": "down"}
-    words["cuStreamSynchronize"] = "wait"
+    words |= {"cuStreamBeginCapture_v2": "record", "cuStreamEndCapture": "end"}
+    words |= {"cuGraphLaunch": "replay", "cuStreamSynchronize": "wait"}
     actual = []
     for call in calls:
         if call[0] == "cuLaunchKernel":
@@ -359,6 +364,8 @@ def test_the_calls_of_a_prompt_and_a_token(
     first = actual.index(f"embed_rows {rows} 1 1") - 3
     assert actual[first : first + len(expected)] == expected
     assert set(actual[first + len(expected) :]) == {"wait"}  # before memory is given back
+    made = [name for name in names if name.startswith("cuGraph") and name != "cuGraphLaunch"]
+    assert made == ["cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphExecDestroy"]
 
 
 def test_environment_chooses_the_device(

@@ -13,6 +13,8 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda/driver_api.h"
 #include "cuda/kernels/attend.cuh"
@@ -33,9 +35,25 @@ struct FunctionOfDriver {
 };
 struct ModuleOfDriver {};
 struct ContextOfDriver {};
+using Work = std::function<CUresult()>;
+struct GraphOfDriver {
+  std::vector<Work> work;
+};
+struct GraphExecOfDriver {
+  std::vector<Work> work;
+};
 struct StreamOfDriver {
   int number;
-  std::deque<std::function<CUresult()>> work;
+  std::deque<Work> work;
+  GraphOfDriver* recording = nullptr;
+
+  void push(Work next) {
+    if (recording) {
+      recording->work.push_back(std::move(next));
+    } else {
+      work.push_back(std::move(next));
+    }
+  }
 };
 
 namespace {
@@ -230,14 +248,15 @@ EXPORT cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n_bytes, CU
   Driver& d = driver();
   if (!lies_in(d.device_memory, reinterpret_cast<void*>(to), n_bytes)) return kCudaIllegalAddress;
   if (lies_in(d.pinned_memory, from, n_bytes)) {
-    stream->work.push_back([=] {
+    stream->push([=] {
       std::memcpy(reinterpret_cast<void*>(to), from, n_bytes);
       return kCudaSuccess;
     });
     return kCudaSuccess;
   }
+  if (stream->recording) return kCudaCaptureUnsupported;  // the memory may be gone
   std::string bytes(static_cast<const char*>(from), n_bytes);
-  stream->work.push_back([to, bytes = std::move(bytes)] {
+  stream->push([to, bytes = std::move(bytes)] {
     std::memcpy(reinterpret_cast<void*>(to), bytes.data(), bytes.size());
     return kCudaSuccess;
   });
@@ -246,7 +265,7 @@ EXPORT cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n_bytes, CU
 EXPORT cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t n_bytes, CUstream stream) {
   BEGIN(std::to_string(n_bytes) + of(stream));
   if (!lies_in(driver().device_memory, reinterpret_cast<void*>(from), n_bytes)) return kCudaIllegalAddress;
-  stream->work.push_back([=] {
+  stream->push([=] {
     std::memcpy(to, reinterpret_cast<const void*>(from), n_bytes);
     return kCudaSuccess;
   });
@@ -266,7 +285,40 @@ EXPORT cuStreamDestroy_v2(CUstream stream) {
 }
 EXPORT cuStreamSynchronize(CUstream stream) {
   BEGIN(of(stream));
-  return drain(*stream);
+  return stream->recording ? kCudaCaptureUnsupported : drain(*stream);
+}
+EXPORT cuStreamBeginCapture_v2(CUstream stream, int) {
+  BEGIN(of(stream));
+  if (stream->recording) return kCudaCaptureUnsupported;
+  stream->recording = new GraphOfDriver;
+  return kCudaSuccess;
+}
+EXPORT cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  BEGIN(of(stream));
+  *graph = std::exchange(stream->recording, nullptr);
+  return *graph ? kCudaSuccess : kCudaCaptureUnsupported;
+}
+EXPORT cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long) {
+  BEGIN();
+  *exec = new GraphExecOfDriver{graph->work};
+  return kCudaSuccess;
+}
+EXPORT cuGraphDestroy(CUgraph graph) {
+  const std::lock_guard<std::mutex> lock(driver().mutex);
+  begin(__func__);
+  delete graph;
+  return kCudaSuccess;
+}
+EXPORT cuGraphExecDestroy(CUgraphExec exec) {
+  const std::lock_guard<std::mutex> lock(driver().mutex);
+  begin(__func__);
+  delete exec;
+  return kCudaSuccess;
+}
+EXPORT cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+  BEGIN(std::to_string(exec->work.size()) + of(stream));
+  for (const Work& work : exec->work) stream->push(work);
+  return kCudaSuccess;
 }
 EXPORT cuModuleLoadData(CUmodule* module, const void* image) {
   const bool is_elf = std::memcmp(image,
@@ -311,7 +363,7 @@ EXPORT cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, uns
   if (skipped != nullptr && name == skipped) return kCudaSuccess;
   if (block_y != 1 || block_z != 1 || shared_bytes > static_cast<unsigned>(function->most_shared_bytes))
     return 1;
-  stream->work.push_back([&d, name, grid, block_x, shared_bytes, kernel = function->bind(arguments[0])] {
+  stream->push([&d, name, grid, block_x, shared_bytes, kernel = function->bind(arguments[0])] {
     const std::string error = d.block.run(kernel, grid, block_x, shared_bytes, ++d.seed);
     return error.empty() ? kCudaSuccess : lose(name + ": " + error);
   });

@@ -192,6 +192,7 @@ struct RopeArguments {
   const float* k_norm;     // likewise
   const float* q_factors;  // [rows] of the queries, behind all else; or null
   float eps;
+  const uint32_t* start;  // as in AttendArguments
 };
 
 // Latent attention (see LatentHeads): rows of qkv [rows][stride] are queries [n_heads][row_dim], of which the
@@ -207,6 +208,7 @@ struct LatentArguments {
   DeviceCache cache;  // values are keys
   uint32_t n_heads, rank, nope_dim, rope_dim, stride, first;
   float eps;
+  const uint32_t* start;  // as in AttendArguments
 };
 
 // The rows of the cache that queries read: all positions from `lowest` on up to their own (and within the
@@ -232,7 +234,8 @@ struct AttendArguments {
   KeyList keys;
   uint32_t stride, first, first_split, n_splits, block_heads;
   float scale, soft_cap;
-  const uint32_t* rows;  // of qkv, or null
+  const uint32_t* rows;   // of qkv, or null
+  const uint32_t* start;  // a position that is added to first, or null
 };
 
 // Rows of a cache that queries read in one softmax with others.
@@ -260,13 +263,21 @@ struct AttendTilesArguments {
   float scale, soft_cap;
 };
 
-// Puts the splits together in their order: out [rows][n_heads * value_dim]. Grid: (n_heads, rows).
+// Puts the splits together: out [rows][n_heads * value_dim], or, of heads of a multiple of 32, the same in 8
+// bits. Grid: (n_heads, rows).
 struct CombineArguments {
   const float* parts;
   const float* states;
-  float* out;
+  float* out;  // or null
   uint32_t n_heads, value_dim, n_splits;
   const float* sinks = nullptr;  // [n_heads] logits that take a part of every softmax, or null
+  QuantisedRows xq{};            // [rows] of as many columns, without padding; q may be null
+};
+// How they are put together: 128 splits at a time, whose factors stand here for all threads.
+struct CombineShared {
+  float factors[128], warps[4];
+  float sums[4][128];  // of a thread's columns
+  float out[512];      // some columns
 };
 
 // The state of the softmax over some ranges, first_split and on: out [rows * n_heads][2], maximum and sum.

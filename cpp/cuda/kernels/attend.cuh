@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/arguments.h"
+#include "cuda/kernels/rows.cuh"
 
 namespace edgeh2o::cuda {
 
@@ -141,7 +142,7 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
   float* const queries = reinterpret_cast<float*>(shared_memory);
   float* const logits = queries + group * key_dim;
   const uint32_t of_qkv = a.rows ? a.rows[row] : row;
-  const ListedKeys keys(a.keys, kv_head, a.first + of_qkv);
+  const ListedKeys keys(a.keys, kv_head, first_of(a) + of_qkv);
   const uint32_t first_key = range * kSplitKeys;
   const uint32_t n_keys = first_key >= keys.count               ? 0
                           : keys.count - first_key < kSplitKeys ? keys.count - first_key
@@ -222,22 +223,86 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
   }
 }
 
-EH2O_KERNEL(combine_splits, CombineArguments, kAttendThreads) {
+// One head of a row, kValues columns a thread; threads that are left over share the splits.
+template <int kValues>
+EH2O_DEVICE void combine_head(const CombineArguments& a, CombineShared& s) {
   const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
+  const uint32_t t = static_cast<uint32_t>(thread_index());
   const size_t first = (static_cast<size_t>(row) * a.n_heads + head) * a.n_splits;
+  const float* const states = a.states + 2 * first;
   const float sink = a.sinks ? a.sinks[head] * 1.44269504f : -3.0e38f;
   float most = sink;
-  for (uint32_t s = 0; s < a.n_splits; ++s) most = larger(most, a.states[2 * (first + s)]);
-  for (uint32_t d = static_cast<uint32_t>(thread_index()); d < a.value_dim; d += kAttendThreads) {
-    float sum = a.sinks ? exp2_fast(sink - most) : 0.0f, value = 0.0f;
-    for (uint32_t s = 0; s < a.n_splits; ++s) {
-      const float l = a.states[2 * (first + s) + 1];
-      if (l == 0.0f) continue;  // no keys: its part was not written
-      const float factor = exp2_fast(a.states[2 * (first + s)] - most);
-      sum = multiply_add(factor, l, sum);
-      value = multiply_add(factor, a.parts[(first + s) * a.value_dim + d], value);
+  EH2O_UNROLL_4
+  for (uint32_t i = t; i < a.n_splits; i += kAttendThreads) most = larger(most, states[2 * i]);
+  most = reduce_max<kWarpSize>(most);
+  if (t % kWarpSize == 0) s.warps[t / kWarpSize] = most;
+  sync_block();
+  for (int warp = 0; warp < kAttendThreads / kWarpSize; ++warp) most = larger(most, s.warps[warp]);
+
+  const uint32_t n_pieces = a.value_dim / kValues;
+  const uint32_t width = n_pieces < kAttendThreads ? n_pieces : kAttendThreads;
+  const uint32_t n_shares = kAttendThreads / width, share = t / width;
+  for (uint32_t first_piece = 0; first_piece < n_pieces; first_piece += width) {
+    const uint32_t piece = first_piece + t % width;
+    const bool is_active = share < n_shares && piece < n_pieces;
+    float sums[kValues] = {}, weight = 0.0f;
+    for (uint32_t base = 0; base < a.n_splits; base += kAttendThreads) {
+      const uint32_t n = a.n_splits - base < kAttendThreads ? a.n_splits - base : kAttendThreads;
+      // Without keys a split's part was not written.
+      const float l = t < n ? states[2 * (base + t) + 1] : 0.0f;
+      const float factor = l != 0.0f ? exp2_fast(states[2 * (base + t)] - most) : 0.0f;
+      weight = multiply_add(factor, l, weight);
+      sync_block();  // what stood there has been read by all
+      s.factors[t] = factor;
+      sync_block();
+      EH2O_UNROLL_4
+      for (uint32_t i = share; i < (is_active ? n : 0); i += n_shares) {
+        const float* const part = a.parts + (first + base + i) * a.value_dim + piece * kValues;
+        float x[4];
+        if constexpr (kValues == 4) {
+          load_cached4(x, part, DeviceCacheType::kF32, 0);
+        } else {
+          x[0] = *part;
+        }
+        const float f = s.factors[i];
+        EH2O_UNROLL
+        for (int e = 0; e < kValues; ++e) sums[e] = f != 0.0f ? multiply_add(f, x[e], sums[e]) : sums[e];
+      }
     }
-    a.out[(static_cast<size_t>(row) * a.n_heads + head) * a.value_dim + d] = divide(value, sum);
+    weight = reduce_add<kWarpSize>(weight);
+    if (t % kWarpSize == 0) s.warps[t / kWarpSize] = weight;
+    EH2O_UNROLL
+    for (int e = 0; e < kValues; ++e) s.sums[e][t] = sums[e];
+    sync_block();
+    if (share == 0 && is_active) {
+      float total = a.sinks ? exp2_fast(sink - most) : 0.0f;
+      for (int warp = 0; warp < kAttendThreads / kWarpSize; ++warp) total += s.warps[warp];
+      EH2O_UNROLL
+      for (int e = 0; e < kValues; ++e) {
+        float sum = 0.0f;
+        for (uint32_t other = 0; other < n_shares; ++other) sum += s.sums[e][other * width + t];
+        s.out[t * kValues + e] = divide(sum, total);
+      }
+    }
+    sync_block();
+    const uint32_t n_columns = (n_pieces - first_piece < width ? n_pieces - first_piece : width) * kValues;
+    const uint32_t column = head * a.value_dim + first_piece * kValues, end = column + n_columns;
+    if (a.xq.q) {
+      quantise_row<kRowWarps>(a.xq, row, column, end, end, [&](uint32_t i) { return s.out[i - column]; });
+    }
+    if (!a.out) continue;
+    float* const out = a.out + static_cast<size_t>(row) * a.n_heads * a.value_dim + column;
+    for (uint32_t i = t; i < n_columns; i += kAttendThreads) out[i] = s.out[i];
+  }
+}
+
+EH2O_KERNEL(combine_splits, CombineArguments, kAttendThreads) {
+  EH2O_SHARED_MEMORY;
+  CombineShared& shared = *reinterpret_cast<CombineShared*>(shared_memory);
+  if (a.value_dim % 4 == 0) {
+    combine_head<4>(a, shared);
+  } else {
+    combine_head<1>(a, shared);
   }
 }
 

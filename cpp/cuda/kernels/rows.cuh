@@ -189,6 +189,12 @@ EH2O_DEVICE void rotate_pairs(const float* x, float* out, const float* cos, cons
   }
 }
 
+// The position of a launch's first row.
+template <typename Arguments>
+EH2O_DEVICE uint32_t first_of(const Arguments& a) {
+  return a.start ? a.first + *a.start : a.first;
+}
+
 // A warp per head: those of q, of k, of v.
 EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
   const uint32_t head = static_cast<uint32_t>(block_x()), row = static_cast<uint32_t>(block_y());
@@ -213,7 +219,7 @@ EH2O_KERNEL(rope_rows, RopeArguments, kWarpSize) {
     return;
   }
   store_row(is_value ? a.cache.v : a.cache.k, is_value ? a.cache.v_type : a.cache.k_type,
-            static_cast<size_t>(kv_head) * a.cache.max_context + a.first + row, x, dim);
+            static_cast<size_t>(kv_head) * a.cache.max_context + first_of(a) + row, x, dim);
 }
 
 // A warp per query head, and one for the row that is cached.
@@ -230,7 +236,7 @@ EH2O_KERNEL(latent_rows, LatentArguments, kWarpSize) {
   norm_head(out, a.rank, a.norm, a.eps);
   rotate_pairs(out + a.rank, out + a.rank, cos, sin, a.rope_dim / 2);
   sync_warp();
-  store_row(a.cache.k, a.cache.k_type, a.first + row, out, row_dim);
+  store_row(a.cache.k, a.cache.k_type, first_of(a) + row, out, row_dim);
 }
 
 }  // namespace edgeh2o::cuda

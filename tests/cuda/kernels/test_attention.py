@@ -8,10 +8,13 @@ import pytest
 from tests.cuda.packing import (
     EPS,
     ORDERS,
+    check_quantised,
+    empty_quantised,
     normed,
 )
 from tests.reference.cached_rows import stored as stored_rows
 from tools.cuda_driver import (
+    COMBINE_SHARED_BYTES,
     Attend,
     Cache,
     Columns,
@@ -20,6 +23,7 @@ from tools.cuda_driver import (
     Heads,
     Join,
     KeyList,
+    Quantised,
     Rope,
     Signs,
     attend_shared_bytes,
@@ -51,6 +55,8 @@ def test_rope_rows(device: Device, cache_type: int, has_norms: bool) -> None:
         sin=device.put(np.sin(angles).astype(np.float32)), cache=cache, heads=HEADS,
         stride=STRIDE, n_pairs=n_pairs, first=first, norms_values=has_norms, eps=EPS,
     )  # fmt: skip
+    if has_norms:  # a part of the position is known to the device alone
+        arguments.first, arguments.start = 5, device.put(np.array([first - 5], np.uint32))
     q_norm, k_norm = random.normal(size=(2, KEY_DIM)).astype(np.float32)
     factors = random.uniform(1, 2, size=3).astype(np.float32)
     if has_norms:
@@ -117,7 +123,7 @@ def test_a_cache_in_8_bits(device: Device) -> None:
     combine = Combine(
         parts=parts, states=states, out=out, n_heads=2, value_dim=dim, n_splits=n_splits
     )
-    device.launch("combine_splits", combine, (2, 1))
+    device.launch("combine_splits", combine, (2, 1), shared=COMBINE_SHARED_BYTES)
     for head, got in enumerate(device.get(out, (2, dim), np.float32)):
         logits = expected[:, 0, head] @ qkv[-1, head].astype(np.float64) * scale
         weights = np.exp(logits - logits.max())
@@ -178,18 +184,62 @@ def test_attention(
             parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM,
             n_splits=n_splits, sinks=None if sinks is None else device.put(sinks),
         )  # fmt: skip
-        device.launch("combine_splits", joined, (N_HEADS, n_rows))
+        device.launch("combine_splits", joined, (N_HEADS, n_rows), shared=COMBINE_SHARED_BYTES)
         results.append(device.get(out, expected.shape, np.float32))
     np.testing.assert_allclose(results[0], expected, rtol=2e-5, atol=2e-6)
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
-    # Some of the rows.
+    # Some of the rows, and a part of their position that is known to the device alone.
     arguments.rows = device.put(np.array([2, 0], np.uint32))
+    arguments.first, arguments.start = 0, device.put(np.array([first], np.uint32))
     device.launch("attend_split", arguments, (n_splits, N_KV, 2), shared=shared)
-    device.launch("combine_splits", joined, (N_HEADS, 2))
+    device.launch("combine_splits", joined, (N_HEADS, 2), shared=COMBINE_SHARED_BYTES)
     named = device.get(out, (2, *expected.shape[1:]), np.float32)
     np.testing.assert_array_equal(named, results[0][[2, 0]])
+
+
+@pytest.mark.parametrize("sink", [None, 1.0])
+@pytest.mark.parametrize(
+    ("n_splits", "value_dim"), [(1, 32), (130, 64), (300, 96), (3, 600), (7, 37)]
+)
+def test_splits_are_put_together(
+    device: Device, n_splits: int, value_dim: int, sink: float | None
+) -> None:
+    """More of them than threads and wider heads too, of which some had no keys; also in 8 bits."""
+    random = np.random.default_rng(n_splits)
+    n_rows, n_heads = 2, 2
+    parts = random.normal(size=(n_rows, n_heads, n_splits, value_dim)).astype(np.float32)
+    states = np.stack(
+        [random.normal(size=parts.shape[:3]) * 4, random.uniform(1, 9, size=parts.shape[:3])], -1
+    ).astype(np.float32)
+    is_empty = np.arange(n_splits) % 5 == 2
+    states[:, :, is_empty] = -3.0e38, 0.0
+    parts[:, :, is_empty] = np.nan  # were not written
+    sinks = None if sink is None else np.full(n_heads, sink, np.float32)
+
+    known = parts[:, :, ~is_empty].astype(np.float64)
+    maxima, sums = np.moveaxis(states[:, :, ~is_empty].astype(np.float64), -1, 0)
+    factors = np.exp2(maxima)
+    total = (factors * sums).sum(-1) + (0.0 if sink is None else np.exp(sink))
+    expected = (factors[..., None] * known).sum(2) / total[..., None]
+
+    out = device.empty(expected.size * 4)
+    is_rounded = value_dim % 32 == 0
+    rounded = empty_quantised(device, n_rows, n_heads * value_dim) if is_rounded else Quantised()
+    arguments = Combine(
+        parts=device.put(parts), states=device.put(states), out=out, n_heads=n_heads,
+        value_dim=value_dim, n_splits=n_splits, xq=rounded,
+        sinks=None if sinks is None else device.put(sinks),
+    )  # fmt: skip
+    device.launch("combine_splits", arguments, (n_heads, n_rows), shared=COMBINE_SHARED_BYTES)
+    got = device.get(out, expected.shape, np.float32)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    if is_rounded:
+        check_quantised(device, rounded, got.reshape(n_rows, -1).astype(np.float64))
+        arguments.out = None
+        device.launch("combine_splits", arguments, (n_heads, n_rows), shared=COMBINE_SHARED_BYTES)
+        check_quantised(device, rounded, got.reshape(n_rows, -1).astype(np.float64))
 
 
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
@@ -242,7 +292,7 @@ def test_sparse_attention_of_a_chunk(
     joined = Combine(
         parts=parts_at, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=3
     )
-    device.launch("combine_splits", joined, (N_HEADS, n_rows))
+    device.launch("combine_splits", joined, (N_HEADS, n_rows), shared=COMBINE_SHARED_BYTES)
     got = device.get(out, expected.shape, np.float32)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
     for part, (key_list, begin, n_ranges) in enumerate(((own_keys, 0, 1), (memory, 1, 2))):
@@ -323,7 +373,7 @@ def test_rows_that_stand_for_several(device: Device, soft_cap: float, has_sinks:
         parts=parts, states=states, out=out, n_heads=N_HEADS, value_dim=VALUE_DIM, n_splits=4,
         sinks=at_sinks,
     )  # fmt: skip
-    device.launch("combine_splits", joined, (N_HEADS, n_rows))
+    device.launch("combine_splits", joined, (N_HEADS, n_rows), shared=COMBINE_SHARED_BYTES)
     got = device.get(out, expected.shape, np.float32)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
     join = Join(

@@ -8,6 +8,7 @@ import pytest
 from tests.cuda.packing import EPS, ORDERS, normed
 from tests.reference.cached_rows import stored as stored_rows
 from tools.cuda_driver import (
+    COMBINE_SHARED_BYTES,
     Attend,
     Cache,
     Columns,
@@ -135,7 +136,7 @@ def test_many_heads_of_one_row(
                 n_splits=3, block_heads=block_heads,
             )  # fmt: skip
             device.launch("attend_split", attend, (n_ranges, n_blocks, n_rows), shared=n_bytes)
-        device.launch("combine_splits", combine, (n_heads, n_rows))
+        device.launch("combine_splits", combine, (n_heads, n_rows), shared=COMBINE_SHARED_BYTES)
         results.append(device.get(out, expected.shape, np.float32))
     np.testing.assert_allclose(results[0], expected, rtol=2e-5, atol=2e-6)
     for other in results[1:]:
