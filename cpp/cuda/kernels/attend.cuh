@@ -20,27 +20,78 @@ EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
   return static_cast<const float*>(rows)[i];
 }
 
-// Four values of a row from i on, a multiple of 4.
-EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
-  if (type == DeviceCacheType::kQ8) {  // aligned to 2 bytes
+// kCount values of a row from i on, a multiple of kCount: 4 or 8.
+template <DeviceCacheType kType, int kCount>
+EH2O_DEVICE void load_row(float (&out)[kCount], const void* rows, size_t i) {
+  if constexpr (kType == DeviceCacheType::kQ8) {  // aligned to 2 bytes
     const uint8_t* block = static_cast<const uint8_t*>(rows) + i / kCacheBlock * kCacheBlockBytes;
     const float d = f32_from_f16(*reinterpret_cast<const uint16_t*>(block));
     const auto* quants = reinterpret_cast<const uint16_t*>(block + 2 + i % kCacheBlock);
     EH2O_UNROLL
-    for (uint32_t e = 0; e < 4; ++e) {
+    for (int e = 0; e < kCount; ++e) {
       out[e] = d * static_cast<float>(static_cast<int8_t>(quants[e / 2] >> (8 * (e % 2))));
     }
-    return;
-  }
-  if (type == DeviceCacheType::kF16) {
+  } else if constexpr (kType == DeviceCacheType::kF16 && kCount == 8) {
+    const Words4 w = load_constant16(static_cast<const uint16_t*>(rows) + i);
+    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+    EH2O_UNROLL
+    for (int e = 0; e < kCount; ++e) out[e] = half_of(words[e / 2], e % 2);
+  } else if constexpr (kType == DeviceCacheType::kF16) {
     const Words2 w = load_constant8(static_cast<const uint16_t*>(rows) + i);
     out[0] = half_of(w.x, 0), out[1] = half_of(w.x, 1);
     out[2] = half_of(w.y, 0), out[3] = half_of(w.y, 1);
   } else {
-    const Words4 w = load_constant16(static_cast<const float*>(rows) + i);
-    out[0] = float_of_bits(w.x), out[1] = float_of_bits(w.y);
-    out[2] = float_of_bits(w.z), out[3] = float_of_bits(w.w);
+    EH2O_UNROLL
+    for (int e = 0; e < kCount; e += 4) {
+      const Words4 w = load_constant16(static_cast<const float*>(rows) + i + e);
+      out[e] = float_of_bits(w.x), out[e + 1] = float_of_bits(w.y);
+      out[e + 2] = float_of_bits(w.z), out[e + 3] = float_of_bits(w.w);
+    }
   }
+}
+
+// Four values of a row of any type.
+EH2O_DEVICE void load_cached4(float (&out)[4], const void* rows, DeviceCacheType type, size_t i) {
+  if (type == DeviceCacheType::kQ8) {
+    load_row<DeviceCacheType::kQ8>(out, rows, i);
+  } else if (type == DeviceCacheType::kF16) {
+    load_row<DeviceCacheType::kF16>(out, rows, i);
+  } else {
+    load_row<DeviceCacheType::kF32>(out, rows, i);
+  }
+}
+
+// Rows of one type, so that loads of several can be on their way.
+template <DeviceCacheType kType>
+struct RowsOf {
+  static constexpr int kCount = 8;
+  EH2O_DEVICE void load(float (&out)[8], size_t i) const { load_row<kType>(out, rows, i); }
+  const void* rows;
+};
+
+// Rows of any type whose width is no multiple of 8: kWidth values at a time, 4 or 1.
+template <int kWidth>
+struct AnyRows {
+  static constexpr int kCount = kWidth;
+  EH2O_DEVICE void load(float (&out)[kWidth], size_t i) const {
+    if constexpr (kWidth == 4) {
+      load_cached4(out, rows, type, i);
+    } else {
+      out[0] = cached(rows, type, i);
+    }
+  }
+  const void* rows;
+  DeviceCacheType type;
+};
+
+// f(the rows), by the widest loads that their width allows.
+template <typename F>
+EH2O_DEVICE void with_rows(const void* rows, DeviceCacheType type, uint32_t width, const F& f) {
+  if (width % 8 == 0 && type == DeviceCacheType::kF16) return f(RowsOf<DeviceCacheType::kF16>{rows});
+  if (width % 8 == 0 && type == DeviceCacheType::kQ8) return f(RowsOf<DeviceCacheType::kQ8>{rows});
+  if (width % 8 == 0) return f(RowsOf<DeviceCacheType::kF32>{rows});
+  if (width % 4 == 0) return f(AnyRows<4>{rows, type});
+  f(AnyRows<1>{rows, type});
 }
 
 // tanh as 1 - 2 / (exp(2 x) + 1).
@@ -72,63 +123,163 @@ struct WeighedRange {
   size_t first_part;
 };
 
-// The weighted sums of values, kValues columns a thread, four queries at a time, which read a value once.
-// Threads that are left over share the keys; scratch [4 kValues][kAttendThreads] adds up what they have.
-template <int kValues>
-EH2O_DEVICE void weigh_values(const AttendArguments& a, const ListedKeys& keys, const WeighedRange& range,
-                              const float* weights, float* scratch) {
-  const uint32_t t = static_cast<uint32_t>(thread_index()), value_dim = a.heads.value_dim;
-  const uint32_t n_pieces = value_dim / kValues;
-  const uint32_t width = n_pieces < kAttendThreads ? n_pieces : kAttendThreads;
-  const uint32_t n_shares = width > 0 ? kAttendThreads / width : 0;
-  for (uint32_t g0 = 0; g0 < range.group; g0 += 4) {
-    for (uint32_t first = 0; first < n_pieces; first += width) {
-      const uint32_t piece = first + t % width, share = t / width;
-      float sums[4][kValues] = {};
-      if (piece < n_pieces && share < n_shares) {
-        EH2O_UNROLL_4
-        for (uint32_t key = share; key < range.n_keys; key += n_shares) {
-          const size_t at = (range.head_row + keys.position(range.first_key + key)) * a.heads.value_stride +
-                            piece * kValues;
-          float values[4];
-          if constexpr (kValues == 4) {
-            load_cached4(values, a.cache.v, a.cache.v_type, at);
-          } else {
-            values[0] = cached(a.cache.v, a.cache.v_type, at);
-          }
-          EH2O_UNROLL
-          for (uint32_t g = 0; g < 4; ++g) {
-            if (g0 + g >= range.group) continue;
-            const float weight = weights[(g0 + g) * kSplitKeys + key];
-            EH2O_UNROLL
-            for (int e = 0; e < kValues; ++e) sums[g][e] = multiply_add(weight, values[e], sums[g][e]);
-          }
-        }
-      }
-      EH2O_UNROLL
-      for (int g = 0; g < 4; ++g) {
-        EH2O_UNROLL
-        for (int e = 0; e < kValues; ++e) scratch[(g * kValues + e) * kAttendThreads + t] = sums[g][e];
-      }
-      sync_block();
-      for (uint32_t i = t; i < 4 * kValues * width; i += kAttendThreads) {
-        const uint32_t column = i % width, g = i / width / kValues, e = i / width % kValues;
-        if (g0 + g >= range.group || first + column >= n_pieces) continue;
-        float sum = 0.0f;
-        for (uint32_t s = 0; s < n_shares; ++s) {
-          sum += scratch[(g * kValues + e) * kAttendThreads + s * width + column];
-        }
-        a.parts[(range.first_part + (g0 + g) * a.n_splits) * value_dim + (first + column) * kValues + e] =
-            sum;
-      }
-      sync_block();
+// Of 2 kHalf values a lane keeps the sums with its neighbour of one half: the first, or where the bit `mask`
+// of its number is set the second. Returns the number of the first that it keeps.
+template <int kHalf>
+EH2O_DEVICE uint32_t keep_half(float (&x)[16], int mask) {
+  const bool is_upper = (thread_index() & mask) != 0;
+  EH2O_UNROLL
+  for (int i = 0; i < kHalf; ++i) {
+    const float kept = is_upper ? x[kHalf + i] : x[i], sent = is_upper ? x[i] : x[kHalf + i];
+    x[i] = kept + shuffle_xor(sent, mask);
+  }
+  return is_upper ? kHalf : 0;
+}
+
+// Sums of 16 values over kKeyLanes lanes: a lane gets those of two, the result and the next.
+EH2O_DEVICE uint32_t reduce_sixteen(float (&x)[16]) {
+  static_assert(kKeyLanes == 8);
+  const uint32_t first = keep_half<8>(x, 4), second = keep_half<4>(x, 2);
+  return first + second + keep_half<2>(x, 1);
+}
+
+template <int kCount>
+EH2O_DEVICE void load_shared(float (&out)[kCount], const float* x) {
+  if constexpr (kCount == 1) {
+    out[0] = *x;
+  } else {
+    EH2O_UNROLL
+    for (int e = 0; e < kCount; e += 4) {
+      const Words4 w = *reinterpret_cast<const Words4*>(x + e);
+      out[e] = float_of_bits(w.x), out[e + 1] = float_of_bits(w.y);
+      out[e + 2] = float_of_bits(w.z), out[e + 3] = float_of_bits(w.w);
     }
   }
 }
 
+// Logits of a range, times log2(e): eight lanes share four keys, which they meet with four queries at a time.
+struct WeighKeys {
+  const AttendArguments& a;
+  const ListedKeys& keys;
+  const WeighedRange& range;
+  const float* queries;
+  float* logits;
+
+  template <typename Rows>
+  EH2O_DEVICE void operator()(const Rows& rows) const {
+    constexpr uint32_t kCount = Rows::kCount, kTogether = 4;
+    const uint32_t t = static_cast<uint32_t>(thread_index()), key_dim = a.heads.key_dim;
+    const uint32_t part = t % kKeyLanes, slot = t / kKeyLanes, n_slots = kAttendThreads / kKeyLanes;
+    for (uint32_t base = 0; base < range.n_keys; base += kTogether * n_slots) {
+      size_t at[kTogether];
+      EH2O_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        const uint32_t key = base + k * n_slots + slot, there = key < range.n_keys ? key : range.n_keys - 1;
+        at[k] = (range.head_row + keys.position(range.first_key + there)) * key_dim;
+      }
+      for (uint32_t g0 = 0; g0 < range.group; g0 += 4) {
+        float sums[16] = {};  // [query][key]
+        for (uint32_t i = kCount * part; i < key_dim; i += kCount * kKeyLanes) {
+          float values[kTogether][kCount];
+          EH2O_UNROLL
+          for (uint32_t k = 0; k < kTogether; ++k) rows.load(values[k], at[k] + i);
+          EH2O_UNROLL
+          for (uint32_t g = 0; g < 4; ++g) {
+            if (g0 + g >= range.group) continue;
+            float q[kCount];
+            load_shared(q, queries + (g0 + g) * key_dim + i);
+            EH2O_UNROLL
+            for (uint32_t e = 0; e < kCount; ++e) {
+              EH2O_UNROLL
+              for (uint32_t k = 0; k < kTogether; ++k) {
+                sums[g * kTogether + k] = multiply_add(q[e], values[k][e], sums[g * kTogether + k]);
+              }
+            }
+          }
+        }
+        const uint32_t first = reduce_sixteen(sums);
+        EH2O_UNROLL
+        for (uint32_t i = 0; i < 2; ++i) {
+          const uint32_t g = g0 + (first + i) / kTogether;
+          const uint32_t key = base + (first + i) % kTogether * n_slots + slot;
+          if (g >= range.group || key >= range.n_keys) continue;
+          float logit = sums[i];
+          if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
+          if (a.biases) logit += a.biases[range.head_row + keys.position(range.first_key + key)];
+          logits[g * kSplitKeys + key] = logit * 1.44269504f;
+        }
+      }
+    }
+  }
+};
+
+// The weighted sums of values, some columns a thread, four queries at a time, which read a value once.
+// Threads that are left over share the keys; scratch [16][kAttendThreads] adds up what they have.
+struct WeighValues {
+  const AttendArguments& a;
+  const ListedKeys& keys;
+  const WeighedRange& range;
+  const float* weights;
+  float* scratch;
+
+  template <typename Rows>
+  EH2O_DEVICE void operator()(const Rows& rows) const {
+    constexpr uint32_t kCount = Rows::kCount, kQueries = kCount < 8 ? 4 : 2;  // of a round of the scratch
+    const uint32_t t = static_cast<uint32_t>(thread_index()), value_dim = a.heads.value_dim;
+    const uint32_t n_pieces = value_dim / kCount;
+    const uint32_t width = n_pieces < kAttendThreads ? n_pieces : kAttendThreads;
+    const uint32_t n_shares = width > 0 ? kAttendThreads / width : 0;
+    for (uint32_t g0 = 0; g0 < range.group; g0 += 4) {
+      for (uint32_t first = 0; first < n_pieces; first += width) {
+        const uint32_t piece = first + t % width, share = t / width;
+        float sums[4][kCount] = {};
+        if (piece < n_pieces && share < n_shares) {
+          EH2O_UNROLL_4
+          for (uint32_t key = share; key < range.n_keys; key += n_shares) {
+            const size_t at = (range.head_row + keys.position(range.first_key + key)) * a.heads.value_stride +
+                              piece * kCount;
+            float values[kCount];
+            rows.load(values, at);
+            EH2O_UNROLL
+            for (uint32_t g = 0; g < 4; ++g) {
+              if (g0 + g >= range.group) continue;
+              const float weight = weights[(g0 + g) * kSplitKeys + key];
+              EH2O_UNROLL
+              for (uint32_t e = 0; e < kCount; ++e) sums[g][e] = multiply_add(weight, values[e], sums[g][e]);
+            }
+          }
+        }
+        EH2O_UNROLL
+        for (uint32_t g1 = 0; g1 < 4; g1 += kQueries) {
+          EH2O_UNROLL
+          for (uint32_t g = 0; g < kQueries; ++g) {
+            EH2O_UNROLL
+            for (uint32_t e = 0; e < kCount; ++e) {
+              scratch[(g * kCount + e) * kAttendThreads + t] = sums[g1 + g][e];
+            }
+          }
+          sync_block();
+          for (uint32_t i = t; i < kQueries * kCount * width; i += kAttendThreads) {
+            const uint32_t column = i % width, g = i / width / kCount, e = i / width % kCount;
+            const uint32_t query = g0 + g1 + g;
+            if (query >= range.group || first + column >= n_pieces) continue;
+            float sum = 0.0f;
+            for (uint32_t s = 0; s < n_shares; ++s) {
+              sum += scratch[(g * kCount + e) * kAttendThreads + s * width + column];
+            }
+            a.parts[(range.first_part + query * a.n_splits) * value_dim + (first + column) * kCount + e] =
+                sum;
+          }
+          sync_block();
+        }
+      }
+    }
+  }
+};
+
 // A block of query heads of a KV head. Shared memory: queries [block_heads][key_dim], logits [block_heads]
-// [kSplitKeys], scratch of weigh_values.
-EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
+// [kSplitKeys], scratch of WeighValues.
+EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 4) {
   EH2O_SHARED_MEMORY;
   const uint32_t range = static_cast<uint32_t>(block_x());
   const uint32_t row = static_cast<uint32_t>(block_z()), t = static_cast<uint32_t>(thread_index());
@@ -160,40 +311,9 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
   for (uint32_t i = t; i < group * key_dim; i += kAttendThreads) queries[i] = q[i] * a.scale;
   sync_block();
 
-  // Eight lanes per key, four queries at a time.
-  const size_t head_row = static_cast<size_t>(kv_head) * a.cache.max_context;
-  const uint32_t part = t % kKeyLanes;
-  for (uint32_t g0 = 0; g0 < group; g0 += 4) {
-    EH2O_UNROLL_4
-    for (uint32_t base = 0; base < n_keys; base += kAttendThreads / kKeyLanes) {
-      const uint32_t key = base + t / kKeyLanes, there = key < n_keys ? key : n_keys - 1;
-      float sums[4] = {};
-      const size_t at = (head_row + keys.position(first_key + there)) * key_dim;
-      for (uint32_t i = 4 * part; i < key_dim; i += 4 * kKeyLanes) {
-        float k[4];
-        load_cached4(k, a.cache.k, a.cache.k_type, at + i);
-        EH2O_UNROLL
-        for (uint32_t g = 0; g < 4; ++g) {
-          if (g0 + g >= group) continue;
-          const Words4 q = *reinterpret_cast<const Words4*>(queries + (g0 + g) * key_dim + i);
-          sums[g] = multiply_add(float_of_bits(q.x), k[0], sums[g]);
-          sums[g] = multiply_add(float_of_bits(q.y), k[1], sums[g]);
-          sums[g] = multiply_add(float_of_bits(q.z), k[2], sums[g]);
-          sums[g] = multiply_add(float_of_bits(q.w), k[3], sums[g]);
-        }
-      }
-      const bool writes = part == 0 && key < n_keys;
-      float bias = 0.0f;
-      if (a.biases && writes) bias = a.biases[head_row + keys.position(first_key + key)];
-      EH2O_UNROLL
-      for (uint32_t g = 0; g < 4; ++g) {
-        if (g0 + g >= group) continue;
-        float logit = reduce_add<kKeyLanes>(sums[g]);
-        if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
-        if (writes) logits[(g0 + g) * kSplitKeys + key] = (logit + bias) * 1.44269504f;
-      }
-    }
-  }
+  const WeighedRange weighed{static_cast<size_t>(kv_head) * a.cache.max_context, first_key, n_keys, group,
+                             first_part};
+  with_rows(a.cache.k, a.cache.k_type, key_dim, WeighKeys{a, keys, weighed, queries, logits});
   sync_block();
 
   // A warp per query: the range's maximum, weights and their sum.
@@ -215,12 +335,10 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 5) {
   }
   sync_block();
 
-  const WeighedRange weighed{head_row, first_key, n_keys, group, first_part};
-  if (value_dim % 4 == 0 && a.heads.value_stride % 4 == 0) {
-    weigh_values<4>(a, keys, weighed, logits, logits + group * kSplitKeys);
-  } else {
-    weigh_values<1>(a, keys, weighed, logits, logits + group * kSplitKeys);
-  }
+  float* const scratch = logits + group * kSplitKeys;
+  // Both widths are multiples of what is loaded at a time.
+  with_rows(a.cache.v, a.cache.v_type, value_dim | a.heads.value_stride,
+            WeighValues{a, keys, weighed, logits, scratch});
 }
 
 // One head of a row, kValues columns a thread; threads that are left over share the splits.
