@@ -36,7 +36,7 @@ def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
     # However short: tests/engine/test_payoff.py has the lengths from which sparse pays.
     monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)
-    return tiny_model(tensor_type="Q8_0", context_length=16384)
+    return tiny_model(tensor_type="Q8_0", context_length=16384, n_heads=4, model_dim=128)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ UNGUARDED = PrefillConfig(max_error=100)
 @pytest.fixture
 def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
-    return tiny_model(tensor_type="Q8_0", context_length=16384)
+    return tiny_model(tensor_type="Q8_0", context_length=16384, n_heads=4, model_dim=128)
 
 
 @pytest.fixture

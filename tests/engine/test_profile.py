@@ -44,7 +44,7 @@ def path(tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
     # However short: tests/engine/test_payoff.py has the lengths from which sparse pays.
     monkeypatch.setattr(payoff, "LEAST_SAVING", -math.inf)
-    return tiny_model(tensor_type="Q8_0", context_length=8192)
+    return tiny_model(tensor_type="Q8_0", context_length=8192, n_heads=4, model_dim=128)
 
 
 def load(path: Path, attention: SparseAttentionConfig | None = None) -> LLM:
