@@ -99,7 +99,10 @@ class PromptReader:
             prompt,
             (prompt, parse_special),
             lambda start: tokenizer.encode(
-                prompt[start:], add_special=not start, parse_special=parse_special
+                prompt[start:],
+                add_special=not start,
+                parse_special=parse_special,
+                before=prompt[:start],
             ),
             parse_special=parse_special,
         )

@@ -41,7 +41,7 @@ class Transcript:
         is an answer without text one: the same prompt once more would go on from its tokens.
         """
         said = tuple(ids[:-1] if ids and ids[-1] in tokenizer.eog_ids else ids)
-        if not text or tokenizer.decode(said, skip_special=True) != text:
+        if not text or tokenizer.decode(said, skip_special=True, continues=True) != text:
             return self
         return replace(self, answer=text, answer_ids=said)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from ..errors import FormatError, UsageError
 from .special_tokens import SpecialTokens
@@ -16,6 +17,8 @@ _logger = logging.getLogger(__name__)
 # What text can name: always, and where control tokens are asked for.
 _ALWAYS_MATCHED = frozenset((TokenType.USER_DEFINED,))
 _MATCHED = _ALWAYS_MATCHED | {TokenType.CONTROL, TokenType.UNKNOWN}
+# What comes before a text: nothing, a special token, or text that it goes on from.
+After = Literal["start", "token", "text"]
 
 
 class Tokenizer(ABC):
@@ -90,15 +93,17 @@ class Tokenizer(ABC):
         add_special: bool = True,
         parse_special: bool = False,
         stand_ins: Mapping[str, str] | None = None,
+        before: str = "",
     ) -> list[int]:
         """The token ids of ``text``.
 
         ``add_special`` adds BOS and EOS where the model wants them. ``parse_special`` lets
         control tokens written in ``text`` (``<|im_end|>``) become their ids; without it they are
         plain text. User-defined tokens are always matched. ``stand_ins`` maps characters of
-        ``text`` to those that take their places once special tokens are found. Raises
-        ``UsageError`` if the text has lone surrogates or a run without a word boundary that is
-        too long to tokenise.
+        ``text`` to those that take their places once special tokens are found. ``before`` is what
+        ``text`` goes on from: where that ends in text, no blank goes between. Raises ``UsageError``
+        if the text has lone surrogates or a run without a word boundary that is too long to
+        tokenise.
         """
         try:
             text.encode("utf-8")
@@ -110,11 +115,15 @@ class Tokenizer(ABC):
         special = self._special if parse_special else self._always_matched
         table = {ord(mark): character for mark, character in (stand_ins or {}).items()}
         ids: list[int] = []
-        for i, part in enumerate(special.cut(text)):
+        after: After = "start"
+        if before:
+            after = "token" if special.ends(before) else "text"
+        for part in special.cut(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._encode_text(part.translate(table) if table else part, is_first=i == 0)
+                ids += self._encode_text(part.translate(table) if table else part, after)
+            after = "token"
         if not add_special:
             return ids
         if self.add_bos and self.bos_id is not None:
@@ -129,15 +138,17 @@ class Tokenizer(ABC):
         """A lower bound of the number of tokens of ``text``, found without tokenising it."""
         return -(-len(text) // self._max_token_length)
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = False, continues: bool = False
+    ) -> str:
         """The text of ``ids``; bytes that are not UTF-8 become U+FFFD.
 
-        ``skip_special`` leaves control and unknown tokens out. Raises ``UsageError`` for an id
-        outside the vocabulary.
+        ``skip_special`` leaves control and unknown tokens out; ``continues`` is that of
+        ``decoder``. Raises ``UsageError`` for an id outside the vocabulary.
         """
         pieces = (self.token_bytes(token_id, skip_special=skip_special) for token_id in ids)
         data = b"".join(pieces)
-        if self.space_prefix:
+        if self.space_prefix and not continues:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
 
@@ -170,8 +181,8 @@ class Tokenizer(ABC):
         return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else text.encode("utf-8")
 
     @abstractmethod
-    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
-        """The ids of a text without special tokens, the first of a prompt or one after such."""
+    def _encode_text(self, text: str, after: After) -> Sequence[int]:
+        """The ids of a text without special tokens that stands ``after`` something."""
 
     @abstractmethod
     def _spell(self, text: str) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .base import Tokenizer
+from .base import After, Tokenizer
 from .bpe import build_pair_merger, read_merges
 from .pre_tokenizers import cut_text, find_pre_tokenizer
 from .vocabulary import read_vocabulary
@@ -62,7 +62,7 @@ class ByteBpeTokenizer(Tokenizer):
             self.vocabulary, read_merges(metadata), ignore_merges=rule.ignore_merges
         )
 
-    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+    def _encode_text(self, text: str, after: After) -> Sequence[int]:
         find_words = self._pre_tokenizer.pre_tokenize_str
         ids: list[int] = []
         for piece in cut_text(text, cut_point=self.rule.cut_point):

@@ -132,7 +132,11 @@ class ChatTemplate:
         """Token ids of ``chat`` from character ``start`` on; BOS belongs to the beginning."""
         tokenizer = self._tokenizer
         ids = tokenizer.encode(
-            chat.text[start:], add_special=False, parse_special=True, stand_ins=chat.stand_ins
+            chat.text[start:],
+            add_special=False,
+            parse_special=True,
+            stand_ins=chat.stand_ins,
+            before=chat.text[:start],
         )
         if tokenizer.add_bos and tokenizer.bos_id is not None and start == 0:
             ids.insert(0, tokenizer.bos_id)

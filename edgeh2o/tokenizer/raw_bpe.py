@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from .base import Tokenizer
+from .base import After, Tokenizer
 from .bpe import build_pair_merger, read_merges
 from .vocabulary import BLANK, read_vocabulary, spell_piece
 
@@ -65,7 +65,7 @@ class RawBpeTokenizer(Tokenizer):
         self._characters = frozenset(text for text in vocabulary.tokens if len(text) == 1)
         self._byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
 
-    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
+    def _encode_text(self, text: str, after: After) -> Sequence[int]:
         words = _LINES.findall(text.replace(" ", BLANK))
         return [token_id for word in words for token_id in self._encode_word(word)]
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..errors import FormatError
-from .base import Tokenizer
+from .base import After, Tokenizer
 from .vocabulary import (
     BLANK,
     TokenType,
@@ -65,8 +65,8 @@ class SentencePieceTokenizer(Tokenizer):
         ]
         return PieceMerger(pieces, self._scores, self._byte_ids)
 
-    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
-        text = " " + text if self.space_prefix else text
+    def _encode_text(self, text: str, after: After) -> Sequence[int]:
+        text = " " + text if self.space_prefix and after != "text" else text
         return self._merger.encode(text.replace(" ", BLANK).encode("utf-8"))
 
     def _spell(self, text: str) -> bytes:

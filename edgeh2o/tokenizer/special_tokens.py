@@ -67,6 +67,14 @@ class SpecialTokens:
             fragments = cut
         return fragments
 
+    def ends(self, text: str) -> bool:
+        """Whether ``text`` ends in a special token, and blanks that this swallows."""
+        bare = text.rstrip(_ASCII_BLANKS) if self._strips_right else text
+        return any(
+            (bare if entry.token_id in self._strips_right else text).endswith(entry.text)
+            for entry in self._longest_first
+        )
+
     def _cut_at(self, text: str, entry: _Entry) -> list[Fragment]:
         first, *others = text.split(entry.text)
         if entry.token_id in self._strips_right:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Pipeline
 
 from ..errors import FormatError, UsageError
-from .base import Tokenizer
+from .base import After, Tokenizer
 from .bpe import MERGES_KEY
 from .byte_bpe import ByteBpeTokenizer, spell_byte_characters
 from .json_bpe import PlainBpe, read_plain_bpe
@@ -59,8 +60,9 @@ class JsonTokenizer(Tokenizer):
         self._pipeline = _build_pipeline(text if plain is None else plain.steps)
         document = _describe_steps(self._pipeline)
         self._later = self._pipeline
-        if _without_prefix(document) is not None:
-            self._later = _build_pipeline(json.dumps(_without_prefix(parse_document(text))))
+        if _without_prefix(document, ("first",)) is not None:
+            bare = _without_prefix(parse_document(text), ("first",))
+            self._later = _build_pipeline(json.dumps(bare))
         self.is_byte_level = _is_byte_level(document)
         vocabulary, metadata = _read_vocabulary(self._pipeline, plain, settings, self.is_byte_level)
         self.metadata: Mapping[str, object] = metadata  # as a GGUF file would have it
@@ -81,11 +83,20 @@ class JsonTokenizer(Tokenizer):
         splitter = self._pipeline.pre_tokenizer
         return [] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
 
-    def _encode_text(self, text: str, *, is_first: bool) -> Sequence[int]:
-        pipeline = self._pipeline if is_first else self._later
+    @cached_property
+    def _going_on(self) -> Pipeline:
+        """What encodes text that goes on from other text: it puts no blank before it."""
+        bare = _without_prefix(json.loads(self._pipeline.to_str()), ("first", "always"))
+        return self._pipeline if bare is None else _build_pipeline(json.dumps(bare))
+
+    def _encode_text(self, text: str, after: After) -> Sequence[int]:
         try:
             if self._plain is not None:
                 return self._plain.encode(self.split_words(text))
+            if after == "text":
+                pipeline = self._going_on
+            else:
+                pipeline = self._pipeline if after == "start" else self._later
             ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
         except Exception as error:
             raise UsageError(f"the text cannot be tokenised: {error}") from None
@@ -237,13 +248,21 @@ def _adds_space(document: Mapping[str, Any]) -> bool:
     )
 
 
-def _without_prefix(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document for text that is not the first, if a blank goes before the first alone."""
-    copy = {**document, "pre_tokenizer": deepcopy(document.get("pre_tokenizer"))}
+def _without_prefix(document: Mapping[str, Any], schemes: Collection[str]) -> dict[str, Any] | None:
+    """The document without the blank before a text, if it has one by one of ``schemes``.
+
+    "first": before the first text alone; "always": after special tokens too.
+    """
+    parts = ("normalizer", "pre_tokenizer")
+    copy = {**document, **{part: deepcopy(document.get(part)) for part in parts}}
     found = False
     for step in _steps(copy, "pre_tokenizer"):
-        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") in schemes:
             step["prepend_scheme"] = "never"
+            found = True
+    for step in _steps(copy, "normalizer"):
+        if step.get("type") == "Prepend" and "always" in schemes:
+            step["prepend"] = ""
             found = True
     return copy if found else None
 

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeh2o.engine.transcript import Transcript
+from edgeh2o.tokenizer import build_tokenizer
+from tests.tokenizer.spm_vocabulary import make_spm_metadata
 
 HIDDEN, END = 1, 2
 
@@ -20,8 +22,8 @@ class Characters:
     def encode(self, text: str) -> list[int]:
         return [ord(each) for each in text]
 
-    def decode(self, ids: Any, *, skip_special: bool = False) -> str:
-        assert skip_special
+    def decode(self, ids: Any, *, skip_special: bool = False, continues: bool = False) -> str:
+        assert skip_special and continues
         return "".join(chr(i) for i in ids if i > END)
 
 
@@ -52,6 +54,13 @@ def test_a_prompt_keeps_the_tokens_that_it_goes_on_from(
     ]
     # Asked once more, a prompt has its own tokens alone, whatever was answered.
     assert encode(first) == CHARACTERS.encode(first)
+
+
+def test_an_answer_keeps_the_blank_that_it_begins_with() -> None:
+    tokenizer = build_tokenizer(make_spm_metadata())
+    ids = tokenizer.encode("hello", add_special=False)
+    transcript = Transcript(prompt="the", parse_special=True)
+    assert transcript.with_answer(" hello", ids, tokenizer).answer_ids == tuple(ids)
 
 
 def test_an_answer_that_is_not_its_tokens_text_is_left_out() -> None:

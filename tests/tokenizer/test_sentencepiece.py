@@ -63,6 +63,23 @@ def test_decoding_undoes_encoding(text: str) -> None:
     assert BARE.decode(parsed) == expected
 
 
+@given(words_and_noise, words_and_noise)
+def test_no_blank_goes_into_text_that_goes_on(before: str, text: str) -> None:
+    ids = TOKENIZER.encode(before) + TOKENIZER.encode(text, add_special=False, before=before)
+    if not any(token in before + text for token in USER_DEFINED):
+        expected = (before + text).replace("\u2581", " ")
+        assert TOKENIZER.decode(ids, skip_special=True) == expected
+
+
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_after_a_special_token_text_begins_as_ever(parse_special: bool) -> None:
+    before, text = "<|user|>", "hello"
+    whole = TOKENIZER.encode(before + text, parse_special=parse_special)
+    rest = TOKENIZER.encode(text, add_special=False, parse_special=parse_special, before=before)
+    assert whole[-len(rest) :] == rest
+    assert TOKENIZER.decode(rest, continues=True) == (" hello" if parse_special else "hello")
+
+
 @given(st.lists(st.integers(0, N - 1)), st.booleans())
 def test_pieces_join_to_the_whole(ids: list[int], skip_special: bool) -> None:
     decoder = TOKENIZER.decoder(skip_special=skip_special)
@@ -76,6 +93,7 @@ def test_the_first_blank_is_dropped_only_at_the_start() -> None:
     assert TOKENIZER.decode(ids) == "hello world"
     assert TOKENIZER.decode([BOS, *ids], skip_special=True) == "hello world"
     assert TOKENIZER.decode([BOS, *ids]) == "<s> hello world"
+    assert TOKENIZER.decode(ids, continues=True) == " hello world"
     continuing = TOKENIZER.decoder(continues=True)
     assert "".join(map(continuing.push, ids)) == " hello world"
     assert BARE.decode(ids) == " hello world"

@@ -65,6 +65,16 @@ def test_ids_are_those_of_the_file(name: str, text: str, parse_special: bool) ->
 
 
 @pytest.mark.parametrize("name", PAIRS)
+@given(before=texts, text=texts, parse_special=st.booleans())
+def test_text_that_goes_on_has_the_ids_of_the_file(
+    name: str, before: str, text: str, parse_special: bool
+) -> None:
+    tokenizer, read = PAIRS[name]
+    how: dict[str, Any] = {"parse_special": parse_special, "before": before}
+    assert read.encode(text, **how) == tokenizer.encode(text, **how)
+
+
+@pytest.mark.parametrize("name", PAIRS)
 def test_named_tokens_are_those_of_the_file(name: str) -> None:
     tokenizer, read = PAIRS[name]
     assert (read.bos_id, read.eos_id) == (tokenizer.bos_id, tokenizer.eos_id)
@@ -93,6 +103,7 @@ def test_metaspace(scheme: str, text: str) -> None:
     found = any(token in text for token in (*CONTROL, *USER_DEFINED))
     if not found and not text.startswith((" ", "\u2581")):
         assert read.encode(text) == tokenizer.encode(text)
+        assert read.encode(text, before="the") == tokenizer.encode(text, before="the")
 
 
 @pytest.mark.parametrize(
