@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Answers what has no result yet; returns 1 if a request was refused, else 0."""
+    """Answers what has no result yet; returns 1 if a request was refused, now or before, else 0."""
     if not 1 <= args.parallel <= 256:
         raise UsageError(f"--parallel must be from 1 to 256, got {args.parallel}")
     sampling = read_config(args, SamplingParams)
@@ -95,8 +95,7 @@ def execute(args: argparse.Namespace) -> int:
     try:
         if all(item.digest in results.done for item in items):
             report(len(items), len(items))
-            return 0
-        if args.dask is not None:
+        elif args.dask is not None:
             from ..serving.cluster_batch import WorkerSettings, run_on_cluster
 
             settings = WorkerSettings(
@@ -110,25 +109,28 @@ def execute(args: argparse.Namespace) -> int:
                 prefix_ram_bytes=args.prefix_cache_ram,
             )
             with leaving_on_signals():
-                n_failed = run_on_cluster(args.dask, settings, items, results, on_done=report)
-            return 1 if n_failed else 0
-        with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
-            bars.close()
-            note_profile(opened[0], is_quiet=args.quiet)
-            engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
-            try:
-                with leaving_on_signals():
-                    n_failed = run_batch(
-                        engine,
-                        items,
-                        results,
-                        model_name=model_name(options.model),
-                        sampling=sampling,
-                        parallel=args.parallel,
-                        on_done=report,
-                    )
-            finally:
-                engine.close()
+                run_on_cluster(args.dask, settings, items, results, on_done=report)
+        else:
+            with open_model(options, check=opened.append, **read_template(args)) as (_, bars):
+                bars.close()
+                note_profile(opened[0], is_quiet=args.quiet)
+                engine = AnswerEngine(opened[0], prefix_ram_bytes=args.prefix_cache_ram)
+                try:
+                    with leaving_on_signals():
+                        run_batch(
+                            engine,
+                            items,
+                            results,
+                            model_name=model_name(options.model),
+                            sampling=sampling,
+                            parallel=args.parallel,
+                            on_done=report,
+                        )
+                finally:
+                    engine.close()
     finally:
         results.close()
-    return 1 if n_failed else 0
+    n_refused = results.count_refused(items)
+    if n_refused and not args.quiet:
+        print_note(f"refused requests: {n_refused:,}; {target} has their errors")
+    return 1 if n_refused else 0

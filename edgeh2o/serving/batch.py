@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 32 * 2**20
 _HASH_BYTES = 16
+_ID_PREFIX = "batch_req_"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 OnDone = Callable[[int, int], None]
@@ -93,16 +94,17 @@ def _read_item(place: str, line: bytes) -> BatchItem:
 
 
 class ResultFile:
-    """The output: whole lines of earlier runs stay, others are cut off; one process at a time.
+    """The output: whole lines of earlier runs stay, a last one that was cut off goes.
 
-    ``done`` are the hashes of the requests that have a result. Raises UsageError for a file that
-    is something else, ResourceError for one that cannot be written.
+    ``done`` are the hashes of the requests that have a result, ``refused`` of those whose result
+    is an error. One process at a time has it. Raises UsageError for a file that is something else,
+    which stays as it is, ResourceError for one that cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.done: set[str] = set()
-        self.n_failed = 0
+        self.refused: set[str] = set()
         try:
             self._file = path.open("r+b" if path.exists() else "w+b")
         except OSError as error:
@@ -129,22 +131,32 @@ class ResultFile:
         end = 0
         for number, line in enumerate(_bounded_lines(self._path, self._file), start=1):
             if not line.endswith(b"\n"):
+                if not _may_be_cut_off(line):
+                    raise self._refuse_line(number)
                 break
             try:
                 value = json.loads(line)
-                self.done.add(value["request_hash"])
+                self._note(value["request_hash"], value)
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise UsageError(
-                    f"{self._path}, line {number}, is no result of a batch; name another file"
-                ) from None
+                raise self._refuse_line(number) from None
             end += len(line)
         return end
+
+    def _refuse_line(self, number: int) -> UsageError:
+        return UsageError(
+            f"{self._path}, line {number}, is no result of a batch; name another file"
+        )
+
+    def _note(self, digest: str, result: Mapping[str, Any]) -> None:
+        self.done.add(digest)
+        if result["error"] is not None:
+            self.refused.add(digest)
 
     def add(self, item: BatchItem, result: Mapping[str, Any]) -> None:
         """Writes a result to the disk."""
         line = json.dumps(
             {
-                "id": f"batch_req_{secrets.token_hex(12)}",
+                "id": f"{_ID_PREFIX}{secrets.token_hex(12)}",
                 "custom_id": item.custom_id,
                 **result,
                 "request_hash": item.digest,
@@ -159,11 +171,22 @@ class ResultFile:
             raise ResourceError(
                 f"cannot write {self._path}: {error.strerror}; free some space and run it again"
             ) from None
-        self.done.add(item.digest)
+        self._note(item.digest, result)
+
+    def count_refused(self, items: Sequence[BatchItem]) -> int:
+        """How many of the requests have an error, of this run or one before it."""
+        return sum(item.digest in self.refused for item in items)
 
     def close(self) -> None:
         """Lets others write."""
         self._file.close()
+
+
+def _may_be_cut_off(line: bytes) -> bool:
+    """Whether a line without an end is the beginning of a result; power failures leave zeros."""
+    begins = f'{{"id": "{_ID_PREFIX}'.encode()
+    line = line.rstrip(b"\0")
+    return line.startswith(begins) or begins.startswith(line)
 
 
 def run_batch(
@@ -175,14 +198,14 @@ def run_batch(
     sampling: SamplingParams,
     parallel: int = 1,
     on_done: OnDone | None = None,
-) -> int:
-    """Answers what has no result yet, ``parallel`` at once; returns how many of them failed.
+) -> None:
+    """Answers what has no result yet, ``parallel`` at once.
 
     A request that is refused gets a line with its error; only what nobody meant ends the run. The
     first request is read alone where several begin alike, so that the others find it.
     """
     left = deque(item for item in items if item.digest not in results.done)
-    n_done, n_failed = len(items) - len(left), 0
+    n_done = len(items) - len(left)
     tickets: set[Ticket] = set()
     lock = Lock()
 
@@ -211,7 +234,6 @@ def run_batch(
                 item, result = running.pop(future), future.result()
                 results.add(item, result)
                 n_done += 1
-                n_failed += result["error"] is not None
                 if on_done is not None:
                     on_done(n_done, len(items))
             width = parallel
@@ -219,7 +241,6 @@ def run_batch(
         for ticket in tuple(tickets):
             ticket.cancel("the batch was interrupted")
         threads.shutdown(cancel_futures=True)
-    return n_failed
 
 
 def answer_item(

@@ -101,15 +101,15 @@ def run_on_cluster(
     results: ResultFile,
     *,
     on_done: OnDone | None = None,
-) -> int:
-    """Answers what has no result yet; returns how many were refused.
+) -> None:
+    """Answers what has no result yet.
 
     Raises UsageError without the package, ResourceError where no scheduler answers, where nobody
     works, and at the end for items that failed on ``RETRIES`` workers more.
     """
     client = _connect(address)
     try:
-        return _Run(client, settings, items, results, on_done).run()
+        _Run(client, settings, items, results, on_done).run()
     finally:
         client.close()
 
@@ -150,22 +150,20 @@ class _Run:
         self._n_all, self._n_done = len(items), len(items) - len(self._left)
         self._report: Callable[[int, int], None] = on_done or (lambda done, total: None)
 
-    def run(self) -> int:
+    def run(self) -> None:
         from distributed import as_completed
 
         self._report(self._n_done, self._n_all)
         futures: dict[str, BatchItem] = {}
         running: Any = as_completed(loop=self._client.loop)
-        n_refused, failures = 0, []
+        failures = []
         self._submit(futures, running)
         while futures:
             future = next(running)
             item = futures.pop(future.key)
             error = future.exception() if future.status != "finished" else None
             if error is None:
-                result = future.result()
-                self._results.add(item, result)
-                n_refused += result["error"] is not None
+                self._results.add(item, future.result())
                 self._n_done += 1
                 self._report(self._n_done, self._n_all)
             else:
@@ -176,7 +174,6 @@ class _Run:
             raise ResourceError(
                 f"{len(failures)} requests have no result, such as {failures[0]:.300}; run it again"
             )
-        return n_refused
 
     def _submit(self, futures: dict[str, BatchItem], running: Any) -> None:
         """As many tasks as the workers of the moment have use for."""

@@ -87,7 +87,7 @@ def test_a_killed_run_goes_on(serving_model: Path, tmp_path: Path) -> None:
     first = target.read_bytes()
     n_first = first.count(b"\n")
     assert 3 <= n_first < 12
-    target.write_bytes(first + b'{"custom_id": "r11", "resp')  # a line that was cut off
+    target.write_bytes(first + first[: first.index(b"resp")])  # a line that was cut off
     assert main(command(serving_model, source, target)) == 0
     assert target.read_bytes().startswith(first)
     results = read(target)
@@ -124,6 +124,9 @@ def test_refused_requests_get_their_error(serving_model: Path, tmp_path: Path) -
     assert "'temperature'" in results["r1"]["error"]["message"]
     assert results["r2"]["error"] is None
     assert results["t"]["response"]["body"]["object"] == "text_completion"
+    # Nothing is left to do, and the code does not become that of success by asking again.
+    assert main(command(serving_model, source, target)) == 1
+    assert read(target) == results
 
 
 @pytest.mark.parametrize(
@@ -133,6 +136,7 @@ def test_refused_requests_get_their_error(serving_model: Path, tmp_path: Path) -
         ("{\n", "line 1: the body is not JSON"),
         ('{"custom_id": "a"}\n', "needs a custom_id and a body"),
         ('{"custom_id": "a", "url": "/v1/embeddings", "body": {"a": 1}}\n', "the url must be"),
+        ('{"custom_id": "\\ud800", "body": {"b": 1}}\n', "line 1: the body has a lone surrogate"),
         ('{"custom_id": "a", "body": {"b": 1}}\n' * 2, "line 2: the id 'a' is there twice"),
     ],
 )
@@ -150,14 +154,16 @@ def test_files_that_are_none(
     assert not target.exists()
 
 
+@pytest.mark.parametrize("text", ["my notes\n", "my notes", '{"id": 1}'])
 def test_other_files_are_not_overwritten(
     serving_model: Path,
     tmp_path: Path,
+    text: str,
     expect_usage_error: ExpectUsageError,  # noqa: F811
 ) -> None:
     source = write(tmp_path / "in.jsonl", [request(1)])
     notes = tmp_path / "notes.txt"
-    notes.write_text("my notes\n")
+    notes.write_text(text)
     expect_usage_error(main(command(serving_model, source, notes)), "is no result of a batch")
-    assert notes.read_text() == "my notes\n"
+    assert notes.read_text() == text
     expect_usage_error(main(command(serving_model, source, Path(source))), "name")
