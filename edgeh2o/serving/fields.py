@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -12,12 +13,14 @@ from .api_error import ApiError
 MAX_DEPTH = 64
 # Of a body: what is read takes up to thirty times the memory of its text otherwise ("[],[],[]").
 MAX_VALUES = 2**18
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes the half of a character
 
 
 def parse_body(data: bytes) -> Fields:
     """The JSON object of a body.
 
-    Raises ApiError for anything else, and for one that is too deep or has too many values.
+    Raises ApiError for anything else, for one that is too deep or has too many values, and for
+    half a character (a lone surrogate), which no answer could repeat.
     """
     if _count_values(data) > MAX_VALUES:
         raise ApiError(f"the body has more than {MAX_VALUES} values", status=413)
@@ -32,6 +35,8 @@ def parse_body(data: bytes) -> Fields:
     if not isinstance(value, dict):
         raise ApiError(f"the body must be a JSON object, got {_kind(value)}")
     _check_depth(value)
+    if _SURROGATE.search(data):
+        _check_characters(value)
     return Fields(value)
 
 
@@ -167,6 +172,14 @@ def _check_depth(value: object) -> None:
             return
         level = inner
     raise ApiError(f"the body is nested more than {MAX_DEPTH} deep")
+
+
+def _check_characters(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise ApiError(f"the body has a lone surrogate, U+{code:04X}, in a string") from None
 
 
 def _kind(value: object) -> str:

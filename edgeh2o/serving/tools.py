@@ -15,6 +15,7 @@ from .fields import Fields
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[\w-]{1,64}", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot hold
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 # For models whose template says nothing of tools: the words of the Hermes format, which several
 # families were trained on.
@@ -153,10 +154,9 @@ def parse_calls(text: str, names: Sequence[str]) -> list[ToolCall] | None:
         if not isinstance(item, dict) or item.get("name") not in names:
             return None
         arguments = item.get("arguments", item.get("parameters", {}))
-        if isinstance(arguments, str):
-            calls.append(ToolCall(item["name"], arguments))
-        elif isinstance(arguments, dict):
-            calls.append(ToolCall(item["name"], json.dumps(arguments, ensure_ascii=False)))
-        else:
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if not isinstance(arguments, str):
             return None
+        calls.append(ToolCall(item["name"], _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", arguments)))
     return calls or None

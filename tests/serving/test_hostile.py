@@ -67,6 +67,7 @@ def _still_answers(server: RunningServer) -> Any:
         (b'{"messages": []}', "at least one message"),
         (b'{"messages": [1]}', "array of objects"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
+        (b'{"prompt": 1, "user": "\\uDBFF\\ud83d\\udE00"}', "lone surrogate, U+DBFF"),
         (b'{"messages": [{"role": "a b", "content": "x"}]}', "'messages[0].role'"),
         (b'{"messages": [{"role": "user", "content": {"a": 1}}]}', "'messages[0].content'"),
         (
@@ -113,6 +114,12 @@ def test_bodies_that_are_none(server: RunningServer, body: bytes, part: str) -> 
 )
 def test_values_out_of_range(server: RunningServer, fields: dict[str, Any], part: str) -> None:
     expect_refusal(chat(server, **fields), 400, part)
+
+
+def test_whole_characters_may_be_escaped() -> None:
+    body = {"a": "\U0001f600", "b": r"\ud83d"}
+    fields = parse_body(json.dumps(body).encode())
+    assert {name: fields.text(name) for name in body} == body
 
 
 def test_schema_bombs_are_refused_or_answered(server: RunningServer) -> None:

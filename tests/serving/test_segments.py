@@ -61,6 +61,13 @@ def test_plain_text_and_begun_thoughts() -> None:
     assert segments_of(CALL[:-5], [5], is_call=True) == [("text", CALL[:-5])]
 
 
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'])
+def test_half_a_character_can_be_sent(arguments: str) -> None:
+    calls = parse_calls(f'{{"name": "add", "arguments": {arguments}}}', ["add"])
+    assert calls and calls[0].arguments == '{"a": "\ufffd"}'
+    calls[0].arguments.encode("utf-8")
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "3", "{", '{"name": "add", "arguments": 5}', "[" * 9999]
 )
