@@ -27,6 +27,7 @@ MAX_TABLE_BYTES = 16 * 2**20
 # A head's budget: keys of a full memory set, None for the whole past.
 Budget = int | None
 
+_CURE = "make it again with `edgeh2o calibrate`"
 _PACKAGED_TABLES = Path(__file__).parent / "tables"
 
 
@@ -181,15 +182,12 @@ def parse_table(text: str, source: str) -> BudgetTable:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{source} is not a budget table: {error}") from None
+        raise FormatError(f"{source} is not a budget table: {error}; {_CURE}") from None
     try:
         return _read_table(data)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise FormatError(
-            f"{source} is not a usable budget table: {reason}; make it again with "
-            "`edgeh2o calibrate`"
-        ) from None
+        raise FormatError(f"{source} is not a usable budget table: {reason}; {_CURE}") from None
 
 
 def _read_table(data: Any) -> BudgetTable:
@@ -263,10 +261,7 @@ def find_table(fingerprint: str) -> tuple[BudgetTable, str] | None:
 
 def _require_fingerprint(table: BudgetTable, fingerprint: str, path: Path) -> BudgetTable:
     if table.fingerprint != fingerprint:
-        raise FormatError(
-            f"{path} is the budget table of other weights; remove it, or make it again with "
-            "`edgeh2o calibrate`"
-        )
+        raise FormatError(f"{path} is the budget table of other weights; remove it, or {_CURE}")
     return table
 
 

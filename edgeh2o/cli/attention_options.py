@@ -39,7 +39,7 @@ def add_attention_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
-    """The attention that the flags describe.
+    """The attention that the flags describe; dense for a verb that has none.
 
     Flags win over the file. ``--h2o-local 0 --h2o-heavy 0`` is dense attention. Raises UsageError
     for flags of an algorithm that is not the one chosen, and for values out of range.
@@ -48,6 +48,8 @@ def read_attention(args: argparse.Namespace) -> SparseAttentionConfig:
     from ..attention.h2o import H2OConfig
     from ..attention.registry import make_sparse_attention, sparse_attention_algorithms
 
+    if "attention" not in args:
+        return DenseConfig()
     algorithms = sparse_attention_algorithms()
     given = {
         name: settings

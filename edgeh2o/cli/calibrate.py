@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="where to write (default: the cache folder)"
     )
-    add_model_options(parser)
+    add_model_options(parser, attention=False)  # that of the table; what is known is made anew
     add_verbosity_options(parser)
 
 

@@ -52,15 +52,18 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-m", "--model", metavar="MODEL", help="MODEL given by a flag")
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
-    """Adds the flags of the machine, the prefill and its attention.
+def add_model_options(
+    parser: argparse.ArgumentParser, *, skip: Collection[str] = (), attention: bool = True
+) -> None:
+    """Adds the flags of the machine, the prefill and, with ``attention``, its attention.
 
     ``skip`` names fields of ``RuntimeConfig`` that the verb sets itself.
     """
     add_config_options(parser, RuntimeConfig, title="machine", skip=skip)
     add_config_options(parser, RopeConfig, title="positions")
     add_config_options(parser, PrefillConfig, title="prefill")
-    add_attention_options(parser)
+    if attention:
+        add_attention_options(parser)
 
 
 def add_draft_option(parser: argparse.ArgumentParser) -> None:

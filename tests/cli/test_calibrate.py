@@ -59,6 +59,27 @@ def test_a_run_takes_the_table(
     assert source("--budget", "600") == "cache"
 
 
+def test_it_makes_a_table_anew_that_cannot_be_used(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
+    command = ["calibrate", model, "--text", str(text), "--length", "2048", "--quiet"]
+    assert main(command) == 0
+    table = Path(capsys.readouterr().out.strip())
+    made = table.read_text()
+    table.write_text("damaged")
+    assert main(["run", model, "-p", "the", "-n", "1"]) == 1
+    assert "make it again with `edgeh2o calibrate`" in capsys.readouterr().err
+    assert main(command) == 0
+    assert table.read_text() == made
+
+
+def test_it_has_no_flags_of_an_attention(model: str, expect_usage_error: ExpectUsageError) -> None:
+    expect_usage_error(main(["calibrate", model, "--headwise-local", "8"]), "unrecognized")
+
+
 def test_decode_is_measured_if_asked_for(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
