@@ -68,6 +68,15 @@ _FLAGS = {
             "--draft-min --draft-n-min --draft-p-min",
             _Flag("how far a draft goes is learnt from what was right", "value", idle=None),
         ),
+        (
+            "-c --ctx-size --ctx",
+            _Flag(
+                "the context is as long as what is read, which --lengths of needle says, and -p, "
+                "-n and -d of bench",
+                "value",
+                idle=(),
+            ),
+        ),
         ("--prompt-cache", _Flag("", "value", "--session")),
         ("--prompt-cache-ro", _Flag("", "", "--session-read-only")),
     )

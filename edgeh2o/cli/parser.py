@@ -52,6 +52,11 @@ class Parser(argparse.ArgumentParser):
             message += " (one that begins with a dash goes after =, as in --stop=-x)"
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """The flags that a word may be; with one dash argparse would take abbreviations."""
+        found = super()._get_option_tuples(option_string)
+        return [each for each in found if option_string.startswith(each[1])]
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """Raises OSError where the help cannot be written; argparse ends as if it had been."""
         file = file or sys.stderr

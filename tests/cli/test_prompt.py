@@ -155,6 +155,21 @@ def test_texts_that_look_like_flags_of_llama_cpp_stay() -> None:
         _parse("-no-cnv", verb="chat")
 
 
+@pytest.mark.parametrize(
+    ("verb", "word", "part"),
+    [("needle", "-ct", "unrecognized arguments: -ct"), ("run", "-sy", "-s/--seed")],
+)
+def test_flags_with_one_dash_have_no_abbreviations(verb: str, word: str, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        build_parser().parse_args([verb, "M", word, "f16"])
+
+
+@pytest.mark.parametrize("verb", ["needle", "bench"])
+def test_a_context_is_refused_where_others_say_it(verb: str) -> None:
+    with pytest.raises(UsageError, match=r"^-c 4096: the context is as long as what is read"):
+        build_parser().parse_args([verb, "M", "-c", "4096"])
+
+
 def test_a_file_that_is_too_long_is_named_once(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     with path.open("wb") as file:
