@@ -219,9 +219,10 @@ class _Vocabulary:
         self.bos_token_id = tokenizer.bos_id
 
     def __call__(self, text: bytes | str) -> list[int]:
+        """Ids of a stretch of an answer: no blank goes before it."""
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return self._tokenizer.encode(text, add_special=False)
+        return self._tokenizer.encode(text, add_special=False, before=" ")
 
 
 def _check_depth(schema: object) -> None:

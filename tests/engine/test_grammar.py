@@ -18,7 +18,9 @@ from edgeh2o.engine._sampler import Sampler
 from edgeh2o.engine.grammar import Grammar, GrammarCompiler, GrammarState, constrain
 from edgeh2o.engine.logits import Penalties, ProcessorChain, TopLogProbabilities
 from edgeh2o.errors import UsageError
+from edgeh2o.tokenizer import build_tokenizer
 from tests.tiny_models import TinyModelFactory
+from tests.tokenizer.spm_vocabulary import make_spm_metadata
 
 SCHEMA = {
     "type": "object",
@@ -149,6 +151,18 @@ def test_the_mask_has_the_tokens_that_are_allowed_one_by_one(llm: LLM, form: str
         if token_id in llm.model.tokenizer.eog_ids:
             return
         state.accept(token_id)
+
+
+@pytest.mark.parametrize("space_prefix", [False, True])
+def test_text_that_is_certain_has_no_blank_before_it(space_prefix: bool) -> None:
+    tokenizer = build_tokenizer(make_spm_metadata(add_space_prefix=space_prefix))
+    state = constrain(Grammar("regex", "hello world"), tokenizer, tokenizer.vocab_size)
+    said = []
+    while not state.is_complete:
+        bits = np.unpackbits(np.frombuffer(state.mask(), np.uint8), bitorder="little")
+        said.append(int(np.flatnonzero(bits)[0]))
+        state.accept(said[-1])
+    assert tokenizer.decode(said, continues=True) == "hello world"
 
 
 def test_rows_that_pad_the_logits_are_never_drawn(llm: LLM) -> None:
