@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from .model_options import (
     print_note,
     read_model_options,
 )
-from .options import add_config_options, read_config
+from .options import add_config_options, read_config, utf8_text
 from .prompt import read_text
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pages of this origin may call the server; may be given several times",
     )
     group.add_argument(
-        "--alias", metavar="NAME", help="name of the model for clients (default: the file's)"
+        "--alias",
+        type=utf8_text,
+        metavar="NAME",
+        help="name of the model for clients (default: the file's)",
     )
     group.add_argument(
         "--parallel",
@@ -187,8 +191,9 @@ def note_profile(opened: Session, *, is_quiet: bool) -> None:
 
 
 def model_name(model: str) -> str:
-    """What clients call a model that was given as a path or by a known name."""
-    return Path(model).name.removesuffix(".gguf").removesuffix(".onnx") or "model"
+    """What clients call a model that was given as a path or by a known name; fit for UTF-8."""
+    name = Path(model).name.removesuffix(".gguf").removesuffix(".onnx") or "model"
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def parse_size(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -127,6 +128,14 @@ def test_refused_requests_get_their_error(serving_model: Path, tmp_path: Path) -
     # Nothing is left to do, and the code does not become that of success by asking again.
     assert main(command(serving_model, source, target)) == 1
     assert read(target) == results
+
+
+def test_a_model_may_have_any_name(serving_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / os.fsdecode(b"mod\xe9l.gguf")
+    model.symlink_to(serving_model)
+    source, target = write(tmp_path / "in.jsonl", [request(1)]), tmp_path / "out.jsonl"
+    assert main(command(model, source, target)) == 0
+    assert read(target)["r1"]["response"]["body"]["model"] == "mod\ufffdl"
 
 
 @pytest.mark.parametrize(
