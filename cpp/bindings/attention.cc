@@ -56,7 +56,16 @@ void set_budgets(SparsePolicy& policy, const std::vector<std::optional<size_t>>&
 }
 
 PolicyPtr make_named_policy(const std::string& name, const py::kwargs& options) {
-  return make_policy(name, PolicyOptions(options.cast<std::map<std::string, PolicyOptions::Value>>()));
+  std::map<std::string, PolicyOptions::Value> values;
+  for (const auto& [key, value] : options) {
+    const auto option = key.cast<std::string>();
+    try {
+      values[option] = value.cast<PolicyOptions::Value>();
+    } catch (const py::cast_error&) {
+      throw_invalid(option, " must be a number, text, or a list of whole numbers from 0 on and None");
+    }
+  }
+  return make_policy(name, PolicyOptions(std::move(values)));
 }
 
 // A function NAME_policy for every policy, whose first options need no names.

@@ -16,6 +16,9 @@ constexpr size_t kPieceKeys = 1024;
 // Bounds the partial column sums of a chunk.
 constexpr size_t kMaxTasks = 32;
 
+// Far more than models have: products with other sizes stay far below 2^64.
+constexpr size_t kMaxHeads = size_t{1} << 16;
+
 constexpr const char* kPrecisionNames[kAttentionPrecisions] = {"f32", "bf16", "f16", "int8"};
 
 }  // namespace
@@ -51,6 +54,7 @@ size_t AttentionShape::longest_chunk() const { return std::min({chunk_size, batc
 void AttentionHeads::check() const {
   EH2O_CHECK(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, "n_heads = ", n_heads,
              " must be a positive multiple of n_kv_heads = ", n_kv_heads);
+  EH2O_CHECK(n_heads <= kMaxHeads, "n_heads = ", n_heads, " must be at most ", kMaxHeads);
   for (const size_t dim : {key_dim, value_dim}) {
     EH2O_CHECK(dim > 0 && dim % 8 == 0 && dim <= 1024, "head_dim = ", dim,
                " must be a multiple of 8 between 8 and 1024");
@@ -69,7 +73,8 @@ void AttentionShape::check() const {
   heads.check();
   EH2O_CHECK(max_context > 0 && max_context <= INT32_MAX, "max_context = ", max_context,
              " must be between 1 and ", INT32_MAX);
-  EH2O_CHECK(batch_size > 0, "batch_size must be at least 1");
+  EH2O_CHECK(batch_size > 0 && batch_size <= INT32_MAX, "batch_size = ", batch_size,
+             " must be between 1 and ", INT32_MAX);
   EH2O_CHECK(chunk_size > 0, "chunk_size must be at least 1");
 }
 

@@ -29,10 +29,12 @@ def rows(n_tokens: int, *, n_heads: int = 4, head_dim: int = 8) -> tuple[np.ndar
     [
         ({"n_heads": 5}, "n_heads = 5 must be a positive multiple of n_kv_heads = 2"),
         ({"n_kv_heads": 0}, "n_kv_heads = 0"),
+        ({"n_heads": 2**62, "n_kv_heads": 2**62}, "n_heads = 4611686018427387904 must be at most"),
         ({"head_dim": 12}, "head_dim = 12 must be a multiple of 8"),
         ({"n_layers": 0}, "n_layers"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size = 0 must be between 1 and 2147483647"),
+        ({"batch_size": 2**62}, "batch_size = 4611686018427387904"),
         ({"max_context": 0}, "max_context = 0"),
         ({"max_context": 2**31}, "max_context = 2147483648"),
         ({"scale": 0.0}, "scale = 0 must be positive"),
@@ -50,6 +52,12 @@ def test_sizes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
 def test_no_budget_at_all() -> None:
     with pytest.raises(ValueError, match="local \\+ heavy >= 1"):
         _core.h2o_policy(0, 0)
+
+
+@pytest.mark.parametrize("budgets", [[-1], [1.5], [2**70], {}, None])
+def test_options_that_are_none(budgets: Any) -> None:
+    with pytest.raises(ValueError, match=r"^budgets must be "):
+        _core.headwise_policy(budgets)
 
 
 def test_calls_that_do_not_fit() -> None:
