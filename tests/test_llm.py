@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +212,13 @@ def test_interrupt_in_the_prefill_leaves_a_usable_model(model: Path) -> None:
         assert stream.result().finish_reason == "interrupted"
         is_armed = False
         assert llm.generate(PROMPT, GREEDY).token_ids == expected
+
+
+def test_a_model_is_not_copied(llm: LLM) -> None:
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled; load it"):
+            make(llm)
+    assert llm.generate(PROMPT, GREEDY).token_ids
 
 
 def test_closed_model_is_refused(model: Path) -> None:

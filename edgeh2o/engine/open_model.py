@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,9 @@ class OpenModel:
     def close(self) -> None:
         """Frees the weights and the session; streams not yet finished end with an error."""
         self._session.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loaded model cannot be copied or pickled; load it where it is needed")
 
     @property
     def attention(self) -> SparseAttentionConfig:

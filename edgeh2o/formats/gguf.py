@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import final
+from typing import NoReturn, final
 
 from ..errors import FormatError, ResourceError
 from .foreign_magic import PROBE_BYTES, describe_foreign_file
@@ -124,6 +124,10 @@ class GgufFile:
 
     def __del__(self) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would close the descriptor of this one."""
+        raise TypeError("an open file cannot be copied or pickled; see duplicate()")
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:

@@ -14,7 +14,7 @@ import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from ..errors import FormatError, ResourceError, UsageError
 from .gguf import open_regular_file, read_at
@@ -95,6 +95,10 @@ class SafetensorsFile:
 
     def __del__(self) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would close the descriptor of this one."""
+        raise TypeError("an open file cannot be copied or pickled; see duplicate()")
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 import os
+import pickle
 import struct
 import time
 from pathlib import Path
@@ -234,6 +237,15 @@ def test_tensor_bytes_are_read_only_and_outlive_the_file(small_file: Path) -> No
     assert struct.unpack("<8f", view) == tuple(range(8))
     with pytest.raises(ValueError, match="is closed"):
         file.tensor_bytes(file.tensors["a"])
+
+
+def test_what_would_be_a_copy_leaves_the_file_open(small_file: Path) -> None:
+    with open_gguf(small_file) as gguf:
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                make(gguf)
+        gc.collect()
+        assert gguf.read(0, 4) == b"GGUF"
 
 
 def test_refuses_a_file_that_shrinks_while_open(small_file: Path) -> None:
