@@ -245,8 +245,9 @@ def _check_sizes(path: Path, header: Mapping[str, Any], expected: int) -> list[i
     counts = [value for value in values if type(value) is int and value >= 0]
     if not counts or len(counts) != len(values):
         raise _damaged(path, "its header lacks the sizes of its parts")
-    if sum(counts) != expected:
-        raise _damaged(path, f"it should have {sum(counts) - expected:+} bytes")
+    missing = sum(counts) - expected
+    if missing:
+        raise _damaged(path, f"it has {abs(missing)} bytes too {'few' if missing > 0 else 'many'}")
     return counts
 
 
