@@ -7,6 +7,7 @@ what is missing.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -49,12 +50,17 @@ class BatchItem:
 
 
 def read_items(path: Path) -> list[BatchItem]:
-    """The requests of a file. Raises UsageError that names the line that is none."""
+    """The requests of a file, which may begin with a byte-order mark.
+
+    Raises UsageError that names the line that is none.
+    """
     items: list[BatchItem] = []
     seen: set[str] = set()
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(_bounded_lines(path, lines), start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     item = _read_item(f"{path}, line {number}", line)
                     if item.custom_id in seen:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edgeh2o.cli.main import main
+from edgeh2o.serving.batch import read_items
 from tests.cli.conftest import ExpectUsageError, expect_usage_error  # noqa: F401
 
 DOCUMENT = "the thing is that the art is there and the hen is in the pen " * 20
@@ -128,6 +129,12 @@ def test_refused_requests_get_their_error(serving_model: Path, tmp_path: Path) -
     # Nothing is left to do, and the code does not become that of success by asking again.
     assert main(command(serving_model, source, target)) == 1
     assert read(target) == results
+
+
+def test_a_byte_order_mark_is_no_part_of_a_request(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(request(1)) + "\r\n", encoding="utf-8-sig")
+    assert [item.custom_id for item in read_items(source)] == ["r1"]
 
 
 def test_a_model_may_have_any_name(serving_model: Path, tmp_path: Path) -> None:
