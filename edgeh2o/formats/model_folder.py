@@ -23,8 +23,8 @@ def read_tokenizer_files(root: Path) -> dict[str, Any]:
     settings = read_json_if_there(root / "tokenizer_config.json")
     template = settings.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {item.get("name"): item for item in template if isinstance(item, dict)}
-        template = named.get("default", {}).get("template")
+        named = (item for item in template if isinstance(item, dict))
+        template = next((i.get("template") for i in named if i.get("name") == "default"), None)
     jinja = root / "chat_template.jinja"
     if jinja.is_file():
         template = _read_text(jinja, MAX_JSON_BYTES)
