@@ -135,6 +135,11 @@ GOOD: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
 
+GEMMA4 = {
+    "model_type": "gemma4_text", "hidden_act": "gelu_pytorch_tanh", "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_key": ({"mixture_of_depths": 2}, "'mixture_of_depths' is not known for this model"),
     "unknown_type": ({"model_type": "mamba"}, "'mamba', which is not supported from safetensors"),
@@ -204,6 +209,14 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "qk_norms": ({"model_type": "phi", "qk_layernorm": True}, "'qk_layernorm' is True"),
     "limit": ({"model_type": "olmo", "clip_qkv": "8"}, "'clip_qkv' is '8', but must be a number"),
     "eps": ({"model_type": "olmo", "rms_norm_eps": 1e-6}, "'rms_norm_eps' is 1e-06, which is not"),
+    "own_heads": (
+        {**GEMMA4, "per_layer_config": {"1": {"num_key_value_heads": 2**70}}},
+        "a size of more than 32 bits",
+    ),
+    "own_layers": (
+        {**GEMMA4, "layer_types": ["sliding_attention"] * 2, "per_layer_config": {}},
+        "'per_layer_config' must be an object of the layers with full attention",
+    ),
     "experts": (
         {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 32, "norm_topk_prob": False},

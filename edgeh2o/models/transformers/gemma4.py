@@ -83,7 +83,7 @@ def _read_full_layers(settings: Settings, kinds: list[str]) -> dict[str, int]:
         return own
     settings.take("attention_k_eq_v")
     expected = {str(i) for i, kind in enumerate(kinds) if kind == "full_attention"}
-    if not isinstance(each, dict) or set(each) != expected:
+    if not isinstance(each, dict) or set(each) != expected or not expected:
         raise FormatError(
             f"{settings.label('per_layer_config')} must be an object of the layers with full "
             "attention; other layers of their own are not supported"

@@ -87,7 +87,11 @@ def set_attending(keys: dict[str, Any], attends: Sequence[bool]) -> None:
 
 
 def integers(numbers: Sequence[int]) -> StoredNumbers:
-    return StoredNumbers(struct.pack(f"<{len(numbers)}i", *numbers), "<i4")
+    """Numbers of layers as a file holds them. Raises FormatError for those of more than 32 bits."""
+    try:
+        return StoredNumbers(struct.pack(f"<{len(numbers)}i", *numbers), "<i4")
+    except struct.error:
+        raise FormatError("config.json has a size of more than 32 bits, as no model has") from None
 
 
 # Delta nets: heads of values that share a head of keys are neighbours here, but lie in turns in
