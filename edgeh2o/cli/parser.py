@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         """
         args = sys.argv[1:] if args is None else args
         if self._subparsers is None:
-            args = self._attach_values(args)
+            args = self._gather_names(self._attach_values(args))
         variables = self._find_variables()
         defaults = {action.dest: action.default for action in variables}
         missing = object()
@@ -128,6 +128,28 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"unrecognized arguments: {word}")
             attached.append(word)
         return attached
+
+    def _gather_names(self, words: list[str]) -> list[str]:
+        """What is no flag goes first, where a command takes several.
+
+        Where flags part them, argparse gives a first one that may be missing nothing.
+        """
+        if len(self._get_positional_actions()) < 2 or "--" in words:
+            return words
+        names: list[str] = []
+        flags: list[str] = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            action = self._option_string_actions.get(word)
+            if action is None and not word.startswith("-"):
+                names.append(word)
+                continue
+            flags.append(word)
+            if action is not None and action.nargs is None:
+                flags += left[:1]
+                del left[:1]
+        return names + flags
 
     def _suggest(self, rest: Sequence[str]) -> str:
         """What was meant, perhaps."""

@@ -72,6 +72,22 @@ def test_model_and_dash_may_stand_anywhere(arguments: list[str]) -> None:
     assert args.stop in (None, ["-"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "M in.jsonl -t 1 -o out --quiet",
+        "-t 1 M --quiet in.jsonl -o out",
+        "M -t 1 -o out in.jsonl --quiet",
+        "--quiet -o out -m M -t 1 in.jsonl",
+        "in.jsonl -o out --model=M -t1 --quiet",
+    ],
+)
+def test_flags_may_stand_between_names(words: str) -> None:
+    args = build_parser().parse_args(["batch", *words.split()])
+    assert (args.model, args.input, args.output) == ("M", "in.jsonl", "out")
+    assert (args.threads, args.quiet) == (1, True)
+
+
 @pytest.mark.parametrize("text", ["-hello", "- one\n- two", "-n is a flag", "--temp=", "-", "-1"])
 def test_texts_may_begin_with_a_dash(text: str) -> None:
     words = ["-p", text, "--stop", text, "-sys", text, "-n", "5"]
