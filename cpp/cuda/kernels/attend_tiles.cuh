@@ -359,7 +359,7 @@ EH2O_DEVICE void add_columns(const ColumnArguments& a) {
       sum;
 }
 
-EH2O_KERNEL(attend_tiles_64, AttendTilesArguments, kAttendThreads) { attend_rows<64>(a); }
+EH2O_KERNEL_OF(attend_tiles_64, AttendTilesArguments, kAttendThreads, 4) { attend_rows<64>(a); }
 EH2O_KERNEL(attend_tiles_128, AttendTilesArguments, kAttendThreads) { attend_rows<128>(a); }
 EH2O_KERNEL(attend_tiles_256, AttendTilesArguments, kAttendThreads) { attend_rows<256>(a); }
 EH2O_KERNEL(column_tiles_64, ColumnArguments, kAttendThreads) { add_columns<64>(a); }
