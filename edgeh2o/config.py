@@ -156,7 +156,8 @@ class SamplingParams:
             object.__setattr__(self, name, self._read_length(name))
         if self.schema is not None and self.ignore_eos:
             raise UsageError(
-                "an answer of a given form ends where the form does; leave ignore_eos out"
+                "an answer of a given form ends where the form does; leave "
+                f"{label(self, 'ignore_eos')} out"
             )
 
     def _read_length(self, name: str) -> str:

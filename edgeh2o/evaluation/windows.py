@@ -32,9 +32,11 @@ def cut_windows(llm: LLM, text: str, size: int, count: int | None) -> NDArray[np
         raise UsageError(f"the number of windows must be at least 1, got {count}")
     tokens = np.array(llm.tokenize(text, parse_special=False), dtype=np.int32)
     n_available = len(tokens) // size
-    if n_available < (count or 1):
+    wanted = count or 1
+    if n_available < wanted:
+        windows_of = "a window" if wanted == 1 else f"{wanted} windows"
         raise UsageError(
-            f"the text has {len(tokens)} tokens, too few for {count or 1} windows of {size}; "
+            f"the text has {len(tokens)} tokens, too few for {windows_of} of {size}; "
             "give a longer text, or fewer or smaller windows"
         )
     n_windows = count or n_available

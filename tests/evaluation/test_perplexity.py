@@ -57,7 +57,7 @@ def test_every_window_begins_as_the_models_prompts_do(
         (2, 1, "at least 3 tokens, got 2"),
         (50, 0, "at least 1, got 0"),
         (50, 1000, r"too few for 1000 windows of 50"),
-        (100_000, None, r"too few for 1 windows of 100000"),
+        (100_000, None, r"too few for a window of 100000"),
     ],
 )
 def test_windows_that_cannot_be_cut_are_refused(
