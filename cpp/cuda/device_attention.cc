@@ -71,6 +71,7 @@ bool DeviceDecoder::attend(const Rows& rows, const Rows& outputs, size_t layer, 
 
 QuantisedRows DeviceDecoder::rounds_to(const Rows& rows, size_t layer) const {
   const LayerSpec& spec = config_.layers[layer];
+  static_assert(kAttendRows < kTilesFromRows);  // by tiles nothing is rounded
   const bool fits = rows.n <= kAttendRows && spec.heads.value_dim % 32 == 0 &&
                     spec.heads.out_dim() % kTileDepth == 0 && spec.latent.is_none() && !spec.has_output_gate;
   if (!fits || !is_quantised(weights_.host().layer(layer).attn_output)) return {};
@@ -217,9 +218,14 @@ void DeviceDecoder::attend_to_all(const Rows& rows, size_t layer, float* out, co
 void DeviceDecoder::attend_in_ranges(AttendArguments a, size_t layer, size_t n_keys, size_t n_rows,
                                      float* out, const QuantisedRows& rounded) {
   const size_t n_ranges = ranges_of(n_keys);
-  const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   a.n_splits = u32(n_ranges);
   launch_attend(a, n_ranges, n_rows);
+  launch_combine(a, layer, n_rows, out, rounded);
+}
+
+void DeviceDecoder::launch_combine(const AttendArguments& a, size_t layer, size_t n_rows, float* out,
+                                   const QuantisedRows& rounded) {
+  const float* const sinks = weights_.vector(weights_.host().layer(layer).attn_sinks);
   device_->launch("combine_splits",
                   CombineArguments{a.parts, a.states, out, a.heads.n_heads, a.heads.value_dim, a.n_splits,
                                    sinks, rounded},
@@ -337,10 +343,7 @@ void DeviceDecoder::attend_chunk_by_rows(const Rows& chunk, size_t layer, const 
     a.cache = memory.synthetic;
     a.biases = memory.biases;
     attend(n_own + n_memory, n_synthetic);
-    device_->launch("combine_splits",
-                    CombineArguments{a.parts, a.states, some.attended(dim), u32(heads.n_heads),
-                                     u32(dim / heads.n_heads), a.n_splits, sinks},
-                    heads.n_heads, some.n, 1, kThreads, sizeof(CombineShared));
+    launch_combine(a, layer, some.n, some.attended(dim));
     // Sums of one part are shares of its own softmax, which has no sinks.
     const auto join = [&](float* out, size_t first, size_t n_ranges) {
       if (!has_sums || n_ranges == 0) return;

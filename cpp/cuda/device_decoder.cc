@@ -163,22 +163,21 @@ void DeviceDecoder::embed(const Rows& rows, const DeviceTable& table, size_t fir
 
 // Position, token ids and rotations of all rows of a call, in pinned memory that the last call has let go.
 void DeviceDecoder::stage(const Rows& rows, Span<const int32_t> tokens) {
-  const size_t batch_size = rows.sequence.shape().batch_size;
-  uint8_t* staged = rows.state.staged_.as<uint8_t>();
-  const uint32_t position = u32(rows.position);
-  std::memcpy(staged, &position, sizeof(position));
-  std::memcpy(staged + sizeof(position), tokens.data, tokens.size * sizeof(int32_t));
-  staged += (1 + batch_size) * sizeof(int32_t);
-  for (const RopeConfig& rope : config_.ropes) {
+  const DeviceState& state = rows.state;
+  auto* const inputs = state.staged_.as<uint32_t>();
+  inputs[0] = u32(rows.position);
+  std::memcpy(inputs + 1, tokens.data, tokens.size * sizeof(int32_t));
+  for (size_t i = 0; i < config_.ropes.size(); ++i) {
+    const RopeConfig& rope = config_.ropes[i];
     const std::vector<float>& inv_freq = rope.of_context(rows.sequence.shape().max_context);
-    const size_t n_bytes = batch_size * rope.n_pairs() * sizeof(float);
-    fill_rope_table(reinterpret_cast<float*>(staged), reinterpret_cast<float*>(staged + n_bytes),
-                    rows.position, rows.n, {inv_freq.data(), inv_freq.size()}, rope.attention_factor);
-    staged += 2 * n_bytes;
+    uint8_t* const staged = state.staged_rope(i);
+    fill_rope_table(reinterpret_cast<float*>(staged),
+                    reinterpret_cast<float*>(staged + state.ropes_[i].size() / 2), rows.position, rows.n,
+                    {inv_freq.data(), inv_freq.size()}, rope.attention_factor);
   }
   const Temperature temperature = temperature_of(config_);
   if (temperature.period == 0) return;
-  auto* const factors = reinterpret_cast<float*>(staged);
+  auto* const factors = reinterpret_cast<float*>(state.staged_rope(config_.ropes.size()));
   for (size_t i = 0; i < rows.n; ++i) {
     const auto n_periods = static_cast<double>((rows.position + i) / temperature.period);
     factors[i] = static_cast<float>(1.0 + static_cast<double>(temperature.scale) * std::log1p(n_periods));
@@ -187,21 +186,17 @@ void DeviceDecoder::stage(const Rows& rows, Span<const int32_t> tokens) {
 
 // What stage() has written, to the device.
 void DeviceDecoder::upload_inputs(const Rows& rows) {
-  DeviceState& state = rows.state;
-  const size_t batch_size = rows.sequence.shape().batch_size;
-  const uint8_t* staged = state.staged_.as<uint8_t>();
-  device_->upload(state.inputs_.as<void>(), staged, (1 + rows.n) * sizeof(int32_t));
-  staged += (1 + batch_size) * sizeof(int32_t);
+  const DeviceState& state = rows.state;
+  device_->upload(state.inputs_.as<void>(), state.staged_.as<void>(), (1 + rows.n) * sizeof(int32_t));
   for (size_t i = 0; i < config_.ropes.size(); ++i) {
-    const size_t n_pairs = config_.ropes[i].n_pairs(), n_bytes = batch_size * n_pairs * sizeof(float),
-                 n_used = rows.n * n_pairs * sizeof(float);
-    uint8_t* const to = state.ropes_[i].as<uint8_t>();
-    device_->upload(to, staged, n_used);
-    device_->upload(to + n_bytes, staged + n_bytes, n_used);
-    staged += 2 * n_bytes;
+    const size_t n_used = rows.n * config_.ropes[i].n_pairs() * sizeof(float);
+    for (const size_t part : {size_t{0}, state.ropes_[i].size() / 2}) {
+      device_->upload(state.ropes_[i].as<uint8_t>() + part, state.staged_rope(i) + part, n_used);
+    }
   }
   if (temperature_of(config_).period == 0) return;
-  device_->upload(state.query_factors_.as<void>(), staged, rows.n * sizeof(float));
+  device_->upload(state.query_factors_.as<void>(), state.staged_rope(config_.ropes.size()),
+                  rows.n * sizeof(float));
 }
 
 void DeviceDecoder::run_layer(const Rows& rows, size_t layer, bool is_decode, PromptEnd end) {

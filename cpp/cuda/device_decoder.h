@@ -55,6 +55,13 @@ class DeviceState {
   // The position of the call's first row, and its tokens.
   const uint32_t* start() const { return inputs_.as<uint32_t>(); }
   const int32_t* tokens() const { return inputs_.as<int32_t>() + 1; }
+  // Where a call stages the cosines of a rope, and behind them its sines, in buffers as large as on the
+  // device; behind the last rope the factors of the queries.
+  uint8_t* staged_rope(size_t i) const {
+    size_t offset = inputs_.size();
+    for (size_t before = 0; before < i; ++before) offset += ropes_[before].size();
+    return staged_.as<uint8_t>() + offset;
+  }
   // [n_recurrent] of a recurrent layer.
   float* recurrent(size_t layer) const { return recurrent_[layer].as<float>(); }
   // The rows of all tokens from the device to the sequence, or back.
@@ -223,6 +230,9 @@ class DeviceDecoder {
   void observe(const Rows& chunk, size_t layer, const Memory& memory, const std::vector<MemorySet>& sets);
   AttendArguments attend_arguments(const Rows& rows, size_t layer) const;
   void launch_attend(AttendArguments a, size_t n_ranges, size_t n_rows);
+  // All n_splits of what was attended to, to `out` or `rounded`.
+  void launch_combine(const AttendArguments& a, size_t layer, size_t n_rows, float* out,
+                      const QuantisedRows& rounded = {});
   // The width of the tiles by which rows of a prompt attend, 0 if by rows.
   size_t tile_dim_of(const Rows& rows, size_t layer) const;
   // Rows [n][out_dim] that attend to the lists by tiles.

@@ -17,6 +17,19 @@ from edgeh2o.evaluation.long_texts import KINDS
 from tests.cli.conftest import ExpectUsageError
 
 
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("the thing is that the art is there and the hen is in the pen " * 120)
+    return str(path)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
@@ -34,12 +47,9 @@ def test_files_that_cannot_be(
 
 
 def test_a_run_takes_the_table(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, text: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
-    text = tmp_path / "text.txt"
-    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
-    options = ["--text", str(text), "--length", "2048"]
+    options = ["--text", text, "--length", "2048"]
     given = tmp_path / "new" / "table.json"
     assert main(["calibrate", model, *options, "-o", str(given)]) == 0
     *losses, path = capsys.readouterr().out.splitlines()
@@ -55,17 +65,15 @@ def test_a_run_takes_the_table(
     # Heads of random weights lose what they lose: the budget is given.
     assert source("--budget-table", str(given), "--budget", "600") == "file"
     assert main(["calibrate", model, *options, "--quiet"]) == 0
-    assert Path(capsys.readouterr().out.strip()).parent == tmp_path / "cache"
+    assert Path(capsys.readouterr().out.strip()).parent == cache
     assert source("--budget", "600") == "cache"
 
 
+@pytest.mark.usefixtures("cache")
 def test_it_makes_a_table_anew_that_cannot_be_used(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
-    text = tmp_path / "text.txt"
-    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
-    command = ["calibrate", model, "--text", str(text), "--length", "2048", "--quiet"]
+    command = ["calibrate", model, "--text", text, "--length", "2048", "--quiet"]
     assert main(command) == 0
     table = Path(capsys.readouterr().out.strip())
     made = table.read_text()
@@ -80,14 +88,12 @@ def test_it_has_no_flags_of_an_attention(model: str, expect_usage_error: ExpectU
     expect_usage_error(main(["calibrate", model, "--headwise-local", "8"]), "unrecognized")
 
 
+@pytest.mark.usefixtures("cache")
 def test_decode_is_measured_if_asked_for(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(decode_calibration, "KINDS", {"pairs": KINDS["pairs"]})
-    text = tmp_path / "text.txt"
-    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
-    command = ["calibrate", model, "--text", str(text), "--length", "2400", "--decode"]
+    command = ["calibrate", model, "--text", text, "--length", "2400", "--decode"]
     for losses, way in (({512: 0.2, 768: 0.1}, "by default"), ({512: 0.7}, "not measured")):
         monkeypatch.setattr(calibration, "_measure_losses", lambda *_, losses=losses: losses)
         assert main(command) == 0
@@ -102,11 +108,13 @@ def test_decode_is_measured_if_asked_for(
 
 
 def test_progress_where_stderr_is_no_terminal(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str,
+    tmp_path: Path,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the thing is that the art is there and the hen is in the pen " * 120)
-    command = ["calibrate", model, "--text", str(text), "--length", "2048"]
+    command = ["calibrate", model, "--text", text, "--length", "2048"]
     command += ["-o", str(tmp_path / "table.json")]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
     assert main(command) == 0

@@ -20,6 +20,11 @@ EH2O_DEVICE float cached(const void* rows, DeviceCacheType type, size_t i) {
   return static_cast<const float*>(rows)[i];
 }
 
+EH2O_DEVICE void unpack_floats(float* out, const Words4& w) {
+  out[0] = float_of_bits(w.x), out[1] = float_of_bits(w.y);
+  out[2] = float_of_bits(w.z), out[3] = float_of_bits(w.w);
+}
+
 // kCount values of a row from i on, a multiple of kCount: 4 or 8.
 template <DeviceCacheType kType, int kCount>
 EH2O_DEVICE void load_row(float (&out)[kCount], const void* rows, size_t i) {
@@ -43,9 +48,7 @@ EH2O_DEVICE void load_row(float (&out)[kCount], const void* rows, size_t i) {
   } else {
     EH2O_UNROLL
     for (int e = 0; e < kCount; e += 4) {
-      const Words4 w = load_constant16(static_cast<const float*>(rows) + i + e);
-      out[e] = float_of_bits(w.x), out[e + 1] = float_of_bits(w.y);
-      out[e + 2] = float_of_bits(w.z), out[e + 3] = float_of_bits(w.w);
+      unpack_floats(out + e, load_constant16(static_cast<const float*>(rows) + i + e));
     }
   }
 }
@@ -118,6 +121,11 @@ struct ListedKeys {
 
 // A range of keys that a block weighs for its query heads.
 struct WeighedRange {
+  // Of the cache, for key `key` of the range.
+  EH2O_DEVICE size_t row(uint32_t key) const { return head_row + keys.position(first_key + key); }
+
+  const AttendArguments& a;
+  const ListedKeys& keys;
   size_t head_row;
   uint32_t first_key, n_keys, group;
   size_t first_part;
@@ -149,18 +157,12 @@ EH2O_DEVICE void load_shared(float (&out)[kCount], const float* x) {
     out[0] = *x;
   } else {
     EH2O_UNROLL
-    for (int e = 0; e < kCount; e += 4) {
-      const Words4 w = *reinterpret_cast<const Words4*>(x + e);
-      out[e] = float_of_bits(w.x), out[e + 1] = float_of_bits(w.y);
-      out[e + 2] = float_of_bits(w.z), out[e + 3] = float_of_bits(w.w);
-    }
+    for (int e = 0; e < kCount; e += 4) unpack_floats(out + e, *reinterpret_cast<const Words4*>(x + e));
   }
 }
 
 // Logits of a range, times log2(e): eight lanes share four keys, which they meet with four queries at a time.
 struct WeighKeys {
-  const AttendArguments& a;
-  const ListedKeys& keys;
   const WeighedRange& range;
   const float* queries;
   float* logits;
@@ -168,6 +170,7 @@ struct WeighKeys {
   template <typename Rows>
   EH2O_DEVICE void operator()(const Rows& rows) const {
     constexpr uint32_t kCount = Rows::kCount, kTogether = 4;
+    const AttendArguments& a = range.a;
     const uint32_t t = static_cast<uint32_t>(thread_index()), key_dim = a.heads.key_dim;
     const uint32_t part = t % kKeyLanes, slot = t / kKeyLanes, n_slots = kAttendThreads / kKeyLanes;
     for (uint32_t base = 0; base < range.n_keys; base += kTogether * n_slots) {
@@ -175,7 +178,7 @@ struct WeighKeys {
       EH2O_UNROLL
       for (uint32_t k = 0; k < kTogether; ++k) {
         const uint32_t key = base + k * n_slots + slot, there = key < range.n_keys ? key : range.n_keys - 1;
-        at[k] = (range.head_row + keys.position(range.first_key + there)) * key_dim;
+        at[k] = range.row(there) * key_dim;
       }
       for (uint32_t g0 = 0; g0 < range.group; g0 += 4) {
         float sums[16] = {};  // [query][key]
@@ -205,7 +208,7 @@ struct WeighKeys {
           if (g >= range.group || key >= range.n_keys) continue;
           float logit = sums[i];
           if (a.soft_cap > 0.0f) logit = soft_capped(logit, a.soft_cap);
-          if (a.biases) logit += a.biases[range.head_row + keys.position(range.first_key + key)];
+          if (a.biases) logit += a.biases[range.row(key)];
           logits[g * kSplitKeys + key] = logit * 1.44269504f;
         }
       }
@@ -216,8 +219,6 @@ struct WeighKeys {
 // The weighted sums of values, some columns a thread, four queries at a time, which read a value once.
 // Threads that are left over share the keys; scratch [16][kAttendThreads] adds up what they have.
 struct WeighValues {
-  const AttendArguments& a;
-  const ListedKeys& keys;
   const WeighedRange& range;
   const float* weights;
   float* scratch;
@@ -225,6 +226,7 @@ struct WeighValues {
   template <typename Rows>
   EH2O_DEVICE void operator()(const Rows& rows) const {
     constexpr uint32_t kCount = Rows::kCount, kQueries = kCount < 8 ? 4 : 2;  // of a round of the scratch
+    const AttendArguments& a = range.a;
     const uint32_t t = static_cast<uint32_t>(thread_index()), value_dim = a.heads.value_dim;
     const uint32_t n_pieces = value_dim / kCount;
     const uint32_t width = n_pieces < kAttendThreads ? n_pieces : kAttendThreads;
@@ -236,8 +238,7 @@ struct WeighValues {
         if (piece < n_pieces && share < n_shares) {
           EH2O_UNROLL_4
           for (uint32_t key = share; key < range.n_keys; key += n_shares) {
-            const size_t at = (range.head_row + keys.position(range.first_key + key)) * a.heads.value_stride +
-                              piece * kCount;
+            const size_t at = range.row(key) * a.heads.value_stride + piece * kCount;
             float values[kCount];
             rows.load(values, at);
             EH2O_UNROLL
@@ -311,9 +312,9 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 4) {
   for (uint32_t i = t; i < group * key_dim; i += kAttendThreads) queries[i] = q[i] * a.scale;
   sync_block();
 
-  const WeighedRange weighed{static_cast<size_t>(kv_head) * a.cache.max_context, first_key, n_keys, group,
-                             first_part};
-  with_rows(a.cache.k, a.cache.k_type, key_dim, WeighKeys{a, keys, weighed, queries, logits});
+  const WeighedRange weighed{
+      a, keys, static_cast<size_t>(kv_head) * a.cache.max_context, first_key, n_keys, group, first_part};
+  with_rows(a.cache.k, a.cache.k_type, key_dim, WeighKeys{weighed, queries, logits});
   sync_block();
 
   // A warp per query: the range's maximum, weights and their sum.
@@ -338,7 +339,7 @@ EH2O_KERNEL_OF(attend_split, AttendArguments, kAttendThreads, 4) {
   float* const scratch = logits + group * kSplitKeys;
   // Both widths are multiples of what is loaded at a time.
   with_rows(a.cache.v, a.cache.v_type, value_dim | a.heads.value_stride,
-            WeighValues{a, keys, weighed, logits, scratch});
+            WeighValues{weighed, logits, scratch});
 }
 
 // One head of a row, kValues columns a thread; threads that are left over share the splits.
