@@ -34,7 +34,8 @@ struct PackLayout {
 struct AttentionKernels {
   size_t values_per_word;  // 1: f32, 2: bf16 or f16, 4: int8; 0: the ISA has not got these
   size_t key_block;        // keys that are packed together: nr, or kByteKeys of int8
-  void (*pack_queries)(float* out, const float* x, float factor, size_t n_rows, size_t head_dim);
+  void (*pack_queries)(float* out, const float* x, size_t x_stride, float factor, size_t n_queries,
+                       size_t group_size, size_t head_dim);
   void (*pack_keys)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_keys,
                     size_t head_dim);
   void (*pack_values)(CacheType, float* out, size_t panel_stride, const void* rows, const int32_t* positions,

@@ -4,9 +4,11 @@
 // round finer (as in SageAttention, Zhang et al. 2024). A weight is rounded to 255 levels of the largest of
 // its row and block, so that what is far below a row's maximum is not lost block by block.
 //
+// Queries and these differences are rounded after a Hadamard matrix (byte_panels-inl.h).
+//
 // Bounds, besides the rounding of float sums. With the units u_q of a row's queries, u_k of a key and u_v of
-// a value (a largest absolute value / 127), and k' the rounded difference of a key from its mean:
-// - logits are off by at most e = u_q / 2 sum|k'| + u_k / 2 sum|q|;
+// a value (a largest absolute value / 127), and q' and k' what of queries and of differences is rounded:
+// - logits are off by at most e = u_q / 2 sum|k'| + u_k / 2 sum|q'|, with k' as it is rounded;
 // - weights, of the largest in their row and block, by at most w (2^(e + e') - 1) + (1/2 + 255 * 8e-5) / 255,
 //   where e' is the error of the logit of that largest one;
 // - outputs before they are divided by the sum of weights: by the sum of these errors times |v|, and of

@@ -6,32 +6,116 @@ namespace edgeh2o::EH2O_ISA {
 inline constexpr float kSmallestTop = 1e-30f;
 inline constexpr float kLargestByte = 127.0f;
 
-// out: n_rows rows of factor * x[head_dim].
-template <typename Bytes>
-void pack_byte_queries(float* out, const float* x, float factor, size_t n_rows, size_t head_dim) {
+inline constexpr size_t kMaxByteDim = 1024;
+
+// Dimensions that are mixed before they are rounded: a power of two that divides their number.
+EH2O_INLINE size_t mixed_dims(size_t head_dim) { return head_dim & (~head_dim + 1); }
+
+// One pass over x, [n][kLanes]: kRadix vectors, `stride` apart, times a Hadamard matrix.
+template <size_t kRadix>
+EH2O_INLINE void mix_pass(float* x, size_t n, size_t stride) {
   using namespace simd;
-  for (size_t row = 0; row < n_rows; ++row, x += head_dim, out += byte_query_words(head_dim)) {
-    float* q = out + head_dim / 4 + 2;
-    F32 top = set1(kSmallestTop), poison = zero(), sum = zero();
-    for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
-      const F32 v = mul(load_n(x + dim, count), set1(factor));
-      store_n(q + dim, v, count);
-      top = max(top, abs(v));
-      poison = mul_add(v, zero(), poison);  // 0, or NaN, which `max` may lose
-    });
-    const float largest = reduce_max(top);
-    const F32 inverse = set1(kLargestByte / largest);
-    for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
-      const F32 v = round_nearest(mul(load_n(q + dim, count), inverse));
-      sum = add(sum, v);
+  for (size_t base = 0; base < n; base += kRadix * stride) {
+    for (size_t i = base; i < base + stride; ++i) {
+      F32 v[kRadix];
+      unroll<kRadix>([&](auto j) EH2O_INLINE_LAMBDA { v[j] = load(x + (i + j * stride) * kLanes); });
+      unroll<kRadix == 8 ? 3 : kRadix / 2>([&](auto step) EH2O_INLINE_LAMBDA {
+        constexpr size_t kStep = size_t{1} << step;
+        unroll<kRadix>([&](auto j) EH2O_INLINE_LAMBDA {
+          if constexpr ((j & kStep) == 0) {
+            const F32 a = v[j], b = v[j + kStep];
+            v[j] = add(a, b);
+            v[j + kStep] = sub(a, b);
+          }
+        });
+      });
+      unroll<kRadix>([&](auto j) EH2O_INLINE_LAMBDA { store(x + (i + j * stride) * kLanes, v[j]); });
+    }
+  }
+}
+
+// x, [head_dim][kLanes], a row in every lane: each block of mixed_dims dimensions times a Hadamard matrix
+// H. (H q) (H k) is their number times q k, and what a few dimensions hold is spread over all of them, so
+// that a row is rounded by a smaller unit (as in QuaRot, Ashkboos et al. 2024). SmolLM2-135M, 2,048 tokens:
+// outputs are off by 1.4 % of their norm for 2.0 %.
+EH2O_INLINE void mix_dims(float* x, size_t head_dim) {
+  const size_t size = mixed_dims(head_dim);
+  size_t stride = 1;
+  for (; stride * 8 <= size; stride *= 8) mix_pass<8>(x, head_dim, stride);
+  if (stride * 4 == size) mix_pass<4>(x, head_dim, stride);
+  if (stride * 2 == size) mix_pass<2>(x, head_dim, stride);
+}
+
+// The largest absolute value of every lane, at least kSmallestTop.
+EH2O_INLINE simd::F32 find_tops(const float* x, size_t head_dim) {
+  using namespace simd;
+  F32 top = set1(kSmallestTop);
+  for (size_t dim = 0; dim < head_dim; ++dim) top = max(top, abs(load(x + dim * kLanes)));
+  return top;
+}
+
+// n_rows <= kLanes rows of factor * row(i)[head_dim]; mixed: [head_dim][kLanes].
+template <typename Bytes, typename Row>
+EH2O_INLINE void pack_query_lanes(float* out, const Row& row_of, float factor, size_t n_rows, size_t head_dim,
+                                  float* mixed) {
+  using namespace simd;
+  const size_t stride = byte_query_words(head_dim), n_floats = head_dim / 4 + 2;
+  alignas(64) float units[kLanes], sums[kLanes];
+  for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
+    F32 lanes[kLanes];
+    for (size_t row = 0; row < kLanes; ++row) {
+      lanes[row] = row < n_rows ? mul(load_n(row_of(row) + dim, count), set1(factor)) : zero();
+      if (row < n_rows) store_n(out + row * stride + n_floats + dim, lanes[row], count);
+    }
+    transpose(lanes);
+    for (size_t i = 0; i < count; ++i) store(mixed + (dim + i) * kLanes, lanes[i]);
+  });
+  F32 poison = zero();  // 0, or NaN, which `max` may lose
+  for (size_t dim = 0; dim < head_dim; ++dim) poison = mul_add(load(mixed + dim * kLanes), zero(), poison);
+  mix_dims(mixed, head_dim);
+  const F32 top = find_tops(mixed, head_dim), inverse = div(set1(kLargestByte), top);
+  const float unit = 1.0f / (kLargestByte * static_cast<float>(mixed_dims(head_dim)));
+  store(units, mul_add(top, set1(unit), poison));
+  F32 sum = zero();
+  for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
+    F32 lanes[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) {
+      lanes[i] = i < count ? round_nearest(mul(load(mixed + (dim + i) * kLanes), inverse)) : zero();
+      sum = add(sum, lanes[i]);  // of integers: exact
+    }
+    transpose(lanes);
+    for (size_t row = 0; row < n_rows; ++row) {
       int8_t bytes[kLanes];
-      store_s8(bytes, v);
-      __builtin_memcpy(reinterpret_cast<int8_t*>(out) + dim, bytes, count);
-    });
-    out[head_dim / 4] = largest / kLargestByte + reduce_add(poison);
-    const float total = reduce_add(sum);  // of integers: exact
+      store_s8(bytes, lanes[row]);
+      __builtin_memcpy(reinterpret_cast<int8_t*>(out + row * stride) + dim, bytes, count);
+    }
+  });
+  store(sums, sum);
+  for (size_t row = 0; row < n_rows; ++row) {
+    const float total = sums[row];
     const int32_t start = total - total == 0.0f ? -Bytes::kKeyOffset * static_cast<int32_t>(total) : 0;
-    __builtin_memcpy(out + head_dim / 4 + 1, &start, sizeof(start));
+    out[row * stride + head_dim / 4] = units[row];
+    __builtin_memcpy(out + row * stride + head_dim / 4 + 1, &start, sizeof(start));
+  }
+}
+
+// As pack_queries.
+template <typename Bytes>
+void pack_byte_queries(float* out, const float* x, size_t x_stride, float factor, size_t n_queries,
+                       size_t group_size, size_t head_dim) {
+  using simd::kLanes;
+  alignas(64) float mixed[kMaxByteDim * kLanes];
+  const float* rows[kLanes];
+  const auto row_of = [&](size_t i) { return rows[i]; };
+  size_t n_rows = 0;
+  for (size_t query = 0; query < n_queries; ++query) {
+    for (size_t head = 0; head < group_size; ++head) {
+      rows[n_rows++] = x + query * x_stride + head * head_dim;
+      if (n_rows < kLanes && (query + 1 < n_queries || head + 1 < group_size)) continue;
+      pack_query_lanes<Bytes>(out, row_of, factor, n_rows, head_dim, mixed);
+      out += n_rows * byte_query_words(head_dim);
+      n_rows = 0;
+    }
   }
 }
 
@@ -40,24 +124,13 @@ template <typename Bytes, CacheType kType, typename Row>
 EH2O_INLINE void pack_key_block(float* out, const Row& row, size_t n_keys, size_t head_dim) {
   using namespace simd;
   float *units = out + kByteKeys * head_dim / 4, *mean = units + kByteKeys;
-  alignas(64) float inverse[kByteKeys] = {};
+  alignas(64) float mixed[kMaxByteDim * kLanes];
   for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
     F32 sum = zero();
     for (size_t i = 0; i < n_keys; ++i) sum = add(sum, load_cached<kType>(row(i), dim, count));
     store_n(mean + dim, mul(sum, set1(1.0f / static_cast<float>(n_keys))), count);
   });
-  for (size_t i = 0; i < n_keys; ++i) {
-    F32 top = set1(kSmallestTop);
-    for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
-      top = max(top, abs(sub(load_cached<kType>(row(i), dim, count), load_n(mean + dim, count))));
-    });
-    const float largest = reduce_max(top);
-    inverse[i] = kLargestByte / largest;
-    units[i] = largest / kLargestByte;
-  }
-  for (size_t i = n_keys; i < kByteKeys; ++i) units[i] = 0.0f;
   for (size_t key = 0; key < kByteKeys; key += kLanes) {
-    const F32 factor = load(inverse + key), offset = set1(static_cast<float>(Bytes::kKeyOffset));
     const size_t col = key % kGemmF32Columns, n_left = key < n_keys ? n_keys - key : 0;
     float* panel = out + (key - col) * head_dim / 4 + col;
     for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
@@ -67,12 +140,20 @@ EH2O_INLINE void pack_key_block(float* out, const Row& row, size_t n_keys, size_
         lanes[i] = i < n_left ? sub(load_cached<kType>(row(key + i), dim, count), m) : zero();
       }
       transpose(lanes);
-      for (size_t i = 0; i < count; i += 4) {
-        F32 word[4];
-        unroll<4>([&](auto j) EH2O_INLINE_LAMBDA { word[j] = mul_add(lanes[i + j], factor, offset); });
-        store_i8(panel + (dim + i) / 4 * kGemmF32Columns, Bytes::round_words(word));
-      }
+      for (size_t i = 0; i < count; ++i) store(mixed + (dim + i) * kLanes, lanes[i]);
     });
+    mix_dims(mixed, head_dim);
+    const F32 top = find_tops(mixed, head_dim), factor = div(set1(kLargestByte), top);
+    const F32 offset = set1(static_cast<float>(Bytes::kKeyOffset));
+    store(units + key, n_left >= kLanes ? mul(top, set1(1.0f / kLargestByte))
+                                        : keep_first(mul(top, set1(1.0f / kLargestByte)), n_left, zero()));
+    for (size_t dim = 0; dim < head_dim; dim += 4) {
+      F32 word[4];
+      unroll<4>([&](auto j) EH2O_INLINE_LAMBDA {
+        word[j] = mul_add(load(mixed + (dim + j) * kLanes), factor, offset);
+      });
+      store_i8(panel + dim / 4 * kGemmF32Columns, Bytes::round_words(word));
+    }
   }
 }
 

@@ -20,25 +20,29 @@ EH2O_INLINE simd::F32 load_words(const uint8_t* row, size_t word, Count count) {
   }
 }
 
-// out: words of factor * x[n_rows][head_dim]; head_dim is a multiple of kValuesPerWord.
+// out: words of factor times the rows [head_dim] of group_size heads of every query, which lie x_stride
+// floats apart; head_dim is a multiple of kValuesPerWord.
 template <typename Products>
-void pack_queries(float* out, const float* x, float factor, size_t n_rows, size_t head_dim) {
+void pack_queries(float* out, const float* x, size_t x_stride, float factor, size_t n_queries,
+                  size_t group_size, size_t head_dim) {
   using namespace simd;
-  const size_t n = n_rows * head_dim;
-  if constexpr (Products::kValuesPerWord == 1) {
-    scale_f32(out, x, factor, n);
-  } else {
-    for_each_vector(n / 2, [&](size_t word, auto count) {
-      if constexpr (!std::is_same_v<decltype(count), size_t>) {
-        const F32 low = load(x + 2 * word), high = load(x + 2 * word + kLanes);
-        store(out + word, Products::narrow(mul(low, set1(factor)), mul(high, set1(factor))));
-      } else {
-        const size_t n_left = 2 * count, n_low = n_left < kLanes ? n_left : kLanes;
-        const F32 low = load_partial(x + 2 * word, n_low),
-                  high = load_partial(x + 2 * word + n_low, n_left - n_low);
-        store_partial(out + word, Products::narrow(mul(low, set1(factor)), mul(high, set1(factor))), count);
-      }
-    });
+  const size_t n = group_size * head_dim;
+  for (size_t query = 0; query < n_queries; ++query, x += x_stride, out += n / Products::kValuesPerWord) {
+    if constexpr (Products::kValuesPerWord == 1) {
+      scale_f32(out, x, factor, n);
+    } else {
+      for_each_vector(n / 2, [&](size_t word, auto count) {
+        if constexpr (!std::is_same_v<decltype(count), size_t>) {
+          const F32 low = load(x + 2 * word), high = load(x + 2 * word + kLanes);
+          store(out + word, Products::narrow(mul(low, set1(factor)), mul(high, set1(factor))));
+        } else {
+          const size_t n_left = 2 * count, n_low = n_left < kLanes ? n_left : kLanes;
+          const F32 low = load_partial(x + 2 * word, n_low),
+                    high = load_partial(x + 2 * word + n_low, n_left - n_low);
+          store_partial(out + word, Products::narrow(mul(low, set1(factor)), mul(high, set1(factor))), count);
+        }
+      });
+    }
   }
 }
 

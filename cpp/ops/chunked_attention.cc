@@ -241,11 +241,8 @@ void ChunkedAttention::for_each_tile(const Call& call, const Task& task, size_t 
   for (size_t first = task.task_idx * task_queries(); first < end; first += sizes_.tile_queries) {
     const size_t n_queries = std::min(sizes_.tile_queries, end - first);
     const size_t token = task.chunk.begin - call.plan.first_position + first;
-    for (size_t i = 0; i < n_queries; ++i) {
-      const float* row = call.q.row(token + i) + task.set * width;
-      kernels_.pack_queries(q + i * set_heads_ * row_words, row, heads_.scale * kLog2E, set_heads_,
-                            heads_.key_dim);
-    }
+    kernels_.pack_queries(q, call.q.row(token) + task.set * width, call.q.stride, heads_.scale * kLog2E,
+                          n_queries, set_heads_, heads_.key_dim);
     const size_t n_rows = n_queries * set_heads_;
     const size_t n_padding = round_up(n_rows, table_.layout.float_rows) - n_rows;
     std::memset(q + n_rows * row_words, 0, n_padding * row_words * sizeof(float));

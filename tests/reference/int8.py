@@ -4,7 +4,8 @@ Logits are in base 2. Keys and values come in blocks of 64 keys; a logit is
 ``q . mean + q . (k - mean)`` with the mean of the key's block. Queries and differences of keys are
 rounded to 127 steps of their largest value, values to 127 steps of the largest of their dimension
 in the block, and weights to 255 levels of the largest of their row and block (after SageAttention,
-Zhang et al. 2024).
+Zhang et al. 2024). Queries and differences of keys are rounded after a Hadamard matrix, which
+leaves their products as they are (after QuaRot, Ashkboos et al. 2024).
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ def _steps(x: Array, axis: int) -> tuple[Array, Array]:
     return np.rint(x / step) * step, step
 
 
+def hadamard(n: int) -> Array:
+    """[n, n], orthogonal: blocks of the largest power of two that divides ``n``."""
+    block = np.ones((1, 1))
+    while n % (2 * len(block)) == 0:
+        block = np.block([[block, block], [block, -block]])
+    return np.asarray(np.kron(np.eye(n // len(block)), block) / np.sqrt(len(block)))
+
+
 def causal_int8_attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     """Attention of one head to the keys up to each query's own, and the bound of its error.
 
@@ -34,24 +43,26 @@ def causal_int8_attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     Returns:
         What the rounded operands give, and for every output how far exact attention may be from it,
         both [n, value_dim]. With ``e`` the error of a logit, ``half_step_q sum|k'| + half_step_k
-        sum|q|``, and ``w`` a weight, the error of a weight is ``w (2^e - 1)`` and that of a level;
+        sum|q|`` of what is rounded, and ``w`` a weight, its error is ``w (2^e - 1)`` and that of a level;
         an output is a mean of values, so that it is off by the errors of weights times the distance
         of values from it, and by half a step of the values.
     """
     n = len(q)
     float_error = (q.shape[1] + 8) * np.finfo(np.float32).eps  # of sums in float32
-    rounded_q, q_step = _steps(q, 1)
+    mixing = hadamard(q.shape[1])
+    mixed_q = q @ mixing
+    rounded_q, q_step = _steps(mixed_q, 1)
     visible = np.tri(n, dtype=bool)
     exact = np.where(visible, q @ k.T, -np.inf)
     logits, errors, values, v_steps = np.empty((n, n)), np.empty((n, n)), v.copy(), v.copy()
     for begin in range(0, n, BLOCK):
         block = slice(begin, begin + BLOCK)
         mean = k[block].mean(axis=0)
-        rounded_k, k_step = _steps(k[block] - mean, 1)
+        rounded_k, k_step = _steps((k[block] - mean) @ mixing, 1)
         logits[:, block] = q @ mean[:, None] + rounded_q @ rounded_k.T
         errors[:, block] = (
             q_step / 2 * np.abs(rounded_k).sum(axis=1)
-            + np.abs(q).sum(axis=1)[:, None] * k_step.T / 2
+            + np.abs(mixed_q).sum(axis=1)[:, None] * k_step.T / 2
             + float_error * np.abs(q) @ (np.abs(k[block]) + 2 * np.abs(mean)).T
         )
         values[block], v_steps[block] = _steps(v[block], 0)

@@ -136,11 +136,16 @@ void check_pack_queries(const KernelTable& table, Check& check) {
   if (!Ops::are_in(table)) return;
   Random random(26);
   for (const size_t n : {2, 8, 20, 30, 32, 64, 66, 144, 192}) {
-    const std::vector<float> x = random.uniform_vector(n, -3, 3);
-    std::vector<float> out(n / Ops::kPerWord + kGuard, kUntouched);
-    Ops::kernels(table).pack_queries(out.data(), x.data(), 0.18f, 1, n);
-    for (size_t i = 0; i < n; ++i) check.equal(Ops::at(out.data(), i, 1, 0), Ops::rounded(0.18f * x[i]));
-    check.untouched(out, n / Ops::kPerWord);
+    const size_t n_queries = 3, stride = 2 * n + 6, n_words = 2 * n / Ops::kPerWord;
+    const std::vector<float> x = random.uniform_vector(n_queries * stride, -3, 3);
+    std::vector<float> out(n_queries * n_words + kGuard, kUntouched);
+    Ops::kernels(table).pack_queries(out.data(), x.data(), stride, 0.18f, n_queries, 2, n);
+    for (size_t query = 0; query < n_queries; ++query) {
+      const float* words = out.data() + query * n_words;
+      for (size_t i = 0; i < 2 * n; ++i)
+        check.equal(Ops::at(words, i, 1, 0), Ops::rounded(0.18f * x[query * stride + i]));
+    }
+    check.untouched(out, n_queries * n_words);
   }
 }
 

@@ -140,7 +140,7 @@ struct TestTile {
     q = random.uniform_vector(n_rows * head_dim, -q_range, q_range);
     Ops::round_all(q);
     packed_q.resize(padded * head_dim / Ops::kPerWord);
-    Ops::kernels(table).pack_queries(packed_q.data(), q.data(), 1.0f, n_rows, head_dim);
+    Ops::kernels(table).pack_queries(packed_q.data(), q.data(), head_dim, 1.0f, n_rows, 1, head_dim);
     weights.resize(padded * tile.weight_stride, kUntouched);
     o.resize(padded * tile.o_stride, kUntouched);
     m.resize(n_rows, kUntouched);

@@ -31,13 +31,46 @@ int32_t bits_of(float word) {
   return bits;
 }
 
+// The n numbers at x as they are rounded: blocks of the largest power of two that divides n, times a Hadamard
+// matrix.
+std::vector<double> mixed(const std::vector<double>& x) {
+  const size_t size = x.size() & (~x.size() + 1);
+  std::vector<double> out(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    for (size_t j = 0; j < size; ++j) {
+      const bool is_negative = __builtin_popcountll(i % size & j) % 2 != 0;
+      out[i] += (is_negative ? -1 : 1) * x[i / size * size + j];
+    }
+  }
+  return out;
+}
+// Of queries, so that products with mixed keys are those of before.
+std::vector<double> mixed_query(const float* x, double factor, size_t n) {
+  std::vector<double> out(n);
+  for (size_t i = 0; i < n; ++i) out[i] = factor * double{x[i]};
+  out = mixed(out);
+  for (double& v : out) v /= static_cast<double>(n & (~n + 1));
+  return out;
+}
+double norm_of(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double v : x) sum += std::fabs(v);
+  return sum;
+}
+double largest_of(const std::vector<double>& x) {
+  double largest = 0;
+  for (const double v : x) largest = std::fmax(largest, std::fabs(v));
+  return largest;
+}
+
 // What the kernels add to the bytes of keys and of values: as the packing of a known query, and of no value,
 // shows.
 struct Offsets {
   explicit Offsets(const KernelTable& table) {
     const std::vector<float> ones(64, 1.0f);
+    const std::vector<float> first{1, 0, 0, 0, 0, 0, 0, 0};  // times a Hadamard matrix: ones
     std::vector<float> q(byte_query_words(8)), v(kByteKeys * byte_value_words(table.layout.panel_cols));
-    kernels_of(table).pack_queries(q.data(), ones.data(), 1.0f, 1, 8);
+    kernels_of(table).pack_queries(q.data(), first.data(), 8, 1.0f, 1, 1, 8);
     key = -bits_of(q[3]) / (8 * 127);
     kernels_of(table).pack_values(CacheType::kF32, v.data(), 0, ones.data(), nullptr, 1, 8);
     value = reinterpret_cast<const uint8_t*>(v.data())[1];
@@ -50,24 +83,25 @@ void check_pack_queries(const KernelTable& table, Check& check) {
   const Offsets offsets(table);
   check.equal(offsets.key == 0 || offsets.key == 128, true);
   Random random(30);
-  for (const size_t dim : {8, 24, 64, 72, 136}) {
-    const size_t n_rows = 3, n_words = byte_query_words(dim);
-    const std::vector<float> x = random.uniform_vector(n_rows * dim, -3, 3);
+  for (const size_t dim : {8, 24, 64, 72, 96, 128, 136, 256}) {
+    const size_t n_queries = 7, group = 3, n_rows = n_queries * group, n_words = byte_query_words(dim);
+    const size_t stride = group * dim + 5;
+    const std::vector<float> queries = random.uniform_vector(n_queries * stride, -3, 3);
     std::vector<float> out(n_rows * n_words + kGuard, kUntouched);
-    kernels_of(table).pack_queries(out.data(), x.data(), 0.18f, n_rows, dim);
+    kernels_of(table).pack_queries(out.data(), queries.data(), stride, 0.18f, n_queries, group, dim);
     for (size_t row = 0; row < n_rows; ++row) {
       const float* words = out.data() + row * n_words;
-      double largest = 0;
+      const float* x = queries.data() + row / group * stride + row % group * dim;
+      const std::vector<double> q = mixed_query(x, double{0.18f}, dim);
+      const double largest = largest_of(q);
       int sum = 0;
       for (size_t i = 0; i < dim; ++i) {
-        const float q = 0.18f * x[row * dim + i];
         const int byte = byte_at(words, i, 0);
-        check.equal(words[dim / 4 + 2 + i], q);
-        check.near(byte * double{words[dim / 4]}, q, words[dim / 4] / 2 * kFloatSlack);
-        largest = std::fmax(largest, std::fabs(q));
+        check.equal(words[dim / 4 + 2 + i], 0.18f * x[i]);
+        check.near(byte * double{words[dim / 4]}, q[i], words[dim / 4] / 2 * (1 + 1e-4));
         sum += byte;
       }
-      check.near(words[dim / 4], largest / 127, largest * kEps);
+      check.near(words[dim / 4], largest / 127, 8 * largest * kEps);
       check.equal(bits_of(words[dim / 4 + 1]), -offsets.key * sum);
     }
     check.untouched(out, n_rows * n_words);
@@ -115,15 +149,16 @@ void check_pack_keys(const KernelTable& table, Check& check) {
             check.near(mean[d], sum / static_cast<double>(n), 2.5 * kEps * static_cast<double>(n));
           }
           for (size_t i = 0; i < kByteKeys; ++i) {
-            double largest = 0;
+            std::vector<double> differences(dim);
+            for (size_t d = 0; i < n && d < dim; ++d) differences[d] = value(i, d) - mean[d];
+            differences = mixed(differences);
+            const double float_error = 8 * kEps * static_cast<double>(dim);
             for (size_t d = 0; i < n && d < dim; ++d) {
-              const double difference = value(i, d) - mean[d];
               const size_t at = (i / nr * nr * dim / 4 + d / 4 * nr + i % nr) * 4 + d % 4;
-              largest = std::fmax(largest, std::fabs(difference));
-              check.near(byte_at(block, at, offset) * double{units[i]}, difference,
-                         units[i] / 2 * 1.0001 + 8 * kEps);
+              check.near(byte_at(block, at, offset) * double{units[i]}, differences[d],
+                         units[i] / 2 * 1.0001 + float_error);
             }
-            check.near(units[i], largest / 127, 8 * kEps);
+            check.near(units[i], largest_of(differences) / 127, float_error);
           }
         }
       });
@@ -207,7 +242,7 @@ struct ByteCase {
   }
   void pack(const KernelTable& table) {
     const AttentionKernels& kernels = kernels_of(table);
-    kernels.pack_queries(packed_q.data(), q.data(), 1.0f, tile.n_rows, tile.key_dim);
+    kernels.pack_queries(packed_q.data(), q.data(), tile.key_dim, 1.0f, tile.n_rows, 1, tile.key_dim);
     kernels.pack_keys(CacheType::kF32, packed_k.data(), k.data(), nullptr, piece.n_keys, tile.key_dim);
     kernels.pack_values(CacheType::kF32, packed_v.data(), 0, v.data(), nullptr, piece.n_keys, tile.value_dim);
     tile.q = packed_q.data();
@@ -235,11 +270,10 @@ struct ByteCase {
     return packed_k[key / kByteKeys * kByteKeys * byte_key_words(tile.key_dim) +
                     kByteKeys * tile.key_dim / 4 + kByteKeys + dim];
   }
-  double key_unit(size_t key) const {
-    double largest = 0;
-    for (size_t d = 0; d < tile.key_dim; ++d)
-      largest = std::fmax(largest, std::fabs(k[key * tile.key_dim + d] - mean_of(key, d)));
-    return largest / 127 * kFloatSlack;
+  std::vector<double> mixed_key(size_t key) const {
+    std::vector<double> out(tile.key_dim);
+    for (size_t d = 0; d < out.size(); ++d) out[d] = k[key * tile.key_dim + d] - mean_of(key, d);
+    return mixed(out);
   }
   double value_unit(size_t key, size_t dim) const {
     double largest = 0;
@@ -249,30 +283,32 @@ struct ByteCase {
   }
 };
 
+// Of a key's rounded differences from the mean of its block.
+struct KeyRounding {
+  double unit, norm;
+};
+
 // Weights, m, l and o of a row.
-void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<double>& key_units) {
+void check_row(Check& check, const ByteCase& c, size_t row, const std::vector<KeyRounding>& keys) {
   const size_t dim = c.tile.key_dim, n_keys = c.piece.n_keys;
   const float* q = c.q.data() + row * dim;
-  double query_unit = 0, query_norm = 0;
-  for (size_t d = 0; d < dim; ++d) {
-    query_unit = std::fmax(query_unit, std::fabs(double{q[d]}) / 127 * kFloatSlack);
-    query_norm += std::fabs(double{q[d]});
-  }
+  const std::vector<double> rounded = mixed_query(q, 1, dim);
+  const double query_unit = largest_of(rounded) / 127 * kFloatSlack, query_norm = norm_of(rounded);
   double maximum = -kInfinity, largest_error = 0;
   std::vector<double> logits(n_keys), errors(n_keys), tops(n_keys / kByteKeys + 1, -kInfinity);
   for (size_t key = 0; key < n_keys; ++key) {
     if (!c.sees(row, key)) continue;
-    double rounded_norm = 0, norm = 0;
+    double norm = 0;
     for (size_t d = 0; d < dim; ++d) {
       const double x = c.k[key * dim + d];
       logits[key] += q[d] * x;
       norm += std::fabs(q[d] * x) + std::fabs(q[d] * c.mean_of(key, d));
-      rounded_norm += std::fabs(x - c.mean_of(key, d)) + key_units[key] / 2;
     }
+    const double rounded_norm = keys[key].norm + static_cast<double>(dim) * keys[key].unit / 2;
     const float cap = c.tile.soft_cap;
     if (cap > 0) logits[key] = cap * std::tanh(logits[key] / cap);
     if (c.piece.biases) logits[key] += double{c.piece.biases[key]} * kLog2E;
-    errors[key] = query_unit / 2 * rounded_norm + key_units[key] / 2 * query_norm +
+    errors[key] = query_unit / 2 * rounded_norm + keys[key].unit / 2 * query_norm +
                   static_cast<double>(dim + 8) * kEps * (norm + 1) + 8 * kEps * cap;
     largest_error = std::fmax(largest_error, errors[key]);
     maximum = std::fmax(maximum, logits[key]);
@@ -318,9 +354,12 @@ void for_each_case(const KernelTable& table, const Run& run) {
 
 void check_attention_tile(const KernelTable& table, Check& check) {
   for_each_case(table, [&](const ByteCase& c, Random&) {
-    std::vector<double> key_units(c.piece.n_keys);
-    for (size_t key = 0; key < key_units.size(); ++key) key_units[key] = c.key_unit(key);
-    for (size_t row = 0; row < c.tile.n_rows; ++row) check_row(check, c, row, key_units);
+    std::vector<KeyRounding> keys(c.piece.n_keys);
+    for (size_t key = 0; key < keys.size(); ++key) {
+      const std::vector<double> x = c.mixed_key(key);
+      keys[key] = {largest_of(x) / 127 * kFloatSlack, norm_of(x)};
+    }
+    for (size_t row = 0; row < c.tile.n_rows; ++row) check_row(check, c, row, keys);
   });
 }
 
