@@ -41,17 +41,21 @@ def use(name: str) -> None:
         raise UsageError(f"isa (--isa): {error}") from None
 
 
-def attention_precision(name: str, *, has_key_bias: bool = False) -> str:
+def attention_precision(name: str, *, has_key_bias: bool = False, may_round: bool = False) -> str:
     """The number type that the products of prefill attention take: "f32", "bf16", "f16" or "int8".
 
     "auto" is what the instruction set in use is known to be fastest with, and "f32" for keys with a
-    bias: Qwen 2 has some in the hundreds, where a step of bf16 is 1 or 2. Raises UsageError for
-    a type of which it has no products.
+    bias: Qwen 2 has some in the hundreds, where a step of bf16 is 1 or 2. It is "int8" only for
+    those who ``may_round``, where there are such products. Raises UsageError for a type of which
+    the instruction set has no products.
     """
     from . import _core
 
     if name == "auto":
-        return "f32" if has_key_bias else _core.best_attention_precision()
+        if has_key_bias:
+            return "f32"
+        is_rounded = may_round and "int8" in _core.attention_precisions()
+        return "int8" if is_rounded else _core.best_attention_precision()
     if name not in _core.attention_precisions():
         raise UsageError(
             f"attention_precision (--attention-precision) {name}: the instruction set {active()} "

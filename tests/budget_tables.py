@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.engine.calibration import LEVELS
 from edgeh2o.model_config import ModelConfig
 
@@ -28,6 +29,7 @@ def harmless_table(
     config: ModelConfig,
     budget: int,
     errors: tuple[float, ...] = tuple(1.0 / level for level in LEVELS),
+    rounding: RoundingQuality | None = None,
 ) -> BudgetTable:
     """One by which ``budget`` keys lose nothing; ``errors`` are those of every head, by level."""
     return table_of_model(
@@ -39,4 +41,5 @@ def harmless_table(
         levels=tuple(LEVELS),
         losses={budget: 0.0},
         texts=("none",),
+        rounding=rounding,
     )

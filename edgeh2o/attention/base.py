@@ -212,6 +212,11 @@ class SparseAttentionConfig(ABC):
         return self
 
     @property
+    def may_round_products(self) -> bool:
+        """Whether what ``resolved`` gave may multiply in 8 bits, if no precision is asked for."""
+        return False
+
+    @property
     def leaves_decode_open(self) -> bool:
         """Whether ``resolved`` chooses what generated tokens read, as nothing was asked for."""
         return False

@@ -20,6 +20,7 @@ from ..errors import FormatError
 from ..formats.atomic_file import make_folder, write_file
 from ..option_fields import MAX_CONTEXT
 from .decode_quality import DecodeQuality
+from .rounding_quality import RoundingQuality
 
 TABLE_FORMAT = 1
 TABLE_SUFFIX = ".budgets.json"
@@ -44,7 +45,8 @@ class BudgetTable:
 
     Where it is from: ``texts`` says what was read, ``version`` is that of edgeh2o. A profile, which
     was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
-    ``decode`` is what generated tokens lose by the budgets, where that was measured.
+    ``decode`` is what generated tokens lose by the budgets, and ``rounding`` what products of
+    attention in 8 bits lose, where that was measured.
     """
 
     model: str
@@ -62,6 +64,7 @@ class BudgetTable:
     version: str = ""
     prompts: int = 0
     decode: DecodeQuality | None = None
+    rounding: RoundingQuality | None = None
 
     @property
     def n_layer_heads(self) -> int:
@@ -161,6 +164,7 @@ class BudgetTable:
             "version": self.version,
             "prompts": self.prompts,
             **({"decode": self.decode.to_dict()} if self.decode else {}),
+            **({"rounding": self.rounding.to_dict()} if self.rounding else {}),
         }
         head = json.dumps(data, indent=1)[:-2]
         rows = ",\n".join(
@@ -212,6 +216,7 @@ def _read_table(data: Any) -> BudgetTable:
         version=str(data.get("version", "")),
         prompts=int(data.get("prompts", 0)),
         decode=DecodeQuality.from_dict(data.get("decode")),
+        rounding=RoundingQuality.from_dict(data.get("rounding")),
     )
     levels = table.levels
     if not levels or list(levels) != sorted(set(levels)) or not 0 < levels[0] <= MAX_CONTEXT:

@@ -355,6 +355,11 @@ class HeadwiseConfig(SparseAttentionConfig):
         return replace(self, decode_attention="dense")
 
     @property
+    def may_round_products(self) -> bool:
+        table = self.found.table if self.found else None
+        return table is not None and table.rounding is not None and table.rounding.is_harmless
+
+    @property
     def leaves_decode_open(self) -> bool:
         return self.decode_attention == "auto"
 

@@ -18,6 +18,7 @@ from .prompt import read_text
 
 if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
+    from ..attention.rounding_quality import RoundingQuality
 
 HELP = "measure the memory that every head of a model needs"
 DESCRIPTION = (
@@ -73,11 +74,23 @@ def execute(args: argparse.Namespace) -> int:
     if not args.quiet:
         for budget, loss in sorted(table.losses.items()):
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
+        if table.rounding is not None:
+            print(_describe_rounding(table.rounding))
         if args.decode:
             print(_describe_decode(table))
     write_table(table, path)
     print(path)
     return 0
+
+
+def _describe_rounding(measured: RoundingQuality) -> str:
+    """What attention in 8 bits costs, in a line."""
+    text, kl = max(measured.kl.items(), key=lambda item: item[1])
+    way = "by default" if measured.is_harmless else "only if asked for"
+    return (
+        f"int8           perplexity loss {measured.loss:+.2f} %, KL up to {1e3 * kl:.1f}e-3 "
+        f"({text}): long prompts are read so {way}"
+    )
 
 
 def _describe_decode(table: BudgetTable) -> str:

@@ -164,11 +164,14 @@ def open_model(
 
 def _describe(llm: LLM) -> str:
     config = llm.config
+    precisions = dict.fromkeys(
+        [llm.attention_precision, llm.choose_precision(config.context_length)]
+    )
     return (
         f"{llm.model_path}: {config.architecture}, {config.n_layers} layers, "
         f"{config.n_heads} query heads, {config.n_kv_heads} KV heads of {config.head_dim}, "
         f"vocabulary {config.vocab_size}, trained on {config.context_length} positions\n"
-        f"kernels: {llm.isa}, attention in {llm.attention_precision}, threads: {llm.threads}"
+        f"kernels: {llm.isa}, attention in {' or '.join(precisions)}, threads: {llm.threads}"
         + ("" if llm.device == "cpu" else f"\ndevice: {llm.device}")
     )
 

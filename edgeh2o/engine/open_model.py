@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -91,23 +92,40 @@ class OpenModel:
         attention: SparseAttentionConfig | None = None,
         prefill: PrefillConfig | None = None,
         all_rows: bool = False,
+        is_rounded: bool | None = None,
     ) -> Runner:
         """A runner over the same weights, with room for ``n_positions`` tokens.
 
         ``attention`` and ``prefill`` default to those of this model; ``all_rows``: see
         ``SessionShape``. Budgets that nobody has said are those of a prompt of ``n_prompt`` tokens,
-        by default one that takes all the room. Raises UsageError for settings that do not fit
+        by default one that takes all the room, and so is whether products of attention are rounded
+        to 8 bits, unless ``is_rounded`` says it. Raises UsageError for settings that do not fit
         together, ResourceError.
         """
         n_prompt = n_positions if n_prompt is None else n_prompt
         plan = self._session.plan.varied(attention, prefill).for_length(n_prompt)
+        if is_rounded is not None:
+            names = plan.precisions
+            plan = replace(plan, precision=names.rounded if is_rounded else names.exact)
         return plan.start_runner(self.model, n_positions, all_rows=all_rows)
+
+    @property
+    def may_round_attention(self) -> bool:
+        """Whether this machine has products in 8 bits for it, and no precision was asked for."""
+        precisions = self._session.plan.precisions
+        return precisions.rounded != precisions.exact
 
     def resolve_attention(
         self, n_prompt: int, attention: SparseAttentionConfig | None = None
     ) -> SparseAttentionConfig:
         """The rule of ``start_runner``, with what is looked up for the model filled in."""
         return self._session.plan.varied(attention).for_length(n_prompt).attention
+
+    def choose_precision(
+        self, n_prompt: int, attention: SparseAttentionConfig | None = None
+    ) -> str:
+        """The precision of the prefill attention of ``start_runner``."""
+        return self._session.plan.varied(attention).for_length(n_prompt).precision
 
     def report_attention(self, n_prompt: int) -> dict[str, Any]:
         """What reports say of the rule of ``start_runner``."""

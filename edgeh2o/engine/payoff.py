@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What a multiply-add of prefill attention costs in those of quantised weights, by the type of its
 # products: 512 tokens against 4,096, dense (f32: 2.5 with AVX512-VNNI, 3.2 on Zen 4, 3.0 to 3.7
 # with AVX2; bf16 2.3; the others by the cycles predicted for a Cortex-A76).
-ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.7}
+ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.4}
 # What a pair costs in a sparse prefill: choices, gathered rows, merged parts, the sample that
 # measures the error (SmolLM2-135M: 1.13 at 4,096 tokens and 1.35 at 8,192).
 SPARSE_COST = 1.25
@@ -43,21 +43,30 @@ def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     keys = plan.settings.expected_keys(plan.attention, n_tokens)
     if keys is None or not isinstance(config, DecoderConfig) or n_tokens <= plan.chunk_size:
         return plan
+    dense = plan.reading_all(saves_time=True).for_length(n_tokens)
     if plan.is_on_gpu:
         pays = not plan.gpu_rate or saves_time_on_gpu(config, plan, n_tokens, keys)
     else:
-        pays = saves_time(config, plan.precision, n_tokens, keys)
-    if pays:
-        return plan
-    return plan.reading_all(saves_time=True)
+        precision = plan.precisions.exact if plan.attention.reads_all else plan.precision
+        pays = saves_time(config, precision, n_tokens, keys, dense_precision=dense.precision)
+    return plan if pays else dense
 
 
-def saves_time(config: DecoderConfig, precision: str, n_tokens: int, keys: float) -> bool:
-    """Whether a prompt is read faster when its queries read so many ``keys`` in the mean."""
+def saves_time(
+    config: DecoderConfig,
+    precision: str,
+    n_tokens: int,
+    keys: float,
+    *,
+    dense_precision: str | None = None,
+) -> bool:
+    """Whether a prompt is read faster when its queries read so many ``keys`` in the mean.
+
+    With products of ``precision``, and of ``dense_precision`` if all is read.
+    """
     products, per_key = count_products(config)
-    attention = ATTENTION_COST[precision] * per_key
-    dense = products + attention * n_tokens / 2
-    sparse = products + attention * SPARSE_COST * keys
+    dense = products + ATTENTION_COST[dense_precision or precision] * per_key * n_tokens / 2
+    sparse = products + ATTENTION_COST[precision] * per_key * SPARSE_COST * keys
     return sparse < (1 - LEAST_SAVING) * dense
 
 

@@ -23,6 +23,7 @@ from ..model_config import DecoderConfig, ModelConfig
 from ..option_fields import MAX_CONTEXT
 from ..rope_config import ROPE_OF_FILE, RopeConfig
 from ..runners.base import SessionShape
+from .precisions import AttentionPrecisions
 
 if TYPE_CHECKING:
     from ..runners.base import Runner
@@ -85,10 +86,11 @@ class RunPlan:
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
     open. ``context_size`` is what ``RuntimeConfig`` says, ``cache_type`` its ``cache_types``,
-    ``precision`` that of the products of prefill attention; ``device`` says where the model
-    computes, and ``has_device_memory`` that this takes no memory of the host: models on it check
-    their own. ``gpu_rate`` is how fast a GPU is (``cuda.devices.product_rate``), 0 if that is not
-    known. ``rope`` is what the rotary embedding has other than the file says.
+    ``precision`` is that of the products of prefill attention, one of ``precisions``; ``device``
+    says where the model computes, and ``has_device_memory`` that this takes no memory of the host:
+    models on it check their own. ``gpu_rate`` is how fast a GPU is
+    (``cuda.devices.product_rate``), 0 if that is not known. ``rope`` is what the rotary embedding
+    has other than the file says.
     """
 
     config: ModelConfig
@@ -99,6 +101,7 @@ class RunPlan:
     context_size: int | None
     cache_type: str
     precision: str
+    precisions: AttentionPrecisions
     threads: int
     isa: str
     device: str = "cpu"
@@ -124,6 +127,7 @@ class RunPlan:
         """
         attention = _fit_model(config, attention, prefill)
         settings, chunk_size = fit_chunks(attention, prefill, on_gpu=device != "cpu")
+        precisions = AttentionPrecisions.of(config, runtime, device)
         return cls(
             config=config,
             settings=settings,
@@ -132,9 +136,8 @@ class RunPlan:
             chunk_size=chunk_size,
             context_size=runtime.context_size,
             cache_type=runtime.cache_types,
-            precision=instruction_sets.attention_precision(
-                runtime.attention_precision, has_key_bias=config.has_key_bias
-            ),
+            precision=precisions.exact,
+            precisions=precisions,
             threads=runtime.threads or default_thread_count(),
             isa=instruction_sets.active(),
             device=device,
@@ -181,9 +184,15 @@ class RunPlan:
         )
 
     def for_length(self, n_tokens: int) -> RunPlan:
-        """The same with the budgets of a prompt so long, where nobody has said others."""
+        """The same with budgets and precision of a prompt so long, where nobody has said others."""
         budget = self.settings.budget_for(self.attention, n_tokens)
-        return self if budget is None else self._with_budget(budget)
+        plan = self if budget is None else self._with_budget(budget)
+        return plan.rounding_for(n_tokens)
+
+    def rounding_for(self, n_tokens: int) -> RunPlan:
+        """The same with the precision of a prompt so long."""
+        precision = self.precisions.choose(self.attention, n_tokens, self._error_percent)
+        return self if precision == self.precision else replace(self, precision=precision)
 
     def _with_budget(self, budget: int) -> RunPlan:
         if budget == self.attention.mean_budget:
@@ -232,7 +241,7 @@ class RunPlan:
         attention = self.settings.learning(self.config, context)
         if attention is None or PROFILE_TOKENS % self.chunk_size:
             return self.reading_all()
-        return replace(self, attention=attention)
+        return replace(self, attention=attention, precision=self.precisions.exact)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -359,9 +368,7 @@ class RunPlan:
     def shape(self, context: int, *, all_rows: bool = False) -> SessionShape:
         """The session's sizes; a batch never exceeds the context rounded up to whole chunks."""
         batch_size = min(self._batch_size, -(-context // self.chunk_size) * self.chunk_size)
-        percent = self.prefill.max_error
-        if percent is None:
-            percent = self.settings.default_max_error(self.attention)
+        percent = self._error_percent
         return SessionShape(
             max_context=context,
             batch_size=batch_size,
@@ -373,6 +380,13 @@ class RunPlan:
             checked_rows=CHECKED_ROWS,
             error_limit=math.inf if percent is None else (percent / 100) ** 2,
         )
+
+    @property
+    def _error_percent(self) -> float | None:
+        """What the guard allows the attention to err by, None for everything."""
+        if self.prefill.max_error is not None:
+            return self.prefill.max_error
+        return self.settings.default_max_error(self.attention)
 
     @property
     def _batch_size(self) -> int:

@@ -267,6 +267,8 @@ class Session:
                 plan = plan.learning(needed)
             if goes_on:
                 plan = plan.evicting()
+        else:
+            plan = plan.rounding_for(needed)
         if self.runner is not None and plan == self._running and self.runner.max_context >= needed:
             self.runner.reset()
         else:

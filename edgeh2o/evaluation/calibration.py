@@ -21,6 +21,7 @@ from .comparison import WindowComparer
 from .decode_calibration import check_decode_length, count_decode_steps, measure_decode
 from .long_texts import make_window
 from .progress import Progress
+from .rounding_calibration import count_rounding_steps, measure_rounding
 
 if TYPE_CHECKING:
     from ..engine.session import OnProgress
@@ -93,7 +94,8 @@ def calibrate(
     heads, by which generated tokens can go too, and what that costs with the one that a default run
     would take is measured.
     Losses are means over the same windows: they say how budgets compare, and are a little lower
-    than on other text. ``on_progress("calibrate", done, total)`` counts steps of equal weight.
+    than on other text. What products of attention in 8 bits lose is measured where there are any.
+    ``on_progress("calibrate", done, total)`` counts steps of equal weight.
 
     Raises UsageError for a text or a length that is too short and a model whose heads cannot be
     measured, and ResourceError when the sessions do not fit in memory.
@@ -122,6 +124,7 @@ def calibrate(
         windows = default_texts(llm, length)
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
+    n_steps += count_rounding_steps(llm, len(windows))
     n_steps += count_decode_steps() if decode else 0
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
@@ -152,7 +155,9 @@ def calibrate(
     if decode:
         table = table.of_kv_heads()
     losses = _measure_losses(llm, table, [window.tokens for window in windows], progress)
-    table = replace(table, losses=losses)
+    by_name = {window.name: [window.tokens] for window in windows}
+    rounding = measure_rounding(llm, by_name, FIRST_QUERY, on_step=progress.advance)
+    table = replace(table, losses=losses, rounding=rounding)
     budget = table.smallest_budget(DEFAULT_MAX_LOSS) if decode else None
     if budget is None:
         return table

@@ -218,7 +218,7 @@ def benchmark_throughput(
                 batch_size=runner.batch_size,
                 chunk_size=runner.chunk_size,
                 cache_type=llm.cache_type,
-                attention_precision=llm.attention_precision,
+                attention_precision=llm.choose_precision(workload.n_cached, attentions[mode]),
                 workload=workload,
                 keys_per_query=runner.pairs_computed / workload.n_cached,
                 samples_tps=tuple(samples[mode]),

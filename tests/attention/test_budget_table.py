@@ -22,6 +22,7 @@ from edgeh2o.attention.budget_table import (
     write_table,
 )
 from edgeh2o.attention.decode_quality import DecodeQuality
+from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.errors import FormatError, ResourceError
 
 LEVELS = (4, 8, 16)
@@ -111,7 +112,8 @@ def test_a_budget_below_which_a_larger_one_fails_is_not_taken() -> None:
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "table.json"
     decode = DecodeQuality(budget=8, length=4096, kl={"prose": 0.001, "pairs": 0.0})
-    for table in (replace(TABLE, decode=decode), TABLE):
+    rounding = RoundingQuality(length=4096, kl={"prose": 0.0004}, loss=-0.02)
+    for table in (replace(TABLE, decode=decode, rounding=rounding), TABLE):
         write_table(table, path)
         assert read_table(path) == table
     assert [item.name for item in path.parent.iterdir()] == ["table.json"]
@@ -148,12 +150,22 @@ def changed(**values: object) -> str:
         (changed(decode={"length": 9, "kl": {"code": 1}}), "'budget' is missing"),
         (changed(decode={"budget": 8, "length": 9, "kl": {"code": -1}}), "divergences must be"),
         (changed(decode={"budget": 8, "length": 9, "kl": {"code": math.nan}}), "divergences must"),
+        (changed(rounding={"length": 9, "loss": 0}), "rounding is no object"),
+        (changed(rounding={"length": 9, "kl": {"code": 0}}), "'loss' is missing"),
+        (changed(rounding={"length": 9, "kl": {"code": 0}, "loss": math.inf}), "losses must"),
+        (changed(rounding={"length": 9, "kl": {"code": -1}, "loss": 0}), "losses must"),
     ],
 )
 def test_unusable_tables_are_refused(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=message) as caught:
         parse_table(text, "table.json")
     assert "table.json" in str(caught.value)
+
+
+def test_rounding_is_harmless_below_both_limits() -> None:
+    for kl, loss, expected in ((1e-3, 0.1, True), (1.1e-3, 0.0, False), (0.0, 0.11, False)):
+        kls = {"prose": 0.0, "pairs": kl}
+        assert RoundingQuality(length=4096, kl=kls, loss=loss).is_harmless == expected
 
 
 def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgeh2o import _core
 from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
@@ -54,6 +55,10 @@ def test_a_run_takes_the_table(
     assert main(["calibrate", model, *options, "-o", str(given)]) == 0
     *losses, path = capsys.readouterr().out.splitlines()
     assert path == str(given)
+    if "int8" in _core.attention_precisions():
+        line = losses.pop()
+        assert line.startswith("int8 ") and "perplexity loss" in line and "text 1" in line
+        assert json.loads(given.read_text())["rounding"]["length"] == 2048
     assert all(line.startswith("--budget ") and line.endswith(" %") for line in losses)
 
     def source(*flags: str) -> str:

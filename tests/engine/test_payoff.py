@@ -132,7 +132,7 @@ def test_what_does_not_pay_is_said_and_teaches_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payoff, "LEAST_SAVING", 1.0)
-    with LLM(path) as llm:
+    with LLM(path, attention_precision="f32") as llm:
         stats = llm.generate(prompt_of(llm, 3000), ONE_TOKEN).stats
         assert stats.attention == {"algorithm": "headwise", "table": TOO_SHORT}
         assert "would not be faster" in stats.note
@@ -168,7 +168,7 @@ def test_a_chat_is_judged_by_its_context(path: Path, table: str) -> None:
 def test_a_cache_that_was_read_dense_is_read_again_once_it_is_long(
     path: Path, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payoff, "saves_time", lambda config, precision, n, keys: n > 5000)
+    monkeypatch.setattr(payoff, "saves_time", lambda config, precision, n, keys, **_: n > 5000)
     with LLM(path, attention=HeadwiseConfig(budget_table=table)) as llm:
         prompt = prompt_of(llm, 8000)
         stats = llm.generate(prompt[:3000], ONE_TOKEN, keep_cache=True).stats

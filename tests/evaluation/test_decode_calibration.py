@@ -15,6 +15,7 @@ from edgeh2o.evaluation.calibration import calibrate
 from edgeh2o.evaluation.decode_calibration import DECODED, count_decode_steps, measure_decode
 from edgeh2o.evaluation.decoding import compare_decodes
 from edgeh2o.evaluation.long_texts import KINDS, make_window
+from edgeh2o.evaluation.rounding_calibration import count_rounding_steps
 from tests.budget_tables import table_of_model
 from tests.tiny_models import TinyModelFactory
 
@@ -78,7 +79,8 @@ def test_a_calibration_may_measure_decode(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert table.n_heads == 0 and len(table.errors) == llm.config.n_slots
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (768, LENGTH)
-    assert sum(stage == "calibrate" for stage, _, _ in reports) == llm.config.n_layers + 8
+    n_steps = llm.config.n_layers + 8 + count_rounding_steps(llm, 1)
+    assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
     assert any(kl > 0 for kl in table.decode.kl.values())
     with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):
         calibrate(llm, texts, length=2303, decode=True)

@@ -43,9 +43,9 @@ def causal_int8_attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     Returns:
         What the rounded operands give, and for every output how far exact attention may be from it,
         both [n, value_dim]. With ``e`` the error of a logit, ``half_step_q sum|k'| + half_step_k
-        sum|q|`` of what is rounded, and ``w`` a weight, its error is ``w (2^e - 1)`` and that of a level;
-        an output is a mean of values, so that it is off by the errors of weights times the distance
-        of values from it, and by half a step of the values.
+        sum|q|`` of what is rounded, and ``w`` a weight, its error is ``w (2^e - 1)`` and that of a
+        level; an output is a mean of values, so that it is off by the errors of weights times the
+        distance of values from it, and by half a step of the values.
     """
     n = len(q)
     float_error = (q.shape[1] + 8) * np.finfo(np.float32).eps  # of sums in float32
