@@ -41,10 +41,10 @@ struct AttentionPiece {
 };
 
 // With kInt8, keys and values are blocks of kByteKeys keys, the first from the start of a piece, each with
-// the numbers that its bytes are rounded by; so are the weights of a row. In words:
+// the numbers that its bytes are rounded by; so are the weights of a row. Bytes of queries and keys are mixed
+// (byte_panels-inl.h). In words:
 //   queries    per row [key_dim / 4] bytes, their unit, the start of their sums (int32), [key_dim] f32
-//   keys       per block [kByteKeys / nr][key_dim / 4][nr] bytes of what a key differs by from the mean of
-//   its
+//   keys       per block [kByteKeys / nr][key_dim / 4][nr] bytes of what keys differ by from the mean of the
 //              block, [kByteKeys] units, [key_dim] the mean
 //   values     per block [o_stride / nr][kByteKeys / 4][nr] bytes, [o_stride] units
 //   weights    per row and block kByteKeys levels as bytes, then, per row, a unit for every block, and the

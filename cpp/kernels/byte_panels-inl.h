@@ -5,8 +5,7 @@ namespace edgeh2o::EH2O_ISA {
 // Largest absolute values of less count as this, so that nothing is divided by 0.
 inline constexpr float kSmallestTop = 1e-30f;
 inline constexpr float kLargestByte = 127.0f;
-
-inline constexpr size_t kMaxByteDim = 1024;
+inline constexpr size_t kMaxByteDim = 1024;  // AttentionHeads::check
 
 // Dimensions that are mixed before they are rounded: a power of two that divides their number.
 EH2O_INLINE size_t mixed_dims(size_t head_dim) { return head_dim & (~head_dim + 1); }
