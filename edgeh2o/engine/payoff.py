@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # What a multiply-add of prefill attention costs in those of quantised weights, by the type of its
 # products: 512 tokens against 4,096, dense (f32: 2.5 with AVX512-VNNI, 3.2 on Zen 4, 3.0 to 3.7
-# with AVX2; bf16 2.3; the others by the cycles predicted for a Cortex-A76).
+# with AVX2; bf16 2.3; int8 1.2 with AVX512-VNNI, 1.7 by the cycles predicted for a Cortex-A76, as
+# f16 is).
 ATTENTION_COST = {"f32": 3.0, "bf16": 2.3, "f16": 2.5, "int8": 1.4}
 # What a pair costs in a sparse prefill: choices, gathered rows, merged parts, the sample that
 # measures the error (SmolLM2-135M: 1.13 at 4,096 tokens and 1.35 at 8,192).
