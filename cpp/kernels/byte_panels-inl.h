@@ -53,6 +53,18 @@ EH2O_INLINE simd::F32 find_tops(const float* x, size_t head_dim) {
   return top;
 }
 
+// x, [head_dim][kLanes]: a row in every lane; value(row, dim, count): numbers of a row, from dim on.
+template <typename Value>
+EH2O_INLINE void load_lanes(float* x, size_t head_dim, const Value& value) {
+  using namespace simd;
+  for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
+    F32 lanes[kLanes];
+    for (size_t row = 0; row < kLanes; ++row) lanes[row] = value(row, dim, count);
+    transpose(lanes);
+    for (size_t i = 0; i < count; ++i) store(x + (dim + i) * kLanes, lanes[i]);
+  });
+}
+
 // n_rows <= kLanes rows of factor * row(i)[head_dim]; mixed: [head_dim][kLanes].
 template <typename Bytes, typename Row>
 EH2O_INLINE void pack_query_lanes(float* out, const Row& row_of, float factor, size_t n_rows, size_t head_dim,
@@ -60,14 +72,11 @@ EH2O_INLINE void pack_query_lanes(float* out, const Row& row_of, float factor, s
   using namespace simd;
   const size_t stride = byte_query_words(head_dim), n_floats = head_dim / 4 + 2;
   alignas(64) float units[kLanes], sums[kLanes];
-  for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
-    F32 lanes[kLanes];
-    for (size_t row = 0; row < kLanes; ++row) {
-      lanes[row] = row < n_rows ? mul(load_n(row_of(row) + dim, count), set1(factor)) : zero();
-      if (row < n_rows) store_n(out + row * stride + n_floats + dim, lanes[row], count);
-    }
-    transpose(lanes);
-    for (size_t i = 0; i < count; ++i) store(mixed + (dim + i) * kLanes, lanes[i]);
+  load_lanes(mixed, head_dim, [&](size_t row, size_t dim, auto count) EH2O_INLINE_LAMBDA {
+    if (row >= n_rows) return zero();
+    const F32 v = mul(load_n(row_of(row) + dim, count), set1(factor));
+    store_n(out + row * stride + n_floats + dim, v, count);
+    return v;
   });
   F32 poison = zero();  // 0, or NaN, which `max` may lose
   for (size_t dim = 0; dim < head_dim; ++dim) poison = mul_add(load(mixed + dim * kLanes), zero(), poison);
@@ -132,20 +141,15 @@ EH2O_INLINE void pack_key_block(float* out, const Row& row, size_t n_keys, size_
   for (size_t key = 0; key < kByteKeys; key += kLanes) {
     const size_t col = key % kGemmF32Columns, n_left = key < n_keys ? n_keys - key : 0;
     float* panel = out + (key - col) * head_dim / 4 + col;
-    for_each_vector(head_dim, [&](size_t dim, auto count) EH2O_INLINE_LAMBDA {
-      F32 lanes[kLanes];
-      const F32 m = load_n(mean + dim, count);
-      for (size_t i = 0; i < kLanes; ++i) {
-        lanes[i] = i < n_left ? sub(load_cached<kType>(row(key + i), dim, count), m) : zero();
-      }
-      transpose(lanes);
-      for (size_t i = 0; i < count; ++i) store(mixed + (dim + i) * kLanes, lanes[i]);
+    load_lanes(mixed, head_dim, [&](size_t i, size_t dim, auto count) EH2O_INLINE_LAMBDA {
+      return i < n_left ? sub(load_cached<kType>(row(key + i), dim, count), load_n(mean + dim, count))
+                        : zero();
     });
     mix_dims(mixed, head_dim);
     const F32 top = find_tops(mixed, head_dim), factor = div(set1(kLargestByte), top);
-    const F32 offset = set1(static_cast<float>(Bytes::kKeyOffset));
-    store(units + key, n_left >= kLanes ? mul(top, set1(1.0f / kLargestByte))
-                                        : keep_first(mul(top, set1(1.0f / kLargestByte)), n_left, zero()));
+    const F32 offset = set1(static_cast<float>(Bytes::kKeyOffset)),
+              unit = mul(top, set1(1.0f / kLargestByte));
+    store(units + key, n_left >= kLanes ? unit : keep_first(unit, n_left, zero()));
     for (size_t dim = 0; dim < head_dim; dim += 4) {
       F32 word[4];
       unroll<4>([&](auto j) EH2O_INLINE_LAMBDA {

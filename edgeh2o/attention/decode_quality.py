@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .divergences import read_divergences
+
 # Highest mean KL divergence from dense decode, in nats, that goes unnoticed: two dense prefills in
 # chunks of other sizes differ by 2.9e-3 on SmolLM2-135M Q4_1. Where an answer copies a span or
 # looks a key up, rules that lose it differ by hundreds of times as much.
@@ -43,9 +45,7 @@ class DecodeQuality:
         """What ``to_dict`` gave, None for None. Raises ValueError for what cannot have been."""
         if data is None:
             return None
-        if not isinstance(data, dict) or not isinstance(data.get("kl"), dict) or not data["kl"]:
-            raise ValueError("its measurement of decode is no object with divergences")
-        kl = {str(kind): float(value) for kind, value in data["kl"].items()}
+        kl = read_divergences(data, "decode")
         if not all(0 <= value < math.inf for value in kl.values()):
             raise ValueError("divergences must be finite and not negative")
         return cls(budget=int(data["budget"]), length=int(data["length"]), kl=kl)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .divergences import read_divergences
+
 # Mean KL divergence from products in f32, in nats, on any text, and loss of all texts in percent,
 # that go unnoticed.
 KL_LIMIT = 1e-3
@@ -38,9 +40,7 @@ class RoundingQuality:
         """What ``to_dict`` gave, None for None. Raises ValueError for what cannot have been."""
         if data is None:
             return None
-        if not isinstance(data, dict) or not isinstance(data.get("kl"), dict) or not data["kl"]:
-            raise ValueError("its measurement of rounding is no object with divergences")
-        kl = {str(text): float(value) for text, value in data["kl"].items()}
+        kl = read_divergences(data, "rounding")
         loss = float(data["loss"])
         if not all(0 <= value < math.inf for value in (*kl.values(), abs(loss))):
             raise ValueError("divergences and losses must be finite, and the former not negative")

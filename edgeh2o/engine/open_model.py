@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..model_config import ModelConfig
     from ..runners.base import Runner
     from .models import LoadedModel
+    from .plan import RunPlan
     from .session import Session
 
 
@@ -103,11 +104,19 @@ class OpenModel:
         together, ResourceError.
         """
         n_prompt = n_positions if n_prompt is None else n_prompt
-        plan = self._session.plan.varied(attention, prefill).for_length(n_prompt)
+        plan = self._plan_for(n_prompt, attention, prefill)
         if is_rounded is not None:
             names = plan.precisions
             plan = replace(plan, precision=names.rounded if is_rounded else names.exact)
         return plan.start_runner(self.model, n_positions, all_rows=all_rows)
+
+    def _plan_for(
+        self,
+        n_prompt: int,
+        attention: SparseAttentionConfig | None,
+        prefill: PrefillConfig | None = None,
+    ) -> RunPlan:
+        return self._session.plan.varied(attention, prefill).for_length(n_prompt)
 
     @property
     def may_round_attention(self) -> bool:
@@ -119,13 +128,13 @@ class OpenModel:
         self, n_prompt: int, attention: SparseAttentionConfig | None = None
     ) -> SparseAttentionConfig:
         """The rule of ``start_runner``, with what is looked up for the model filled in."""
-        return self._session.plan.varied(attention).for_length(n_prompt).attention
+        return self._plan_for(n_prompt, attention).attention
 
     def choose_precision(
         self, n_prompt: int, attention: SparseAttentionConfig | None = None
     ) -> str:
         """The precision of the prefill attention of ``start_runner``."""
-        return self._session.plan.varied(attention).for_length(n_prompt).precision
+        return self._plan_for(n_prompt, attention).precision
 
     def report_attention(self, n_prompt: int) -> dict[str, Any]:
         """What reports say of the rule of ``start_runner``."""

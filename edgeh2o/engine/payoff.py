@@ -48,8 +48,7 @@ def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     if plan.is_on_gpu:
         pays = not plan.gpu_rate or saves_time_on_gpu(config, plan, n_tokens, keys)
     else:
-        precision = plan.precisions.exact if plan.attention.reads_all else plan.precision
-        pays = saves_time(config, precision, n_tokens, keys, dense_precision=dense.precision)
+        pays = saves_time(config, plan.precision, n_tokens, keys, dense_precision=dense.precision)
     return plan if pays else dense
 
 

@@ -86,8 +86,8 @@ class RunPlan:
     ``settings`` is the attention as asked for, ``attention`` what it is for this model: its budgets
     are looked up here and nowhere else. ``prefill`` is as asked for too; its chunks may be left
     open. ``context_size`` is what ``RuntimeConfig`` says, ``cache_type`` its ``cache_types``,
-    ``precision`` is that of the products of prefill attention, one of ``precisions``; ``device``
-    says where the model computes, and ``has_device_memory`` that this takes no memory of the host:
+    ``precision`` that of the products of prefill attention, one of ``precisions``; ``device`` says
+    where the model computes, and ``has_device_memory`` that this takes no memory of the host:
     models on it check their own. ``gpu_rate`` is how fast a GPU is
     (``cuda.devices.product_rate``), 0 if that is not known. ``rope`` is what the rotary embedding
     has other than the file says.
@@ -241,7 +241,7 @@ class RunPlan:
         attention = self.settings.learning(self.config, context)
         if attention is None or PROFILE_TOKENS % self.chunk_size:
             return self.reading_all()
-        return replace(self, attention=attention, precision=self.precisions.exact)
+        return replace(self, attention=attention)
 
     @property
     def is_on_gpu(self) -> bool:
