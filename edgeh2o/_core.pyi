@@ -222,6 +222,7 @@ def headwise_policy(
     tail: int = 0,
     decode_from: int = ...,
     decode_pages: int = 1024,
+    decode_budgets: abc.Sequence[int | None] = (),
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
@@ -234,7 +235,9 @@ def headwise_policy(
     of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
     tokens or more (default: never) read, of it, the memory set of each head and its last chunk;
     heads without a budget ``decode_pages`` pages of 4 positions, those that may hold the token's
-    largest logits, once the prompt has twice as many (0: all).
+    largest logits, once the prompt has twice as many (0: all). ``decode_budgets``, at most as large
+    as ``budgets``, are those of generated tokens (default: the same); of a head that has one for
+    these alone the positions are kept that the last queries of the prompt gave most.
     """
 
 def ruvllm_policy(

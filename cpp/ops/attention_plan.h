@@ -18,7 +18,9 @@ struct AttentionPlan {
   // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before,
   // and no generated token asks for the scores.
   bool ends_dense(size_t window) const {
-    return window > 0 || needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_prompts);
+    if (window > 0) return true;
+    return needs.n_sampled_queries == 0 &&
+           (needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_prompts));
   }
 
   const KernelTable& table;

@@ -12,6 +12,10 @@ namespace {
 // The part of the memory sets that a call may read twice.
 constexpr size_t kMaxRepeats = 2;
 
+// Of the queries that a policy samples, what a call gets that does not end the prompt: the last one may be
+// short.
+constexpr size_t kLaterSamples = 4;
+
 AttentionShape attention_shape(const AttentionHeads& heads, const SequenceShape& shape) {
   const AttentionShape result{heads,           shape.max_context, shape.batch_size, shape.chunk_size,
                               shape.precision, shape.evicts};
@@ -67,11 +71,17 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
     if (found == plans.end() && !heads.is_none()) {
       AttentionShape attention = attention_shape(heads, shape);
       attention.splits_groups = policy.splits_groups();
+      attention.sums_weights |= needs.n_sampled_queries > 0;
       plans.emplace_back(table, attention, needs);
     }
   }
   EH2O_CHECK(!plans.empty(), "no layer has attention; models without any are not supported");
   return plans;
+}
+
+// What keys of a layer receive of sampled queries.
+size_t sampled_numbers(const std::vector<AttentionPlan>& plans, const PolicyShape& shape) {
+  return plans[0].needs.n_sampled_queries > 0 ? shape.max_layer_slots * shape.max_context : 0;
 }
 
 size_t most_scratch(const std::vector<AttentionPlan>& plans, size_t n_threads) {
@@ -140,6 +150,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
     is_recurrent_ |= layer.n_recurrent > 0;
   }
   n_all_sets_ = told.n_slots();
+  sampled_.reserve(sampled_numbers(plans_, told));
   errors_.reserve(told.max_layer_slots);
   again_.reserve(told.max_layer_slots);
   tokens_.reserve(shape.max_context);
@@ -163,6 +174,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
     }
     PromptMemory(policy, told, i, shape.cache_types, heads.values_are_keys, rows);
   }
+  received += sampled_numbers(plans, told) * sizeof(float);
   return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};
 }
 
@@ -231,11 +243,31 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
                       size_t n_threads, MatView<float> out) {
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
+  if (window == 0 && plan(layer).needs.n_sampled_queries > 0) sample(layer, q, end, scratch, n_threads, out);
   const uint64_t n_pairs =
       is_guarded(layer, window)
           ? attend_guarded(layer, q, end, scratch, n_threads, out)
           : attention(layer, scratch, n_threads, window > 0).run(q, kv, first, window, end, out);
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
+}
+
+void Sequence::sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch, size_t n_threads,
+                      MatView<float> out) {
+  const size_t n_heads = plan(layer).shape.heads.n_kv_heads, n_tokens = this->layer(layer).n_tokens();
+  const size_t most = plan(layer).needs.n_sampled_queries / (end == PromptEnd::kLater ? kLaterSamples : 1),
+               n = std::min(most, q.rows);
+  const auto slot = [&](size_t head) { return policy_->shape().slot(layer, head); };
+  const auto is_sampled = [&](size_t head) { return policy_->is_sampled(slot(head)); };
+  size_t n_sampled = 0;
+  for (size_t head = 0; head < n_heads; ++head) n_sampled += is_sampled(head);
+  if (n_sampled == 0) return;
+  sampled_.assign(n_heads * n_tokens, 0.0f);
+  add_weights(layer, q.rows_from(q.rows - n, n), {sampled_.data(), n_tokens}, scratch, n_threads, out,
+              is_sampled);
+  for (size_t head = 0; head < n_heads; ++head) {
+    if (is_sampled(head))
+      policy_->observe_sample(slot(head), n, {sampled_.data() + head * n_tokens, n_tokens});
+  }
 }
 
 uint64_t Sequence::attend_guarded(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,

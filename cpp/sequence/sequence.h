@@ -288,6 +288,29 @@ class Sequence {
     return error.relative() > shape_.guard.limit_of(layer, n_layers());
   }
   void choose_again(size_t layer);
+  // What the policy samples of a prefill call's rows q; out: a few rows of anything.
+  void sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch, size_t n_threads,
+              MatView<float> out);
+  // Adds what the queries q of the latest tokens give every key to sums, of the KV heads that are wanted.
+  template <typename F>
+  void add_weights(size_t layer, MatView<const float> q, KeySums sums, uint8_t* scratch, size_t n_threads,
+                   MatView<float> out, const F& is_wanted) {
+    const AttentionPlan& plan = this->plan(layer);
+    const LayerKv& kv = this->layer(layer).rows();
+    const size_t begin = this->layer(layer).n_tokens() - q.rows;
+    for (size_t first = 0; first < q.rows; first += kMaxSummedTokens) {
+      const size_t n = std::min(kMaxSummedTokens, q.rows - first);
+      DecodeAttention attention(plan, scratch, n_threads);
+      for (size_t token = 0; token < n; ++token) {
+        const size_t position = begin + first + token;
+        for (size_t head = 0; head < plan.shape.heads.n_kv_heads; ++head) {
+          const size_t first_key = is_wanted(head) ? 0 : position;
+          attention.set_memory(token, head, MemorySet::all_of({first_key, position}), position, kv);
+        }
+      }
+      attention.run(q.rows_from(first, n), kv, out.rows_from(0, n), sums);
+    }
+  }
   static void read_as(Layer& layer, size_t set, unsigned number);
   void check_eviction() const;
   size_t owner_of(size_t layer) const;
@@ -317,6 +340,7 @@ class Sequence {
   size_t n_repeats_ = 0;                // memory sets of the call that were read twice
   std::vector<AttentionError> errors_;  // of the memory sets of the layer at hand
   std::vector<SetReads> again_;         // and which of them are read twice
+  std::vector<float> sampled_;          // what its keys received, [n_kv_heads][n_tokens]
   size_t n_dense_reads_ = 0;
   uint64_t n_pairs_ = 0;        // summed over layers and KV heads
   uint64_t n_pairs_dense_ = 0;  // summed over layers

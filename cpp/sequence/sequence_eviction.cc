@@ -70,22 +70,9 @@ void Sequence::check_eviction() const {
 
 void Sequence::observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads,
                        MatView<float> out) {
-  const AttentionPlan& plan = this->plan(layer);
-  const size_t n_kv_heads = plan.shape.heads.n_kv_heads, end = this->layer(layer).n_tokens();
-  const size_t n_queries = std::min(kObservedQueries, q.rows);
-  const KeySums sums = layers_[layer].received->begin_queries(end, n_queries);
-  for (size_t first = 0; first < n_queries; first += kMaxSummedTokens) {
-    const size_t n = std::min(kMaxSummedTokens, n_queries - first), row = q.rows - n_queries + first;
-    DecodeAttention attention(plan, scratch, n_threads);
-    for (size_t token = 0; token < n; ++token) {
-      const size_t position = end - n_queries + first + token;
-      for (size_t head = 0; head < n_kv_heads; ++head) {
-        attention.set_memory(token, head, MemorySet::all_seen(position, 0), position,
-                             this->layer(layer).rows());
-      }
-    }
-    attention.run(q.rows_from(row, n), this->layer(layer).rows(), out.rows_from(0, n), sums);
-  }
+  const size_t n = std::min(kObservedQueries, q.rows);
+  const KeySums sums = layers_[layer].received->begin_queries(this->layer(layer).n_tokens(), n);
+  add_weights(layer, q.rows_from(q.rows - n, n), sums, scratch, n_threads, out, [](size_t) { return true; });
 }
 
 std::vector<int32_t> Sequence::choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores) {

@@ -10,13 +10,19 @@ namespace {
 
 // Pages of 16 lose twice as much with as many positions.
 constexpr size_t kDecodePageSize = 4;
+// Last queries of a prompt by which heads are judged that have a budget in decode alone.
+constexpr size_t kSampledQueries = 64;
 
 const PolicyRegistration kRegistration(
     "headwise", {"budgets"}, [](PolicyOptions& settings) -> std::shared_ptr<SparsePolicy> {
       HeadwiseOptions options;
-      for (const auto& budget : settings.counts("budgets")) {
-        options.budgets.push_back(budget.value_or(HeadwiseOptions::kFull));
-      }
+      const auto budgets = [](const PolicyOptions::Counts& counts) {
+        std::vector<size_t> result;
+        for (const auto& count : counts) result.push_back(count.value_or(HeadwiseOptions::kFull));
+        return result;
+      };
+      options.budgets = budgets(settings.counts("budgets"));
+      options.decode_budgets = budgets(settings.counts("decode_budgets", PolicyOptions::Counts{}));
       options.by_query_head = settings.flag("by_query_head", options.by_query_head);
       options.n_local = settings.count("local", options.n_local);
       options.n_sinks = settings.count("sinks", options.n_sinks);
@@ -38,6 +44,15 @@ HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
       recall_(options.max_past),
       pages_(kDecodePageSize, options.decode_pages, 2 * options.decode_pages) {
   check_budgets(options.budgets);
+  if (!options.decode_budgets.empty()) {
+    check_budgets(options.decode_budgets);
+    EH2O_CHECK(options.decode_budgets.size() == options.budgets.size(), options.decode_budgets.size(),
+               " decode_budgets for ", options.budgets.size(), " budgets");
+    for (size_t i = 0; i < options.budgets.size(); ++i) {
+      EH2O_CHECK(options.decode_budgets[i] <= options.budgets[i],
+                 "a head cannot have more for generated tokens than for the prompt: budget ", i);
+    }
+  }
   EH2O_CHECK(!options.by_query_head || options.decode_from == SIZE_MAX,
              "generated tokens read by KV heads: by_query_head does not go with decode_from");
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
@@ -50,6 +65,7 @@ void HeadwisePolicy::check_budgets(const std::vector<size_t>& budgets) const {
 
 void HeadwisePolicy::set_budgets(const std::vector<size_t>& budgets) {
   check_budgets(budgets);
+  EH2O_CHECK(options_.decode_budgets.empty(), "budgets cannot change where generated tokens have their own");
   EH2O_CHECK(budgets.size() == options_.budgets.size(), budgets.size(), " budgets for ",
              options_.budgets.size(), " heads");
   for (size_t slot = 0; slot < budgets.size(); ++slot) {
@@ -66,8 +82,9 @@ std::string HeadwisePolicy::describe() const {
   const auto n_full = std::count(options_.budgets.begin(), options_.budgets.end(), HeadwiseOptions::kFull);
   return "headwise, " + std::to_string(options_.budgets.size()) + " budgets" +
          (options_.by_query_head ? " of query heads, " : ", ") + std::to_string(n_full) +
-         " of them the whole past, local " + std::to_string(options_.n_local) + ", sinks " +
-         std::to_string(options_.n_sinks) + ", landmarks of " + std::to_string(options_.page_size);
+         " of them the whole past" + (options_.decode_budgets.empty() ? "" : ", others in decode") +
+         ", local " + std::to_string(options_.n_local) + ", sinks " + std::to_string(options_.n_sinks) +
+         ", landmarks of " + std::to_string(options_.page_size);
 }
 
 std::vector<size_t> HeadwisePolicy::capacities(const PolicyShape& shape) const {
@@ -91,9 +108,10 @@ std::vector<bool> HeadwisePolicy::recalls(const PolicyShape& shape) const {
 
 // Where every head reads its whole past, nothing is known of them, and generated tokens read it too.
 bool HeadwisePolicy::ends_prompts(const PolicyShape& shape) const {
+  const std::vector<size_t>& budgets =
+      options_.decode_budgets.empty() ? options_.budgets : options_.decode_budgets;
   const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
-  return options_.decode_from <= shape.max_context &&
-         std::any_of(options_.budgets.begin(), options_.budgets.end(), has_budget);
+  return options_.decode_from <= shape.max_context && std::any_of(budgets.begin(), budgets.end(), has_budget);
 }
 
 bool HeadwisePolicy::has_pages(const PolicyShape& shape) const {
@@ -109,6 +127,9 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
   needs.max_scored_memory = *std::max_element(all.begin(), all.end());
   if (needs.max_scored_memory > 0) needs.column_sums = ColumnSums::kJoint;
   needs.ends_prompts = ends_prompts(shape);
+  for (size_t slot = 0; slot < all.size(); ++slot) {
+    if (is_sampled(shape, slot)) needs.n_sampled_queries = kSampledQueries;
+  }
   if (std::find(recall.begin(), recall.end(), true) != recall.end()) {
     needs.max_scored_pages = recall_.max_pages(shape);
   }
@@ -121,14 +142,18 @@ PolicyNeeds HeadwisePolicy::needs(const PolicyShape& shape) const {
 void HeadwisePolicy::take_buffers(Arena& arena, const PolicyShape& shape) {
   const std::vector<size_t> all = capacities(shape);
   const std::vector<bool> recall = recalls(shape);
+  std::vector<size_t> scored = all;
   std::vector<bool> has_landmarks;
-  for (size_t i = 0; i < all.size(); ++i) has_landmarks.push_back(all[i] > 0 || recall[i]);
+  has_pages_.clear();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (is_sampled(shape, i)) scored[i] = std::min(decode_budget(i), shape.max_context);
+    has_landmarks.push_back(scored[i] > 0 || recall[i]);
+    has_pages_.push_back(scored[i] == 0 && has_pages(shape));
+  }
   full_memory_ = arena.take<MemorySet>(shape.n_slots());
-  hitters_.take_buffers(arena, shape, all);
+  hitters_.take_buffers(arena, shape, scored);
   landmarks_.take_buffers(arena, shape, has_landmarks);
   recall_.take_buffers(arena, shape, recall);
-  has_pages_.clear();
-  for (const size_t capacity : all) has_pages_.push_back(capacity == 0 && has_pages(shape));
   pages_.take_buffers(arena, shape, has_pages_);
   max_prompt_positions_ = 0;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -155,6 +180,10 @@ void HeadwisePolicy::begin_prompt() {
   pages_.begin_prompt();
 }
 
+void HeadwisePolicy::observe_sample(size_t slot, size_t n_queries, Span<const float> sums) {
+  hitters_.observe_sample(slot, n_queries, kSampledQueries, sums);
+}
+
 MemorySet HeadwisePolicy::select_memory(size_t slot, const SelectionInput& input) {
   if (!is_scored(slot)) {
     const size_t n_past = input.chunk.begin;
@@ -175,10 +204,11 @@ HeavyHitters::Forced HeadwisePolicy::forced(size_t capacity) const {
   return {std::min(options_.n_sinks, capacity / 4), std::min(options_.n_local, capacity / 2)};
 }
 
-// The last memory set and the last chunk: all that have scores.
+// A memory set and the last chunk: of heads with the same budget for prompts, all that have scores.
 size_t HeadwisePolicy::prompt_positions(const PolicyShape& shape, size_t slot) const {
-  if (options_.decode_from > shape.max_context || !is_scored(slot)) return 0;
-  return std::min(std::min(options_.budgets[slot], shape.max_context) + shape.chunk_size, shape.max_context);
+  const size_t budget = decode_budget(slot);
+  if (options_.decode_from > shape.max_context || budget == HeadwiseOptions::kFull) return 0;
+  return std::min(std::min(budget, shape.max_context) + shape.chunk_size, shape.max_context);
 }
 
 size_t HeadwisePolicy::prompt_rows(const PolicyShape& shape, size_t slot) const {
@@ -189,7 +219,8 @@ size_t HeadwisePolicy::prompt_rows(const PolicyShape& shape, size_t slot) const 
 MemorySet HeadwisePolicy::end_prompt(size_t slot, const SelectionInput& input) {
   if (chooses_pages(slot)) pages_.end_prompt(slot, input);
   const size_t n_tokens = input.chunk.begin, capacity = prompt_positions(shape(), slot);
-  const bool has_budget = is_scored(slot);  // set_budgets may have taken it away
+  const bool has_budget =
+      decode_budget(slot) != HeadwiseOptions::kFull;  // set_budgets may have taken it away
   if (!has_budget || n_tokens < options_.decode_from || n_tokens <= capacity) {
     return MemorySet::all_of({0, n_tokens});
   }

@@ -19,6 +19,9 @@ struct HeadwiseOptions {
   static constexpr size_t kFull = SIZE_MAX;  // budget of a head that reads its whole past, up to max_past
 
   std::vector<size_t> budgets;  // [n_slots] positions of a full memory set
+  // [n_slots] those of generated tokens, at most as many, where they go by budgets; empty: the same. Heads
+  // that have one for these alone go by what the last queries of the prompt read.
+  std::vector<size_t> decode_budgets;
   // Of query heads: of the seven that share a KV head in Qwen2.5-0.5B often one retrieves, and six do not.
   bool by_query_head = false;
   size_t n_local = 256;    // at most half of the budget
@@ -47,12 +50,14 @@ class HeadwisePolicy final : public SparsePolicy {
   size_t state_bytes(const PolicyShape& shape) const override;
   void begin_prompt() override;
   bool is_scored(size_t slot) const override { return options_.budgets[slot] != HeadwiseOptions::kFull; }
+  bool is_sampled(size_t slot) const override { return is_sampled(shape(), slot); }
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums) override {
     hitters_.observe_intra(slot, chunk, sums);
   }
   void observe_memory(size_t slot, PositionRange chunk, const MemorySet&, Span<const float> sums) override {
     hitters_.observe_memory(slot, chunk, sums);
   }
+  void observe_sample(size_t slot, size_t n_queries, Span<const float> sums) override;
   void restart(size_t slot, Span<const float> scores) override {
     if (is_scored(slot)) hitters_.restart(slot, scores);
   }
@@ -81,8 +86,15 @@ class HeadwisePolicy final : public SparsePolicy {
   void allocate(const PolicyShape& shape) override;
 
  private:
-  std::vector<size_t> capacities(const PolicyShape& shape) const;  // 0: the whole past
-  std::vector<bool> recalls(const PolicyShape& shape) const;       // full heads that may need pages
+  std::vector<size_t> capacities(const PolicyShape& shape) const;  // of chunks; 0: the whole past
+  size_t decode_budget(size_t slot) const {
+    return options_.decode_budgets.empty() ? options_.budgets[slot] : options_.decode_budgets[slot];
+  }
+  // Whether the head has a budget in decode alone.
+  bool is_sampled(const PolicyShape& shape, size_t slot) const {
+    return !is_scored(slot) && decode_budget(slot) != HeadwiseOptions::kFull && ends_prompts(shape);
+  }
+  std::vector<bool> recalls(const PolicyShape& shape) const;  // full heads that may need pages
   bool ends_prompts(const PolicyShape& shape) const;
   bool has_pages(const PolicyShape& shape) const;
   // A head without a budget since the session began: set_budgets may have taken others away.

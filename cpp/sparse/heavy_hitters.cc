@@ -146,6 +146,16 @@ void HeavyHitters::observe_memory(size_t slot, PositionRange chunk, Span<const f
   }
 }
 
+void HeavyHitters::observe_sample(size_t slot, size_t n_queries, size_t most, Span<const float> sums) {
+  Slot& state = slots_[slot];
+  const float n = static_cast<float>(n_queries), kept = 1.0f - n / static_cast<float>(most);
+  for (size_t i = 0; i < sums.size; ++i) {
+    state.sums[i] = kept * state.sums[i] + sums[i];
+    if (state.ages) state.ages[i] = kept * state.ages[i] + n;
+  }
+  state.n_scored = sums.size;
+}
+
 void HeavyHitters::restart(size_t slot, Span<const float> scores) {
   Slot& state = slots_[slot];
   for (size_t i = 0; i < scores.size; ++i) state.sums[i] = kMinAge * scores[i];

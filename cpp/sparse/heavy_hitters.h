@@ -48,6 +48,9 @@ class HeavyHitters {
                  int32_t* out) const;
   void observe_intra(size_t slot, PositionRange chunk, Span<const float> sums);
   void observe_memory(size_t slot, PositionRange chunk, Span<const float> sums);
+  // Instead of both, in slots that are never asked to select: what all tokens so far received of n_queries,
+  // at most `most`. Scores are those of about the last `most` queries; all positions are candidates.
+  void observe_sample(size_t slot, size_t n_queries, size_t most, Span<const float> sums);
 
   // As SparsePolicy's.
   void save(ByteWriter& out) const;

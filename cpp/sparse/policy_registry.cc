@@ -48,10 +48,10 @@ std::string PolicyOptions::text(const char* name, const char* otherwise) {
   return take<std::string>(name, "text").value_or(otherwise);
 }
 
-PolicyOptions::Counts PolicyOptions::counts(const char* name) {
+PolicyOptions::Counts PolicyOptions::counts(const char* name, const std::optional<Counts>& otherwise) {
   const auto value = take<Counts>(name, "a list of integers");
-  EH2O_CHECK(value.has_value(), name, " is missing");
-  return *value;
+  EH2O_CHECK(value || otherwise, name, " is missing");
+  return value ? *value : *otherwise;
 }
 
 void PolicyOptions::check_all_read() const {

@@ -26,7 +26,7 @@ class PolicyOptions {
   float number(const char* name, float otherwise);
   bool flag(const char* name, bool otherwise);
   std::string text(const char* name, const char* otherwise);
-  Counts counts(const char* name);
+  Counts counts(const char* name, const std::optional<Counts>& otherwise = std::nullopt);
 
   // Throws std::invalid_argument that names a setting which no getter asked for.
   void check_all_read() const;

@@ -124,6 +124,9 @@ struct PolicyNeeds {
   // a look at the queries.
   bool looks_at_past = false, looks_at_queries = false;
   bool ends_prompts = false;  // end_prompt is asked, and goes by the scores of all chunks of the prompt
+  // Last queries of a prompt whose weights over everything the sampled slots get, and a part of them of every
+  // call before its last.
+  size_t n_sampled_queries = 0;
 };
 
 // Finds out which pages of past keys a chunk's queries ask for; see PageRecall.
@@ -193,6 +196,8 @@ class SparsePolicy {
   // far. Throws std::invalid_argument for those that it cannot have, or if it has none.
   virtual void set_budgets(const std::vector<size_t>& budgets);
 
+  // Whether the slot gets observe_sample, of calls that ask the policy.
+  virtual bool is_sampled(size_t /*slot*/) const { return false; }
   // False: the slot gets no column sums, and its memory may be larger than max_scored_memory.
   virtual bool is_scored(size_t /*slot*/) const { return true; }
   // Whether generated tokens read what select_decode says, instead of everything.
@@ -205,6 +210,9 @@ class SparsePolicy {
   // sums[i]: column sum of the i-th position of the memory set that the chunk read.
   virtual void observe_memory(size_t /*slot*/, PositionRange /*chunk*/, const MemorySet& /*memory*/,
                               Span<const float> /*sums*/) {}
+  // sums[i]: what the i-th token of the prompt received from the last n_queries of a call, which read all
+  // before them, summed over the query heads of the group. Comes before the chunks of the call.
+  virtual void observe_sample(size_t /*slot*/, size_t /*n_queries*/, Span<const float> /*sums*/) {}
 
   // What generated tokens read of the prompt, besides all that was generated: asked before the first of them,
   // if needs() says so, where input.chunk is {n, n} after a prompt of n tokens and there are no queries.

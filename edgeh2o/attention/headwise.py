@@ -12,7 +12,8 @@ question, read everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -72,7 +73,8 @@ class HeadwiseConfig(SparseAttentionConfig):
     get half as many keys again for every doubling beyond 4,096 tokens (those of the calibration if
     they were more, 8,192 with a profile). ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, one per KV head or, ``by_query_head``, one per
-    query head, and ``source`` tells where they are from.
+    query head, ``decode_budgets`` smaller ones for generated tokens, and ``source`` tells where
+    they are from.
     Raises UsageError for values out of range.
     """
 
@@ -145,6 +147,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     )
     budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     by_query_head: bool = field(default=False, metadata={"is_option": False})
+    decode_budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
     profile: BudgetTable | None = field(
@@ -178,8 +181,14 @@ class HeadwiseConfig(SparseAttentionConfig):
                 "decode_attention (--decode-attention) must be one of "
                 f"{', '.join(DECODE_ATTENTIONS)}, got {self.decode_attention!r:.80}"
             )
-        if not all(budget is None or _is_positive_int(budget) for budget in self.budgets or ()):
-            raise UsageError("budgets must be positive integers, or None for the whole past")
+        for name in ("budgets", "decode_budgets"):
+            values = getattr(self, name) or ()
+            if not all(budget is None or _is_positive_int(budget) for budget in values):
+                raise UsageError(f"{name} must be positive integers, or None for the whole past")
+        if self.decode_budgets is not None and (
+            self.budgets is None or not _are_at_most(self.decode_budgets, self.budgets)
+        ):
+            raise UsageError("decode_budgets must be as many as budgets, and none larger")
 
     def choose_budgets(self, model: AttentionModel) -> HeadBudgets:
         """The budgets for a model.
@@ -225,9 +234,13 @@ class HeadwiseConfig(SparseAttentionConfig):
         from .. import _core
 
         chosen = self.choose_budgets(model)
-        decode = {}
+        decode: dict[str, Any] = {}
         if self._decode(model, chosen) == "headwise":
-            decode = {"decode_from": DECODE_FROM, "decode_pages": self.decode_pages}
+            decode = {
+                "decode_from": DECODE_FROM,
+                "decode_pages": self.decode_pages,
+                "decode_budgets": self.decode_budgets or (),
+            }
         return _core.headwise_policy(
             chosen.per_head,
             by_query_head=chosen.by_query_head,
@@ -278,12 +291,30 @@ class HeadwiseConfig(SparseAttentionConfig):
         if not isinstance(resolved, HeadwiseConfig) or resolved.found is None:
             return resolved
         chosen = resolved.found.of_mean(budget)
+        decode = self._decode(model, chosen)
         return replace(
             resolved,
             budgets=chosen.per_head,
             budget=chosen.mean,
-            decode_attention=self._decode(model, chosen),
+            decode_attention=decode,
+            decode_budgets=self._decode_budgets(decode, chosen, resolved.found),
         )
+
+    def _decode_budgets(
+        self, decode: str, chosen: HeadBudgets, found: HeadBudgets
+    ) -> tuple[Budget, ...] | None:
+        """A limit for heads that have none only because the prompt is longer than was measured.
+
+        That is the mean budget: with 1,536 keys after 8,192 tokens they lose less than decode by
+        the measured budgets does (docs/quality.md).
+        """
+        quality = found.table.decode if found.table else None
+        measured = found.of_mean(max(found.mean, quality.budget if quality else 0))
+        budgets = tuple(
+            chosen.mean if budget is None and before is not None else budget
+            for budget, before in zip(chosen.per_head, measured.per_head, strict=True)
+        )
+        return budgets if decode == "headwise" and budgets != chosen.per_head else None
 
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
         assert isinstance(resolved, HeadwiseConfig)
@@ -320,6 +351,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         return replace(
             self,
             budgets=budgets or None,
+            decode_budgets=None,
             source=TOO_SHORT if saves_time else UNKNOWN,
             prompts=None if saves_time else self.prompts,
             max_past=0,
@@ -342,6 +374,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             # Room for every budget of a table, and enough to keep all of what is read first.
             budgets=(PROFILE_TOKENS,) * count_sets(model, by_query_head=by_query_head),
             by_query_head=by_query_head,
+            decode_budgets=None,
             budget=self.budget or PROFILE_BUDGET,
             source=UNKNOWN,
             prompts=0,
@@ -372,10 +405,15 @@ class HeadwiseConfig(SparseAttentionConfig):
             return replace(self, decode_attention=decode)
         if not isinstance(budgets, list) or not budgets:
             return self
-        counts = (value for value in (*budgets, budget) if value is not None)
+        decode_budgets = saved.get("decode_budgets")
+        if not isinstance(decode_budgets, list | None):
+            return self
+        counts = [n for n in (*budgets, *(decode_budgets or ()), budget) if n is not None]
         if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
             return self
         if self.budget is not None and budget != self.budget:
+            return self
+        if decode_budgets is not None and not _are_at_most(decode_budgets, budgets):
             return self
         # A file that does not say where they came from is judged by the stricter limit.
         source = HELD if saved.get("is_taught") is False else HELD_PROFILE
@@ -383,6 +421,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             self,
             decode_attention=decode,
             budgets=tuple(budgets),
+            decode_budgets=None if decode_budgets is None else tuple(decode_budgets),
             by_query_head=saved.get("by_query_head") is True,
             budget=budget,
             max_past=max_past,
@@ -444,9 +483,21 @@ class HeadwiseConfig(SparseAttentionConfig):
         values = SparseAttentionConfig.to_dict(replace(self, found=None))  # it need not be copied
         if self.decode_attention != "headwise":  # as in session files that know of nothing else
             del values["decode_attention"], values["decode_pages"]
+        if self.decode_budgets is None:
+            del values["decode_budgets"]
         if not self.by_query_head:
             del values["by_query_head"]
         return values
+
+
+def _limit(budget: Budget) -> float:
+    return math.inf if budget is None else budget
+
+
+def _are_at_most(budgets: Sequence[Budget], others: Sequence[Budget]) -> bool:
+    """Whether there are as many, and none is larger."""
+    limits = (map(_limit, values) for values in (budgets, others))
+    return len(budgets) == len(others) and all(map(operator.le, *limits))
 
 
 def _is_positive_int(value: object) -> bool:

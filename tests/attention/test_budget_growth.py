@@ -23,6 +23,7 @@ from edgeh2o.attention.head_budgets import (
     budget_of_length,
 )
 from edgeh2o.attention.headwise import HeadwiseConfig
+from edgeh2o.errors import UsageError
 from tests.attention.test_budget_table import TABLE
 from tests.attention.test_headwise import SMOLLM2, Model
 
@@ -77,9 +78,9 @@ def test_budgets_of_the_packaged_table_grow() -> None:
     resolved = config.resolved(SMOLLM2_MODEL)
     assert [budget_at(config, n) for n in (0, 4096, 8192)] == [1024, 1024, 1536]
     larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
-    # As with --budget 1536, which is what was measured.
+    # As with --budget 1536, which is what was measured, but for generated tokens.
     asked_for = HeadwiseConfig(budget=1536).resolved(SMOLLM2_MODEL)
-    assert larger == asked_for
+    assert larger == replace(asked_for, decode_budgets=larger.decode_budgets)
     assert larger.report(SMOLLM2_MODEL)["budget"] == 1536
     # Generated tokens go by no fewer keys than were measured.
     assert larger.decode_attention == resolved.decode_attention == "headwise"
@@ -140,6 +141,54 @@ def test_more_keys_than_were_measured_serve_decode(tmp_path: Path) -> None:
     assert resolved.decode_attention == "dense"
     for budget, decode in ((576, "dense"), (704, "headwise"), (1024, "headwise")):
         assert config.with_budget(resolved, Model(), budget).decode_attention == decode
+
+
+def test_heads_without_a_limit_for_the_length_alone_have_one_in_decode() -> None:
+    config = HeadwiseConfig()
+    resolved = config.resolved(SMOLLM2_MODEL)
+    assert resolved.decode_budgets is None
+    larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
+    assert larger.decode_budgets is not None and larger.budgets is not None
+    heads = list(zip(resolved.budgets, larger.budgets, larger.decode_budgets, strict=True))
+    assert {own for before, _, own in heads if before is None} == {None}
+    assert {own for before, now, own in heads if before and now is None} == {1536}
+    assert all(own == now for _, now, own in heads if now is not None)
+    dense = replace(config, decode_attention="dense")
+    assert dense.with_budget(resolved, SMOLLM2_MODEL, 1536).decode_budgets is None
+    assert larger.reading_all().decode_budgets is None
+
+
+def test_decode_was_measured_with_more_keys_than_a_short_prompt_gets(tmp_path: Path) -> None:
+    """Heads that had no limit in that measurement get none."""
+    decodes = []
+    for measured in (40, 50):
+        quality = DecodeQuality(budget=measured, length=8192, kl={"prose": 0.0})
+        path = tmp_path / f"{measured}.json"
+        write_table(replace(TABLE, losses={40: 0.4}, texts=("a",), decode=quality), path)
+        config = HeadwiseConfig(budget_table=str(path))
+        larger = config.with_budget(config.resolved(Model()), Model(), 60)
+        assert larger.budgets == (None, 16, None)
+        decodes.append(larger.decode_budgets)
+    assert decodes == [(60, 16, None), None]
+
+
+def test_a_session_holds_them() -> None:
+    config = HeadwiseConfig()
+    larger = config.with_budget(config.resolved(SMOLLM2_MODEL), SMOLLM2_MODEL, 1536)
+    saved = json.loads(json.dumps(larger.to_dict()))
+    assert config.holding(saved).decode_budgets == larger.decode_budgets
+    assert config.holding(saved).resolved(SMOLLM2_MODEL).decode_budgets == larger.decode_budgets
+    del saved["decode_budgets"]  # of a version that had none
+    assert config.holding(saved).budgets == larger.budgets
+    assert config.holding(saved).decode_budgets is None
+    for bad in ([1], [0] * 90, ["1"] * 90, [None] * 90, 5, {}):
+        assert config.holding(saved | {"decode_budgets": bad}) is config
+
+
+@pytest.mark.parametrize("budgets", [None, (3, 4), (3,), (None, 5, 6)])
+def test_decode_budgets_that_cannot_be(budgets: tuple[int, ...] | None) -> None:
+    with pytest.raises(UsageError, match="decode_budgets must be as many as budgets, and none"):
+        HeadwiseConfig(budgets=budgets, decode_budgets=(None, 5, 7))
 
 
 def test_what_was_looked_up_is_no_setting() -> None:

@@ -272,12 +272,12 @@ def test_sessions_hold_the_budgets_they_were_made_with(path: Path, tmp_path: Pat
 
 def test_evaluations_measure_what_a_long_prompt_gets(llm: LLM, tmp_path: Path) -> None:
     text = "the thing is that the art is there and the hen is in the pen " * 500
-    report = evaluate_ablation(llm, text, {"budget": (300,)}, context_size=4096)
+    report = evaluate_ablation(llm, text, {"budget": (300,)}, context_size=2560)
     varied = report.results[0].setting.attention.report(llm.config)
     assert (varied["table"], varied["budget"]) == ("profile (1 prompt)", 300)
     with load(llm.model_path, SMALL) as other:
         selection = visualize_attention_patterns(
-            other, text, tmp_path, context_size=4096, layers=[]
+            other, text, tmp_path, context_size=2560, layers=[]
         )
     assert selection.attention["table"] == "profile (1 prompt)"
     assert selection.attention["budget"] == 600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,13 +71,17 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
         {"max_past": 40},
         {"decode_pages": 20},
         {"decode_pages": 32, "max_past": 40},
+        {"decode_budgets": (13, 20, 30)},
+        {"decode_budgets": (5, 40, None), "decode_pages": 20},
+        {"decode_budgets": (13, None, 9), "budgets": (13, None, None), "max_past": 40},
+        {"decode_budgets": (None, None, 9), "budgets": (None, None, None)},
     ],
 )
 @pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
-def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, int]) -> None:
+def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, Any]) -> None:
     """And what was generated since; several calls, and prompts on prompts."""
-    budgets = (13, 40, None)
     settings = {"local": 8, "sinks": 3, "page_size": 16, "decode_from": 250} | options
+    budgets = settings.pop("budgets", (13, 40, None))
     shape = Shape(n_kv_heads=3, group=3, head_dim=32)
     qkv = tuple(
         a.astype(np.float16).astype(np.float64) for a in random_qkv(6, n_tokens=640, **shape.heads)
@@ -120,7 +125,7 @@ def test_after_sparse_prefill_tokens_read_what_the_policy_says(case: PolicyCase)
     attention = make_attention(case.make_policy(), shape, chunk_size=64, max_context=201)
     prefill(attention, qkv, ends=(200,))
     oracle = case.make_oracle(64)
-    oracle.prefill(*(array[:, :200] for array in qkv))
+    oracle.prefill(*(array[:, :200] for array in qkv), is_last=True)
     expected = oracle.decode(*(array[:, 200:] for array in qkv))
     np.testing.assert_allclose(decode(attention, qkv, 200), expected, atol=1e-5)
 

@@ -30,7 +30,11 @@ Decode: after a prompt of N >= `decode_from` tokens, whose last chunk then adds 
 generated token reads what a chunk at N would with b + S positions instead of b, S the chunk
 size, and all positions from N on; everything if N <= b + S. With b = None it reads the pages that
 `choose_pages` of tests/reference/pages.py gives, of 4 positions and `decode_pages` of them, if
-every head has not b = None.
+every head has not b = None. For generated tokens b is that of `decode_budgets`, if they are given.
+Of a head with b = None for chunks alone all positions may then be chosen, by the weights p_ij of
+the causal softmax over all keys, i the last n tokens of every call, at most 64 of a prompt's last
+call and 16 of the others:
+    s_j <- (1 - n / 64) s_j + sum_i p_ij,   n_j <- (1 - n / 64) n_j + n.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ from tests.reference.softmax_state import Array, attend
 RECALL_PAGE = 16
 # Positions of the pages that generated tokens choose from.
 DECODE_PAGE = 4
+# Most queries of a call by which heads are judged that have a budget in decode alone.
+SAMPLED_QUERIES = 64
 # Landmarks that a past of any length may have.
 MIN_LANDMARKS = 32
 
@@ -172,6 +178,7 @@ class HeadwiseLayer(CachedLayer):
         tail: int = 0,
         decode_from: int | None = None,
         decode_pages: int = 1024,
+        decode_budgets: Sequence[int | None] | None = None,
         store: Callable[[Array], Array] = np.asarray,
         scale: float | None = None,
         soft_cap: float | None = None,
@@ -186,6 +193,7 @@ class HeadwiseLayer(CachedLayer):
         self._tail = tail
         self._decode_from = decode_from
         self._decode_pages = decode_pages
+        self._decode_budgets = tuple(budgets if decode_budgets is None else decode_budgets)
         self._store = store
         self._n_prompt = 0
         self._column_sums = ColumnSums(decay=decay)
@@ -198,6 +206,10 @@ class HeadwiseLayer(CachedLayer):
         """
         first = self.append(k, v)
         self._column_sums.grow(k.shape[0], first + k.shape[1])
+        for head, queries in enumerate(group_queries(q, k.shape[0])):
+            if self.budgets[head] is None and self._decode_budgets[head] is not None:
+                most = SAMPLED_QUERIES if is_last else SAMPLED_QUERIES // 4
+                self._sample(head, queries[:, -most:])
         n_sparse = q.shape[1] - min(self._tail if is_last else 0, q.shape[1])
         parts = [
             self._run_chunk(
@@ -215,7 +227,7 @@ class HeadwiseLayer(CachedLayer):
 
     def decode(self, q: Array, k: Array, v: Array) -> Array:
         """Output [n_heads, 1, d] of one token."""
-        is_unknown = all(budget is None for budget in self.budgets)
+        is_unknown = all(budget is None for budget in self._decode_budgets)
         if is_unknown or self._decode_from is None or self._n_prompt < self._decode_from:
             return super().decode(q, k, v)
         position = self.append(k, v)
@@ -224,7 +236,7 @@ class HeadwiseLayer(CachedLayer):
         for head, queries in enumerate(group_queries(q, self.k.shape[0])):
             members, marks = self.prompt_memory(head)
             positions = np.concatenate([members, own])
-            if self.budgets[head] is None and self._decode_pages > 0:
+            if self._decode_budgets[head] is None and self._decode_pages > 0:
                 positions = read_pages(
                     queries[:, 0],
                     self.k[head],
@@ -245,7 +257,7 @@ class HeadwiseLayer(CachedLayer):
 
     def prompt_memory(self, head: int) -> tuple[Positions, Landmarks]:
         """What generated tokens read of the prompt."""
-        n, budget = self._n_prompt, self.budgets[head]
+        n, budget = self._n_prompt, self._decode_budgets[head]
         rows = self.k[head], self.v[head]
         if budget is None or n <= budget + self._chunk_size:
             return np.arange(n), make_landmarks(*rows, np.arange(n), n, page_size=0)
@@ -255,7 +267,7 @@ class HeadwiseLayer(CachedLayer):
         members, _ = select_memory(
             self._column_sums.means(head),
             last.memory[head],
-            (last.start, n),
+            (0 if self.budgets[head] is None else last.start, n),
             local=local,
             heavy=capacity - local - sinks,
             sinks=sinks,
@@ -263,6 +275,24 @@ class HeadwiseLayer(CachedLayer):
         return members, make_landmarks(
             *rows, members, n, page_size=self._page_size, n_fine=self._max_past
         )
+
+    def _sample(self, head: int, queries: Array) -> None:
+        """Scores of all positions by `queries` [group, n, d], the last so many."""
+        n, end = queries.shape[1], self.k.shape[1]
+        _, weights = attend(
+            queries,
+            self.k[head],
+            self.v[head],
+            scale=queries.shape[2] ** -0.5 if self.scale is None else self.scale,
+            soft_cap=self.soft_cap,
+            visible=np.arange(end) <= np.arange(end - n, end)[:, None],
+        )
+        kept = 1 - n / SAMPLED_QUERIES
+        for state, new in (
+            (self._column_sums.sums, weights.sum(axis=(0, 1))),
+            (self._column_sums.ages, n),
+        ):
+            state[head] = kept * state[head] + new
 
     def _recall(self, head: int, queries: Array, start: int) -> tuple[Positions, float]:
         """What a head with a long past reads for `queries` [group, n, d], and the margin."""

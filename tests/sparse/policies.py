@@ -67,10 +67,13 @@ def h2o_case(local: int, heavy: int, **options: Any) -> PolicyCase:
 
 
 def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
-    """options: local, sinks, decay, page_size, max_past and decode_from."""
+    """options: local, sinks, decay, page_size, max_past, decode_from and decode_budgets."""
     return PolicyCase(
         "-".join(["headwise", *map(str, budgets), *(f"{k}={v}" for k, v in options.items())]),
-        lambda n_layers: _core.headwise_policy(list(budgets) * n_layers, **options),
+        lambda n_layers: _core.headwise_policy(
+            list(budgets) * n_layers,
+            **options | {k: list(v) * n_layers for k, v in options.items() if isinstance(v, tuple)},
+        ),
         lambda chunk_size: HeadwiseLayer(chunk_size=chunk_size, budgets=budgets, **options),
         budgets,
         has_landmarks=options.get("page_size") != 0,
@@ -125,6 +128,7 @@ HEADWISE = [
     headwise_case(7, 40, local=4, sinks=0, decay=1.0, page_size=0),
     headwise_case(24, None, local=8, sinks=3, page_size=32, max_past=70),
     headwise_case(24, None, local=8, sinks=3, page_size=16, decode_from=64),
+    headwise_case(24, None, local=8, sinks=3, page_size=16, decode_from=64, decode_budgets=(9, 20)),
 ]
 PAGED = [
     quest_case(20, 2),
