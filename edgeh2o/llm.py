@@ -165,8 +165,8 @@ class LLM(OpenModel):
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 
         ``extra`` are plain values that ``load_session`` gives back, all that is saved without such
-        a prompt. The file is replaced in one step. Raises UsageError without anything to save,
-        ResourceError if it cannot be written.
+        a prompt. The file is replaced in one step. Raises UsageError without anything to save and
+        for an ``extra`` that JSON cannot hold, ResourceError if it cannot be written.
         """
         self._session.save(Path(path), extra or {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -372,10 +373,17 @@ class Session:
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
 
-        Or of whose cache something was evicted. Raises UsageError if there is nothing at all.
+        Or of whose cache something was evicted. Raises UsageError if there is nothing at all, and
+        for an ``extra`` that JSON cannot hold.
         """
         from .session_file import write_session
 
+        try:
+            json.dumps(dict(extra))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"what is saved with a session (extra) must be plain values by name: {error}"
+            ) from None
         with self.access.call():
             transcript, runner = self.transcript, self.runner
             if runner is None or not self.has_open_prompt or (extra and n_evicted(runner)):

@@ -22,8 +22,13 @@ def resolve_model(
     """The path of a model file: the argument itself if it exists, else a known model by name.
 
     A known model that is not in the cache folder is fetched; ``on_message`` receives one line
-    before that and one after. Raises ``ResourceError`` that names the cure.
+    before that and one after. Raises ``ResourceError`` that names the cure, ``UsageError`` for an
+    empty name.
     """
+    if not os.fspath(path_or_name):
+        raise UsageError(
+            f"the model's name is empty; give the path of a model or one of {', '.join(KNOWN_MODELS)}"
+        )
     path = Path(path_or_name)
     model = KNOWN_MODELS.get(str(path_or_name))
     # os.path instead of Path: no exception for names that are too long or folders that are closed.

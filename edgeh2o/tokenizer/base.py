@@ -102,9 +102,11 @@ class Tokenizer(ABC):
         plain text. User-defined tokens are always matched. ``stand_ins`` maps characters of
         ``text`` to those that take their places once special tokens are found. ``before`` is what
         ``text`` goes on from: where that ends in text, no blank goes between. Raises ``UsageError``
-        if the text has lone surrogates or a run without a word boundary that is too long to
-        tokenise.
+        for what is no text, or has lone surrogates or a run without a word boundary that is too
+        long to tokenise.
         """
+        if not isinstance(text, str):
+            raise UsageError(f"text to tokenise must be a string, got {text!r:.80}")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -189,6 +191,8 @@ class Tokenizer(ABC):
         """The bytes that a normal token with this text stands for."""
 
     def _check_id(self, token_id: int) -> None:
+        if not hasattr(token_id, "__index__"):
+            raise UsageError(f"token ids must be integers, got {token_id!r:.80}")
         if not 0 <= token_id < self.vocab_size:
             raise UsageError(
                 f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"

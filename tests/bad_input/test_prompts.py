@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,3 +115,21 @@ def test_refuses_token_ids(model: str, ids: list, problem: str) -> None:
 def test_refuses_lone_surrogates(model: str) -> None:
     with LLM(model) as llm, pytest.raises(UsageError, match=r"lone surrogate, U\+D83D, at char"):
         llm.generate("ab\ud83d", SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("text", [None, 5, b"a text"])
+def test_refuses_to_tokenise_what_is_no_text(model: str, text: Any) -> None:
+    with LLM(model) as llm, pytest.raises(UsageError, match="must be a string, got"):
+        llm.tokenize(text)
+
+
+@pytest.mark.parametrize("token", [1.5, "a", None])
+def test_refuses_to_detokenise_what_is_no_token(model: str, token: Any) -> None:
+    with LLM(model) as llm, pytest.raises(UsageError, match="token ids must be integers, got"):
+        llm.detokenize([3, token])
+
+
+def test_refuses_a_model_without_a_name(refusal: Refusal) -> None:
+    with pytest.raises(UsageError, match="the model's name is empty; give the path of a model or"):
+        LLM("")
+    refusal(["run", "", "-p", "a"], code=2, problem="the model's name is empty")

@@ -65,6 +65,14 @@ def file(saved: bytes, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("extra", [{"a": object()}, {"a": {1, 2}}, {(1, 2): "a"}, [1], 5])
+def test_extra_that_json_cannot_hold_is_refused(llm: LLM, tmp_path: Path, extra: Any) -> None:
+    llm.generate(TEXT, GREEDY, keep_cache=True)
+    with pytest.raises(UsageError, match=r"\(extra\) must be plain values by name"):
+        llm.save_session(tmp_path / "s", extra=extra)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_loaded_session_goes_on_as_the_one_that_was_saved(
     model: Path, llm: LLM, file: Path
 ) -> None:
