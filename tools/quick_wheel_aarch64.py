@@ -1,8 +1,8 @@
 """An aarch64 wheel of the objects that the cross check has compiled, for a look at it in CI.
 
-It differs from one of tools.build_wheel_aarch64 in that the bindings are not optimised, which is
-most of the time that a build takes beside the kernels: the core, the kernels, the sysroot, the
-files of the package, and what is grafted, tagged and checked at the end are the same.
+It differs from one of tools.build_wheel_aarch64 in that everything is optimised less: the sources,
+the sysroot, the files of the package, and what is grafted, tagged and checked at the end are the
+same.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def unit_of(source: str, flags: tuple[str, ...], core: Unit, generated: Path) ->
 
 def build_modules(headers: Sequence[Path], generated: Path, package: Path) -> None:
     """Compiles the extension modules of setup.py and puts them into a package."""
-    setup, toolchain = cross_check_aarch64.read_setup(), cross_check_aarch64.find_toolchain()
-    folder = cross_check_aarch64.BUILD
+    setup = cross_check_aarch64.read_setup()
+    toolchain = cross_check_aarch64.find_toolchain(is_quick=True)
+    folder = cross_check_aarch64.QUICK_BUILD
     core, *_ = setup.libraries["edgeh2o_core"]
     units: dict[str, list[Unit]] = {}
     for module in setup.modules:

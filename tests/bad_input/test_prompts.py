@@ -132,4 +132,4 @@ def test_refuses_to_detokenise_what_is_no_token(model: str, token: Any) -> None:
 def test_refuses_a_model_without_a_name(refusal: Refusal) -> None:
     with pytest.raises(UsageError, match="the model's name is empty; give the path of a model or"):
         LLM("")
-    refusal(["run", "", "-p", "a"], code=2, problem="the model's name is empty")
+    refusal(["run", "", "-p", "a"], code=2, problem="no model given: name a GGUF file")
