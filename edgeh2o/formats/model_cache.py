@@ -27,7 +27,8 @@ def resolve_model(
     """
     if not os.fspath(path_or_name):
         raise UsageError(
-            f"the model's name is empty; give the path of a model or one of {', '.join(KNOWN_MODELS)}"
+            "the model's name is empty; give the path of a model or one of "
+            f"{', '.join(KNOWN_MODELS)}"
         )
     path = Path(path_or_name)
     model = KNOWN_MODELS.get(str(path_or_name))
