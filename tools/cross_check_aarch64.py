@@ -18,7 +18,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -189,11 +188,11 @@ def compile_units(units: Iterable[Unit], build_dir: Path, toolchain: Toolchain) 
 
     The tables of kernels, each of which takes as long as all else, come first.
     """
-    stamp, flags = build_dir / "flags.txt", shlex.join(toolchain.flags)
-    if not stamp.exists() or stamp.read_text() != flags:
+    stamp = build_dir / "toolchain.txt"
+    if not stamp.exists() or stamp.read_text() != repr(toolchain):
         shutil.rmtree(build_dir, ignore_errors=True)
         build_dir.mkdir(parents=True)
-        stamp.write_text(flags)
+        stamp.write_text(repr(toolchain))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         in_turn = sorted(units, key=lambda unit: not unit.source.startswith("cpp/isa/"))
         return list(pool.map(lambda unit: compile_unit(unit, build_dir, toolchain), in_turn))

@@ -108,8 +108,7 @@ std::vector<bool> HeadwisePolicy::recalls(const PolicyShape& shape) const {
 
 // Where every head reads its whole past, nothing is known of them, and generated tokens read it too.
 bool HeadwisePolicy::ends_prompts(const PolicyShape& shape) const {
-  const std::vector<size_t>& budgets =
-      options_.decode_budgets.empty() ? options_.budgets : options_.decode_budgets;
+  const std::vector<size_t>& budgets = decode_budgets();
   const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
   return options_.decode_from <= shape.max_context && std::any_of(budgets.begin(), budgets.end(), has_budget);
 }
@@ -219,9 +218,7 @@ size_t HeadwisePolicy::prompt_rows(const PolicyShape& shape, size_t slot) const 
 MemorySet HeadwisePolicy::end_prompt(size_t slot, const SelectionInput& input) {
   if (chooses_pages(slot)) pages_.end_prompt(slot, input);
   const size_t n_tokens = input.chunk.begin, capacity = prompt_positions(shape(), slot);
-  const bool has_budget =
-      decode_budget(slot) != HeadwiseOptions::kFull;  // set_budgets may have taken it away
-  if (!has_budget || n_tokens < options_.decode_from || n_tokens <= capacity) {
+  if (capacity == 0 || n_tokens < options_.decode_from || n_tokens <= capacity) {
     return MemorySet::all_of({0, n_tokens});
   }
   int32_t* positions = prompt_memory_ + shape().slots[slot].index * max_prompt_positions_;

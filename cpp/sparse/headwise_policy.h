@@ -87,9 +87,10 @@ class HeadwisePolicy final : public SparsePolicy {
 
  private:
   std::vector<size_t> capacities(const PolicyShape& shape) const;  // of chunks; 0: the whole past
-  size_t decode_budget(size_t slot) const {
-    return options_.decode_budgets.empty() ? options_.budgets[slot] : options_.decode_budgets[slot];
+  const std::vector<size_t>& decode_budgets() const {
+    return options_.decode_budgets.empty() ? options_.budgets : options_.decode_budgets;
   }
+  size_t decode_budget(size_t slot) const { return decode_budgets()[slot]; }
   // Whether the head has a budget in decode alone.
   bool is_sampled(const PolicyShape& shape, size_t slot) const {
     return !is_scored(slot) && decode_budget(slot) != HeadwiseOptions::kFull && ends_prompts(shape);
