@@ -9,6 +9,15 @@ from pathlib import Path
 
 import pytest
 
+# Workers of pytest-xdist share the cores among them: their threads would wait for one another's.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    _n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    _cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, _cores[_worker % len(_cores) :: _n_workers])
+# So would those of NumPy, which reads this at import and spins: a third of the time of tests/ops.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from edgeh2o import _core
 from edgeh2o.attention import kept_profiles
 from edgeh2o.errors import ResourceError
@@ -25,13 +34,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # nohup does that with SIGHUP, which the tests of closed terminals need.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-# Workers of pytest-xdist share the cores among them: their threads would wait for one another's.
-if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
-    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    _n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    _cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, _cores[_worker % len(_cores) :: _n_workers])
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@
 namespace edgeh2o::cuda::host {
 namespace {
 
-constexpr unsigned kWarp = 32;
+constexpr unsigned kWarp = Block::kWarp;
 
 int8_t byte_of(uint32_t word, unsigned i) { return static_cast<int8_t>(word >> (8 * i)); }
 float half_of(uint32_t word, unsigned i) { return f32_from_f16(static_cast<uint16_t>(word >> (16 * i))); }
@@ -90,7 +90,8 @@ void Block::run_block(unsigned n_threads, size_t shared_bytes) {
          static_cast<size_t>(memory.get() + shared_bytes + 16 - (shared_ + shared_bytes)));
   for (unsigned i = 0; i < n_threads; ++i) {
     lanes_[i].state = Lane::State::kReady;
-    lanes_[i].copies.assign(1, {});
+    lanes_[i].copies.clear();
+    lanes_[i].committed.clear();
     lanes_[i].fiber.prepare(&Block::enter, this);
   }
   std::vector<unsigned> order(n_threads / kWarp);
@@ -115,14 +116,16 @@ bool Block::run_warp(unsigned warp) {
   Lane* lanes = &lanes_[warp * kWarp];
   for (;;) {
     // Another rotation and direction every time: lanes that share memory without a barrier get caught.
-    const unsigned start = static_cast<unsigned>(random_()), flip = start >> 8 & 31;
+    const auto order = static_cast<unsigned>(random_());
+    first_of_warp_ = warp * kWarp;
+    start_ = order & 31;
+    flip_ = order >> 8 & 31;
+    n_taken_ = 0;
+    is_from_main_ = true;
+    if (Lane* const first = take_next()) main_.switch_to(first->fiber);
+    if (!error_.empty()) return false;
     unsigned n_collective = 0;
-    for (unsigned i = 0; i < kWarp; ++i) {
-      const unsigned l = (i + start) % kWarp ^ flip;
-      if (lanes[l].state == Lane::State::kReady) resume(warp * kWarp + l);
-      if (!error_.empty()) return false;
-      n_collective += lanes[l].state == Lane::State::kAtCollective;
-    }
+    for (unsigned l = 0; l < kWarp; ++l) n_collective += lanes[l].state == Lane::State::kAtCollective;
     if (n_collective == 0) return true;
     for (unsigned l = 0; l < kWarp; ++l) {
       if (n_collective < kWarp || lanes[l].collective != lanes[0].collective) {
@@ -172,15 +175,10 @@ void Block::exchange(unsigned warp) {
 void Block::enter(void* self) {
   auto* block = static_cast<Block*>(self);
   Lane& lane = block->lanes_[block->current_];
-  lane.fiber.arrived_from(block->main_);
+  lane.fiber.arrived_from(block->is_from_main_ ? &block->main_ : nullptr);
   (*block->kernel_)();
   lane.state = Lane::State::kDone;
-  lane.fiber.switch_to(block->main_);
-}
-
-void Block::resume(unsigned thread) {
-  current_ = thread;
-  main_.switch_to(lanes_[thread].fiber);
+  block->leave(lane);
 }
 
 void Block::fail(const std::string& message) {

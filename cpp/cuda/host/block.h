@@ -38,10 +38,11 @@ struct Lane {
   Fiber fiber;
   State state = State::kReady;
   Collective collective = Collective::kSyncWarp;
-  uint32_t in[10];                        // operands of a collective
-  const void* row;                        // of a matrix that is loaded
-  uint32_t out[4];                        // its results
-  std::vector<std::vector<Copy>> copies;  // of cp.async, by group; the last is open
+  uint32_t in[10];                // operands of a collective
+  const void* row;                // of a matrix that is loaded
+  uint32_t out[4];                // its results
+  std::vector<Copy> copies;       // of cp.async that have not arrived
+  std::vector<size_t> committed;  // for each closed group of them, how many of it and those before
 };
 
 struct Grid {
@@ -50,6 +51,8 @@ struct Grid {
 
 class Block {
  public:
+  static constexpr unsigned kWarp = 32;
+
   // Runs `kernel` for every block of the grid. The empty string, or what was wrong: lanes that do not meet,
   // an address that is not aligned.
   std::string run(const std::function<void()>& kernel, const Grid& grid, unsigned n_threads,
@@ -63,15 +66,30 @@ class Block {
   void wait(Lane::State state) {
     Lane& self = lane();
     self.state = state;
-    self.fiber.switch_to(main_);
+    leave(self);
   }
   [[noreturn]] void fail(const std::string& message);
 
  private:
   void run_block(unsigned n_threads, size_t shared_bytes);
   bool run_warp(unsigned warp);
-  void resume(unsigned thread);
   void exchange(unsigned warp);
+  // The next lane of the round that can run, or nullptr.
+  Lane* take_next() {
+    while (n_taken_ < kWarp) {
+      const unsigned thread = first_of_warp_ + ((n_taken_++ + start_) % kWarp ^ flip_);
+      if (lanes_[thread].state != Lane::State::kReady) continue;
+      current_ = thread;
+      return &lanes_[thread];
+    }
+    return nullptr;
+  }
+  // From lane to lane: by way of run_warp it would take two changes of stacks for one.
+  void leave(Lane& self) {
+    Lane* const next = take_next();
+    is_from_main_ = false;
+    self.fiber.switch_to(next ? next->fiber : main_);
+  }
   static void enter(void* self);
 
   std::vector<Lane> lanes_;
@@ -79,6 +97,8 @@ class Block {
   Grid index_;
   uint8_t* shared_ = nullptr;
   unsigned current_ = 0;
+  unsigned first_of_warp_ = 0, start_ = 0, flip_ = 0, n_taken_ = 0;  // the round of a warp that runs
+  bool is_from_main_ = false;
   Fiber main_;
   std::string error_;
   std::mt19937_64 random_;

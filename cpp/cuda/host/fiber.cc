@@ -66,9 +66,10 @@ uint8_t* Fiber::make_stack() {
   return stack_.get();
 }
 
-void Fiber::arrived_from([[maybe_unused]] Fiber& previous) {
+void Fiber::arrived_from([[maybe_unused]] Fiber* thread) {
 #if EH2O_FIBER_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, &previous.bottom_, &previous.n_bytes_);
+  __sanitizer_finish_switch_fiber(nullptr, thread ? &thread->bottom_ : nullptr,
+                                  thread ? &thread->n_bytes_ : nullptr);
 #endif
 }
 

@@ -31,8 +31,9 @@ class Fiber {
 
   // Goes from this fiber, the one that runs, to another.
   void switch_to(Fiber& next);
-  // Once, first of all, in a fiber that was switched to for the first time.
-  void arrived_from(Fiber& previous);
+  // Once, first of all, in a fiber that was switched to for the first time. From one that was not prepared,
+  // the stack of a thread, if it is named.
+  void arrived_from(Fiber* thread);
 
  private:
   // Past a power of two: tops of stacks must not all fall into the same sets of the caches, which took an
@@ -57,8 +58,8 @@ class Fiber {
 
 inline void Fiber::switch_stack(Fiber& next) {
 #if EH2O_FIBER_ASSEMBLY
-  // In place and by jumps: a processor guesses where a return goes by the calls before, wrongly after a change
-  // of stacks. By a call and a return, emulated kernels took twice as long.
+  // In place and by jumps: a processor guesses where a return goes by the calls before, wrongly after a
+  // change of stacks. By a call and a return, emulated kernels took twice as long.
   void** from = &top_;
   void* to = next.top_;
   asm volatile(

@@ -98,7 +98,7 @@ inline void copy_async(void* shared, const void* global, size_t n_bytes) {
   std::memcpy(shared, global, n_bytes);  // it must be readable now
   std::memset(shared, 0x7f, n_bytes);    // garbage until its group was waited for
   poison(shared, n_bytes);
-  current_block->lane().copies.back().push_back(
+  current_block->lane().copies.push_back(
       {static_cast<uint8_t*>(shared), static_cast<const uint8_t*>(global), n_bytes});
 }
 
@@ -106,17 +106,23 @@ inline void copy_async(void* shared, const void* global, size_t n_bytes) {
 
 inline void copy_async16(void* shared, const void* global) { host::copy_async(shared, global, 16); }
 inline void copy_async8(void* shared, const void* global) { host::copy_async(shared, global, 8); }
-inline void copy_async_commit() { host::current_block->lane().copies.emplace_back(); }
+inline void copy_async_commit() {
+  host::Lane& lane = host::current_block->lane();
+  lane.committed.push_back(lane.copies.size());
+}
 template <int kPending>
 void copy_async_wait() {
-  auto& groups = host::current_block->lane().copies;
-  while (groups.size() > kPending + 1) {
-    for (const auto& copy : groups.front()) {
-      host::unpoison(copy.to, copy.n_bytes);
-      std::memcpy(copy.to, copy.from, copy.n_bytes);
-    }
-    groups.erase(groups.begin());
+  host::Lane& lane = host::current_block->lane();
+  if (lane.committed.size() <= kPending) return;
+  const size_t n_groups = lane.committed.size() - kPending, n_copies = lane.committed[n_groups - 1];
+  for (size_t i = 0; i < n_copies; ++i) {
+    const auto& copy = lane.copies[i];
+    host::unpoison(copy.to, copy.n_bytes);
+    std::memcpy(copy.to, copy.from, copy.n_bytes);
   }
+  lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<ptrdiff_t>(n_copies));
+  lane.committed.erase(lane.committed.begin(), lane.committed.begin() + static_cast<ptrdiff_t>(n_groups));
+  for (size_t& n : lane.committed) n -= n_copies;
 }
 
 inline void load_matrix4(uint32_t (&r)[4], const void* row) {
