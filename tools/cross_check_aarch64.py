@@ -1,6 +1,6 @@
 """Cross-compile the C++ core for aarch64 and run kernel_selftest under qemu.
 
-    python -m tools.cross_check_aarch64 [--build-dir build/aarch64] [--quick]
+    python -m tools.cross_check_aarch64 [--build-dir build/aarch64] [--quick] [--build-only]
 
 Sources and flags are those of setup.py; headers and libraries are those of the wheels where
 tools.build_wheel_aarch64 --fetch has got them, so that a wheel can be made of the same objects
@@ -8,7 +8,7 @@ tools.build_wheel_aarch64 --fetch has got them, so that a wheel can be made of t
 kernel tables is compared with the instructions that the processor has, and its strongest tables are
 checked. The loader of GPUs finds no driver there, and with the host device of the tests it gets
 right products. --quick optimises less, like the wheel of tools.quick_wheel_aarch64, which takes the
-same objects: kernels compile in two thirds of the time.
+same objects: kernels compile in two thirds of the time. --build-only runs nothing.
 Exit status: 0 passed, 1 failed, 77 skipped because a tool is missing (stderr names the package).
 """
 
@@ -272,6 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build-dir", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--build-only", action="store_true")
     arguments = parser.parse_args(argv)
     build_dir = (arguments.build_dir or (QUICK_BUILD if arguments.quick else BUILD)).resolve()
     if missing := find_missing():
@@ -280,10 +281,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         toolchain = find_toolchain(is_quick=arguments.quick)
         program = build_selftest(build_dir, toolchain)
+        host_device = build_host_device(build_dir, toolchain)
+        if arguments.build_only:
+            return 0
         for processor in PROCESSORS:
             check_processor(program, processor)
         check_forced_isa(program)
-        check_device(program, build_host_device(build_dir, toolchain))
+        check_device(program, host_device)
     except CheckFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
