@@ -68,13 +68,14 @@ base_flags = [
     "-Wall",
     "-Wextra",
 ]
+release_flags = [*base_flags, "-O2", "-g0", "-DNDEBUG"]
 if debug:
     # Bindings compile in half the time; -g takes another sixth.
     base_flags += ["-O0", "-g1", "-UNDEBUG", "-DEH2O_DEBUG"]
 elif sanitizers:
     base_flags += ["-O1", "-g1", "-DNDEBUG", "-fno-omit-frame-pointer"]
 else:
-    base_flags += ["-O2", "-g0", "-DNDEBUG"]
+    base_flags = release_flags
 # Bindings hold no algorithms, and compile in four fifths of the time.
 binding_flags = [] if debug or sanitizers else ["-O1"]
 kernel_flags = [flag for flag in base_flags if flag != "-fopenmp"]
@@ -151,6 +152,17 @@ cython_extensions = [
     for module, source in (
         ("edgeh2o._kernels", "edgeh2o/_kernels.pyx"),
         ("edgeh2o._recurrent_kernels", "edgeh2o/_recurrent_kernels.pyx"),
+    )
+]
+# Without the core: in a debug build as in others, so that ccache has them.
+alone = {
+    "extra_compile_args": (release_flags if debug else base_flags) + sanitizer_flags,
+    "extra_link_args": sanitizer_flags,
+    "language": "c++",
+}
+cython_extensions += [
+    Extension(module, [source], **alone)
+    for module, source in (
         ("edgeh2o.engine._ngrams", "edgeh2o/engine/_ngrams.pyx"),
         ("edgeh2o.engine._sampler", "edgeh2o/engine/_sampler.pyx"),
         ("edgeh2o.tokenizer._bpe", "edgeh2o/tokenizer/_bpe.pyx"),

@@ -66,6 +66,21 @@ class HeadBudgets:
             serve_decode=_serves_decode(self.table, mean),
         )
 
+    def decode_limits(self, found: HeadBudgets) -> tuple[Budget, ...] | None:
+        """Those of generated tokens, None where they are these; ``found`` serves shorter prompts.
+
+        A limit for heads that have none only because the prompt is longer than was measured. That
+        is the mean budget: with 1,536 keys after 8,192 tokens they lose less than decode by the
+        measured budgets does (docs/quality.md).
+        """
+        quality = found.table.decode if found.table else None
+        measured = found.of_mean(max(found.mean, quality.budget if quality else 0))
+        limits = tuple(
+            self.mean if budget is None and before is not None else budget
+            for budget, before in zip(self.per_head, measured.per_head, strict=True)
+        )
+        return None if limits == self.per_head else limits
+
     @property
     def reads_all(self) -> bool:
         """Whether prompts are read dense, for want of anything better."""

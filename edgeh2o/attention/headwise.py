@@ -297,24 +297,8 @@ class HeadwiseConfig(SparseAttentionConfig):
             budgets=chosen.per_head,
             budget=chosen.mean,
             decode_attention=decode,
-            decode_budgets=self._decode_budgets(decode, chosen, resolved.found),
+            decode_budgets=chosen.decode_limits(resolved.found) if decode == "headwise" else None,
         )
-
-    def _decode_budgets(
-        self, decode: str, chosen: HeadBudgets, found: HeadBudgets
-    ) -> tuple[Budget, ...] | None:
-        """A limit for heads that have none only because the prompt is longer than was measured.
-
-        That is the mean budget: with 1,536 keys after 8,192 tokens they lose less than decode by
-        the measured budgets does (docs/quality.md).
-        """
-        quality = found.table.decode if found.table else None
-        measured = found.of_mean(max(found.mean, quality.budget if quality else 0))
-        budgets = tuple(
-            chosen.mean if budget is None and before is not None else budget
-            for budget, before in zip(chosen.per_head, measured.per_head, strict=True)
-        )
-        return budgets if decode == "headwise" and budgets != chosen.per_head else None
 
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
         assert isinstance(resolved, HeadwiseConfig)
