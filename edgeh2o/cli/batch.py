@@ -56,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat")
     group.add_argument("--chat-template", metavar="FILE", help="as that of run")
     group.add_argument("--chat-template-kwargs", metavar="JSON", help="as that of run")
-    add_config_options(parser, SamplingParams, title="sampling, where a request says nothing")
+    add_config_options(
+        parser,
+        SamplingParams,
+        title="sampling, where a request says nothing",
+        skip=("draft_tokens",),  # answers that are written side by side have no draft model
+    )
     add_model_options(parser)
     add_verbosity_options(parser)
 

@@ -13,6 +13,11 @@ _BY_PATH = (
     "its path"
 )
 
+_NO_DRAFT = (
+    "this command has no draft model, which serves one answer at a time: 'edgeh2o run' and "
+    "'edgeh2o chat' have"
+)
+
 
 class _Flag(NamedTuple):
     """``note`` says why there is no such flag; ``becomes`` is our flag that means the same.
@@ -54,16 +59,9 @@ _FLAGS = {
         ),
         ("--context-shift", _Flag("", "", "--context-full=shift")),
         ("--no-context-shift", _Flag("", "", "--context-full=stop")),
-        (
-            "--draft --model-draft -md",
-            _Flag(
-                "this command has no draft model, which serves one answer at a time: 'edgeh2o run' "
-                "and 'edgeh2o chat' have",
-                "value",
-                idle=(),
-            ),
-        ),
-        ("--draft-max --draft-n", _Flag("", "value", "--draft-tokens")),
+        ("--draft --model-draft -md", _Flag(_NO_DRAFT, "value")),
+        ("--draft-max --draft-n", _Flag(_NO_DRAFT, "value", "--draft-tokens")),
+        ("--draft-tokens", _Flag(_NO_DRAFT, "value")),
         (
             "--draft-min --draft-n-min --draft-p-min",
             _Flag("how far a draft goes is learnt from what was right", "value", idle=None),

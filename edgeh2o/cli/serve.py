@@ -106,7 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="variables of the template as one JSON object; requests may set others",
     )
-    add_config_options(parser, SamplingParams, title="sampling, where a request says nothing")
+    add_config_options(
+        parser,
+        SamplingParams,
+        title="sampling, where a request says nothing",
+        skip=("draft_tokens",),  # answers that are written side by side have no draft model
+    )
     add_model_options(parser)
     add_verbosity_options(parser)
 

@@ -98,6 +98,9 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], fra
         (["chat", MODEL, "--system", "caf\udce9"], "/--system-prompt: not valid UTF-8 at byte 3"),
         (["run", "", "-p", "a"], "no model given"),
         (["pull"], "required: NAME"),
+        (["serve", MODEL, "-md", "small.gguf"], "-md small.gguf: this command has no draft model"),
+        (["serve", MODEL, "--draft-max", "5"], "--draft-max 5: this command has no draft model"),
+        (["batch", "a", "b", "--draft-tokens=5"], "--draft-tokens 5: this command has no draft"),
     ],
     ids=lambda v: " ".join(v).encode("ascii", "replace").decode() if isinstance(v, list) else "",
 )
