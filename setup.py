@@ -147,26 +147,21 @@ link = {
 # Not in an archive, which would drop policies: only their own registration names them.
 core_objects = sorted(glob("cpp/bindings/*.cc") + glob("cpp/sparse/*.cc"))
 extensions = [Extension("edgeh2o._core", core_objects, **link)]
-cython_extensions = [
-    Extension(module, [source], **link)
-    for module, source in (
-        ("edgeh2o._kernels", "edgeh2o/_kernels.pyx"),
-        ("edgeh2o._recurrent_kernels", "edgeh2o/_recurrent_kernels.pyx"),
-    )
-]
 # Without the core: in a debug build as in others, so that ccache has them.
 alone = {
     "extra_compile_args": (release_flags if debug else base_flags) + sanitizer_flags,
     "extra_link_args": sanitizer_flags,
     "language": "c++",
 }
-cython_extensions += [
-    Extension(module, [source], **alone)
-    for module, source in (
-        ("edgeh2o.engine._ngrams", "edgeh2o/engine/_ngrams.pyx"),
-        ("edgeh2o.engine._sampler", "edgeh2o/engine/_sampler.pyx"),
-        ("edgeh2o.tokenizer._bpe", "edgeh2o/tokenizer/_bpe.pyx"),
-        ("edgeh2o.tokenizer._spm", "edgeh2o/tokenizer/_spm.pyx"),
+cython_extensions = [
+    Extension(module, [module.replace(".", "/") + ".pyx"], **settings)
+    for module, settings in (
+        ("edgeh2o._kernels", link),
+        ("edgeh2o._recurrent_kernels", link),
+        ("edgeh2o.engine._ngrams", alone),
+        ("edgeh2o.engine._sampler", alone),
+        ("edgeh2o.tokenizer._bpe", alone),
+        ("edgeh2o.tokenizer._spm", alone),
     )
 ]
 

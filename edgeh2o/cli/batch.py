@@ -18,8 +18,8 @@ from .model_options import (
     print_note,
     read_model_options,
 )
-from .options import add_config_options, read_config
-from .serve import model_name, note_profile, parse_size
+from .options import read_config
+from .serve import add_sampling_defaults, model_name, note_profile, parse_size
 
 if TYPE_CHECKING:
     from ..engine.session import Session
@@ -56,12 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat")
     group.add_argument("--chat-template", metavar="FILE", help="as that of run")
     group.add_argument("--chat-template-kwargs", metavar="JSON", help="as that of run")
-    add_config_options(
-        parser,
-        SamplingParams,
-        title="sampling, where a request says nothing",
-        skip=("draft_tokens",),  # answers that are written side by side have no draft model
-    )
+    add_sampling_defaults(parser)
     add_model_options(parser)
     add_verbosity_options(parser)
 

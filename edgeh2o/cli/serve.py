@@ -38,6 +38,16 @@ _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 
 
+def add_sampling_defaults(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags for what requests do not say of sampling."""
+    add_config_options(
+        parser,
+        SamplingParams,
+        title="sampling, where a request says nothing",
+        skip=("draft_tokens",),  # answers that are written side by side have no draft model
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the verb's arguments and flags."""
     add_model_argument(parser)
@@ -106,12 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="variables of the template as one JSON object; requests may set others",
     )
-    add_config_options(
-        parser,
-        SamplingParams,
-        title="sampling, where a request says nothing",
-        skip=("draft_tokens",),  # answers that are written side by side have no draft model
-    )
+    add_sampling_defaults(parser)
     add_model_options(parser)
     add_verbosity_options(parser)
 
