@@ -182,11 +182,16 @@ class SparsePolicy:
     def scores(self, layer: int, head: int, n: int | None = None) -> NDArray[np.float32]:
         """Accumulated scores of the first ``n`` positions. ValueError if the rule keeps none."""
 
-    def set_budgets(self, budgets: abc.Sequence[int | None]) -> None:
-        """Other budgets per layer and KV head, None for the whole past, from the next call on.
+    def set_budgets(
+        self,
+        budgets: abc.Sequence[int | None],
+        decode_budgets: abc.Sequence[int | None] = (),
+    ) -> None:
+        """Other budgets per layer and head, None for the whole past, from the next call on.
 
-        Between two calls, the first of which read all before it. ValueError for those that the
-        policy has no room for, and for a rule without budgets.
+        ``decode_budgets`` are those of generated tokens, per layer and KV head; without them they
+        read everything. Between two calls, the first of which read all before it. ValueError for
+        those that the policy has no room for, and for a rule without budgets.
         """
 
 def make_policy(name: str, **options: Any) -> SparsePolicy:
@@ -226,18 +231,17 @@ def headwise_policy(
 ) -> SparsePolicy:
     """``budgets`` per layer and KV head, layer-major; None reads the whole past.
 
-    ``by_query_head``: per layer and query head, each with a memory set of its own. Generated tokens
-    read everything then.
+    ``by_query_head``: per layer and query head, each with a memory set of its own.
 
     Once that is longer than ``max_past`` (0: never), such a head reads about so many positions:
     the pages that the chunk's queries ask for, of 16 positions or more, at most twice as many as
     ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
     of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
-    tokens or more (default: never) read, of it, the memory set of each head and its last chunk;
-    heads without a budget ``decode_pages`` pages of 4 positions, those that may hold the token's
-    largest logits, once the prompt has twice as many (0: all). ``decode_budgets``, at most as large
-    as ``budgets``, are those of generated tokens (default: the same); of a head that has one for
-    these alone the positions are kept that the last queries of the prompt gave most.
+    tokens or more (default: never) read, of it, by ``decode_budgets`` per layer and KV head
+    (default: ``budgets``, if those are) and a chunk besides, the positions that the last queries of
+    the prompt gave most, and landmarks; heads without a budget ``decode_pages`` pages of 4
+    positions, those that may hold the token's largest logits, once the prompt has twice as many
+    (0: all).
     """
 
 def ruvllm_policy(

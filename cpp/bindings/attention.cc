@@ -48,11 +48,15 @@ py::array_t<float> scores(const SparsePolicy& policy, size_t layer, size_t kv_he
   return py::array_t<float>(static_cast<py::ssize_t>(count), all.data());
 }
 
-void set_budgets(SparsePolicy& policy, const std::vector<std::optional<size_t>>& budgets) {
+void set_budgets(SparsePolicy& policy, const std::vector<std::optional<size_t>>& budgets,
+                 const std::vector<std::optional<size_t>>& decode_budgets) {
   EH2O_CHECK(policy.shape().n_slots() > 0, "this policy serves no session yet");
-  std::vector<size_t> counts;
-  for (const auto& budget : budgets) counts.push_back(budget.value_or(SIZE_MAX));
-  policy.set_budgets(counts);
+  const auto counts = [](const std::vector<std::optional<size_t>>& budgets) {
+    std::vector<size_t> result;
+    for (const auto& budget : budgets) result.push_back(budget.value_or(SIZE_MAX));
+    return result;
+  };
+  policy.set_budgets(counts(budgets), counts(decode_budgets));
 }
 
 PolicyPtr make_named_policy(const std::string& name, const py::kwargs& options) {
@@ -105,7 +109,8 @@ void bind_attention(py::module_& module) {
       .def_property_readonly("splits_groups", &SparsePolicy::splits_groups)
       .def("memory_set", &memory_set, py::arg("layer"), py::arg("head"))
       .def("scores", &scores, py::arg("layer"), py::arg("head"), py::arg("n") = py::none())
-      .def("set_budgets", &set_budgets, py::arg("budgets"))
+      .def("set_budgets", &set_budgets, py::arg("budgets"),
+           py::arg("decode_budgets") = std::vector<std::optional<size_t>>{})
       .def("__repr__",
            [](const SparsePolicy& policy) { return "<SparsePolicy: " + policy.describe() + ">"; });
   module.def("make_policy", &make_named_policy, py::arg("name"));

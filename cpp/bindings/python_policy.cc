@@ -92,7 +92,7 @@ std::vector<float> copy_synthetic(const py::object& rows, size_t n_rows, size_t 
 
 PythonPolicy::PythonPolicy(py::object rule, PolicyNeeds needs)
     : rule_(std::move(rule)), needs_(needs), selects_in_decode_(py::hasattr(rule_, "select_decode")) {
-  needs_.ends_prompts = py::hasattr(rule_, "end_prompt");
+  needs_.ends_prompts = needs_.ends_by_scores = py::hasattr(rule_, "end_prompt");
   if (py::hasattr(rule_, "select_memory")) return;
   throw_usage_error("a rule needs a method select_memory, which " +
                     std::string(Py_TYPE(rule_.ptr())->tp_name) + " lacks");

@@ -20,7 +20,7 @@ struct AttentionPlan {
   bool ends_dense(size_t window) const {
     if (window > 0) return true;
     return needs.n_sampled_queries == 0 &&
-           (needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_prompts));
+           (needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_by_scores));
   }
 
   const KernelTable& table;

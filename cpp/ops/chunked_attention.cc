@@ -56,7 +56,7 @@ void ChunkedAttention::check_call(const Call& call) const {
 uint64_t ChunkedAttention::run(MatView<const float> q, const LayerKv& kv, size_t first_position,
                                size_t window, PromptEnd end, MatView<float> out, const SetReads* reads) {
   const ChunkPlan plan{first_position, q.rows, shape_.longest_chunk()};
-  const bool is_last = end == PromptEnd::kFinal && !needs_.ends_prompts;
+  const bool is_last = end == PromptEnd::kFinal && !needs_.ends_by_scores;
   const Call call{q, kv, plan, window, is_last, out, reads};
   check_call(call);
 #ifdef EH2O_DEBUG

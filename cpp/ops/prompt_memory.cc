@@ -23,17 +23,17 @@ void gather_rows(const KernelTable& table, const KvRows& cached, const MemorySet
 
 }  // namespace
 
-PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer,
-                           CacheTypes types, bool values_are_keys, Arena& arena)
-    : first_slot_(shape.first_slots[layer]),
-      n_kv_heads_(shape.n_slots(layer)),
+PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, const PolicyShape& kv_shape,
+                           size_t layer, CacheTypes types, bool values_are_keys, Arena& arena)
+    : first_slot_(kv_shape.first_slots[layer]),
+      n_kv_heads_(kv_shape.n_slots(layer)),
       values_are_keys_(values_are_keys),
-      reads_all_(shape.n_slots(layer)) {
+      reads_all_(kv_shape.n_slots(layer)) {
   is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;
   rows_ = arena.take<Rows>(n_kv_heads_);
   for (size_t head = 0; head < n_kv_heads_; ++head) {
-    const SlotShape& slot = shape.slots[first_slot_ + head];
+    const SlotShape& slot = kv_shape.slots[first_slot_ + head];
     Rows rows;
     rows.capacity = policy.prompt_rows(shape, first_slot_ + head);
     rows.k = {types.k, arena.take<uint8_t>(rows.capacity * kv_row_bytes(types.k, slot.key_dim)),

@@ -23,16 +23,17 @@ class PromptMemory {
     bool is_chosen = false;  // else the whole prompt is read
   };
 
-  // Takes its memory from the arena, which may still be counting. values_are_keys: see AttentionHeads.
-  PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, size_t layer, CacheTypes types,
-               bool values_are_keys, Arena& arena);
+  // Takes its memory from the arena, which may still be counting. shape: what the policy is told, and of it
+  // the slots of KV heads. values_are_keys: see AttentionHeads.
+  PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, const PolicyShape& kv_shape,
+               size_t layer, CacheTypes types, bool values_are_keys, Arena& arena);
 
   // There is another prompt.
   void forget() { is_current_ = false; }
-  // Of the prompts from now on a slot's generated tokens read everything, because the policy has not seen, or
-  // has not served, all of what it would choose from; and whether that is so.
-  void read_all(size_t slot, bool reads_all) { reads_all_[slot] = reads_all; }
-  bool reads_all(size_t slot) const { return reads_all_[slot]; }
+  // Of the prompts from now on a KV head's generated tokens read everything, because the policy has not seen,
+  // or has not served, all of what it would choose from; and whether that is so.
+  void read_all(size_t kv_head, bool reads_all) { reads_all_[kv_head] = reads_all; }
+  bool reads_all(size_t kv_head) const { return reads_all_[kv_head]; }
 
   // Asks the policy for what is read of a prompt of n_tokens, unless that is known. kv: the layer's cache.
   void choose(SparsePolicy& policy, const KernelTable& table, const LayerKv& kv, size_t n_tokens);
@@ -51,7 +52,7 @@ class PromptMemory {
   bool values_are_keys_;
   bool is_used_ = false;  // a KV head has a capacity
   bool is_current_ = false;
-  std::vector<bool> reads_all_;  // [n_slots]
+  std::vector<bool> reads_all_;  // [n_kv_heads]
   size_t n_tokens_ = 0;
 };
 

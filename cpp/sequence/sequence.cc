@@ -58,7 +58,7 @@ std::vector<AttentionPlan> make_plans(const KernelTable& table, const std::vecto
   const PolicyNeeds needs = policy.needs(Sequence::policy_shape(layers, shape, policy.splits_groups()));
   const bool is_indexed = std::any_of(layers.begin(), layers.end(),
                                       [](const LayerKeeps& keeps) { return !keeps.heads.index.is_none(); });
-  EH2O_CHECK(!is_indexed || (needs.reads_all && !policy.chooses_in_decode()),
+  EH2O_CHECK(!is_indexed || (needs.reads_all && !needs.ends_prompts && !policy.chooses_in_decode()),
              "what this model reads its own indexer chooses, not another rule (", policy.describe(),
              "); use --attention dense");
   std::vector<AttentionPlan> plans;
@@ -104,7 +104,8 @@ PolicyShape Sequence::policy_shape(const std::vector<LayerKeeps>& layers, const 
     const AttentionHeads& heads = layer.heads;
     const size_t n_slots = splits_groups ? heads.n_heads : heads.n_kv_heads;
     const size_t group_size = heads.is_none() ? 0 : heads.n_heads / n_slots;
-    result.add_layer(n_slots, {0, 0, group_size, heads.key_dim, heads.value_dim});
+    const size_t n_sharing = heads.is_none() ? 1 : n_slots / heads.n_kv_heads;
+    result.add_layer(n_slots, {0, 0, group_size, heads.key_dim, heads.value_dim, n_sharing});
   }
   return result;
 }
@@ -119,6 +120,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
   if (policy_->splits_groups())
     std::transform(plans_.begin(), plans_.end(), std::back_inserter(dense_plans_), dense_plan);
   const PolicyShape told = policy_shape(layers, shape, policy_->splits_groups());
+  kv_shape_ = told.of_kv_heads();
   const auto make_layers = [&] {
     layers_.clear();
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -137,7 +139,8 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
                          std::move(rows),
                          std::move(recurrent),
                          plan_of_layer[i],
-                         PromptMemory(*policy_, told, i, shape.cache_types, heads.values_are_keys, arena_),
+                         PromptMemory(*policy_, told, kv_shape_, i, shape.cache_types,
+                                      heads.values_are_keys, arena_),
                          std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
                          {},
                          {}});
@@ -150,7 +153,7 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
     is_recurrent_ |= layer.n_recurrent > 0;
   }
   n_all_sets_ = told.n_slots();
-  sampled_.reserve(sampled_numbers(plans_, told));
+  sampled_.reserve(sampled_numbers(plans_, kv_shape_));
   errors_.reserve(told.max_layer_slots);
   again_.reserve(told.max_layer_slots);
   tokens_.reserve(shape.max_context);
@@ -162,7 +165,8 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
                                        const SparsePolicy& policy, const SequenceShape& shape,
                                        size_t n_threads) {
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
-  const PolicyShape told = policy_shape(layers, shape, policy.splits_groups());
+  const PolicyShape told = policy_shape(layers, shape, policy.splits_groups()),
+                    kv_shape = told.of_kv_heads();
   Arena rows, recurrent;
   size_t received = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -172,9 +176,9 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
-    PromptMemory(policy, told, i, shape.cache_types, heads.values_are_keys, rows);
+    PromptMemory(policy, told, kv_shape, i, shape.cache_types, heads.values_are_keys, rows);
   }
-  received += sampled_numbers(plans, told) * sizeof(float);
+  received += sampled_numbers(plans, kv_shape) * sizeof(float);
   return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};
 }
 
@@ -256,7 +260,7 @@ void Sequence::sample(size_t layer, MatView<const float> q, PromptEnd end, uint8
   const size_t n_heads = plan(layer).shape.heads.n_kv_heads, n_tokens = this->layer(layer).n_tokens();
   const size_t most = plan(layer).needs.n_sampled_queries / (end == PromptEnd::kLater ? kLaterSamples : 1),
                n = std::min(most, q.rows);
-  const auto slot = [&](size_t head) { return policy_->shape().slot(layer, head); };
+  const auto slot = [&](size_t head) { return kv_shape_.slot(layer, head); };
   const auto is_sampled = [&](size_t head) { return policy_->is_sampled(slot(head)); };
   size_t n_sampled = 0;
   for (size_t head = 0; head < n_heads; ++head) n_sampled += is_sampled(head);
@@ -327,7 +331,7 @@ void Sequence::choose_again(size_t layer) {
     const auto set = static_cast<size_t>(worst - errors_.begin());
     worst->difference = 0.0;
     again_[set] = state.reads[set] = SetReads::kAll;
-    state.prompt.read_all(set, true);  // generated tokens would err as much
+    let_decode_read_all(state, set, true);
     ++n_repeats_;
     ++n_dense_reads_;
   }
@@ -347,7 +351,7 @@ bool Sequence::take_error(size_t layer, AttentionError error) {
 
 void Sequence::count_dense_read(size_t layer) {
   n_dense_reads_ += n_sets(layer);
-  for (size_t set = 0; set < n_sets(layer); ++set) layers_[layer].prompt.read_all(set, true);
+  for (size_t set = 0; set < n_sets(layer); ++set) let_decode_read_all(layers_[layer], set, true);
 }
 
 }  // namespace edgeh2o

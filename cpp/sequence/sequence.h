@@ -108,7 +108,7 @@ class Sequence {
             asks_policy ? policy_.get() : nullptr,
             layers_[layer].prompt,
             prefill_end_,
-            policy_->shape().first_slots[layer],
+            kv_shape_.first_slots[layer],
             scratch,
             n_threads,
             asks_policy ? &n_decode_bytes_ : nullptr,
@@ -311,7 +311,12 @@ class Sequence {
       attention.run(q.rows_from(first, n), kv, out.rows_from(0, n), sums);
     }
   }
-  static void read_as(Layer& layer, size_t set, unsigned number);
+  void read_as(Layer& layer, size_t set, unsigned number) const;
+  // The rest of the prompt has a memory set read all, or no more; and so do generated tokens, if the policy
+  // goes by what it has seen of the prompt.
+  void let_decode_read_all(Layer& layer, size_t set, bool reads_all) const {
+    if (plans_[0].needs.ends_by_scores) layer.prompt.read_all(set, reads_all);
+  }
   void check_eviction() const;
   size_t owner_of(size_t layer) const;
   std::vector<int32_t> choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores);
@@ -325,6 +330,7 @@ class Sequence {
 
   SequenceShape shape_;
   std::shared_ptr<SparsePolicy> policy_;
+  PolicyShape kv_shape_;  // its slots in decode
   std::vector<AttentionPlan> plans_;        // one for all layers of equal heads
   std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;

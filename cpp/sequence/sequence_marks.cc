@@ -23,10 +23,10 @@ void Sequence::rewind_layers(size_t position) {
   tokens_.resize(std::min(tokens_.size(), position + n_evicted_));
 }
 
-// 0: by the policy; 1: all by generated tokens; 2: and by the rest of the prompt.
-void Sequence::read_as(Layer& layer, size_t set, unsigned number) {
+// 0: by the policy; 1: all by generated tokens; 2: by the rest of the prompt.
+void Sequence::read_as(Layer& layer, size_t set, unsigned number) const {
   layer.reads[set] = number == 2 ? SetReads::kAll : SetReads::kByPolicy;
-  layer.prompt.read_all(set, number > 0);
+  let_decode_read_all(layer, set, number > 0);
 }
 
 void Sequence::reset() {
@@ -156,7 +156,8 @@ std::vector<uint8_t> Sequence::save_state() const {
     if (layer.own) layer.own->save(out);
     if (layer.recurrent) layer.recurrent->save(out);
     for (size_t set = 0; set < layer.reads.size(); ++set) {
-      out.put<uint8_t>(layer.reads[set] == SetReads::kAll ? 2 : layer.prompt.reads_all(set));
+      const bool is_all = plans_[0].needs.ends_by_scores && layer.prompt.reads_all(set);
+      out.put<uint8_t>(layer.reads[set] == SetReads::kAll ? 2 : is_all);
     }
   }
   policy_->save(position(), out);

@@ -43,7 +43,7 @@ class RocketKvPolicy final : public SparsePolicy {
     needs.query_weights = QueryWeights::kLastQueries;
     needs.n_last_queries = options_.window;
     needs.max_scored_memory = shape.max_context;
-    needs.ends_prompts = true;
+    needs.ends_prompts = needs.ends_by_scores = true;
     return needs;
   }
   size_t state_bytes(const PolicyShape& shape) const override {

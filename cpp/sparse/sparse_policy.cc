@@ -10,11 +10,26 @@ void PolicyShape::add_layer(size_t n_layer_slots, const SlotShape& slot) {
   const size_t layer = n_layers();
   first_slots.push_back(n_slots());
   for (size_t i = 0; i < n_layer_slots; ++i) {
-    slots.push_back({layer, i, slot.group_size, slot.key_dim, slot.value_dim});
+    slots.push_back({layer, i, slot.group_size, slot.key_dim, slot.value_dim, slot.n_sharing});
   }
   max_layer_slots = std::max(max_layer_slots, n_layer_slots);
   max_key_dim = std::max(max_key_dim, slot.key_dim);
   max_value_dim = std::max(max_value_dim, slot.value_dim);
+}
+
+PolicyShape PolicyShape::of_kv_heads() const {
+  PolicyShape result;
+  result.max_context = max_context;
+  result.chunk_size = chunk_size;
+  for (size_t layer = 0; layer < n_layers(); ++layer) {
+    const size_t n = n_slots(layer);
+    SlotShape slot = n > 0 ? slots[first_slots[layer]] : SlotShape{};
+    const size_t n_kv_heads = n / slot.n_sharing;
+    slot.group_size *= slot.n_sharing;
+    slot.n_sharing = 1;
+    result.add_layer(n_kv_heads, slot);
+  }
+  return result;
 }
 
 bool MemorySet::is_valid(size_t end) const {
@@ -43,7 +58,7 @@ void SparsePolicy::begin_session(const PolicyShape& shape) {
   begin_prompt();
 }
 
-void SparsePolicy::set_budgets(const std::vector<size_t>&) {
+void SparsePolicy::set_budgets(const std::vector<size_t>&, const std::vector<size_t>&) {
   throw_invalid("this policy (", describe(), ") has no budgets");
 }
 

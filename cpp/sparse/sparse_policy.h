@@ -27,6 +27,7 @@ struct SlotShape {
   size_t index = 0;       // among those of the layer
   size_t group_size = 0;  // query heads that share it
   size_t key_dim = 0, value_dim = 0;
+  size_t n_sharing = 1;  // slots of one KV head
 };
 
 struct PolicyShape {
@@ -44,6 +45,8 @@ struct PolicyShape {
     return (layer + 1 < n_layers() ? first_slots[layer + 1] : n_slots()) - first_slots[layer];
   }
   size_t slot(size_t layer, size_t index) const { return first_slots[layer] + index; }
+  // The same with one slot for every KV head.
+  PolicyShape of_kv_heads() const;
 };
 
 // Positions [begin, end).
@@ -123,7 +126,8 @@ struct PolicyNeeds {
   // What choices look at, all that they get where attention runs on a device. Scores of pages do not count as
   // a look at the queries.
   bool looks_at_past = false, looks_at_queries = false;
-  bool ends_prompts = false;  // end_prompt is asked, and goes by the scores of all chunks of the prompt
+  bool ends_prompts = false;    // end_prompt is asked
+  bool ends_by_scores = false;  // and goes by the scores of all chunks of the prompt
   // Last queries of a prompt whose weights over everything the sampled slots get, and a part of them of every
   // call before its last.
   size_t n_sampled_queries = 0;
@@ -175,8 +179,9 @@ class SparsePolicy {
 
   virtual std::string describe() const = 0;
 
-  // Whether every query head of a prompt has a slot, instead of every KV head. Not for policies that act in
-  // decode, which goes by KV heads. An eviction asks the first slot of each KV head.
+  // Whether every query head of a prompt has a slot, instead of every KV head. Hooks of generated tokens, and
+  // observe_sample, always get slots of KV heads, those of shape().of_kv_heads(). An eviction asks the first
+  // slot of each KV head.
   virtual bool splits_groups() const { return false; }
 
   // What the op has to provide, and the bytes that begin_session allocates, for sessions of this shape.
@@ -193,8 +198,9 @@ class SparsePolicy {
   virtual void begin_prompt() = 0;
 
   // Other budgets for the slots, SIZE_MAX for the whole past, between two calls that have read everything so
-  // far. Throws std::invalid_argument for those that it cannot have, or if it has none.
-  virtual void set_budgets(const std::vector<size_t>& budgets);
+  // far; and those of KV heads in decode, if there are any. Throws std::invalid_argument for those that it
+  // cannot have, or if it has none.
+  virtual void set_budgets(const std::vector<size_t>& budgets, const std::vector<size_t>& decode_budgets);
 
   // Whether the slot gets observe_sample, of calls that ask the policy.
   virtual bool is_sampled(size_t /*slot*/) const { return false; }

@@ -81,7 +81,7 @@ class BudgetTable:
         size = self.n_heads // self.n_kv_heads
         groups = (self.errors[i : i + size] for i in range(0, len(self.errors), size))
         errors = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in groups)
-        return replace(self, n_heads=0, errors=errors, losses={}, decode=None)
+        return replace(self, n_heads=0, errors=errors, losses={})
 
     def smoothed(self, share: float) -> BudgetTable:
         """The table with errors of query heads that have ``share`` of the mean of their KV head."""

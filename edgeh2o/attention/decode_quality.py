@@ -21,17 +21,18 @@ PLAIN_KINDS = ("prose", "code", "dialogue")
 class DecodeQuality:
     """Mean KL(dense || headwise) of decoded tokens, in nats, by kind of text.
 
-    Measured with the ``budget`` after prompts of up to ``length`` tokens; of several lengths the
-    highest of every kind.
+    Measured with the mean ``budget`` of KV heads after prompts of up to ``length`` tokens; of
+    several lengths the highest of every kind.
     """
 
     budget: int
     length: int
     kl: Mapping[str, float]
 
-    def allows(self, budget: int) -> bool:
-        """Whether decode by so large a budget is harmless on every kind of text."""
-        return budget >= self.budget and all(
+    @property
+    def is_harmless(self) -> bool:
+        """Whether decode by the budget goes unnoticed on every kind of text."""
+        return all(
             kl <= (PLAIN_LIMIT if kind in PLAIN_KINDS else LOOK_UP_LIMIT)
             for kind, kl in self.kl.items()
         )

@@ -63,23 +63,31 @@ class HeadBudgets:
             self,
             per_head=self.table.budgets(mean),
             mean=mean,
-            serve_decode=_serves_decode(self.table, mean),
         )
 
-    def decode_limits(self, found: HeadBudgets) -> tuple[Budget, ...] | None:
-        """Those of generated tokens, None where they are these; ``found`` serves shorter prompts.
+    def of_decode(
+        self, found: HeadBudgets, *, is_asked_for: bool
+    ) -> tuple[Budget, ...] | None:
+        """Those of generated tokens per KV head, None where there are none; ``found`` serves
+        shorter prompts.
 
-        A limit for heads that have none only because the prompt is longer than was measured. That
-        is the mean budget: with 1,536 keys after 8,192 tokens they lose less than decode by the
-        measured budgets does (docs/quality.md).
+        At least those that were measured, unless decode by budgets ``is_asked_for``. Heads that
+        have no limit only because the prompt is longer have one: the mean budget. With 1,536 keys
+        after 8,192 tokens they lose less than decode by the measured budgets does
+        (docs/quality.md).
         """
-        quality = found.table.decode if found.table else None
-        measured = found.of_mean(max(found.mean, quality.budget if quality else 0))
-        limits = tuple(
-            self.mean if budget is None and before is not None else budget
-            for budget, before in zip(self.per_head, measured.per_head, strict=True)
+        if self.table is None:
+            return None if self.by_query_head else self.per_head
+        table = self.table.of_kv_heads()
+        quality = None if is_asked_for else self.table.decode
+        least = quality.budget if quality else 0
+        mean = max(self.mean, least)
+        return tuple(
+            mean if budget is None and before is not None else budget
+            for budget, before in zip(
+                table.budgets(mean), table.budgets(max(found.mean, least)), strict=True
+            )
         )
-        return None if limits == self.per_head else limits
 
     @property
     def reads_all(self) -> bool:
@@ -113,14 +121,13 @@ def find_budgets(
     max_loss: float | None,
     budget_table: str | None,
     profile: BudgetTable | None,
-    splits_groups: bool,
 ) -> HeadBudgets:
     """Those for a model by the settings of ``HeadwiseConfig``, which has their names.
 
-    ``splits_groups``: query heads may have memory sets of their own, and get budgets of their own
-    where what is known of the model says them. Raises FormatError for a table that cannot be used,
-    UsageError for ``max_loss`` without a measured loss below it, and for it and a table where
-    ``calibrate`` makes none.
+    Query heads get budgets of their own where they may have memory sets of their own and what is
+    known of the model says them. Raises FormatError for a table that cannot be used, UsageError for
+    ``max_loss`` without a measured loss below it, and for it and a table where ``calibrate`` makes
+    none.
     """
     found = _find_table(model, max_loss, budget_table, profile)
     if found is None:
@@ -134,7 +141,7 @@ def find_budgets(
             return HeadBudgets((None,) * model.n_slots, PROFILE_BUDGET, UNKNOWN, prompts)
         return HeadBudgets((budget,) * model.n_slots, budget, UNIFORM, prompts)
     table, source = found
-    if not splits_groups:
+    if not model.splits_groups:
         table = table.of_kv_heads()
     prompts, shown_length = None, max(SHOWN_LENGTH, table.length)
     if source == "profile":
@@ -152,15 +159,10 @@ def find_budgets(
         source,
         prompts,
         by_query_head=table.n_heads > 0,
-        serve_decode=_serves_decode(table, budget),
+        serve_decode=table.decode is not None and table.decode.is_harmless,
         table=table,
         shown_length=shown_length,
     )
-
-
-def _serves_decode(table: BudgetTable, budget: int) -> bool:
-    """Whether generated tokens, which go by KV heads, may read what such a budget holds."""
-    return table.decode is not None and table.decode.allows(budget) and not table.n_heads
 
 
 def _budget_of_loss(table: BudgetTable, max_loss: float | None) -> int | None:

@@ -12,8 +12,7 @@ question, read everything.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -73,8 +72,8 @@ class HeadwiseConfig(SparseAttentionConfig):
     get half as many keys again for every doubling beyond 4,096 tokens (those of the calibration if
     they were more, 8,192 with a profile). ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, one per KV head or, ``by_query_head``, one per
-    query head, ``decode_budgets`` smaller ones for generated tokens, and ``source`` tells where
-    they are from.
+    query head, ``decode_budgets`` those of generated tokens, one per KV head, and ``source`` tells
+    where they are from.
     Raises UsageError for values out of range.
     """
 
@@ -134,9 +133,9 @@ class HeadwiseConfig(SparseAttentionConfig):
         "auto",
         "--decode-attention",
         help="what generated tokens read of a prompt of "
-        f"{DECODE_FROM:,} tokens or more: dense: all; headwise: what the budgets hold at its end, "
-        "landmarks of the rest, and everything generated since; auto: headwise where the budget "
-        "table says that this is harmless, else dense",
+        f"{DECODE_FROM:,} tokens or more: dense: all; headwise: by the budgets what its last "
+        "tokens read most, landmarks of the rest, and everything generated since; auto: headwise "
+        "where the budget table says that this is harmless, else dense",
         choices=DECODE_ATTENTIONS,
     )
     decode_pages: int = option(
@@ -185,10 +184,8 @@ class HeadwiseConfig(SparseAttentionConfig):
             values = getattr(self, name) or ()
             if not all(budget is None or _is_positive_int(budget) for budget in values):
                 raise UsageError(f"{name} must be positive integers, or None for the whole past")
-        if self.decode_budgets is not None and (
-            self.budgets is None or not _are_at_most(self.decode_budgets, self.budgets)
-        ):
-            raise UsageError("decode_budgets must be as many as budgets, and none larger")
+        if self.decode_budgets is not None and self.budgets is None:
+            raise UsageError("decode_budgets need budgets")
 
     def choose_budgets(self, model: AttentionModel) -> HeadBudgets:
         """The budgets for a model.
@@ -209,37 +206,36 @@ class HeadwiseConfig(SparseAttentionConfig):
             max_loss=self.max_loss,
             budget_table=self.budget_table,
             profile=self.profile,
-            splits_groups=self._splits_groups(model),
         )
 
-    def _splits_groups(self, model: AttentionModel) -> bool:
-        """Whether query heads of a KV head get budgets of their own."""
-        # Generated tokens read the sets of KV heads.
-        return model.splits_groups and self.decode_attention != "headwise"
-
     def _check_budgets(self, model: AttentionModel, budgets: tuple[Budget, ...]) -> None:
-        if self.by_query_head and not self._splits_groups(model):
+        if self.by_query_head and not model.splits_groups:
             raise UsageError(
                 "budgets of query heads (by_query_head) need a model on the CPU with as many heads "
-                "in every layer, several to a KV head, and not --decode-attention headwise"
+                "in every layer, several to a KV head"
             )
-        n_sets = count_sets(model, by_query_head=self.by_query_head)
-        if len(budgets) != n_sets:
-            raise UsageError(
-                f"budgets has {len(budgets)} entries; the {model.n_layers} layers of the model "
-                f"have {n_sets} {'query' if self.by_query_head else 'KV'} heads"
-            )
+        given = [("budgets", budgets, self.by_query_head)]
+        if self.decode_budgets is not None:
+            given.append(("decode_budgets", self.decode_budgets, False))
+        for name, values, by_query_head in given:
+            n_sets = count_sets(model, by_query_head=by_query_head)
+            if len(values) != n_sets:
+                raise UsageError(
+                    f"{name} has {len(values)} entries; the {model.n_layers} layers of the model "
+                    f"have {n_sets} {'query' if by_query_head else 'KV'} heads"
+                )
 
     def make_policy(self, model: AttentionModel) -> SparsePolicy:
         from .. import _core
 
         chosen = self.choose_budgets(model)
         decode: dict[str, Any] = {}
-        if self._decode(model, chosen) == "headwise":
+        budgets = self._decode_budgets(model, chosen, chosen)
+        if budgets is not None:
             decode = {
                 "decode_from": DECODE_FROM,
                 "decode_pages": self.decode_pages,
-                "decode_budgets": self.decode_budgets or (),
+                "decode_budgets": budgets,
             }
         return _core.headwise_policy(
             chosen.per_head,
@@ -261,6 +257,26 @@ class HeadwiseConfig(SparseAttentionConfig):
         if self.decode_attention != "auto":
             return self.decode_attention
         return "headwise" if chosen.serve_decode and model.decodes_by_rule else "dense"
+
+    def _decode_budgets(
+        self, model: AttentionModel, chosen: HeadBudgets, found: HeadBudgets
+    ) -> tuple[Budget, ...] | None:
+        """Those of generated tokens, None where they read everything.
+
+        ``found`` are those of shorter prompts. Raises UsageError where there are none.
+        """
+        if self._decode(model, chosen) == "dense":
+            return None
+        if self.decode_budgets is not None:
+            return self.decode_budgets
+        budgets = chosen.of_decode(found, is_asked_for=self.decode_attention == "headwise")
+        if budgets is None:
+            raise UsageError(
+                "generated tokens go by budgets of KV heads (decode_budgets), which budgets of "
+                "query heads (by_query_head) do not give; give them too, or --decode-attention "
+                "dense"
+            )
+        return budgets
 
     def default_max_error(self, resolved: SparseAttentionConfig) -> float | None:
         if self.budget is not None or self.budgets is not None:
@@ -291,19 +307,18 @@ class HeadwiseConfig(SparseAttentionConfig):
         if not isinstance(resolved, HeadwiseConfig) or resolved.found is None:
             return resolved
         chosen = resolved.found.of_mean(budget)
-        decode = self._decode(model, chosen)
         return replace(
             resolved,
             budgets=chosen.per_head,
             budget=chosen.mean,
-            decode_attention=decode,
-            decode_budgets=chosen.decode_limits(resolved.found) if decode == "headwise" else None,
+            decode_attention=self._decode(model, chosen),
+            decode_budgets=self._decode_budgets(model, chosen, resolved.found),
         )
 
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
         assert isinstance(resolved, HeadwiseConfig)
         by_hand = self.budget is not None or self.budgets is not None
-        if by_hand or not resolved.budgets or self.decode_attention == "headwise":
+        if by_hand or not resolved.budgets:
             return None
         if resolved.reads_all and resolved.profiled_prompts is None:
             return None  # it is dense for another reason
@@ -332,10 +347,13 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def reading_all(self, *, saves_time: bool = False) -> HeadwiseConfig:
         budgets = tuple(None for _ in self.budgets or ())
+        # They do not depend on how a prompt is read.
+        decode_budgets = self.decode_budgets if saves_time else None
         return replace(
             self,
             budgets=budgets or None,
-            decode_budgets=None,
+            decode_attention="dense" if decode_budgets is None else "headwise",
+            decode_budgets=decode_budgets,
             source=TOO_SHORT if saves_time else UNKNOWN,
             prompts=None if saves_time else self.prompts,
             max_past=0,
@@ -352,13 +370,15 @@ class HeadwiseConfig(SparseAttentionConfig):
     def learning(self, model: AttentionModel, context: int) -> HeadwiseConfig | None:
         if 0 < self.max_past < context:
             return None
-        by_query_head = self._splits_groups(model)
+        by_query_head = model.splits_groups
+        # Room for every budget of a table, and enough to keep all of what is read first.
+        room = (PROFILE_TOKENS,) * count_sets(model, by_query_head=by_query_head)
+        decodes = self.decode_attention == "headwise"
         return replace(
             self,
-            # Room for every budget of a table, and enough to keep all of what is read first.
-            budgets=(PROFILE_TOKENS,) * count_sets(model, by_query_head=by_query_head),
+            budgets=room,
             by_query_head=by_query_head,
-            decode_budgets=None,
+            decode_budgets=(PROFILE_TOKENS,) * model.n_slots if decodes else None,
             budget=self.budget or PROFILE_BUDGET,
             source=UNKNOWN,
             prompts=0,
@@ -369,7 +389,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         )
 
     def decoding_densely(self) -> HeadwiseConfig:
-        return replace(self, decode_attention="dense")
+        return replace(self, decode_attention="dense", decode_budgets=None)
 
     @property
     def may_round_products(self) -> bool:
@@ -386,18 +406,19 @@ class HeadwiseConfig(SparseAttentionConfig):
         if self.leaves_decode_open:
             decode = "headwise" if saved.get("decode_attention") == "headwise" else "dense"
         if self._is_chosen_by_hand:
-            return replace(self, decode_attention=decode)
+            is_as_asked = decode == "headwise"
+            return self if is_as_asked else replace(self, decode_attention=decode)
         if not isinstance(budgets, list) or not budgets:
             return self
         decode_budgets = saved.get("decode_budgets")
         if not isinstance(decode_budgets, list | None):
             return self
+        if decode_budgets is None:  # of a version that kept none of their own
+            decode = "dense"
         counts = [n for n in (*budgets, *(decode_budgets or ()), budget) if n is not None]
         if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
             return self
         if self.budget is not None and budget != self.budget:
-            return self
-        if decode_budgets is not None and not _are_at_most(decode_budgets, budgets):
             return self
         # A file that does not say where they came from is judged by the stricter limit.
         source = HELD if saved.get("is_taught") is False else HELD_PROFILE
@@ -413,10 +434,11 @@ class HeadwiseConfig(SparseAttentionConfig):
         )
 
     def fits(self, model: AttentionModel) -> bool:
-        if self.by_query_head and not self._splits_groups(model):
+        if self.by_query_head and not model.splits_groups:
             return False
         n_sets = count_sets(model, by_query_head=self.by_query_head)
-        return self.budgets is None or len(self.budgets) == n_sets
+        fits = self.budgets is None or len(self.budgets) == n_sets
+        return fits and (self.decode_budgets is None or len(self.decode_budgets) == model.n_slots)
 
     @property
     def _is_chosen_by_hand(self) -> bool:
@@ -433,6 +455,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             source=chosen.source,
             prompts=chosen.prompts,
             decode_attention=self._decode(model, chosen),
+            decode_budgets=self._decode_budgets(model, chosen, chosen),
             max_past=self._max_past(chosen),
             max_loss=None,
             budget_table=None,
@@ -442,8 +465,12 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def report(self, model: AttentionModel) -> dict[str, Any]:
         chosen = self.choose_budgets(model)
+        decode: dict[str, Any] = {}
+        if self._decode(model, chosen) == "headwise":
+            decode = {"decode": "headwise", "decode_pages": self.decode_pages}
         if chosen.reads_all:
-            return {"algorithm": self.algorithm, "table": chosen.source}
+            decode = decode if self.decode_budgets else {}
+            return {"algorithm": self.algorithm, "table": chosen.source, **decode}
         return {
             "algorithm": self.algorithm,
             "budget": chosen.mean,
@@ -456,11 +483,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             "landmark_size": self.landmark_size,
             "max_past": self.max_past,
             "tail": self.tail,
-            **(
-                {"decode": "headwise", "decode_pages": self.decode_pages}
-                if self._decode(model, chosen) == "headwise"
-                else {}
-            ),
+            **decode,
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -472,16 +495,6 @@ class HeadwiseConfig(SparseAttentionConfig):
         if not self.by_query_head:
             del values["by_query_head"]
         return values
-
-
-def _limit(budget: Budget) -> float:
-    return math.inf if budget is None else budget
-
-
-def _are_at_most(budgets: Sequence[Budget], others: Sequence[Budget]) -> bool:
-    """Whether there are as many, and none is larger."""
-    limits = (map(_limit, values) for values in (budgets, others))
-    return len(budgets) == len(others) and all(map(operator.le, *limits))
 
 
 def _is_positive_int(value: object) -> bool:

@@ -99,7 +99,7 @@ def _describe_decode(table: BudgetTable) -> str:
     if measured is None:
         return "decode         not measured: a default run takes none of these budgets"
     kind, kl = max(measured.kl.items(), key=lambda item: item[1])
-    way = "headwise" if measured.allows(measured.budget) else "dense"
+    way = "headwise" if measured.is_harmless else "dense"
     return (
         f"--budget {measured.budget:<5} decode KL up to {1e3 * kl:.1f}e-3 ({kind}): "
         f"{way} by default"

@@ -201,7 +201,8 @@ class Session:
             chosen = choose_reading(self.plan, self.model, length)
             reads_all = chosen.attention.reads_all
             self._running = self.plan.reading_all_on(saves_time=True) if reads_all else chosen
-        cast("Any", runner).policy.set_budgets(cast("Any", self._running.attention).budgets)
+        chosen = cast("Any", self._running.attention)
+        cast("Any", runner).policy.set_budgets(chosen.budgets, chosen.decode_budgets or ())
         if table is not None:
             note = f"the first {runner.position:,} tokens read dense and profiled"
             generation.describe_run(**self._running.report(), note=note)

@@ -131,22 +131,26 @@ def test_a_profile_grows_beyond_its_length(tmp_path: Path) -> None:
     assert (larger.is_taught, larger.profiled_prompts) == (True, 1)
 
 
-def test_more_keys_than_were_measured_serve_decode(tmp_path: Path) -> None:
-    """Of a loss that takes fewer, decode is dense until the prompt is longer."""
-    quality = DecodeQuality(budget=700, length=8192, kl={"prose": 0.0})
+def test_generated_tokens_have_as_many_keys_as_were_measured(tmp_path: Path) -> None:
+    """Whatever the prompt has, unless it has more or they are asked for."""
+    quality = DecodeQuality(budget=20, length=8192, kl={"prose": 0.0})
     path = tmp_path / "table.json"
-    write_table(replace(TABLE, losses={512: 0.4}, texts=("a",), decode=quality), path)
-    config = HeadwiseConfig(budget_table=str(path))
-    resolved = config.resolved(Model())
-    assert resolved.decode_attention == "dense"
-    for budget, decode in ((576, "dense"), (704, "headwise"), (1024, "headwise")):
-        assert config.with_budget(resolved, Model(), budget).decode_attention == decode
+    table = replace(TABLE, losses={16: 0.4}, texts=("a",), decode=quality)
+    write_table(table, path)
+    for budget in (None, 12, 20, 60):
+        config = HeadwiseConfig(budget_table=str(path), budget=budget)
+        resolved = config.resolved(Model())
+        assert resolved.decode_attention == "headwise"
+        assert resolved.budgets == table.budgets(budget or 16)
+        assert resolved.decode_budgets == table.budgets(max(budget or 16, 20))
+    asked = HeadwiseConfig(budget_table=str(path), budget=12, decode_attention="headwise")
+    assert asked.resolved(Model()).decode_budgets == table.budgets(12)
 
 
 def test_heads_without_a_limit_for_the_length_alone_have_one_in_decode() -> None:
     config = HeadwiseConfig()
     resolved = config.resolved(SMOLLM2_MODEL)
-    assert resolved.decode_budgets is None
+    assert resolved.decode_budgets == resolved.budgets
     larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
     assert larger.decode_budgets is not None and larger.budgets is not None
     heads = list(zip(resolved.budgets, larger.budgets, larger.decode_budgets, strict=True))
@@ -155,7 +159,10 @@ def test_heads_without_a_limit_for_the_length_alone_have_one_in_decode() -> None
     assert all(own == now for _, now, own in heads if now is not None)
     dense = replace(config, decode_attention="dense")
     assert dense.with_budget(resolved, SMOLLM2_MODEL, 1536).decode_budgets is None
-    assert larger.reading_all().decode_budgets is None
+    # Those do not depend on how the prompt is read.
+    assert larger.reading_all(saves_time=True).decode_budgets == larger.decode_budgets
+    unknown = larger.reading_all()
+    assert (unknown.decode_attention, unknown.decode_budgets) == ("dense", None)
 
 
 def test_decode_was_measured_with_more_keys_than_a_short_prompt_gets(tmp_path: Path) -> None:
@@ -169,7 +176,7 @@ def test_decode_was_measured_with_more_keys_than_a_short_prompt_gets(tmp_path: P
         larger = config.with_budget(config.resolved(Model()), Model(), 60)
         assert larger.budgets == (None, 16, None)
         decodes.append(larger.decode_budgets)
-    assert decodes == [(60, 16, None), None]
+    assert decodes == [(60, 16, None), (None, 16, None)]
 
 
 def test_a_session_holds_them() -> None:
@@ -179,16 +186,18 @@ def test_a_session_holds_them() -> None:
     assert config.holding(saved).decode_budgets == larger.decode_budgets
     assert config.holding(saved).resolved(SMOLLM2_MODEL).decode_budgets == larger.decode_budgets
     del saved["decode_budgets"]  # of a version that had none
-    assert config.holding(saved).budgets == larger.budgets
-    assert config.holding(saved).decode_budgets is None
-    for bad in ([1], [0] * 90, ["1"] * 90, [None] * 90, 5, {}):
+    old = config.holding(saved)
+    assert (old.budgets, old.decode_attention) == (larger.budgets, "dense")
+    for bad in ([0] * 90, ["1"] * 90, 5, {}):
         assert config.holding(saved | {"decode_budgets": bad}) is config
+    assert not config.holding(saved | {"decode_budgets": [1]}).fits(SMOLLM2_MODEL)
 
 
-@pytest.mark.parametrize("budgets", [None, (3, 4), (3,), (None, 5, 6)])
-def test_decode_budgets_that_cannot_be(budgets: tuple[int, ...] | None) -> None:
-    with pytest.raises(UsageError, match="decode_budgets must be as many as budgets, and none"):
-        HeadwiseConfig(budgets=budgets, decode_budgets=(None, 5, 7))
+def test_decode_budgets_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match="decode_budgets need budgets"):
+        HeadwiseConfig(decode_budgets=(None, 5, 7))
+    with pytest.raises(UsageError, match="decode_budgets must be positive integers"):
+        HeadwiseConfig(budgets=(5,), decode_budgets=(None, 0, 7))
 
 
 def test_what_was_looked_up_is_no_setting() -> None:

@@ -99,14 +99,14 @@ def test_query_heads_have_budgets_of_their_own_where_they_may(tmp_path: Path) ->
     assert not held.fits(replace(model, splits_groups=False))
     assert not replace(held, by_query_head=False).fits(model)
     # Where they may not, the same profile gives those of KV heads.
-    decode = HeadwiseConfig(budget=20, decode_attention="headwise")
-    for config, other in (
-        (HeadwiseConfig(budget=20), replace(model, splits_groups=False)),
-        (decode, model),
-    ):
-        shared = config.resolved(other)
-        assert (shared.budgets, shared.by_query_head) == (kept.of_kv_heads().budgets(20), False)
-        assert "by_query_head" not in shared.to_dict()
+    shared = HeadwiseConfig(budget=20).resolved(replace(model, splits_groups=False))
+    assert (shared.budgets, shared.by_query_head) == (kept.of_kv_heads().budgets(20), False)
+    assert "by_query_head" not in shared.to_dict()
+    # And generated tokens go by those.
+    decode = HeadwiseConfig(budget=20, decode_attention="headwise").resolved(model)
+    assert (decode.budgets, decode.by_query_head) == (resolved.budgets, True)
+    own = kept.smoothed(SHARED_ERROR).of_kv_heads().budgets(20)
+    assert decode.decode_budgets == own and len(own) == 3
     with pytest.raises(UsageError, match="several to a KV head"):
         resolved.choose_budgets(replace(model, splits_groups=False))
     with pytest.raises(UsageError, match=r"4 entries; the 3 layers of the model have 6 query"):
@@ -310,7 +310,6 @@ def test_decode_goes_by_budgets_that_were_measured(tmp_path: Path) -> None:
     assert auto.report(Model())["decode"] == "headwise"
     assert replace(auto, budget=32).resolved(Model()).decode_attention == "headwise"
     others = {
-        "fewer keys than were measured": (replace(auto, budget=15), Model()),
         "a GPU": (auto, Model(decodes_by_rule=False)),
         "asked for": (replace(auto, decode_attention="dense"), Model()),
         "budgets by hand": (HeadwiseConfig(budgets=(4, None, 6)), Model()),
@@ -328,13 +327,21 @@ def test_decode_stays_dense_where_it_would_lose(tmp_path: Path, kl: dict[str, fl
     assert _with_decode(None, tmp_path).resolved(Model()).decode_attention == "dense"
 
 
-def test_budgets_of_query_heads_do_not_serve_decode(tmp_path: Path) -> None:
+def test_a_table_of_query_heads_serves_decode(tmp_path: Path) -> None:
     model = Model(splits_groups=True)
     auto = _with_decode(HARMLESS, tmp_path, n_heads=2, errors=TABLE.errors * 2)
     resolved = auto.resolved(model)
-    assert (resolved.by_query_head, resolved.decode_attention) == (True, "dense")
-    # Nor does a table of query heads of which those of KV heads are made.
-    assert auto.resolved(Model()).decode_attention == "dense"
+    assert (resolved.by_query_head, resolved.decode_attention) == (True, "headwise")
+    assert resolved.decode_budgets == auto.resolved(Model()).decode_budgets
+    assert resolved.decode_budgets is not None and len(resolved.decode_budgets) == 3
+    held = HeadwiseConfig().holding(json.loads(json.dumps(resolved.to_dict())))
+    assert held.fits(model) and held.resolved(model).to_dict() == resolved.to_dict()
+    assert not replace(held, decode_budgets=(4, 4)).fits(model)
+    alone = HeadwiseConfig(budgets=resolved.budgets, by_query_head=True)
+    with pytest.raises(UsageError, match=r"decode_budgets\), which budgets of query heads"):
+        replace(alone, decode_attention="headwise").make_policy(model)
+    with pytest.raises(UsageError, match="decode_budgets has 2 entries"):
+        replace(alone, decode_budgets=(4, 4)).resolved(model)
 
 
 def test_a_session_decodes_as_it_did(tmp_path: Path) -> None:
@@ -351,4 +358,5 @@ def test_the_packaged_budgets_serve_decode(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path))
     model = Model(n_layers=30, n_kv_heads=3, n_heads=9, fingerprint=SMOLLM2, splits_groups=True)
     assert HeadwiseConfig().resolved(model).decode_attention == "headwise"
-    assert HeadwiseConfig(budget=768).resolved(model).decode_attention == "dense"
+    fewer = HeadwiseConfig(budget=768).resolved(model)
+    assert fewer.decode_budgets == HeadwiseConfig().resolved(model).decode_budgets != fewer.budgets

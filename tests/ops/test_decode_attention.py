@@ -71,7 +71,7 @@ def test_head_shapes(group: int, head_dim: int, cache_type: str) -> None:
         {"max_past": 40},
         {"decode_pages": 20},
         {"decode_pages": 32, "max_past": 40},
-        {"decode_budgets": (13, 20, 30)},
+        {"decode_budgets": (13, 20, 300)},
         {"decode_budgets": (5, 40, None), "decode_pages": 20},
         {"decode_budgets": (13, None, 9), "budgets": (13, None, None), "max_past": 40},
         {"decode_budgets": (None, None, 9), "budgets": (None, None, None)},
@@ -116,6 +116,39 @@ def test_what_budgets_hold_of_the_prompt(cache_type: str, options: dict[str, Any
         reads_less.append(float(np.abs(expected - whole).max()) > 1e-3)
         begin = end + n_decoded
     assert reads_less == [False, True, True]
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("n_calls", [1, 3])
+def test_budgets_of_kv_heads_after_sets_of_query_heads(n_calls: int, cache_type: str) -> None:
+    """What tokens read does not depend on how the prompt was read."""
+    budgets, settings = (13, 40, None), {"local": 8, "sinks": 3, "page_size": 16, "decode_from": 50}
+    shape = Shape(n_kv_heads=3, group=3, head_dim=32)
+    qkv = tuple(
+        a.astype(np.float16).astype(np.float64) for a in random_qkv(7, n_tokens=402, **shape.heads)
+    )
+    outputs = []
+    for heads in ([8, None, 30, 20, 300, 7, None, 9, 50], list(budgets), [None] * 3):
+        policy = _core.headwise_policy(
+            heads, by_query_head=len(heads) == 9, decode_budgets=list(budgets), **settings
+        )
+        attention = make_attention(
+            policy, shape, chunk_size=64, max_context=402, cache_type=cache_type
+        )
+        ends = tuple(400 * i // n_calls for i in range(1, n_calls + 1))
+        prefill(attention, qkv, ends=ends)
+        outputs.append([decode(attention, qkv, position) for position in (400, 401)])
+    for others in outputs[1:]:
+        np.testing.assert_array_equal(others, outputs[0])
+    oracle = HeadwiseLayer(
+        chunk_size=64, budgets=budgets, store=lambda rows: stored(rows, cache_type), **settings
+    )
+    cached = [qkv[0], *(stored(a, cache_type) for a in qkv[1:])]
+    for begin, end in zip((0, *ends), ends, strict=False):
+        oracle.prefill(*(a[:, begin:end] for a in cached), is_last=end == 400)
+    for output, position in zip(outputs[0], (400, 401), strict=True):
+        expected = oracle.decode(*(a[:, position : position + 1] for a in cached))
+        np.testing.assert_allclose(output, expected, rtol=0, atol=3 * DECODE_ATOL[cache_type])
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=str)

@@ -26,15 +26,15 @@ page's keys, u_ip = scale (max(q_i, 0) . k_max + min(q_i, 0) . k_min) bounds the
 there; a page's score is the sum over the chunk's queries and the heads of the group of
 softmax_p(u_ip)^2, over the pages that are neither of the first nor of the last. The rest gets
 landmarks.
-Decode: after a prompt of N >= `decode_from` tokens, whose last chunk then adds to the scores too, a
-generated token reads what a chunk at N would with b + S positions instead of b, S the chunk
-size, and all positions from N on; everything if N <= b + S. With b = None it reads the pages that
-`choose_pages` of tests/reference/pages.py gives, of 4 positions and `decode_pages` of them, if
-every head has not b = None. For generated tokens b is that of `decode_budgets`, if they are given.
-Of a head with b = None for chunks alone all positions may then be chosen, by the weights p_ij of
-the causal softmax over all keys, i the last n tokens of every call, at most 64 of a prompt's last
-call and 16 of the others:
-    s_j <- (1 - n / 64) s_j + sum_i p_ij,   n_j <- (1 - n / 64) n_j + n.
+Decode: after a prompt of N >= `decode_from` tokens a generated token reads what a chunk at N would
+with b + S positions instead of b, S the chunk size, of all of [0, N), and all positions from N on;
+everything if N <= b + S. With b = None it reads the pages that `choose_pages` of
+tests/reference/pages.py gives, of 4 positions and `decode_pages` of them, if every head has not
+b = None. Here b is that of `decode_budgets`, if they are given, and the scores are s_j / max(n_j,
+32) of
+    s_j <- (1 - n / 64) s_j + sum_i p_ij,   n_j <- (1 - n / 64) n_j + n,
+p_ij the weights of the causal softmax over all keys, i the last n tokens of every call, at most 64
+of a prompt's last call and 16 of the others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.reference.softmax_state import Array, attend
 RECALL_PAGE = 16
 # Positions of the pages that generated tokens choose from.
 DECODE_PAGE = 4
-# Most queries of a call by which heads are judged that have a budget in decode alone.
+# Most queries of a call by which positions are judged that generated tokens may read.
 SAMPLED_QUERIES = 64
 # Landmarks that a past of any length may have.
 MIN_LANDMARKS = 32
@@ -197,6 +197,7 @@ class HeadwiseLayer(CachedLayer):
         self._store = store
         self._n_prompt = 0
         self._column_sums = ColumnSums(decay=decay)
+        self._sampled = ColumnSums()
         self.chunks: list[HeadwiseRecord] = []
 
     def prefill(self, q: Array, k: Array, v: Array, *, is_last: bool = False) -> Array:
@@ -206,17 +207,17 @@ class HeadwiseLayer(CachedLayer):
         """
         first = self.append(k, v)
         self._column_sums.grow(k.shape[0], first + k.shape[1])
+        self._sampled.grow(k.shape[0], first + k.shape[1])
         for head, queries in enumerate(group_queries(q, k.shape[0])):
-            if self.budgets[head] is None and self._decode_budgets[head] is not None:
-                most = SAMPLED_QUERIES if is_last else SAMPLED_QUERIES // 4
-                self._sample(head, queries[:, -most:])
+            most = SAMPLED_QUERIES if is_last else SAMPLED_QUERIES // 4
+            self._sample(head, queries[:, -most:])
         n_sparse = q.shape[1] - min(self._tail if is_last else 0, q.shape[1])
         parts = [
             self._run_chunk(
                 q[:, start:stop],
                 first + start,
                 first + stop,
-                is_scored=self._decode_from is not None or not (is_last and stop == n_sparse),
+                is_scored=not (is_last and stop == n_sparse),
             )
             for start, stop in chunk_bounds(n_sparse, chunk_size=self._chunk_size)
         ]
@@ -263,11 +264,10 @@ class HeadwiseLayer(CachedLayer):
             return np.arange(n), make_landmarks(*rows, np.arange(n), n, page_size=0)
         capacity = budget + self._chunk_size
         sinks, local = min(self._sinks, capacity // 4), min(self._local, capacity // 2)
-        last = self.chunks[-1]
         members, _ = select_memory(
-            self._column_sums.means(head),
-            last.memory[head],
-            (0 if self.budgets[head] is None else last.start, n),
+            self._sampled.means(head),
+            np.arange(0),
+            (0, n),
             local=local,
             heavy=capacity - local - sinks,
             sinks=sinks,
@@ -289,8 +289,8 @@ class HeadwiseLayer(CachedLayer):
         )
         kept = 1 - n / SAMPLED_QUERIES
         for state, new in (
-            (self._column_sums.sums, weights.sum(axis=(0, 1))),
-            (self._column_sums.ages, n),
+            (self._sampled.sums, weights.sum(axis=(0, 1))),
+            (self._sampled.ages, n),
         ):
             state[head] = kept * state[head] + new
 

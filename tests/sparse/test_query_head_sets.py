@@ -82,6 +82,13 @@ def test_equal_to_repeated_kv_heads(
     np.testing.assert_array_equal(threaded, out)
 
 
-def test_generated_tokens_do_not_go_with_sets_of_query_heads() -> None:
-    with pytest.raises(ValueError, match="by_query_head does not go with decode_from"):
+def test_generated_tokens_go_by_kv_heads() -> None:
+    with pytest.raises(ValueError, match="by_query_head with decode_from needs decode_budgets"):
         _core.headwise_policy([4], by_query_head=True, decode_from=100)
+    policy = _core.headwise_policy(
+        list(BUDGETS), by_query_head=True, decode_from=0, decode_budgets=[4]
+    )
+    with pytest.raises(ValueError, match="1 decode_budgets do not fit 1 layers with 2 KV heads"):
+        _core.ChunkedAttention(
+            policy, len(BUDGETS), 2, HEAD_DIM, chunk_size=S, batch_size=S, max_context=N
+        )

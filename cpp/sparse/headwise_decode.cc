@@ -1,0 +1,116 @@
+#include "sparse/headwise_decode.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace edgeh2o {
+namespace {
+
+// Pages of 16 lose twice as much with as many positions.
+constexpr size_t kPageSize = 4;
+// Last queries of a prompt by which positions are judged.
+constexpr size_t kSampledQueries = 64;
+
+}  // namespace
+
+HeadwiseDecode::HeadwiseDecode(const HeadwiseOptions& options)
+    : options_(options),
+      budgets_(options.decode_budgets.empty() ? options.budgets : options.decode_budgets),
+      hitters_({/*is_mean=*/true, /*decay=*/1.0f}),
+      landmarks_(options.page_size, options.max_past),
+      pages_(kPageSize, options.decode_pages, 2 * options.decode_pages) {
+  EH2O_CHECK(!options.by_query_head || options.decode_from == SIZE_MAX || !options.decode_budgets.empty(),
+             "generated tokens read by KV heads: by_query_head with decode_from needs decode_budgets");
+  for (const size_t budget : budgets_) EH2O_CHECK(budget > 0, "a budget is 0; it must be at least 1");
+}
+
+bool HeadwiseDecode::is_used(const PolicyShape& shape) const {
+  const auto has_budget = [](size_t budget) { return budget != HeadwiseOptions::kFull; };
+  return options_.decode_from <= shape.max_context &&
+         std::any_of(budgets_.begin(), budgets_.end(), has_budget);
+}
+
+bool HeadwiseDecode::has_pages(const PolicyShape& shape) const {
+  return options_.decode_pages > 0 && is_used(shape) &&
+         shape.max_context >= 2 * options_.decode_pages * kPageSize;
+}
+
+void HeadwiseDecode::add_needs(const PolicyShape& shape, PolicyNeeds& needs) const {
+  if (!is_used(shape)) return;
+  EH2O_CHECK(budgets_.size() == shape.n_slots(), budgets_.size(), " decode_budgets do not fit ",
+             shape.n_layers(), " layers with ", shape.n_slots(), " KV heads");
+  needs.ends_prompts = true;
+  needs.n_sampled_queries = kSampledQueries;
+}
+
+// As many as a chunk at the end of the prompt would read: a memory set and the chunk itself.
+size_t HeadwiseDecode::capacity(const PolicyShape& shape, size_t slot) const {
+  if (!is_used(shape) || budgets_[slot] == HeadwiseOptions::kFull) return 0;
+  return std::min(std::min(budgets_[slot], shape.max_context) + shape.chunk_size, shape.max_context);
+}
+
+void HeadwiseDecode::take_buffers(Arena& arena, const PolicyShape& shape) {
+  shape_ = shape;
+  is_used_ = is_used(shape);
+  std::vector<size_t> capacities;
+  std::vector<bool> has_landmarks;
+  has_pages_.clear();
+  max_positions_ = 0;
+  for (size_t slot = 0; slot < shape.n_slots(); ++slot) {
+    capacities.push_back(capacity(shape, slot));
+    max_positions_ = std::max(max_positions_, capacities.back());
+    has_landmarks.push_back(capacities.back() > 0);
+    has_pages_.push_back(capacities.back() == 0 && has_pages(shape));
+  }
+  chooses_ = std::find(has_pages_.begin(), has_pages_.end(), true) != has_pages_.end();
+  if (!is_used_) return;
+  hitters_.take_buffers(arena, shape, capacities);
+  landmarks_.take_buffers(arena, shape, has_landmarks);
+  pages_.take_buffers(arena, shape, has_pages_);
+  positions_ = arena.take<int32_t>(shape.max_layer_slots * max_positions_);
+}
+
+void HeadwiseDecode::begin_prompt() {
+  if (!is_used_) return;
+  hitters_.begin_prompt();
+  landmarks_.begin_prompt();
+  pages_.begin_prompt();
+}
+
+void HeadwiseDecode::set_budgets(const std::vector<size_t>& budgets) {
+  EH2O_CHECK(budgets.empty() || budgets.size() == budgets_.size(), budgets.size(), " decode_budgets for ",
+             budgets_.size(), " KV heads");
+  for (size_t slot = 0; slot < budgets.size(); ++slot) {
+    EH2O_CHECK(budgets[slot] > 0 && (budgets[slot] <= budgets_[slot] || budgets[slot] == HeadwiseOptions::kFull),
+               "a budget of ", budgets[slot], " is 0 or more than the ", budgets_[slot], " that there is room for");
+  }
+  if (budgets.empty()) {
+    std::fill(budgets_.begin(), budgets_.end(), HeadwiseOptions::kFull);
+  } else {
+    budgets_ = budgets;
+  }
+}
+
+void HeadwiseDecode::observe_sample(size_t slot, size_t n_queries, Span<const float> sums) {
+  hitters_.observe_sample(slot, n_queries, kSampledQueries, sums);
+}
+
+size_t HeadwiseDecode::prompt_rows(const PolicyShape& shape, size_t slot) const {
+  const size_t n_positions = capacity(shape, slot);
+  return n_positions > 0 ? n_positions + landmarks_.max_rows(shape) : 0;
+}
+
+MemorySet HeadwiseDecode::end_prompt(size_t slot, const SelectionInput& input) {
+  if (has_pages_[slot]) pages_.end_prompt(slot, input);
+  const size_t n_tokens = input.chunk.begin, n_positions = capacity(shape_, slot);
+  if (n_positions == 0 || n_tokens < options_.decode_from || n_tokens <= n_positions) {
+    return MemorySet::all_of({0, n_tokens});
+  }
+  int32_t* positions = positions_ + shape_.slots[slot].index * max_positions_;
+  MemorySet set = hitters_.peek(slot, input, options_.forced(n_positions), n_positions, positions);
+  set.synthetic = landmarks_.summarise(slot, input, set);
+  return set;
+}
+
+}  // namespace edgeh2o
