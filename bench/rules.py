@@ -112,7 +112,7 @@ def measure_quality(
             before = runner.decode_bytes
             parts = [
                 compare_logits(exact, ours, rest[first + 1 : first + 1 + len(exact)])
-                for first, exact, ours in decode_together([dense, runner], rest[:-1], 1)
+                for first, (exact, ours) in decode_together([dense, runner], rest[:-1], 1)
             ]
             n_bytes += runner.decode_bytes - before
             answers.append(join_scores(parts))

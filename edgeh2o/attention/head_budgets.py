@@ -65,9 +65,7 @@ class HeadBudgets:
             mean=mean,
         )
 
-    def of_decode(
-        self, found: HeadBudgets, *, is_asked_for: bool
-    ) -> tuple[Budget, ...] | None:
+    def of_decode(self, found: HeadBudgets, *, is_asked_for: bool) -> tuple[Budget, ...] | None:
         """Those of generated tokens per KV head, None where there are none; ``found`` serves
         shorter prompts.
 

@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--decode",
-        action="store_true",
-        help="give query heads that share a KV head one budget, by which generated tokens can go "
-        "too, and measure what that costs: where it is harmless, runs decode so by default",
+        action=argparse.BooleanOptionalAction,
+        help="measure what generated tokens lose that go by the budgets: where it is harmless, "
+        "runs decode so by default (default: if --length suffices for it)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="where to write (default: the cache folder)"
@@ -76,8 +76,8 @@ def execute(args: argparse.Namespace) -> int:
             print(f"--budget {budget:<5} perplexity loss {loss:+.2f} %")
         if table.rounding is not None:
             print(_describe_rounding(table.rounding))
-        if args.decode:
-            print(_describe_decode(table))
+        if line := _describe_decode(table, is_asked_for=args.decode):
+            print(line)
     write_table(table, path)
     print(path)
     return 0
@@ -93,11 +93,12 @@ def _describe_rounding(measured: RoundingQuality) -> str:
     )
 
 
-def _describe_decode(table: BudgetTable) -> str:
-    """What ``--decode`` found out, in a line."""
+def _describe_decode(table: BudgetTable, *, is_asked_for: bool | None) -> str:
+    """What ``--decode`` found out, in a line; empty if there is nothing to say."""
     measured = table.decode
     if measured is None:
-        return "decode         not measured: a default run takes none of these budgets"
+        way = "decode         not measured: a default run takes none of these budgets"
+        return way if is_asked_for else ""
     kind, kl = max(measured.kl.items(), key=lambda item: item[1])
     way = "headwise" if measured.is_harmless else "dense"
     return (

@@ -18,7 +18,12 @@ from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
 from ..errors import UsageError
 from .comparison import WindowComparer
-from .decode_calibration import check_decode_length, count_decode_steps, measure_decode
+from .decode_calibration import (
+    check_decode_length,
+    count_decode_steps,
+    measure_decode,
+    measures_decode,
+)
 from .long_texts import make_window
 from .progress import Progress
 from .rounding_calibration import count_rounding_steps, measure_rounding
@@ -85,14 +90,14 @@ def calibrate(
     texts: Sequence[str] | None = None,
     *,
     length: int = DEFAULT_LENGTH,
-    decode: bool = False,
+    decode: bool | None = None,
     on_progress: OnProgress | None = None,
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
 
-    Without texts those of ``default_texts`` are read. With ``decode`` the budgets are those of KV
-    heads, by which generated tokens can go too, and what that costs with the one that a default run
-    would take is measured.
+    Without texts those of ``default_texts`` are read. What generated tokens lose that go by the
+    budget of a default run is measured too, unless ``decode`` is False; by default where windows
+    are long enough.
     Losses are means over the same windows: they say how budgets compare, and are a little lower
     than on other text. What products of attention in 8 bits lose is measured where there are any.
     ``on_progress("calibrate", done, total)`` counts steps of equal weight.
@@ -107,6 +112,7 @@ def calibrate(
         )
     if decode:
         check_decode_length(length)
+    decode = measures_decode(length) if decode is None else decode
     model = llm.model
     require_measurable(llm.config, "calibration")
     if not model.shows_attention:
@@ -152,8 +158,6 @@ def calibrate(
         texts=tuple(f"{window.name}: {length} tokens" for window in windows),
         version=__version__,
     )
-    if decode:
-        table = table.of_kv_heads()
     losses = _measure_losses(llm, table, [window.tokens for window in windows], progress)
     by_name = {window.name: [window.tokens] for window in windows}
     rounding = measure_rounding(llm, by_name, FIRST_QUERY, on_step=progress.advance)

@@ -47,7 +47,7 @@ def evaluate_decoding(
     progress = Progress(on_progress, 2 * tokens.size)
     pairs_computed, pairs_dense, scores = 0, 0, []
     for window in tokens:
-        scores.append(compare_decodes(runners, window, n_decoded, on_tokens=progress.advance))
+        scores += compare_decodes(runners, window, n_decoded, on_tokens=progress.advance)
         pairs_computed += runners[1].pairs_computed
         pairs_dense += runners[1].pairs_dense
     return PerplexityReport(
@@ -101,21 +101,24 @@ def compare_decodes(
     n_decoded: int,
     *,
     on_tokens: Callable[[int], None],
-) -> TokenScores:
+) -> list[TokenScores]:
     """Scores of the last ``n_decoded`` - 1 tokens of ``window`` [n], decoded as they stand.
 
-    ``runners`` are those of ``start_decoders``; ``on_tokens`` counts to 2 * n.
+    The first of ``runners``, such as those of ``start_decoders``, is what the others are compared
+    with: one result for each of these. ``on_tokens`` counts to n for every runner.
     """
     prompt, rest = np.split(window, [len(window) - n_decoded])
     for runner in runners:
         prefill_prompt(runner, prompt)
         on_tokens(len(prompt))
-    parts = []
-    for first, dense, sparse in decode_together(runners, rest[:-1]):
-        parts.append(compare_logits(dense, sparse, rest[first + 1 : first + 1 + len(dense)]))
-        on_tokens(2 * len(dense))
-    on_tokens(2)
-    return join_scores(parts)
+    parts: list[list[TokenScores]] = [[] for _ in runners[1:]]
+    for first, (dense, *others) in decode_together(runners, rest[:-1]):
+        targets = rest[first + 1 : first + 1 + len(dense)]
+        for own, logits in zip(parts, others, strict=True):
+            own.append(compare_logits(dense, logits, targets))
+        on_tokens(len(runners) * len(dense))
+    on_tokens(len(runners))
+    return [join_scores(own) for own in parts]
 
 
 def _summarise(scores: list[TokenScores]) -> tuple[RangeQuality, ...]:
@@ -128,16 +131,15 @@ def _summarise(scores: list[TokenScores]) -> tuple[RangeQuality, ...]:
 
 def decode_together(
     runners: list[Runner], tokens: NDArray[np.int32], most: int | None = None
-) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
-    """Index of a block of ``tokens``, and its logits [n, vocab_size] of both runners.
+) -> Iterator[tuple[int, list[NDArray[np.float32]]]]:
+    """Index of a block of ``tokens``, and its logits [n, vocab_size] of every runner.
 
     As many tokens go together as the runners take, or ``most``.
     """
     step = min(most or len(tokens), *(runner.max_decode_tokens for runner in runners))
     for first in range(0, len(tokens), step):
         block = tokens[first : first + step]
-        dense, sparse = (decode_block(runner, block) for runner in runners)
-        yield first, dense, sparse
+        yield first, [decode_block(runner, block) for runner in runners]
 
 
 def decode_block(runner: Runner, tokens: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -159,7 +159,7 @@ def _decodes(llm: LLM, context_size: int, n_decoded: int) -> _Compare:
     runners = start_decoders(llm, context_size, context_size - n_decoded)
 
     def compare(window: Window) -> tuple[TokenScores, int]:
-        scores = compare_decodes(runners, window, n_decoded, on_tokens=lambda _: None)
+        (scores,) = compare_decodes(runners, window, n_decoded, on_tokens=lambda _: None)
         return scores, runners[1].pairs_computed
 
     return compare

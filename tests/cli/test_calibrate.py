@@ -94,14 +94,17 @@ def test_it_has_no_flags_of_an_attention(model: str, expect_usage_error: ExpectU
 
 
 @pytest.mark.usefixtures("cache")
-def test_decode_is_measured_if_asked_for(
+def test_decode_is_measured(
     model: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_calibration, "KINDS", {"pairs": KINDS["pairs"]})
-    command = ["calibrate", model, "--text", text, "--length", "2400", "--decode"]
-    for losses, way in (({512: 0.2, 768: 0.1}, "by default"), ({512: 0.7}, "not measured")):
+    command = ["calibrate", model, "--text", text, "--length", "2400"]
+    for losses, flags, way in (
+        ({512: 0.2, 768: 0.1}, [], "by default"),
+        ({512: 0.7}, ["--decode"], "not measured"),
+    ):
         monkeypatch.setattr(calibration, "_measure_losses", lambda *_, losses=losses: losses)
-        assert main(command) == 0
+        assert main([*command, *flags]) == 0
         *_, line, path = capsys.readouterr().out.splitlines()
         assert way in line
         measured = json.loads(Path(path).read_text()).get("decode")

@@ -1,8 +1,9 @@
-"""What ``calibrate --decode`` measures: decode by a table's budgets, less what rounding does."""
+"""What ``calibrate`` measures of decode by a table's budgets, less what rounding does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,56 +31,60 @@ def llm(tiny_model: TinyModelFactory) -> Iterator[LLM]:
         yield llm
 
 
-def _table(llm: LLM) -> BudgetTable:
+def _table(llm: LLM, *, by_query_head: bool) -> BudgetTable:
     sizes = {"chunk_size": 64, "length": LENGTH, "mean_past": 2000.0, "levels": (BUDGET, 128)}
-    return table_of_model(llm.config, ((1.0, 0.5),), **sizes)
+    table = table_of_model(llm.config, ((1.0, 0.5),), **sizes)
+    if not by_query_head:
+        return table
+    group = llm.config.n_heads // llm.config.n_kv_heads
+    errors = tuple(row for row in table.errors for _ in range(group))
+    return replace(table, n_heads=llm.config.n_heads, errors=errors)
 
 
-def test_decode_is_measured_on_every_kind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_query_head", [False, True])
+def test_decode_is_measured_on_every_kind(
+    by_query_head: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
-    table, steps = _table(llm), []
+    table, steps = _table(llm, by_query_head=by_query_head), []
     quality = measure_decode(llm, table, BUDGET, LENGTH, on_step=lambda: steps.append(1))
-    assert len(steps) == count_decode_steps() == 8
+    assert len(steps) == count_decode_steps() == 4
     assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
-    budgets = table.budgets(BUDGET)
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 64
+    sparse = HeadwiseConfig(
+        budgets=table.budgets(BUDGET), by_query_head=by_query_head, decode_attention="dense"
+    )
     for kind, kl in quality.kl.items():
         divergences = []
-        for each in (budgets, (kept, *[None] * (n_heads - 1))):
-            runners = [
-                llm.start_runner(
-                    LENGTH, attention=HeadwiseConfig(budgets=each, decode_attention=way)
-                )
-                for way in ("dense", "headwise")
-            ]
+        for each in (table.of_kv_heads().budgets(BUDGET), (kept, *[None] * (n_heads - 1))):
+            rule = replace(sparse, decode_attention="headwise", decode_budgets=each)
+            runners = [llm.start_runner(LENGTH, attention=way) for way in (sparse, rule)]
             windows = [make_window(llm, kind, LENGTH, seed=seed) for seed in (0, 1)]
             scores = [
-                compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)
+                compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)[0]
                 for window in windows
             ]
             divergences.append(np.mean([each.kl.mean() for each in scores]))
-        rule, rounding = divergences
-        assert rule > rounding > 0
-        assert kl == pytest.approx(rule - rounding, abs=1e-6)
+        by_budgets, rounding = divergences
+        assert by_budgets > rounding > 0
+        assert kl == pytest.approx(by_budgets - rounding, abs=1e-6)
 
 
-def test_a_calibration_may_measure_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By KV heads, with the budget that a default run takes; without one nothing is measured."""
+def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the budget that a default run takes; without one nothing is measured."""
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
-    table = calibrate(llm, texts, length=LENGTH)
-    assert (table.n_heads, table.decode) == (llm.config.n_heads, None)
     losses = {512: 0.7, 768: 0.4, 1024: 0.1}
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: losses)
+    assert calibrate(llm, texts, length=LENGTH, decode=False).decode is None
+    assert calibrate(llm, texts, length=2303).decode is None
     reports: list[tuple[str, int, int]] = []
-    table = calibrate(
-        llm, texts, length=LENGTH, decode=True, on_progress=lambda *report: reports.append(report)
-    )
-    assert table.n_heads == 0 and len(table.errors) == llm.config.n_slots
+    table = calibrate(llm, texts, length=LENGTH, on_progress=lambda *report: reports.append(report))
+    assert table.n_heads == llm.config.n_heads
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (768, LENGTH)
-    n_steps = llm.config.n_layers + 8 + count_rounding_steps(llm, 1)
+    n_steps = llm.config.n_layers + 4 + count_rounding_steps(llm, 1)
     assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
     assert any(kl > 0 for kl in table.decode.kl.values())
     with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):

@@ -78,7 +78,7 @@ def test_kinds_of_text_are_decoded(llm: LLM) -> None:
     for kind in report.kinds:
         windows = [make_window(llm, kind.kind, CONTEXT, seed=seed) for seed in seeds]
         scores = [
-            compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)
+            compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)[0]
             for window in windows
         ]
         assert kind.tokens == 2 * (DECODED - 1)
