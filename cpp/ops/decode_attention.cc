@@ -148,7 +148,7 @@ AttentionTile DecodeAttention::range_result(const Round& round, size_t kv_head, 
   tile.n_rows = n_tokens * group_size();
   tile.group_size = group_size();
   tile.key_dim = heads.key_dim;
-  tile.value_dim = heads.value_dim;
+  tile.value_dim = round.value_dim;
   tile.soft_cap = heads.soft_cap * kLog2E;
   tile.q = q_ + (kv_head * kMaxDecodeTokens + token) * group_size() * heads.key_dim;
   tile.weight_stride = kRangeKeys;
@@ -284,15 +284,15 @@ void DecodeAttention::run(MatView<const float> q, const LayerKv& kv, MatView<flo
                             heads.scale * kLog2E, width);
     }
   }
-  const size_t per_round = n_results_ / n_tokens;
+  const size_t per_round = n_results_ / n_tokens, value_dim = out.data ? heads.value_dim : 0;
   for (size_t first = 0; first < n_ranges; first += per_round) {
-    const Round round{first, std::min(first + per_round, n_ranges), n_tokens};
+    const Round round{first, std::min(first + per_round, n_ranges), n_tokens, value_dim};
     attend(round, kv, sums.data != nullptr);
     merge(round, kv, out);
   }
   if (sums.data == nullptr) return;
   EH2O_DASSERT(n_ranges <= per_round);
-  const Round round{0, n_ranges, n_tokens};
+  const Round round{0, n_ranges, n_tokens, value_dim};
   parallel_for(heads.n_kv_heads * n_ranges, [&](size_t task, size_t) {
     const size_t kv_head = task / n_ranges;
     add_weights(round, kv_head, task % n_ranges, sums.data + kv_head * sums.stride);
@@ -358,9 +358,10 @@ void DecodeAttention::merge(const Round& round, const LayerKv& kv, MatView<float
   parallel_for(heads.n_kv_heads * n_tokens, [&](size_t task, size_t) {
     const size_t kv_head = task / n_tokens, token = task % n_tokens;
     float* m = merged_ + (kv_head * kMaxDecodeTokens + token) * 4 * n_rows;
-    const SoftmaxRows state{m, m + n_rows, out.row(token) + kv_head * n_rows * heads.value_dim, 0};
+    float* o = round.value_dim > 0 ? out.row(token) + kv_head * n_rows * heads.value_dim : nullptr;
+    const SoftmaxRows state{m, m + n_rows, o, 0};
     if (kv.sinks && round.first == 0) {
-      begin_with_sinks(state, kv.sinks + kv_head * n_rows, n_rows, n_rows, heads.value_dim);
+      begin_with_sinks(state, kv.sinks + kv_head * n_rows, n_rows, n_rows, round.value_dim);
     }
     const size_t end = std::min(round.end, keys(kv_head, token).n_ranges());
     for (size_t i = round.first; i < end; ++i) {

@@ -47,7 +47,7 @@ class DecodeAttention {
 
   // q [n][n_heads * key_dim], out [n][n_heads * value_dim], n <= kMaxDecodeTokens, after set_memory for every
   // token and KV head. sums: where a plan that sums weights adds those of n <= kMaxSummedTokens tokens, which
-  // read everything before them.
+  // read everything before them; then out may be empty, where the sums are all that is wanted.
   void run(MatView<const float> q, const LayerKv& kv, MatView<float> out, KeySums sums = {}) const;
 
  private:
@@ -67,6 +67,7 @@ class DecodeAttention {
   // Ranges whose results are kept until they are merged: as many as there is room for with so many tokens.
   struct Round {
     size_t first, end, n_tokens;
+    size_t value_dim;  // 0: weights alone are wanted
   };
   // Neighbours in the cache.
   struct Run {

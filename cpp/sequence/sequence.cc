@@ -12,6 +12,8 @@ namespace {
 // The part of the memory sets that a call may read twice.
 constexpr size_t kMaxRepeats = 2;
 
+// Every so-manieth query is sampled: neighbours ask for much the same.
+constexpr size_t kSampleStep = 2;
 // Of the queries that a policy samples, what a call gets that does not end the prompt: the last one may be
 // short.
 constexpr size_t kLaterSamples = 4;
@@ -247,7 +249,7 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
                       size_t n_threads, MatView<float> out) {
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
-  if (window == 0 && plan(layer).needs.n_sampled_queries > 0) sample(layer, q, end, scratch, n_threads, out);
+  if (window == 0 && plan(layer).needs.n_sampled_queries > 0) sample(layer, q, end, scratch, n_threads);
   const uint64_t n_pairs =
       is_guarded(layer, window)
           ? attend_guarded(layer, q, end, scratch, n_threads, out)
@@ -255,19 +257,20 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
 }
 
-void Sequence::sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch, size_t n_threads,
-                      MatView<float> out) {
+void Sequence::sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
+                      size_t n_threads) {
   const size_t n_heads = plan(layer).shape.heads.n_kv_heads, n_tokens = this->layer(layer).n_tokens();
   const size_t most = plan(layer).needs.n_sampled_queries / (end == PromptEnd::kLater ? kLaterSamples : 1),
-               n = std::min(most, q.rows);
+               n = std::min(most, ceil_div(q.rows, kSampleStep));
   const auto slot = [&](size_t head) { return kv_shape_.slot(layer, head); };
   const auto is_sampled = [&](size_t head) { return policy_->is_sampled(slot(head)); };
   size_t n_sampled = 0;
   for (size_t head = 0; head < n_heads; ++head) n_sampled += is_sampled(head);
   if (n_sampled == 0) return;
   sampled_.assign(n_heads * n_tokens, 0.0f);
-  add_weights(layer, q.rows_from(q.rows - n, n), {sampled_.data(), n_tokens}, scratch, n_threads, out,
-              is_sampled);
+  const MatView<const float> sampled{q.row(q.rows - 1 - (n - 1) * kSampleStep), n, q.cols,
+                                     kSampleStep * q.stride};
+  add_weights(layer, sampled, kSampleStep, {sampled_.data(), n_tokens}, scratch, n_threads, is_sampled);
   for (size_t head = 0; head < n_heads; ++head) {
     if (is_sampled(head))
       policy_->observe_sample(slot(head), n, {sampled_.data() + head * n_tokens, n_tokens});

@@ -188,9 +188,8 @@ class Sequence {
   // token, lest guesses that were wrong count. The scratch grows. Throws std::invalid_argument for a policy
   // that acts in decode, and for keys of a type that cannot be rotated again and again.
   void allow_eviction(bool is_allowed);
-  // The last rows q of a prefill call, whose keys are in the cache, in a layer without a window; out: a few
-  // rows of anything.
-  void observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads, MatView<float> out);
+  // The last rows q of a prefill call, whose keys are in the cache, in a layer without a window.
+  void observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads);
   bool observes(size_t layer) const { return layers_[layer].received != nullptr; }
   // Drops n_dropped tokens, of every KV head its own: those that the policy names, or the oldest where there
   // is a window. The others count as tokens 0 to position() - 1 then, there are no marks, and nothing before
@@ -288,27 +287,27 @@ class Sequence {
     return error.relative() > shape_.guard.limit_of(layer, n_layers());
   }
   void choose_again(size_t layer);
-  // What the policy samples of a prefill call's rows q; out: a few rows of anything.
-  void sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch, size_t n_threads,
-              MatView<float> out);
-  // Adds what the queries q of the latest tokens give every key to sums, of the KV heads that are wanted.
+  // What the policy samples of a prefill call's rows q.
+  void sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch, size_t n_threads);
+  // Adds what queries give every key to sums, of the KV heads that are wanted: q are those of the latest
+  // token and of every step-th before it.
   template <typename F>
-  void add_weights(size_t layer, MatView<const float> q, KeySums sums, uint8_t* scratch, size_t n_threads,
-                   MatView<float> out, const F& is_wanted) {
+  void add_weights(size_t layer, MatView<const float> q, size_t step, KeySums sums, uint8_t* scratch,
+                   size_t n_threads, const F& is_wanted) {
     const AttentionPlan& plan = this->plan(layer);
     const LayerKv& kv = this->layer(layer).rows();
-    const size_t begin = this->layer(layer).n_tokens() - q.rows;
+    const size_t begin = this->layer(layer).n_tokens() - 1 - (q.rows - 1) * step;
     for (size_t first = 0; first < q.rows; first += kMaxSummedTokens) {
       const size_t n = std::min(kMaxSummedTokens, q.rows - first);
       DecodeAttention attention(plan, scratch, n_threads);
       for (size_t token = 0; token < n; ++token) {
-        const size_t position = begin + first + token;
+        const size_t position = begin + (first + token) * step;
         for (size_t head = 0; head < plan.shape.heads.n_kv_heads; ++head) {
           const size_t first_key = is_wanted(head) ? 0 : position;
           attention.set_memory(token, head, MemorySet::all_of({first_key, position}), position, kv);
         }
       }
-      attention.run(q.rows_from(first, n), kv, out.rows_from(0, n), sums);
+      attention.run(q.rows_from(first, n), kv, {}, sums);
     }
   }
   void read_as(Layer& layer, size_t set, unsigned number) const;

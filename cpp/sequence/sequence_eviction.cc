@@ -68,11 +68,10 @@ void Sequence::check_eviction() const {
       "or --context-full shift");
 }
 
-void Sequence::observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads,
-                       MatView<float> out) {
+void Sequence::observe(size_t layer, MatView<const float> q, uint8_t* scratch, size_t n_threads) {
   const size_t n = std::min(kObservedQueries, q.rows);
   const KeySums sums = layers_[layer].received->begin_queries(this->layer(layer).n_tokens(), n);
-  add_weights(layer, q.rows_from(q.rows - n, n), sums, scratch, n_threads, out, [](size_t) { return true; });
+  add_weights(layer, q.rows_from(q.rows - n, n), 1, sums, scratch, n_threads, [](size_t) { return true; });
 }
 
 std::vector<int32_t> Sequence::choose_dropped(size_t layer, size_t n_dropped, std::vector<float>* scores) {

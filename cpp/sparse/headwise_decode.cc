@@ -9,8 +9,8 @@ namespace {
 
 // Pages of 16 lose twice as much with as many positions.
 constexpr size_t kPageSize = 4;
-// Last queries of a prompt by which positions are judged.
-constexpr size_t kSampledQueries = 64;
+// Queries at the end of a prompt by which positions are judged: 16 and 64 choose as well.
+constexpr size_t kSampledQueries = 32;
 
 }  // namespace
 

@@ -128,8 +128,8 @@ struct PolicyNeeds {
   bool looks_at_past = false, looks_at_queries = false;
   bool ends_prompts = false;    // end_prompt is asked
   bool ends_by_scores = false;  // and goes by the scores of all chunks of the prompt
-  // Last queries of a prompt whose weights over everything the sampled slots get, and a part of them of every
-  // call before its last.
+  // Queries of a prompt, every second of its last ones, whose weights over everything the sampled slots get,
+  // and a part of them of every call before its last.
   size_t n_sampled_queries = 0;
 };
 
@@ -216,7 +216,7 @@ class SparsePolicy {
   // sums[i]: column sum of the i-th position of the memory set that the chunk read.
   virtual void observe_memory(size_t /*slot*/, PositionRange /*chunk*/, const MemorySet& /*memory*/,
                               Span<const float> /*sums*/) {}
-  // sums[i]: what the i-th token of the prompt received from the last n_queries of a call, which read all
+  // sums[i]: what the i-th token of the prompt received from n_queries at the end of a call, which read all
   // before them, summed over the query heads of the group. Comes before the chunks of the call.
   virtual void observe_sample(size_t /*slot*/, size_t /*n_queries*/, Span<const float> /*sums*/) {}
 

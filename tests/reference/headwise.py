@@ -32,9 +32,9 @@ everything if N <= b + S. With b = None it reads the pages that `choose_pages` o
 tests/reference/pages.py gives, of 4 positions and `decode_pages` of them, if every head has not
 b = None. Here b is that of `decode_budgets`, if they are given, and the scores are s_j / max(n_j,
 32) of
-    s_j <- (1 - n / 64) s_j + sum_i p_ij,   n_j <- (1 - n / 64) n_j + n,
-p_ij the weights of the causal softmax over all keys, i the last n tokens of every call, at most 64
-of a prompt's last call and 16 of the others.
+    s_j <- (1 - n / 32) s_j + sum_i p_ij,   n_j <- (1 - n / 32) n_j + n,
+p_ij the weights of the causal softmax over all keys, i the last and every second token before it of
+every call, n of them, at most 32 of a prompt's last call and 8 of the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RECALL_PAGE = 16
 # Positions of the pages that generated tokens choose from.
 DECODE_PAGE = 4
 # Most queries of a call by which positions are judged that generated tokens may read.
-SAMPLED_QUERIES = 64
+SAMPLED_QUERIES = 32
 # Landmarks that a past of any length may have.
 MIN_LANDMARKS = 32
 
@@ -210,7 +210,8 @@ class HeadwiseLayer(CachedLayer):
         self._sampled.grow(k.shape[0], first + k.shape[1])
         for head, queries in enumerate(group_queries(q, k.shape[0])):
             most = SAMPLED_QUERIES if is_last else SAMPLED_QUERIES // 4
-            self._sample(head, queries[:, -most:])
+            sampled = np.arange(q.shape[1])[::-2][:most][::-1]
+            self._sample(head, queries[:, sampled], first + sampled)
         n_sparse = q.shape[1] - min(self._tail if is_last else 0, q.shape[1])
         parts = [
             self._run_chunk(
@@ -276,8 +277,8 @@ class HeadwiseLayer(CachedLayer):
             *rows, members, n, page_size=self._page_size, n_fine=self._max_past
         )
 
-    def _sample(self, head: int, queries: Array) -> None:
-        """Scores of all positions by `queries` [group, n, d], the last so many."""
+    def _sample(self, head: int, queries: Array, positions: Positions) -> None:
+        """Scores of all positions by `queries` [group, n, d] at `positions` [n]."""
         n, end = queries.shape[1], self.k.shape[1]
         _, weights = attend(
             queries,
@@ -285,7 +286,7 @@ class HeadwiseLayer(CachedLayer):
             self.v[head],
             scale=queries.shape[2] ** -0.5 if self.scale is None else self.scale,
             soft_cap=self.soft_cap,
-            visible=np.arange(end) <= np.arange(end - n, end)[:, None],
+            visible=np.arange(end) <= positions[:, None],
         )
         kept = 1 - n / SAMPLED_QUERIES
         for state, new in (

@@ -165,7 +165,7 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
   const auto n_threads = static_cast<size_t>(call.workspace.n_threads());
   const bool has_queries = !is_row || spec.heads.has_own_kv();  // of all rows
   if (!step.is_decode && has_queries && spec.window == 0 && sequence.observes(call.layer)) {
-    sequence.observe(call.layer, queries, scratch, n_threads, attended);
+    sequence.observe(call.layer, queries, scratch, n_threads);
   }
   if (is_row) {
     if (first == n) return;
