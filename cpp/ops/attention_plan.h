@@ -16,10 +16,11 @@ struct AttentionPlan {
   size_t scratch_bytes(size_t n_threads) const;
 
   // Whether the last token of every prompt reads all that it may see, whatever was scored and chosen before,
-  // and no generated token asks for the scores.
+  // and no generated token asks for the scores. Queries to another layer's keys that are sampled are there
+  // only where all rows attend.
   bool ends_dense(size_t window) const {
     if (window > 0) return true;
-    return needs.n_sampled_queries == 0 &&
+    return (needs.n_sampled_queries == 0 || shape.heads.has_own_kv()) &&
            (needs.reads_all || (needs.n_dense_tail > 0 && !needs.ends_by_scores));
   }
 

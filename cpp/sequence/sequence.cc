@@ -249,7 +249,7 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
                       size_t n_threads, MatView<float> out) {
   const LayerKv& kv = this->layer(layer).rows();
   const size_t first = this->layer(layer).n_tokens() - q.rows;
-  if (window == 0 && plan(layer).needs.n_sampled_queries > 0) sample(layer, q, end, scratch, n_threads);
+  sample(layer, q, window, end, scratch, n_threads);
   const uint64_t n_pairs =
       is_guarded(layer, window)
           ? attend_guarded(layer, q, end, scratch, n_threads, out)
@@ -257,8 +257,9 @@ void Sequence::attend(size_t layer, MatView<const float> q, size_t window, Promp
   count_pairs(n_pairs, causal_pairs(first, q.rows, window));
 }
 
-void Sequence::sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch,
+void Sequence::sample(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
                       size_t n_threads) {
+  if (window > 0 || plan(layer).needs.n_sampled_queries == 0) return;
   const size_t n_heads = plan(layer).shape.heads.n_kv_heads, n_tokens = this->layer(layer).n_tokens();
   const size_t most = plan(layer).needs.n_sampled_queries / (end == PromptEnd::kLater ? kLaterSamples : 1),
                n = std::min(most, ceil_div(q.rows, kSampleStep));

@@ -126,6 +126,11 @@ class Sequence {
   void attend(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
               size_t n_threads, MatView<float> out);
 
+  // What the policy samples of a prefill call's rows q, whose keys are in the cache, if it does so; attend
+  // sees to it too.
+  void sample(size_t layer, MatView<const float> q, size_t window, PromptEnd end, uint8_t* scratch,
+              size_t n_threads);
+
   // Of layers with an indexer, in sequence_indexed.cc. What the queries of the tokens from `position` on,
   // whose keys are in the cache, choose by the layer's own indexer: see IndexChoice.
   void choose(size_t layer, MatView<const float> q, MatView<const float> weights, size_t position,
@@ -287,8 +292,6 @@ class Sequence {
     return error.relative() > shape_.guard.limit_of(layer, n_layers());
   }
   void choose_again(size_t layer);
-  // What the policy samples of a prefill call's rows q.
-  void sample(size_t layer, MatView<const float> q, PromptEnd end, uint8_t* scratch, size_t n_threads);
   // Adds what queries give every key to sums, of the KV heads that are wanted: q are those of the latest
   // token and of every step-th before it.
   template <typename F>

@@ -168,6 +168,9 @@ void mix_attention(const LayerCall& call, const Observer& observer) {
     sequence.observe(call.layer, queries, scratch, n_threads);
   }
   if (is_row) {
+    if (!step.is_decode && has_queries) {
+      sequence.sample(call.layer, queries, spec.window, step.end, scratch, n_threads);
+    }
     if (first == n) return;
     attend_rows(call, qkv.rows_from(first, n - first), first, attended.rows_from(first, n - first));
   } else if (!spec.heads.index.is_none()) {
