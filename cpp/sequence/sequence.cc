@@ -137,15 +137,15 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
       }
       AttentionState* attention =
           heads.is_none() || rows ? rows.get() : layers_[i - heads.kv_distance].attention;
-      layers_.push_back({attention,
-                         std::move(rows),
-                         std::move(recurrent),
-                         plan_of_layer[i],
-                         PromptMemory(*policy_, told, kv_shape_, i, shape.cache_types,
-                                      heads.values_are_keys, arena_),
-                         std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
-                         {},
-                         {}});
+      layers_.push_back(
+          {attention,
+           std::move(rows),
+           std::move(recurrent),
+           plan_of_layer[i],
+           PromptMemory(*policy_, told, kv_shape_, i, shape.cache_types, heads.values_are_keys, arena_),
+           std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
+           {},
+           {}});
     }
   };
   make_layers();
@@ -167,8 +167,7 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
                                        const SparsePolicy& policy, const SequenceShape& shape,
                                        size_t n_threads) {
   const std::vector<AttentionPlan> plans = make_plans(table, layers, policy, shape);
-  const PolicyShape told = policy_shape(layers, shape, policy.splits_groups()),
-                    kv_shape = told.of_kv_heads();
+  const PolicyShape told = policy_shape(layers, shape, policy.splits_groups()), kv_shape = told.of_kv_heads();
   Arena rows, recurrent;
   size_t received = 0;
   for (size_t i = 0; i < layers.size(); ++i) {

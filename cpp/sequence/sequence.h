@@ -332,7 +332,7 @@ class Sequence {
 
   SequenceShape shape_;
   std::shared_ptr<SparsePolicy> policy_;
-  PolicyShape kv_shape_;  // its slots in decode
+  PolicyShape kv_shape_;                    // its slots in decode
   std::vector<AttentionPlan> plans_;        // one for all layers of equal heads
   std::vector<AttentionPlan> dense_plans_;  // for calls with a window, where the policy splits groups
   std::vector<Layer> layers_;

@@ -82,8 +82,9 @@ void HeadwiseDecode::set_budgets(const std::vector<size_t>& budgets) {
   EH2O_CHECK(budgets.empty() || budgets.size() == budgets_.size(), budgets.size(), " decode_budgets for ",
              budgets_.size(), " KV heads");
   for (size_t slot = 0; slot < budgets.size(); ++slot) {
-    EH2O_CHECK(budgets[slot] > 0 && (budgets[slot] <= budgets_[slot] || budgets[slot] == HeadwiseOptions::kFull),
-               "a budget of ", budgets[slot], " is 0 or more than the ", budgets_[slot], " that there is room for");
+    EH2O_CHECK(
+        budgets[slot] > 0 && (budgets[slot] <= budgets_[slot] || budgets[slot] == HeadwiseOptions::kFull),
+        "a budget of ", budgets[slot], " is 0 or more than the ", budgets_[slot], " that there is room for");
   }
   if (budgets.empty()) {
     std::fill(budgets_.begin(), budgets_.end(), HeadwiseOptions::kFull);

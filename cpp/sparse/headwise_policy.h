@@ -74,7 +74,7 @@ class HeadwisePolicy final : public SparsePolicy {
 
  private:
   std::vector<size_t> capacities(const PolicyShape& shape) const;  // of chunks; 0: the whole past
-  std::vector<bool> recalls(const PolicyShape& shape) const;  // full heads that may need pages
+  std::vector<bool> recalls(const PolicyShape& shape) const;       // full heads that may need pages
   void take_buffers(Arena& arena, const PolicyShape& shape);
   void check_budgets(const std::vector<size_t>& budgets) const;
 

@@ -402,19 +402,19 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def holding(self, saved: Mapping[str, Any]) -> HeadwiseConfig:
         budgets, budget, max_past = (saved.get(n) for n in ("budgets", "budget", "max_past"))
-        decode = self.decode_attention
+        saved_decode = saved.get("decode")
+        decode, decode_budgets = self.decode_attention, None
+        if isinstance(saved_decode, Mapping):
+            decode_budgets = saved_decode.get("budgets")
         if self.leaves_decode_open:
-            decode = "headwise" if saved.get("decode_attention") == "headwise" else "dense"
+            decode = "dense" if decode_budgets is None else "headwise"
         if self._is_chosen_by_hand:
             is_as_asked = decode == "headwise"
             return self if is_as_asked else replace(self, decode_attention=decode)
         if not isinstance(budgets, list) or not budgets:
             return self
-        decode_budgets = saved.get("decode_budgets")
         if not isinstance(decode_budgets, list | None):
             return self
-        if decode_budgets is None:  # of a version that kept none of their own
-            decode = "dense"
         counts = [n for n in (*budgets, *(decode_budgets or ()), budget) if n is not None]
         if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
             return self
@@ -488,10 +488,10 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     def to_dict(self) -> dict[str, Any]:
         values = SparseAttentionConfig.to_dict(replace(self, found=None))  # it need not be copied
-        if self.decode_attention != "headwise":  # as in session files that know of nothing else
-            del values["decode_attention"], values["decode_pages"]
-        if self.decode_budgets is None:
-            del values["decode_budgets"]
+        names = ("decode_attention", "decode_pages", "decode_budgets")
+        way, pages, budgets = (values.pop(name) for name in names)
+        if way == "headwise":  # else as in session files that know of nothing else
+            values["decode"] = {"attention": way, "pages": pages, "budgets": budgets}
         if not self.by_query_head:
             del values["by_query_head"]
         return values

@@ -270,10 +270,11 @@ def _check_fingerprint(path: Path, saved: object, current: Mapping[str, Any]) ->
 
 def _first_difference(name: str, saved: object, current: object) -> tuple[str, object, object]:
     """The innermost first place where two unequal plain values part, and what is there."""
-    if isinstance(saved, dict) and isinstance(current, dict) and saved.keys() == current.keys():
-        for key, value in current.items():
-            if saved[key] != value:
-                return _first_difference(f"{name} {key}", saved[key], value)
+    if isinstance(saved, dict) and isinstance(current, dict):
+        for key in {**current, **saved}:
+            then, now = saved.get(key), current.get(key)
+            if then != now:
+                return _first_difference(f"{name} {key}", then, now)
     if isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
         for index, value in enumerate(current):
             if saved[index] != value:

@@ -185,12 +185,14 @@ def test_a_session_holds_them() -> None:
     saved = json.loads(json.dumps(larger.to_dict()))
     assert config.holding(saved).decode_budgets == larger.decode_budgets
     assert config.holding(saved).resolved(SMOLLM2_MODEL).decode_budgets == larger.decode_budgets
-    del saved["decode_budgets"]  # of a version that had none
-    old = config.holding(saved)
-    assert (old.budgets, old.decode_attention) == (larger.budgets, "dense")
+    decode = saved.pop("decode")
+    dense = config.holding(saved)
+    assert (dense.budgets, dense.decode_attention) == (larger.budgets, "dense")
     for bad in ([0] * 90, ["1"] * 90, 5, {}):
-        assert config.holding(saved | {"decode_budgets": bad}) is config
-    assert not config.holding(saved | {"decode_budgets": [1]}).fits(SMOLLM2_MODEL)
+        assert config.holding(saved | {"decode": decode | {"budgets": bad}}) is config
+    assert config.holding(saved | {"decode": 5}).decode_budgets is None
+    few = config.holding(saved | {"decode": decode | {"budgets": [1]}})
+    assert not few.fits(SMOLLM2_MODEL)
 
 
 def test_decode_budgets_that_cannot_be() -> None:

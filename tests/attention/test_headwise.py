@@ -286,11 +286,11 @@ def test_settings_from_plain_values() -> None:
 
 def test_decode_attention() -> None:
     sparse = HeadwiseConfig(decode_attention="headwise")
-    assert sparse.to_dict()["decode_attention"] == "headwise"
+    assert sparse.to_dict()["decode"]["attention"] == "headwise"
     assert sparse.decoding_densely() == HeadwiseConfig(decode_attention="dense")
     dense = HeadwiseConfig().resolved(Model())
     assert dense.decode_attention == "dense"
-    assert "decode_attention" not in dense.to_dict()  # as in older session files
+    assert "decode" not in dense.to_dict()  # as in older session files
     with pytest.raises(UsageError, match=r"decode_attention \(--decode-attention\) must be one"):
         HeadwiseConfig(decode_attention="quest")
 
@@ -347,7 +347,7 @@ def test_a_table_of_query_heads_serves_decode(tmp_path: Path) -> None:
 def test_a_session_decodes_as_it_did(tmp_path: Path) -> None:
     auto = _with_decode(HARMLESS, tmp_path)
     new = json.loads(json.dumps(auto.resolved(Model()).to_dict()))
-    old = {name: value for name, value in new.items() if not name.startswith("decode_")}
+    old = {name: value for name, value in new.items() if name != "decode"}
     for config in (auto, HeadwiseConfig()):
         assert config.holding(new).resolved(Model()).decode_attention == "headwise"
         assert config.holding(old).resolved(Model()).decode_attention == "dense"
