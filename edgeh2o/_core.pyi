@@ -238,8 +238,8 @@ def headwise_policy(
     ``max_past`` has. Landmarks of a longer past stand for longer pages. The last ``tail`` tokens
     of the prompt's last call read everything. Tokens generated after a prompt of ``decode_from``
     tokens or more (default: never) read, of it, by ``decode_budgets`` per layer and KV head
-    (default: ``budgets``, if those are) and a chunk besides, the positions that the last queries of
-    the prompt gave most, and landmarks; heads without a budget ``decode_pages`` pages of 4
+    (default: ``budgets``, if those are) and ``local`` besides, the positions that the last queries
+    of the prompt gave most, and landmarks; heads without a budget ``decode_pages`` pages of 4
     positions, those that may hold the token's largest logits, once the prompt has twice as many
     (0: all).
     """

@@ -44,10 +44,10 @@ void HeadwiseDecode::add_needs(const PolicyShape& shape, PolicyNeeds& needs) con
   needs.n_sampled_queries = kSampledQueries;
 }
 
-// As many as a chunk at the end of the prompt would read: a memory set and the chunk itself.
+// A memory set, and as many recent positions again as it holds.
 size_t HeadwiseDecode::capacity(const PolicyShape& shape, size_t slot) const {
   if (!is_used(shape) || budgets_[slot] == HeadwiseOptions::kFull) return 0;
-  return std::min(std::min(budgets_[slot], shape.max_context) + shape.chunk_size, shape.max_context);
+  return std::min(std::min(budgets_[slot], shape.max_context) + options_.n_local, shape.max_context);
 }
 
 void HeadwiseDecode::take_buffers(Arena& arena, const PolicyShape& shape) {

@@ -58,7 +58,7 @@ def measure_decode(
     """
     check_decode_length(length)
     least: list[Budget] = [None] * (table.n_layers * table.n_kv_heads)
-    least[0] = max(1, round(_KEPT_SHARE * (length - DECODED)) - table.chunk_size)
+    least[0] = max(1, round(_KEPT_SHARE * (length - DECODED)) - HeadwiseConfig().local)
     prefill = HeadwiseConfig(
         budgets=table.budgets(budget),
         by_query_head=table.n_heads > 0,

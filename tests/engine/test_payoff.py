@@ -10,6 +10,7 @@ import pytest
 
 from edgeh2o import LLM, H2OConfig, HeadwiseConfig, PrefillConfig, SamplingParams
 from edgeh2o.attention.budget_table import write_table
+from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.head_budgets import TOO_SHORT, UNKNOWN, keys_per_query
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine import payoff
@@ -140,6 +141,27 @@ def test_what_does_not_pay_is_said_and_teaches_nothing(
         monkeypatch.setattr(payoff, "LEAST_SAVING", 0.0)
         stats = llm.generate(prompt_of(llm, 8000), ONE_TOKEN).stats
         assert stats.attention["table"] == "profile (1 prompt)"
+
+
+def test_tokens_after_a_dense_prompt_go_by_budgets(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payoff, "LEAST_SAVING", 1.0)
+    quality = DecodeQuality(budget=64, length=4096, kl={"prose": 0.0})
+    with LLM(path) as llm:
+        made = harmless_table(llm.config, 64, (0.0,) * len(LEVELS))
+    write_table(replace(made, decode=quality), tmp_path / "decode.json")
+    three = replace(ONE_TOKEN, max_tokens=3)
+    read = {}
+    for way in ("auto", "dense"):
+        attention = HeadwiseConfig(budget_table=str(tmp_path / "decode.json"), decode_attention=way)
+        with LLM(path, attention=attention) as llm:
+            stats = llm.generate(prompt_of(llm, 3000), three).stats
+        assert (stats.attention["table"], stats.pairs_computed) == (TOO_SHORT, stats.pairs_dense)
+        assert (stats.attention.get("decode") == "headwise") == (way == "auto")
+        read[way] = stats.cache_bytes_per_token
+    assert read["dense"] is not None and read["auto"] is not None
+    assert read["auto"] < read["dense"] / 5
 
 
 def test_a_profile_that_does_not_pay_leaves_the_rest_dense(

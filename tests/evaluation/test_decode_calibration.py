@@ -51,7 +51,7 @@ def test_decode_is_measured_on_every_kind(
     assert len(steps) == count_decode_steps() == 4
     assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
-    kept = round(7 / 8 * (LENGTH - DECODED)) - 64
+    kept = round(7 / 8 * (LENGTH - DECODED)) - 256
     sparse = HeadwiseConfig(
         budgets=table.budgets(BUDGET), by_query_head=by_query_head, decode_attention="dense"
     )

@@ -46,9 +46,9 @@ def test_listed_positions() -> None:
 
 
 def test_rows_gathered_of_a_prompt() -> None:
-    """A budget and a chunk of them, the landmarks of three pages, and the token's own."""
+    """A budget and recent ones, the landmarks of three pages, and the token's own."""
     policy = _core.headwise_policy([24, 40], local=8, sinks=3, page_size=64, decode_from=64)
-    n_rows = (24 + 64) + (40 + 64) + 2 * (N // 64) + 2
+    n_rows = (24 + 8) + (40 + 8) + 2 * (N // 64) + 2
     assert _bytes_of_one(policy) == n_rows * ROW_BYTES["f16"]
 
 

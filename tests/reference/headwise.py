@@ -27,8 +27,8 @@ there; a page's score is the sum over the chunk's queries and the heads of the g
 softmax_p(u_ip)^2, over the pages that are neither of the first nor of the last. The rest gets
 landmarks.
 Decode: after a prompt of N >= `decode_from` tokens a generated token reads what a chunk at N would
-with b + S positions instead of b, S the chunk size, of all of [0, N), and all positions from N on;
-everything if N <= b + S. With b = None it reads the pages that `choose_pages` of
+with b + L positions instead of b, of all of [0, N), and all positions from N on; everything if
+N <= b + L. With b = None it reads the pages that `choose_pages` of
 tests/reference/pages.py gives, of 4 positions and `decode_pages` of them, if every head has not
 b = None. Here b is that of `decode_budgets`, if they are given, and the scores are s_j / max(n_j,
 32) of
@@ -261,9 +261,9 @@ class HeadwiseLayer(CachedLayer):
         """What generated tokens read of the prompt."""
         n, budget = self._n_prompt, self._decode_budgets[head]
         rows = self.k[head], self.v[head]
-        if budget is None or n <= budget + self._chunk_size:
+        if budget is None or n <= budget + self._local:
             return np.arange(n), make_landmarks(*rows, np.arange(n), n, page_size=0)
-        capacity = budget + self._chunk_size
+        capacity = budget + self._local
         sinks, local = min(self._sinks, capacity // 4), min(self._local, capacity // 2)
         members, _ = select_memory(
             self._sampled.means(head),
