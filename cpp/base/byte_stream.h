@@ -57,6 +57,13 @@ class ByteReader {
     if (count > 0) std::memcpy(out, bytes_.data + used_, count * sizeof(T));
     used_ += count * sizeof(T);
   }
+  // A reader of the next n_bytes.
+  ByteReader take_part(size_t n_bytes) {
+    EH2O_CHECK(n_bytes <= bytes_.size - used_, "the saved state ends after ", bytes_.size,
+               " bytes, in the middle of a part");
+    used_ += n_bytes;
+    return ByteReader({bytes_.data + used_ - n_bytes, n_bytes});
+  }
   void check_end() const {
     EH2O_CHECK(used_ == bytes_.size, "the saved state has ", bytes_.size - used_, " bytes too many");
   }

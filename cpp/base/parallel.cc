@@ -1,5 +1,7 @@
 #include "base/parallel.h"
 
+#include <pthread.h>
+
 #include <atomic>
 
 #include "base/check.h"
@@ -8,6 +10,13 @@ namespace edgeh2o {
 namespace {
 std::atomic<int> g_num_threads{0};   // 0: not set, OpenMP's own default
 thread_local int t_num_threads = 0;  // 0: no ThreadScope
+
+// A child has none of the threads that its parent's next region would wake, and would wait for them for ever.
+[[maybe_unused]] const int g_at_fork = pthread_atfork(
+    [] {
+      if (!omp_in_parallel()) release_threads();
+    },
+    nullptr, nullptr);
 }  // namespace
 
 void check_num_threads(int n_threads) {

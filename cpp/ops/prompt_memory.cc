@@ -31,7 +31,6 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
       reads_all_(kv_shape.n_slots(layer)) {
   is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;
-  rows_ = arena.take<Rows>(n_kv_heads_);
   for (size_t head = 0; head < n_kv_heads_; ++head) {
     const SlotShape& slot = kv_shape.slots[first_slot_ + head];
     Rows rows;
@@ -45,7 +44,7 @@ PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape,
     }
     rows.biases = arena.take<float>(rows.capacity);
     rows.positions = arena.take<int32_t>(rows.capacity);
-    if (rows_) rows_[head] = rows;
+    rows_.push_back(rows);
   }
 }
 

@@ -48,7 +48,8 @@ class PromptMemory {
   void gather(const KernelTable& table, const LayerKv& kv, size_t kv_head, const MemorySet& set);
 
   size_t first_slot_, n_kv_heads_;
-  Rows* rows_ = nullptr;  // [n_kv_heads]
+  // [n_kv_heads] not of the arena, of which nothing is to be written before there is a prompt.
+  std::vector<Rows> rows_;
   bool values_are_keys_;
   bool is_used_ = false;  // a KV head has a capacity
   bool is_current_ = false;

@@ -97,6 +97,21 @@ void HeadwiseDecode::observe_sample(size_t slot, size_t n_queries, Span<const fl
   hitters_.observe_sample(slot, n_queries, kSampledQueries, sums);
 }
 
+void HeadwiseDecode::save(ByteWriter& out) const {
+  ByteWriter part;
+  if (is_used_) hitters_.save(part);
+  out.put<uint64_t>(part.bytes().size());
+  out.put_array(part.bytes().data(), part.bytes().size());
+}
+
+void HeadwiseDecode::load(size_t n_tokens, ByteReader& in) {
+  const auto n_bytes = in.take<uint64_t>();
+  ByteReader part = in.take_part(n_bytes);
+  if (!is_used_ || n_bytes == 0) return;
+  hitters_.load(n_tokens, part);
+  part.check_end();
+}
+
 size_t HeadwiseDecode::prompt_rows(const PolicyShape& shape, size_t slot) const {
   const size_t n_positions = capacity(shape, slot);
   return n_positions > 0 ? n_positions + landmarks_.max_rows(shape) : 0;

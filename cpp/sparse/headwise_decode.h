@@ -46,13 +46,10 @@ class HeadwiseDecode {
     return has_pages_[slot] ? pages_.select_decode(slot, input) : MemorySet::all_of({0, input.chunk.begin});
   }
   size_t choice_bytes(size_t slot) const { return has_pages_[slot] ? pages_.choice_bytes(slot) : 0; }
-  // Landmarks and pages are made again from the cached rows.
-  void save(ByteWriter& out) const {
-    if (is_used_) hitters_.save(out);
-  }
-  void load(size_t n_tokens, ByteReader& in) {
-    if (is_used_) hitters_.load(n_tokens, in);
-  }
+  // Landmarks and pages are made again from the cached rows. A session of another context may have no use for
+  // what this one notes, and the other way round: prompts that both have room for are read whole.
+  void save(ByteWriter& out) const;
+  void load(size_t n_tokens, ByteReader& in);
 
  private:
   bool has_pages(const PolicyShape& shape) const;

@@ -69,6 +69,7 @@ POLICIES: dict[str, MakePolicy] = {
     "ruvllm": lambda n_slots=4: _core.ruvllm_policy(window=9, block_size=8),
     "joined pages": _headwise(None, 8, 16, None, local=4, page_size=1, max_past=20),
     # Four to a KV head.
+    "decode": _headwise(None, 8, 16, 40, local=4, sinks=2, page_size=16, decode_from=20),
     "query heads": lambda n_slots=4: _core.headwise_policy(
         [8, None, 16, 40, 8, 8, None, None] * (n_slots // 2), by_query_head=True, local=4, sinks=2
     ),
@@ -82,6 +83,31 @@ def test_a_loaded_session_goes_on_bit_for_bit(
     pair: ModelPair, policy: str, cache_type: str
 ) -> None:
     _check_that_it_goes_on(pair, POLICIES[policy], cache_type)
+
+
+@pytest.mark.parametrize("is_larger", [True, False])
+def test_a_session_of_another_context_goes_on(pair: ModelPair, is_larger: bool) -> None:
+    """Generated tokens may go by budgets in one of the two, after longer prompts than fit both."""
+    tokens = random_tokens(N_PROMPT + N_ANSWER + N_MORE)
+    contexts = sorted((len(tokens) + 1, MAX_CONTEXT), reverse=not is_larger)
+
+    def start(context: int) -> _core.Sequence:
+        return _core.Sequence(
+            pair.core,
+            _headwise(8, 16, decode_from=MAX_CONTEXT)(4),
+            max_context=context,
+            batch_size=4 * CHUNK_SIZE,
+            chunk_size=CHUNK_SIZE,
+            cache_type="f16",
+            all_rows=True,
+        )
+
+    before, after = map(start, contexts)
+    _start(before, tokens)
+    after.load_state(before.save_state())
+    _copy_rows(before, after)
+    for expected, logits in zip(_go_on(before, tokens), _go_on(after, tokens), strict=True):
+        np.testing.assert_array_equal(logits, expected)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])

@@ -136,9 +136,14 @@ def test_what_is_kept_stays_within_its_bound(serving_model: Path) -> None:
         assert answer(engine, request_of(tokens_of(600, seed=0))).stats.cached_tokens == 0
 
 
-def test_short_conversations_take_the_memory_of_their_tokens(serving_model: Path) -> None:
+@pytest.mark.parametrize("decode", ["dense", "headwise"])
+def test_short_conversations_take_the_memory_of_their_tokens(
+    serving_model: Path, decode: str
+) -> None:
     """Not that of the context that each of them may grow to, which huge pages would take."""
-    with open_engine(serving_model, context_size=8192, prefix_ram_bytes=2**26) as engine:
+    attention = HeadwiseConfig(budget=512, decode_attention=decode)
+    options = {"context_size": 8192, "prefix_ram_bytes": 2**26, "attention": attention}
+    with open_engine(serving_model, **options) as engine:
         for seed in range(4):
             answer(engine, request_of(tokens_of(40, seed=seed), 2))
         before = psutil.Process().memory_info().rss
