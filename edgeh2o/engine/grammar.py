@@ -6,7 +6,7 @@ A grammar comes from anywhere: its size, and what the library may spend on it, a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +34,16 @@ _LIMITS: dict[str, Any] = {
 # With these an object's properties are listed elsewhere too.
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if")
 _ANY_OBJECT = {"type": "object"}
+# Keywords whose values are schemas by name, and those whose values are no schemas.
+_BY_NAME = (
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+    "dependencies",
+)
+_VALUES = ("enum", "const", "default", "examples")
 
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
 
@@ -238,6 +248,35 @@ def _check_depth(schema: object) -> None:
             return
         level = inner
     raise UsageError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep; make it flatter")
+
+
+def rebase_references(schema: object, place: str) -> object:
+    """``schema`` as it is written at ``place``, a JSON pointer, of a larger one.
+
+    Its references to itself begin there; below an ``$id`` they begin at that already.
+    """
+    if not isinstance(schema, Mapping) or "$id" in schema:
+        return schema
+    moved = _change_inner(schema, lambda inner: rebase_references(inner, place))
+    target = moved.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = f"#{place}{target[1:]}"
+    return moved
+
+
+def _change_inner(schema: Mapping[str, Any], change: Callable[[object], object]) -> dict[str, Any]:
+    """A copy with ``change`` applied to every schema that lies directly in it."""
+    changed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            changed[key] = value
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            changed[key] = {name: change(inner) for name, inner in value.items()}
+        elif isinstance(value, (list, tuple)):
+            changed[key] = [change(item) for item in value]
+        else:
+            changed[key] = change(value)
+    return changed
 
 
 def _close_objects(schema: object) -> object:

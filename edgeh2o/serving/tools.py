@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.grammar import Grammar
+from ..engine.grammar import Grammar, rebase_references
 from .api_error import ApiError
 from .fields import Fields
 
@@ -104,15 +104,18 @@ def read_tool_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
 
 def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
     """JSON of one call, to one of the tools."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": dict(tool.parameters)},
-            "required": ["name", "arguments"],
-        }
-        for tool in tools
-        if choice.name in (None, tool.name)
-    ]
+    callable_tools = [tool for tool in tools if choice.name in (None, tool.name)]
+    calls = []
+    for index, tool in enumerate(callable_tools):
+        place = "" if len(callable_tools) == 1 else f"/anyOf/{index}"
+        parameters = rebase_references(tool.parameters, f"{place}/properties/arguments")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, "arguments": parameters},
+                "required": ["name", "arguments"],
+            }
+        )
     return Grammar.of_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 

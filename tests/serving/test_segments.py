@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeh2o import LLM
+from edgeh2o.engine.grammar import constrain
 from edgeh2o.serving.segments import AnswerParser
 from edgeh2o.serving.tools import Tool, ToolChoice, describe_tools, grammar_of_call, parse_calls
+from tests.tiny_models import TinyModelFactory
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 ANSWERS = {
@@ -92,3 +95,70 @@ def test_tools_without_a_template_for_them() -> None:
     assert all(set(message) == {"role", "content"} for message in told)
     schema = json.loads(grammar_of_call([tool], ToolChoice("required")).text)
     assert schema["properties"]["name"] == {"const": "add"}
+
+
+def accepts(llm: LLM, tools: list[Tool], name: str, arguments: Any) -> bool:
+    """Whether a required call to one of the tools may be this one."""
+    grammar = grammar_of_call(tools, ToolChoice("required"))
+    state = constrain(grammar, llm.model.tokenizer, llm.config.vocab_size)
+    call = json.dumps({"name": name, "arguments": arguments})
+    for token_id in llm.model.tokenizer.encode(call, add_special=False):
+        if not state.allows(token_id):
+            return False
+        state.accept(token_id)
+    return state.is_complete
+
+
+# As pydantic writes them: a class in a class, and a tree.
+ORDER = {
+    "$defs": {
+        "Item": {
+            "type": "object",
+            "properties": {"kind": {"$ref": "#/$defs/Kind"}, "default": {"$ref": "#/$defs/Kind"}},
+            "required": ["kind"],
+        },
+        "Kind": {"enum": ["a", "b"]},
+    },
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/Item"}}},
+    "required": ["items"],
+}
+TREE = {
+    "definitions": {
+        "Node": {
+            "type": "object",
+            "properties": {"inner": {"anyOf": [{"$ref": "#/definitions/Node"}, {"type": "null"}]}},
+            "required": ["inner"],
+        }
+    },
+    "type": "object",
+    "properties": {"root": {"allOf": [{"$ref": "#/definitions/Node"}]}},
+    "required": ["root"],
+}
+LIST = {
+    "type": "object",
+    "properties": {"next": {"$ref": "#"}, "path": {"const": {"$ref": "#/x"}}},
+}
+NAMED = {"$id": "https://example.org/order", **ORDER}
+GOOD = {
+    "order": {"items": [{"kind": "b", "default": "a"}]},
+    "tree": {"root": {"inner": {"inner": None}}},
+    "list": {"next": {"next": {}, "path": {"$ref": "#/x"}}},
+    "named": {"items": [{"kind": "a"}]},
+}
+BAD = {
+    "order": {"items": [{"kind": "c"}]},
+    "tree": {"root": {"inner": 3}},
+    "list": {"next": {"next": 3}},
+    "named": {"items": [{"kind": 1}]},
+}
+
+
+def test_references_in_parameters_begin_at_the_parameters(tiny_model: TinyModelFactory) -> None:
+    schemas = {"order": ORDER, "tree": TREE, "list": LIST, "named": NAMED}
+    tools = [Tool(name, schema, {}) for name, schema in schemas.items()]
+    with LLM(tiny_model(tensor_type="Q4_0"), threads=1) as llm:
+        for tool in tools:
+            for offered in ([tool], tools):
+                assert accepts(llm, offered, tool.name, GOOD[tool.name]), tool.name
+                assert not accepts(llm, offered, tool.name, BAD[tool.name]), tool.name
