@@ -44,6 +44,22 @@ _BY_NAME = (
     "dependencies",
 )
 _VALUES = ("enum", "const", "default", "examples")
+# What llguidance makes rules of; it refuses others, which JSON Schema has as mere notes.
+_FORMATS = frozenset(
+    [
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "uri",
+        "unknown",
+    ]
+)
 
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
 
@@ -63,12 +79,13 @@ class Grammar:
             )
 
     @classmethod
-    def of_schema(cls, schema: object) -> Grammar:
+    def of_schema(cls, schema: object, *, is_strict: bool = True) -> Grammar:
         """JSON of a schema: a mapping, its JSON text, or a class or adapter of pydantic.
 
         Objects whose properties are listed have no others, unless ``additionalProperties`` says
-        so: small models find no end else. Raises UsageError for anything else, and for a schema
-        that is too large or too deep.
+        so: small models find no end else. A format that is not known is ignored, and so are
+        keywords that cannot be enforced, such as ``uniqueItems``, unless ``is_strict``. Raises
+        UsageError for anything else, and for a schema that is too large or too deep.
         """
         for name in ("model_json_schema", "json_schema"):  # pydantic's
             make = getattr(schema, name, None)
@@ -82,7 +99,12 @@ class Grammar:
         if not isinstance(schema, (Mapping, bool)):
             raise UsageError(f"a JSON schema is an object, got {type(schema).__name__}")
         _check_depth(schema)
-        return cls("json_schema", json.dumps(_close_objects(schema)))
+        closed = _close_objects(_drop_notes(schema))
+        if isinstance(closed, dict) and not is_strict:
+            options = closed.get("x-guidance", {})  # llguidance's own
+            if isinstance(options, Mapping):
+                closed["x-guidance"] = {"lenient": True, **options}
+        return cls("json_schema", json.dumps(closed))
 
     @classmethod
     def any_json_object(cls) -> Grammar:
@@ -262,6 +284,19 @@ def rebase_references(schema: object, place: str) -> object:
     if isinstance(target, str) and (target == "#" or target.startswith("#/")):
         moved["$ref"] = f"#{place}{target[1:]}"
     return moved
+
+
+def _drop_notes(schema: object) -> object:
+    """``schema`` without what asks for nothing and would be refused."""
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = _change_inner(schema, _drop_notes)
+    form = kept.get("format")
+    if isinstance(form, str) and form not in _FORMATS:
+        del kept["format"]
+    if kept.get("uniqueItems") is False:
+        del kept["uniqueItems"]
+    return kept
 
 
 def _change_inner(schema: Mapping[str, Any], change: Callable[[object], object]) -> dict[str, Any]:

@@ -176,13 +176,15 @@ def _read_grammar(fields: Fields) -> Grammar | None:
             return _read_bare_grammar(fields)
         if kind == "json_object":
             schema = form.raw("schema")  # an extension of several servers
-            return Grammar.any_json_object() if schema is None else Grammar.of_schema(schema)
+            if schema is None:
+                return Grammar.any_json_object()
+            return Grammar.of_schema(schema, is_strict=False)
         if kind == "json_schema":
             outer = form.object("json_schema")
             schema = None if outer is None else outer.raw("schema")
-            if schema is None:
+            if outer is None or schema is None:
                 form.refuse("json_schema", 'an object with a "schema"')
-            return Grammar.of_schema(schema)
+            return Grammar.of_schema(schema, is_strict=outer.flag("strict"))
         if kind in ("regex", "lark", "gbnf"):
             text = form.text(str(kind))
             if not text:
@@ -200,7 +202,7 @@ def _read_bare_grammar(fields: Fields) -> Grammar | None:
     if text := fields.text("grammar"):
         return Grammar("gbnf", text)
     schema = fields.raw("json_schema")
-    return None if schema is None else Grammar.of_schema(schema)
+    return None if schema is None else Grammar.of_schema(schema, is_strict=False)
 
 
 def _read_message(message: Fields) -> dict[str, Any]:

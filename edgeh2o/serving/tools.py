@@ -36,6 +36,7 @@ class Tool:
     name: str
     parameters: Mapping[str, Any]
     source: Mapping[str, Any]
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def read_tools(fields: Fields) -> tuple[Tool, ...]:
         parameters = function.mapping("parameters") or {"type": "object", "properties": {}}
         function.text("description")
         source = {"type": "function", "function": dict(entry.mapping("function"))}
-        tools.append(Tool(name, parameters, source))
+        tools.append(Tool(name, parameters, source, function.flag("strict")))
     return tuple(tools)
 
 
@@ -103,7 +104,10 @@ def read_tool_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
-    """JSON of one call, to one of the tools."""
+    """JSON of one call, to one of the tools.
+
+    What of their schemas cannot be enforced is ignored, unless all of them are strict.
+    """
     callable_tools = [tool for tool in tools if choice.name in (None, tool.name)]
     calls = []
     for index, tool in enumerate(callable_tools):
@@ -116,7 +120,10 @@ def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
                 "required": ["name", "arguments"],
             }
         )
-    return Grammar.of_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    return Grammar.of_schema(
+        calls[0] if len(calls) == 1 else {"anyOf": calls},
+        is_strict=all(tool.is_strict for tool in callable_tools),
+    )
 
 
 def describe_tools(

@@ -107,6 +107,35 @@ def test_bad_forms_are_refused(llm: LLM, schema: object, part: str) -> None:
         llm.generate("x", sampling(schema))
 
 
+def test_formats_that_are_not_known_ask_for_nothing(llm: LLM) -> None:
+    secret = {"type": "string", "format": "password", "maxLength": 4}
+    # A property may have the name of a keyword, and a value look like a schema.
+    schema = {
+        "type": "object",
+        "properties": {"format": secret, "n": {"type": "integer", "format": "int32"}},
+        "patternProperties": {"^x": {"anyOf": [secret, {"const": {"format": "binary"}}]}},
+        "allOf": [{"required": ["format"]}],
+    }
+    text = Grammar.of_schema(schema).text
+    assert "password" not in text and "int32" not in text and '{"format": "binary"}' in text
+    constrain(schema, llm.model.tokenizer, llm.config.vocab_size)
+    assert json.loads(Grammar.of_schema({"format": "date"}).text) == {"format": "date"}
+    constrain({"uniqueItems": False}, llm.model.tokenizer, llm.config.vocab_size)
+
+
+@pytest.mark.parametrize("keywords", [{"uniqueItems": True}, {"contains": {"type": "integer"}}])
+def test_what_cannot_be_enforced_is_refused_or_ignored(llm: LLM, keywords: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", **keywords}}}
+    with pytest.raises(UsageError, match=next(iter(keywords))):
+        llm.generate("x", sampling(schema))
+    lenient = Grammar.of_schema(schema, is_strict=False)
+    constrain(lenient, llm.model.tokenizer, llm.config.vocab_size)
+    kept = Grammar.of_schema(schema | {"x-guidance": {"lenient": False}}, is_strict=False)
+    with pytest.raises(UsageError, match="cannot be used"):
+        constrain(kept, llm.model.tokenizer, llm.config.vocab_size)
+    assert json.loads(Grammar.of_schema(True, is_strict=False).text) is True
+
+
 def test_large_forms_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100):

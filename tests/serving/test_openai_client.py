@@ -162,6 +162,35 @@ def test_a_required_call_is_one(client: openai.OpenAI, choice: Any) -> None:
     assert after.usage and after.usage.prompt_tokens > made.usage.prompt_tokens  # type: ignore[union-attr]
 
 
+def test_what_cannot_be_enforced_is_ignored_unless_strict(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "uniqueItems": True, "maxItems": 1, "items": {"enum": [1]}},
+            "secret": {"type": "string", "format": "password", "maxLength": 2},
+        },
+        "required": ["tags"],
+    }
+    for is_strict in (False, True):
+        function = {"name": "f", "parameters": parameters, "strict": is_strict}
+        named = {"name": "f", "schema": parameters, "strict": is_strict}
+        call: Any = {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+        }
+        form: Any = {"response_format": {"type": "json_schema", "json_schema": named}}
+        for options in (call, form):
+            if is_strict:
+                with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+                    client.chat.completions.create(model="m", messages=MESSAGES, **options)
+            else:
+                client.chat.completions.create(
+                    model="m", messages=MESSAGES, max_tokens=4, **options
+                )
+    bare = {"json_schema": parameters}
+    client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=4, extra_body=bare)
+
+
 def test_texts_are_completed(client: openai.OpenAI) -> None:
     made = client.completions.create(
         model="m", prompt="the hen ", max_tokens=6, seed=2, logprobs=2, temperature=0
