@@ -24,7 +24,7 @@ with instrumented_imports():
     from edgeh2o.serving.fields import parse_body
     from edgeh2o.serving.requests import read_chat_request, read_text_request
     from edgeh2o.serving.segments import AnswerParser
-    from edgeh2o.serving.tools import describe_tools, grammar_of_call
+    from edgeh2o.serving.tools import describe_tools, grammar_of_call, write_calls_as_text
     from edgeh2o.tokenizer import build_tokenizer
     from edgeh2o.tokenizer.chat_template import ChatTemplate
 
@@ -103,7 +103,7 @@ class RequestTarget:
         if grammar is not None:
             self._grammars.compile(grammar)
         if is_chat:
-            messages = describe_tools(list(request.messages), request.tools)
+            messages = describe_tools(write_calls_as_text(request.messages), request.tools)
             chat = self._template.render(messages, variables=request.template_variables)
             self._template.encode_rendered(chat)
             names = [tool.name for tool in request.tools]

@@ -21,7 +21,7 @@ from .scheduler import CancelledError, Scheduler
 from .segments import THINKING_BEGINS, AnswerParser, Segment
 from .shared_runner import SharedRunner
 from .start_profile import profile_at_start
-from .tools import describe_tools, grammar_of_call
+from .tools import describe_tools, grammar_of_call, write_calls_as_text
 
 if TYPE_CHECKING:
     from ..engine.session import Session
@@ -133,11 +133,13 @@ class AnswerEngine:
                 text = request.prompt
                 return prompts.open(text if isinstance(text, str) else list(text))
             messages, variables = list(request.messages), dict(request.template_variables)
-            if request.tools and request.tool_choice.mode != "none":
-                if prompts.chat_template.mentions("tools"):
-                    variables["tools"] = [dict(tool.source) for tool in request.tools]
-                else:
-                    messages = describe_tools(messages, request.tools)
+            offered = request.tools if request.tool_choice.mode != "none" else ()
+            if not prompts.chat_template.mentions("tools"):
+                messages = write_calls_as_text(messages)
+                if offered:
+                    messages = describe_tools(messages, offered)
+            elif offered:
+                variables["tools"] = [dict(tool.source) for tool in offered]
             return prompts.open_chat(messages, variables)
 
     def answer(

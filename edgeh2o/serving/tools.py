@@ -131,15 +131,19 @@ def describe_tools(
 ) -> list[Mapping[str, Any]]:
     """The messages with a description of the tools in the first system message."""
     text = _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool.source) for tool in tools))
-    rest = [_as_text(message) for message in messages]
+    rest = list(messages)
     if rest and rest[0]["role"] == "system":
         first = rest.pop(0)
         text = f"{first['content']}\n\n{text}"
     return [{"role": "system", "content": text}, *rest]
 
 
+def write_calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with calls and results as text, for a template that knows neither."""
+    return [_as_text(message) for message in messages]
+
+
 def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message of calls or results, for a template that knows neither."""
     if message["role"] == "tool":
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content}

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from edgeh2o import LLM
 from edgeh2o.engine.grammar import constrain
 from edgeh2o.serving.segments import AnswerParser
-from edgeh2o.serving.tools import Tool, ToolChoice, describe_tools, grammar_of_call, parse_calls
+from edgeh2o.serving.tools import (
+    Tool,
+    ToolChoice,
+    describe_tools,
+    grammar_of_call,
+    parse_calls,
+    write_calls_as_text,
+)
 from tests.tiny_models import TinyModelFactory
 
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -87,7 +94,7 @@ def test_tools_without_a_template_for_them() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
-    told = describe_tools(messages, [tool])
+    told = describe_tools(write_calls_as_text(messages), [tool])
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert told[0]["content"].startswith("Be kind.") and '"add"' in told[0]["content"]
     assert json.loads(told[2]["content"].split("\n")[1]) == call["function"]
