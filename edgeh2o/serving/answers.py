@@ -134,10 +134,12 @@ class AnswerEngine:
                 return prompts.open(text if isinstance(text, str) else list(text))
             messages, variables = list(request.messages), dict(request.template_variables)
             offered = request.tools if request.tool_choice.mode != "none" else ()
-            if not prompts.chat_template.mentions("tools"):
+            template = prompts.chat_template
+            if not template.mentions("tools"):
                 messages = write_calls_as_text(messages)
                 if offered:
-                    messages = describe_tools(messages, offered)
+                    has_system_role = template.has_system_role
+                    messages = describe_tools(messages, offered, has_system_role=has_system_role)
             elif offered:
                 variables["tools"] = [dict(tool.source) for tool in offered]
             return prompts.open_chat(messages, variables)

@@ -127,15 +127,24 @@ def grammar_of_call(tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
 
 
 def describe_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, has_system_role: bool = True
 ) -> list[Mapping[str, Any]]:
-    """The messages with a description of the tools in the first system message."""
+    """The messages with a description of the tools.
+
+    It ends the first system message; in a template without that role it begins the first message
+    of the user.
+    """
     text = _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool.source) for tool in tools))
     rest = list(messages)
-    if rest and rest[0]["role"] == "system":
-        first = rest.pop(0)
-        text = f"{first['content']}\n\n{text}"
-    return [{"role": "system", "content": text}, *rest]
+    if has_system_role:
+        if rest and rest[0]["role"] == "system":
+            text = f"{rest.pop(0)['content']}\n\n{text}"
+        return [{"role": "system", "content": text}, *rest]
+    for index, message in enumerate(rest):
+        if message["role"] == "user":
+            rest[index] = {**message, "content": f"{text}\n\n{message['content']}"}
+            return rest
+    return [{"role": "user", "content": text}, *rest]
 
 
 def write_calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import EdgeH2OError, FormatError, UsageError, is_shortage
@@ -119,6 +120,15 @@ class ChatTemplate:
     def mentions(self, name: str) -> bool:
         """Whether the template may ask for a variable of this name."""
         return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+
+    @cached_property
+    def has_system_role(self) -> bool:
+        """Whether a system message comes first in what the template makes, or is refused."""
+        probe = [{"role": "system", "content": "Probe."}, {"role": "user", "content": "Hello"}]
+        try:
+            return "Probe." in self.render(probe).plain_text
+        except FormatError:
+            return False
 
     def encode(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
