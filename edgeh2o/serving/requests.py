@@ -132,7 +132,7 @@ def _read_sampling(fields: Fields, defaults: SamplingParams, most: str) -> Sampl
             10,
         ),
         "max_tokens": fields.integer(most, -1, MAX_TOKENS),
-        "seed": None if seed is None else seed % 2**64,
+        "seed": seed if seed in (None, -1) else seed % 2**64,  # -1 is random, as in llama-server
     }
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if values.get("top_p") == 0:  # as good as greedy

@@ -1,0 +1,27 @@
+"""What is read from the bodies of requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgeh2o import SamplingParams
+from edgeh2o.serving.fields import parse_body
+from edgeh2o.serving.requests import GenerationRequest, read_chat_request, read_text_request
+
+
+def read(body: dict[str, Any], defaults: SamplingParams) -> list[GenerationRequest]:
+    """A chat and a text with these fields."""
+    whole = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"} | body
+    fields = parse_body(json.dumps(whole).encode())
+    return [read_chat_request(fields, defaults), read_text_request(fields, defaults)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"), [(-1, None), (None, 5), (0, 0), (-2, 2**64 - 2), (2**64 - 1, 2**64 - 1)]
+)
+def test_minus_one_is_a_random_seed(seed: int | None, expected: int | None) -> None:
+    for request in read({"seed": seed}, SamplingParams(seed=5)):
+        assert request.sampling.seed == expected
