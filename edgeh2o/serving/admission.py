@@ -50,7 +50,6 @@ class Admission:
         is_full = self._places.locked() and self._n_waiting >= self._max_queue
         is_greedy = client not in _OWN_ADDRESSES and self._clients[client] >= self._most_of_one
         if is_full or is_greedy:
-            self._metrics.requests.labels("rejected").inc()
             raise ApiError(
                 f"too many requests wait already ({self._n_waiting}); try again later",
                 status=429,

@@ -289,6 +289,10 @@ class _Server:
         except (GeneratorExit, asyncio.CancelledError):
             outcome = outcome and "cancelled"
             raise
+        except ApiError as error:
+            if error.status == 429:
+                outcome = "rejected"
+            raise
         finally:
             if outcome:
                 self._metrics.requests.labels(outcome).inc()

@@ -305,6 +305,9 @@ def test_a_full_queue_says_come_again(start_server: StartServer) -> None:
     refused = chat(server)
     expect_refusal(refused, 429, "too many requests")
     assert refused.headers["retry-after"]
+    metrics = fetch(server, "/metrics").text
+    assert 'edgeh2o_requests_total{outcome="rejected"} 1.0' in metrics
+    assert 'outcome="failed"' not in metrics
     events = [line.decode().strip() for line in stream if line.startswith(b"data: ")]
     connection.close()
     # It was ended by --timeout, or by the end of the context on a fast machine.
