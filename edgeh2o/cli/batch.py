@@ -65,6 +65,11 @@ def execute(args: argparse.Namespace) -> int:
     """Answers what has no result yet; returns 1 if a request was refused, now or before, else 0."""
     if not 1 <= args.parallel <= 256:
         raise UsageError(f"--parallel must be from 1 to 256, got {args.parallel}")
+    if args.output == "-":
+        raise UsageError(
+            "results need a regular file, from which a later run goes on, and not the standard "
+            "output; name a file with -o (./- for one of that name)"
+        )
     sampling = read_config(args, SamplingParams)
     options = read_model_options(args)
 

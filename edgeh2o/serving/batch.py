@@ -112,7 +112,13 @@ class ResultFile:
         self.done: set[str] = set()
         self.refused: set[str] = set()
         try:
-            self._file = path.open("r+b" if path.exists() else "w+b")
+            is_there = path.exists()
+            if is_there and not path.is_file():
+                raise UsageError(
+                    f"results need a regular file, from which a later run goes on, and {path} is "
+                    "none; name another one"
+                )
+            self._file = path.open("r+b" if is_there else "w+b")
         except OSError as error:
             raise ResourceError(f"cannot write {path}: {error.strerror}") from None
         try:

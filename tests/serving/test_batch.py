@@ -183,3 +183,24 @@ def test_other_files_are_not_overwritten(
     expect_usage_error(main(command(serving_model, source, notes)), "is no result of a batch")
     assert notes.read_text() == text
     expect_usage_error(main(command(serving_model, source, Path(source))), "name")
+
+
+def test_results_need_a_regular_file(
+    serving_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_usage_error: ExpectUsageError,  # noqa: F811
+) -> None:
+    source = write(tmp_path / "in.jsonl", [request(1)])
+    monkeypatch.chdir(tmp_path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for target in (Path("/dev/null"), pipe, tmp_path, Path("-")):
+        error = main(command(serving_model, source, target))
+        expect_usage_error(error, "results need a regular file")
+    assert pipe.is_fifo() and not Path("-").exists()
+    assert main(command(serving_model, source, Path("results"))) == 0
+    link = tmp_path / "link"
+    link.symlink_to("results")  # as /dev/stdout, where that is a file
+    assert main(command(serving_model, source, link)) == 0
+    assert len(read(tmp_path / "results")) == 1
