@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 class TokenRecord:
     """A token of an answer: its bytes, and natural logarithms of probabilities if asked for.
 
-    ``top`` are (bytes, logarithm) of the most likely tokens in its place.
+    ``top`` are (bytes, logarithm) of the most likely tokens in its place. The bytes are part of the
+    answer's text if ``is_text``; those of control tokens are not.
     """
 
     data: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...]
+    is_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,8 @@ class AnswerEngine:
         read = self.tokenizer.token_bytes
         vocab_size = self.tokenizer.vocab_size
         named = tuple((read(i) if i < vocab_size else b"", value) for i, value in top)
-        return TokenRecord(read(token_id), logprob, named)
+        is_text = bool(read(token_id, skip_special=True))
+        return TokenRecord(read(token_id), logprob, named, is_text)
 
 
 def usage_of(stats: GenerationStats) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -142,6 +143,7 @@ class TextFormat(AnswerFormat):
     def __init__(self, model: str, *, include_usage: bool = False) -> None:
         super().__init__(model, include_usage=include_usage)
         self._n_characters = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # as that of the text
 
     def pieces(self, piece: Piece) -> Iterator[Chunk]:
         text = _join(piece.segments, "text")
@@ -161,16 +163,16 @@ class TextFormat(AnswerFormat):
     def _logprobs(self, records: Sequence[TokenRecord]) -> dict[str, Any] | None:
         if not records:
             return None
-        tokens = [_decode(record.data) for record in records]
         offsets = []
-        for token in tokens:
+        for record in records:
             offsets.append(self._n_characters)
-            self._n_characters += len(token)
+            if record.is_text:
+                self._n_characters += len(self._utf8.decode(record.data))
         return {
-            "tokens": tokens,
+            "tokens": [_name(record.data) for record in records],
             "token_logprobs": [record.logprob for record in records],
             "top_logprobs": [
-                {_decode(data): value for data, value in record.top} for record in records
+                {_name(data): value for data, value in record.top} for record in records
             ],
             "text_offset": offsets,
         }
@@ -215,3 +217,11 @@ def _token(data: bytes, logprob: float) -> dict[str, Any]:
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
+
+
+def _name(data: bytes) -> str:
+    """A token's text; of a part of a character its bytes, so that each has a name of its own."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
