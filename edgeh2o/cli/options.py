@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
@@ -42,8 +42,12 @@ def add_config_options(
     title: str,
     prefix: str = "",
     skip: Collection[str] = (),
+    helps: Mapping[str, str] | None = None,
 ) -> None:
-    """Adds a group of flags for the fields of ``config`` but those in ``skip``."""
+    """Adds a group of flags for the fields of ``config`` but those in ``skip``.
+
+    ``helps`` says of fields by name what they do, where that differs from what they say.
+    """
     group = parser.add_argument_group(title)
     for item, flags in _flagged_fields(config, prefix):
         if item.name in skip:
@@ -51,7 +55,7 @@ def add_config_options(
         settings: dict[str, Any] = {
             "dest": _destination(item, prefix),
             "default": None,  # told apart from a flag that was given
-            "help": _help_text(item),
+            "help": _help_text(item, (helps or {}).get(item.name)),
         }
         if item.type == "bool":
             settings["action"] = "store_true"
@@ -118,7 +122,8 @@ def _destination(item: Field[Any], prefix: str) -> str:
     return f"{prefix}_{item.name}" if prefix else item.name
 
 
-def _help_text(item: Field[Any]) -> str:
-    text = str(item.metadata.get("help", item.name.replace("_", " "))).replace("%", "%%")
+def _help_text(item: Field[Any], text: str | None = None) -> str:
+    text = text or str(item.metadata.get("help", item.name.replace("_", " ")))
+    text = text.replace("%", "%%")
     has_default = item.default is not MISSING and item.default not in (None, (), False)
     return f"{text} (default: {item.default})" if has_default else text

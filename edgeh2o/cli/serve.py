@@ -35,6 +35,12 @@ DESCRIPTION = (
 )
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "llguidance")
+_CONTEXT_FULL_HELP = (
+    "once prompt and answer fill the context: stop; or shift: go on with the beginning of the "
+    "prompt and the latest tokens, half of the context, which are read again; or evict: drop what "
+    "received least attention from the cache, a few hundred tokens at a time. A prompt that is "
+    "longer than the context is refused"
+)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 
 
@@ -45,6 +51,7 @@ def add_sampling_defaults(parser: argparse.ArgumentParser) -> None:
         SamplingParams,
         title="sampling, where a request says nothing",
         skip=("draft_tokens",),  # answers that are written side by side have no draft model
+        helps={"context_full": _CONTEXT_FULL_HELP},
     )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeh2o.cli.main import main
+from edgeh2o.serving.api_error import ApiError
 from edgeh2o.serving.requests import GenerationRequest
 from tests.serving.answering import answer, request_of
 from tests.serving.conftest import open_engine
@@ -36,3 +38,21 @@ def test_neighbours_change_nothing(serving_model: Path, way: str) -> None:
         assert len(each.logprobs) == 150
         assert (each.stats.evicted_tokens > 0) == (way == "evict")
         assert (each.stats.context_shifts > 0) == (way == "shift")
+
+
+@pytest.mark.parametrize("verb", ["serve", "batch"])
+def test_a_prompt_longer_than_the_context_is_refused_as_the_help_says(
+    serving_model: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "A prompt that is longer than the context is refused" in text
+    assert "while a prompt is read that is longer" not in text
+    made = request_of(tokens_of(CONTEXT + 50, seed=1), 4)
+    evicting = replace(made, sampling=replace(made.sampling, context_full="evict"))
+    with (
+        open_engine(serving_model, context_size=CONTEXT) as engine,
+        pytest.raises(ApiError, match="maximum context length is 256"),
+    ):
+        answer(engine, evicting)
