@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..attention.kept_profiles import keep_profile, merge_profiles
 from ..config import EVICT_WHEN_FULL, SamplingParams
-from ..errors import FormatError, UsageError
+from ..errors import FormatError, ResourceError, UsageError
 from ..runners.base import Runner, RunnerState, n_evicted
 from .access import ExclusiveAccess, GenerationStream
 from .generate import Generation
@@ -375,7 +375,7 @@ class Session:
         """Writes a session file; one without a cache if there is only ``extra`` to go on from.
 
         Or of whose cache something was evicted. Raises UsageError if there is nothing at all, and
-        for an ``extra`` that JSON cannot hold.
+        for an ``extra`` that JSON cannot hold, ResourceError for a cache alone with an eviction.
         """
         from .session_file import write_session
 
@@ -393,6 +393,12 @@ class Session:
                         "there is no prompt to save: one must have been read with keep_cache"
                     )
                 runner, transcript = self.prepare(0, 0), None
+            if n := n_evicted(runner):
+                raise ResourceError(
+                    f"the session cannot be saved: {n} of its tokens were evicted, as "
+                    "--context-full evict has it; use --context-full shift, or a larger context "
+                    "(-c) that holds them all"
+                )
             runner.rewind(runner.find_mark(runner.position))  # it may be broken
             document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
             write_session(
@@ -420,10 +426,20 @@ class Session:
             transcript = (
                 None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
             )
-            runner = self.prepare(len(saved.state.token_ids), -1, plan)
+            n_tokens = len(saved.state.token_ids)
+            self._require_room(path, n_tokens)
+            runner = self.prepare(n_tokens, -1, plan)
             saved.restore(runner)
             self._generation, self._transcript, self._is_open = None, transcript, True
         return extra
+
+    def _require_room(self, path: Path, n_tokens: int) -> None:
+        context = self.plan.choose_context(n_tokens, -1, goes_on=True)
+        if n_tokens > context:
+            raise UsageError(
+                f"the session file {path} holds {n_tokens} tokens and the context {context}; "
+                f"use -c {n_tokens + 1} or more, or name another file with --session"
+            )
 
     @property
     def transcript(self) -> Transcript | None:

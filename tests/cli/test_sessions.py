@@ -60,6 +60,19 @@ def test_another_file_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path
     assert path.read_text() == "my notes"
 
 
+def test_a_session_of_evicted_tokens_fails_after_the_answer(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    full = ["-c", "96", "--context-full", "evict", "--attention", "dense"]
+    path = tmp_path / "s"
+    command = ["run", model, *SHORT, *full, "-n", "120", "-p", PROMPT, "--session", str(path)]
+    assert main(command) == 1
+    captured = capsys.readouterr()
+    assert captured.out.strip()
+    assert "use --context-full shift, or a larger context (-c)" in captured.err
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("verb", ["run", "chat"])
 def test_a_place_that_cannot_be_is_refused_before_the_model_is_read(
     capsys: pytest.CaptureFixture[str], verb: str

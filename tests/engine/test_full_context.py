@@ -24,7 +24,7 @@ from edgeh2o.attention.budget_table import write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.config import SHIFT_WHEN_FULL
 from edgeh2o.engine.full_context import choose_kept, prepare_full_context
-from edgeh2o.errors import UsageError
+from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.evaluation.reading import prefill_prompt
 from tests.budget_tables import table_of_model
 from tests.engine.fakes import ScriptedRunner
@@ -269,7 +269,7 @@ def test_sessions_after_an_eviction_are_refused_by_name(
 ) -> None:
     with _load(tiny_model()) as llm:
         llm.generate(random_tokens(30).tolist(), EVICTION, keep_cache=True)
-        with pytest.raises(UsageError, match=r"cannot be saved: .* evicted .*--context-full evict"):
+        with pytest.raises(ResourceError, match=r"cannot be saved: .* evicted.*-full shift"):
             llm.save_session(tmp_path / "kept.eh2o")
         llm.save_session(tmp_path / "kept.eh2o", extra={"messages": []})
         assert llm.load_session(tmp_path / "kept.eh2o") == {"messages": []}
