@@ -49,6 +49,12 @@ def join_scores(parts: Sequence[TokenScores]) -> TokenScores:
     )
 
 
+def standard_error(values: NDArray[np.float64]) -> float:
+    """That of the mean of ``values`` [n]; NaN for fewer than two, which tell nothing of it."""
+    n = len(values)
+    return float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+
+
 def compare_logits(
     dense: NDArray[np.float32], sparse: NDArray[np.float32], targets: NDArray[np.int32]
 ) -> TokenScores:

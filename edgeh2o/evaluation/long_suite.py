@@ -14,6 +14,7 @@ import numpy as np
 
 from ..attention.dense import DenseConfig
 from ..errors import UsageError
+from .comparison import standard_error
 from .progress import Progress
 from .reading import prefill_prompt, score_answer, split_answer
 from .reporting import format_estimate, markdown_table
@@ -36,7 +37,8 @@ class TaskQuality:
     """The questions of all texts of one task.
 
     Percentages of those answered to the letter by greedy decoding; the difference is sparse less
-    dense in points, with its standard error over texts (over questions where there is one text).
+    dense in points, with its standard error over texts (over questions where there is one text,
+    NaN for a single one).
     ``_logprob`` are means over answers of the mean natural log-probability of their tokens;
     they tell differences that the right answers of a weak model are too few for.
     """
@@ -166,8 +168,6 @@ def _summarise(task: str, scores: Sequence[tuple[Scores, Scores]]) -> TaskQualit
     dense, sparse = (np.concatenate([np.array(pair[i], float) for pair in scores]) for i in (0, 1))
     by_text = [np.mean(sparse, 0) - np.mean(dense, 0) for dense, sparse in scores]
     differences = np.array(by_text) if len(by_text) > 1 else sparse - dense
-    n = len(differences)
-    errors = differences.std(axis=0, ddof=1) / np.sqrt(n) if n > 1 else np.full(2, np.nan)
     dense_right, dense_logprob = map(float, dense.mean(axis=0))
     sparse_right, sparse_logprob = map(float, sparse.mean(axis=0))
     return TaskQuality(
@@ -176,8 +176,8 @@ def _summarise(task: str, scores: Sequence[tuple[Scores, Scores]]) -> TaskQualit
         dense_percent=100 * dense_right,
         sparse_percent=100 * sparse_right,
         difference=100 * (sparse_right - dense_right),
-        difference_error=100 * float(errors[0]),
+        difference_error=100 * standard_error(differences[:, 0]),
         dense_logprob=dense_logprob,
         sparse_logprob=sparse_logprob,
-        logprob_difference_error=float(errors[1]),
+        logprob_difference_error=standard_error(differences[:, 1]),
     )

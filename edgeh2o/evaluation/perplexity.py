@@ -13,7 +13,7 @@ from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
 from ..config import PrefillConfig
 from ..errors import UsageError
-from .comparison import TokenScores, WindowComparer, join_scores
+from .comparison import TokenScores, WindowComparer, join_scores, standard_error
 from .progress import Progress
 from .reporting import format_count, format_estimate, markdown_table
 from .windows import DEFAULT_CONTEXT, DEFAULT_SKIP, cut_windows, scored_ranges
@@ -29,7 +29,8 @@ class RangeQuality:
 
     ``loss_percent`` is how much larger the sparse perplexity is, KL(dense || sparse) is in nats,
     and top-1 agreement in percent. Every ``_error`` is the standard error of a mean over tokens:
-    that of the loss comes from the paired differences of the negative log-probabilities.
+    that of the loss comes from the paired differences of the negative log-probabilities. It is NaN
+    for a single token.
     """
 
     range: str
@@ -208,4 +209,4 @@ def _summarise(name: str, scores: TokenScores) -> RangeQuality:
 
 def _mean(values: NDArray[np.float64]) -> tuple[float, float]:
     """Mean and its standard error."""
-    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+    return float(values.mean()), standard_error(values)

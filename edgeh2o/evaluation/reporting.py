@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import platform
 import statistics
@@ -48,17 +49,32 @@ def describe_machine() -> dict[str, Any]:
 
 
 def format_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records of the same plain fields as CSV with a header, without a final newline."""
+    """Records of the same plain fields as CSV with a header, without a final newline.
+
+    What is not known (None, NaN) is an empty field.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(_without_nan(records))
     return text.getvalue().removesuffix("\n")
 
 
 def format_json(report: Mapping[str, Any]) -> str:
-    """One JSON object: the report and the machine."""
-    return json.dumps({"machine": describe_machine(), **report}, indent=1, ensure_ascii=False)
+    """One JSON object: the report and the machine; what is not known (NaN) is null."""
+    values = _without_nan({"machine": describe_machine(), **report})
+    return json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    """Plain values with None for every number that is not finite, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value
 
 
 def format_count(count: int, noun: str) -> str:
@@ -67,5 +83,9 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_estimate(value: float, error: float, digits: int = 2, sign: str = "") -> str:
-    """``value +- standard error``; ``sign="+"`` shows the sign of positive values too."""
-    return f"{value:{sign},.{digits}f} +- {error:.{digits}f}"
+    """``value +- standard error``; ``sign="+"`` shows the sign of positive values too.
+
+    An error that is not known (NaN) is shown as ``-``.
+    """
+    shown = f"{error:.{digits}f}" if math.isfinite(error) else "-"
+    return f"{value:{sign},.{digits}f} +- {shown}"

@@ -11,7 +11,7 @@ import numpy as np
 from ..attention.dense import DenseConfig
 from ..config import PrefillConfig
 from ..errors import UsageError
-from .comparison import TokenScores, WindowComparer
+from .comparison import TokenScores, WindowComparer, standard_error
 from .decoding import check_decoded, compare_decodes, require_decode_rule, start_decoders
 from .long_texts import KINDS, Window, make_window
 from .progress import Progress
@@ -177,7 +177,7 @@ def _summarise(kind: str, windows: Sequence[TokenScores]) -> KindQuality:
         tokens=len(difference),
         dense_perplexity=float(np.exp(dense.mean())),
         loss_percent=100 * (ratio - 1),
-        loss_percent_error=100 * ratio * float(difference.std(ddof=1) / np.sqrt(len(difference))),
+        loss_percent_error=100 * ratio * standard_error(difference),
         kl=float(kl.mean()),
         top1_percent=100 * float(agrees.mean()),
     )

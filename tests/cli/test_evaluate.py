@@ -44,6 +44,14 @@ def test_tasks_and_their_picture(
     assert png_size(plot)[0] > 300
 
 
+def test_one_question_has_no_error(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--ctx", "500", *SIZES[2:], "--suite", "long", "--tasks", "copy"]
+    command = ["evaluate", model, *sizes, "--text-seeds", "1", "--questions", "1"]
+    assert main([*command, "-o", "json"]) == 0
+    (task,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert (task["questions"], task["difference_error"]) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,7 +9,11 @@ import pytest
 
 from edgeh2o import LLM, DenseConfig, UsageError
 from edgeh2o.evaluation.comparison import TokenScores, WindowComparer, join_scores
-from edgeh2o.evaluation.perplexity import evaluate_perplexity, summarise_ranges
+from edgeh2o.evaluation.perplexity import (
+    evaluate_perplexity,
+    summarise_parts,
+    summarise_ranges,
+)
 from edgeh2o.evaluation.windows import cut_windows, scored_ranges
 from tests.evaluation.loaded import TEXT, WINDOW, load
 from tests.tiny_models import TinyModelFactory
@@ -49,6 +53,13 @@ def test_every_window_begins_as_the_models_prompts_do(
     assert (windows[:, 0] == 1).all()
     stream = np.concatenate([[1], plain.ravel()])[: plain.size].reshape(plain.shape)
     np.testing.assert_array_equal(windows[:, 1:], stream[:, 1:])
+
+
+def test_the_error_of_a_single_token_is_not_known() -> None:
+    scores = TokenScores(*(np.array([0.5]) for _ in range(4)))
+    (quality,) = summarise_parts([scores], {"one": (0, 1)})
+    assert quality.kl == 0.5
+    assert np.isnan([quality.kl_error, quality.loss_percent_error]).all()
 
 
 @pytest.mark.parametrize(

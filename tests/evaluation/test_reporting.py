@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+
+import pytest
 
 from edgeh2o.evaluation.reporting import (
     format_count,
@@ -43,6 +46,17 @@ def test_json_says_which_machine_it_was() -> None:
     report = json.loads(format_json({"value": 2, "name": "\u00e9"}))
     assert (report["value"], report["name"]) == (2, "\u00e9")
     assert set(report["machine"]) == {"cpu", "cores", "system", "python", "edgeh2o"}
+
+
+def test_what_is_not_known_is_null_an_empty_field_and_a_dash() -> None:
+    nan = float("nan")
+    report = json.loads(
+        format_json({"rows": ({"error": nan}, {"error": -math.inf})}),
+        parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
+    )
+    assert report["rows"] == [{"error": None}, {"error": None}]
+    assert format_csv([{"value": 1.5, "error": nan}]) == "value,error\n1.5,"
+    assert format_estimate(1.5, nan, 1) == "1.5 +- -"
 
 
 def test_counts_know_their_plural() -> None:
