@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from .errors import UsageError
-from .option_fields import MAX_CONTEXT, check_int, check_real, option
+from .option_fields import MAX_CONTEXT, check_int, check_real, label, option
 
 ROPE_SCALINGS = ("none", "linear", "yarn")
+_YARN_FIELDS = ("original_context", "beta_fast", "beta_slow")
 _KEEP_ROPE = "leave it out to keep the file's"
 _ROPE_RANGES = {
     "scale": (1e-3, 1e6),
@@ -82,11 +83,22 @@ class RopeConfig:
             raise UsageError(
                 "--rope-scaling none stretches nothing; leave --rope-scale out, or take yarn"
             )
+        if self.scaling not in (None, "yarn") and self.yarn_labels:
+            raise UsageError(
+                f"{self.yarn_labels} changes nothing with --rope-scaling {self.scaling}; "
+                "leave it out, or take --rope-scaling yarn"
+            )
 
     @property
     def factor(self) -> float | None:
         """By what positions are stretched; None is what the file says."""
         return self.scale if self.freq_scale is None else 1.0 / self.freq_scale
+
+    @property
+    def yarn_labels(self) -> str:
+        """What is set that only YaRN has, as errors name it; empty without any."""
+        given = [name for name in _YARN_FIELDS if getattr(self, name) is not None]
+        return ", ".join(label(self, name) for name in given)
 
     def to_dict(self) -> dict[str, str | float]:
         """What is other than in the file."""

@@ -64,6 +64,11 @@ from edgeh2o.rope_config import RopeConfig
         (RopeConfig, {"scale": 2, "freq_scale": 0.5}, r"inverse of --rope-scale; give one"),
         (RopeConfig, {"scaling": "none", "scale": 2}, r"none stretches nothing; leave"),
         (
+            RopeConfig,
+            {"scaling": "linear", "scale": 2, "original_context": 64, "beta_slow": 2},
+            r"--yarn-orig-ctx.*--yarn-beta-slow.* nothing with --rope-scaling linear; leave",
+        ),
+        (
             RuntimeConfig,
             {"attention_precision": "f8"},
             r"--attention-precision.*one of auto, f32, bf16, f16, int8, got 'f8'",

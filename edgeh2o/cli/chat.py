@@ -29,8 +29,9 @@ from .model_options import (
     open_model,
     print_note,
     read_model_options,
+    read_sampling,
 )
-from .options import add_config_options, read_config
+from .options import add_config_options
 from .progress import ProgressBars
 from .terminal_input import line_editing, read_line
 
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Answers line after line; returns the exit code."""
-    sampling = read_config(args, SamplingParams)
+    sampling = read_sampling(args)
     options = read_model_options(args)
     session = find_session(args)
 

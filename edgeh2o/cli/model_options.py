@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import PrefillConfig, RuntimeConfig
+from ..config import AUTO_DRAFT, DRAFT_OFF, PrefillConfig, RuntimeConfig, SamplingParams
 from ..errors import UsageError
 from ..rope_config import RopeConfig
 from .attention_options import add_attention_options, read_attention
@@ -76,6 +76,20 @@ def add_draft_option(parser: argparse.ArgumentParser) -> None:
         help="a smaller model of the same vocabulary, which guesses tokens that MODEL then checks "
         "several at a time; the text stays the same",
     )
+
+
+def read_sampling(args: argparse.Namespace) -> SamplingParams:
+    """The parsed flags of ``SamplingParams``, beside those of ``add_draft_option``.
+
+    Raises UsageError for a value out of range, and for a number of draft tokens that nobody writes.
+    """
+    sampling = read_config(args, SamplingParams)
+    if args.draft is None and sampling.draft_tokens not in (AUTO_DRAFT, DRAFT_OFF):
+        raise UsageError(
+            f"--draft-tokens {sampling.draft_tokens} needs a draft model; name one with --draft, "
+            "or leave it out (--lookup drafts without a model)"
+        )
+    return sampling
 
 
 def add_verbosity_options(parser: argparse._ActionsContainer) -> None:

@@ -29,8 +29,9 @@ from .model_options import (
     open_model,
     print_note,
     read_model_options,
+    read_sampling,
 )
-from .options import add_config_options, read_config
+from .options import add_config_options
 from .prompt import add_prompt_options, read_prompt, read_text
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Loads the model, streams the answer; returns the exit code."""
-    sampling = replace(read_config(args, SamplingParams), schema=_read_form(args))
+    sampling = replace(read_sampling(args), schema=_read_form(args))
     options = read_model_options(args)
     prompt = read_prompt(args)
     given = (args.system, args.chat_template, args.chat_template_kwargs)

@@ -252,6 +252,11 @@ def _change_rope(
         reason = f"--rope-scaling {rope.scaling} needs --rope-scale, by what factor"
     elif shape.rope_scaling.kind == "longrope" and rope.to_dict().keys() - {"freq_base"}:
         reason = "its frequencies are stretched by tables of its own (LongRoPE)"
+    elif rope.yarn_labels and changed.rope_scaling.kind != "yarn":
+        reason = (
+            f"{rope.yarn_labels} is of YaRN, which the file does not have; leave it out, or take "
+            "--rope-scaling yarn"
+        )
     elif cause := check_logit_scaling(changed.rope_scaling):
         reason = f"it would have {cause}, which is not supported for this architecture"
     elif any(layer.window for layer in shape.layers) and attention_factor(

@@ -59,6 +59,8 @@ BAD_OPTIONS = [
     (["-ctk", "q4_0", "-ctv", "q4_0"], "argument -ctk/--cache-type-k: invalid choice: 'q4_0'"),
     (["-ctv"], "argument -ctv/--cache-type-v: expected one argument"),
     (["-e", "-p", r"\xff"], "the prompt of -p with -e is not UTF-8 text"),
+    (["--draft-tokens", "4"], "--draft-tokens 4 needs a draft model; name one with --draft"),
+    (["--rope-scaling", "none", "--yarn-orig-ctx", "64"], "changes nothing with --rope-scaling"),
     (["--warp"], "unrecognized arguments: --warp; see 'edgeh2o run --help'"),
     (["--tem", "0.5"], "unrecognized arguments: --tem 0.5 (did you mean --temp?)"),
     (["--chat", "--chat-template", "none.jinja"], "check --chat-template"),

@@ -106,6 +106,7 @@ def test_windows_keep_what_the_file_says(tiny_model: TinyModelFactory) -> None:
     [
         ("gemma2", {}, YARN, "sliding window would change too; use --rope-scaling linear"),
         ("llama", {}, RopeConfig(scaling="yarn"), "yarn needs --rope-scale"),
+        ("llama", {}, RopeConfig(beta_fast=16), r"\(--yarn-beta-fast\) is of YaRN, .*; leave it"),
         (
             "phi3",
             {"rope_scaling": "longrope", "original_context": 64},
