@@ -49,7 +49,9 @@ def check_int(owner: Any, name: str, low: int, high: int = MAX_CONTEXT, cure: st
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or not low <= value <= high:
         hint = f"; {cure}" if cure else ""
-        allowed = f">= {low}" if high == MAX_CONTEXT else f"from {low} to {high}"
+        # A limit that nobody comes near is named to those who exceed it.
+        is_open = high == MAX_CONTEXT and not (is_int and value > high)
+        allowed = f">= {low}" if is_open else f"from {low} to {high}"
         raise UsageError(f"{label(owner, name)} must be an integer {allowed}, got {value!r}{hint}")
 
 

@@ -53,7 +53,7 @@ from edgeh2o.rope_config import RopeConfig
         (RuntimeConfig, {"threads": 0}, r"--threads.*from 1 to 256, got 0; leave it out"),
         (RuntimeConfig, {"threads": 10**6}, r"--threads.*got 1000000"),
         (RuntimeConfig, {"context_size": -1}, r"--ctx-size.*got -1; use 0"),
-        (RuntimeConfig, {"context_size": 2**31}, r"--ctx-size"),
+        (RuntimeConfig, {"context_size": 2**31}, r"--ctx-size.*from 0 to 2147483647, got 2"),
         (RuntimeConfig, {"isa": ""}, r"--isa.*empty"),
         (RuntimeConfig, {"cache_type": "q3"}, r"--cache-type.*one of f16, .*got 'q3'"),
         (RuntimeConfig, {"cache_type_v": "q3"}, r"--cache-type-v.*one of f16, .*got 'q3'"),
