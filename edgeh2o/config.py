@@ -306,6 +306,8 @@ class RuntimeConfig:
             check_int(self, "context_size", 0, MAX_CONTEXT, "use 0 for the model's own length")
         if self.threads is not None:
             check_int(self, "threads", 1, MAX_THREADS, "leave it out to use every usable core")
+        if self.isa is not None and not isinstance(self.isa, str):
+            raise UsageError(f"isa (--isa) must be a name such as avx2, got {self.isa!r:.80}")
         if self.isa is not None and not self.isa:
             raise UsageError("isa (--isa) is empty; leave it out to take the best one")
         self._check_choice("cache_type", "--cache-type", CACHE_TYPES)
@@ -315,6 +317,8 @@ class RuntimeConfig:
             )
         if self.quantize is not None:
             object.__setattr__(self, "quantize", check_quantised_type(self.quantize))
+        if not isinstance(self.rope, RopeConfig):
+            raise UsageError(f"rope must be RopeConfig(...), got {self.rope!r:.80}")
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
             raise UsageError(
                 f"draft (--draft) must name a model file or folder, got {self.draft!r:.80}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from .attention.registry import make_sparse_attention
 from .config import PrefillConfig, RuntimeConfig, SamplingParams
 from .engine.open_model import OpenModel
 from .engine.opening import load_session
+from .errors import UsageError
 from .rope_config import ROPE_OF_FILE, RopeConfig
 
 if TYPE_CHECKING:
@@ -168,11 +170,17 @@ class LLM(OpenModel):
         a prompt. The file is replaced in one step. Raises UsageError without anything to save and
         for an ``extra`` that JSON cannot hold, ResourceError if it cannot be written.
         """
-        self._session.save(Path(path), extra or {})
+        self._session.save(_path_of_session(path), extra or {})
 
     def load_session(self, path: str | Path) -> dict[str, Any]:
         """Takes up a saved session; returns its ``extra``. The next ``keep_cache`` goes on from it.
 
         Raises FormatError for a damaged file, UsageError for one of other options, ResourceError.
         """
-        return self._session.load(Path(path))
+        return self._session.load(_path_of_session(path))
+
+
+def _path_of_session(path: str | Path) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"a session file is named by its path, got {path!r:.80}")
+    return Path(path)

@@ -54,6 +54,42 @@ def test_sampling_of_another_kind_is_refused(llm: LLM, sampling: Any) -> None:
         llm.generate(PROMPT, sampling)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("prefill", [5, "x", object()], r"prefill must be PrefillConfig\(\.\.\.\), got "),
+        ("rope", [5, {}, "yarn"], r"rope must be RopeConfig\(\.\.\.\), got "),
+        ("isa", [5, True], r"isa \(--isa\) must be a name"),
+        ("chat_template", [5, object()], "a chat template is a text, got "),
+        ("chat_template_kwargs", [5, "x", []], "chat_template_kwargs are variables by name"),
+        ("on_progress", [5, "x"], "on_progress must be a function, got "),
+        ("check", [5, "x"], "check must be a function, got "),
+    ],
+)
+def test_options_of_another_kind_are_refused(
+    model: Path, name: str, values: list[Any], message: str
+) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=message):
+            LLM(model, **{name: value})
+
+
+@pytest.mark.parametrize("name", [None, b"x", 5, [], object()])
+def test_models_and_files_are_named_by_paths(llm: LLM, name: Any) -> None:
+    with pytest.raises(UsageError, match="a model is named by its path or a known name"):
+        LLM(name)
+    for use in (llm.save_session, llm.load_session):
+        with pytest.raises(UsageError, match="a session file is named by its path"):
+            use(name)
+
+
+@pytest.mark.parametrize("messages", [None, 5, b"x", "x", {"role": "user"}, object(), [None]])
+def test_messages_of_another_kind_are_refused(llm: LLM, messages: Any) -> None:
+    for answer in (llm.chat, llm.stream_chat):
+        with pytest.raises(UsageError, match="messages are a list such as"):
+            answer(messages, GREEDY)
+
+
 def test_attention_by_its_name(model: Path) -> None:
     with LLM(model, attention="dense") as llm:
         assert llm.attention == DenseConfig()

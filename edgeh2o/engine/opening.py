@@ -123,6 +123,14 @@ def load_session(
     # What can be refused without the model is.
     attention, _ = fit_chunks(attention, prefill)
     instruction_sets.attention_precision(runtime.attention_precision)
+    for name, function in (("on_progress", on_progress), ("check", check)):
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} must be a function, got {function!r:.80}")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise UsageError(
+            f"chat_template_kwargs are variables by name such as {{'enable_thinking': False}}, "
+            f"got {variables!r:.80}"
+        )
     if template is not None:
         from ..tokenizer.chat_template import compile_template
 

@@ -50,8 +50,11 @@ def fit_chunks(
 ) -> tuple[SparseAttentionConfig, int]:
     """The attention within the limits of its chunk size, and that: its own unless one is set.
 
-    Raises UsageError for a batch that is not made of whole chunks.
+    Raises UsageError for a batch that is not made of whole chunks, and for other than a
+    ``PrefillConfig``.
     """
+    if not isinstance(prefill, PrefillConfig):
+        raise UsageError(f"prefill must be PrefillConfig(...), got {prefill!r:.80}")
     preferred = attention.preferred_chunk_size
     if on_gpu:
         preferred = attention.gpu_chunk_size or preferred

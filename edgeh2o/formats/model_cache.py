@@ -23,8 +23,12 @@ def resolve_model(
 
     A known model that is not in the cache folder is fetched; ``on_message`` receives one line
     before that and one after. Raises ``ResourceError`` that names the cure, ``UsageError`` for an
-    empty name.
+    empty name and for what is no name.
     """
+    if not isinstance(path_or_name, (str, os.PathLike)):
+        raise UsageError(
+            f"a model is named by its path or a known name, both texts, got {path_or_name!r:.80}"
+        )
     if not os.fspath(path_or_name):
         raise UsageError(
             "the model's name is empty; give the path of a model or one of "

@@ -88,8 +88,10 @@ class ChatTemplate:
         as ``tools``, which are as untrusted as the messages. Raises UsageError for other messages
         and FormatError for whatever the template does wrong, its own refusals included.
         """
-        if isinstance(messages, (str, bytes, Mapping)) or not all(
-            isinstance(message, Mapping) for message in messages
+        if (
+            not isinstance(messages, Sequence)
+            or isinstance(messages, (str, bytes))
+            or not all(isinstance(message, Mapping) for message in messages)
         ):
             raise UsageError(
                 'messages are a list such as [{"role": "user", "content": "Hello"}], '
@@ -234,7 +236,12 @@ def _collect(value: object, used: set[str], depth: int = 0) -> int:
 
 
 def compile_template(source: str) -> tuple[LimitedEnvironment, Template]:
-    """A template in its sandbox. Raises FormatError if it is too large or not a template."""
+    """A template in its sandbox. Raises FormatError if it is too large or not a template.
+
+    And UsageError for what is no text.
+    """
+    if not isinstance(source, str):
+        raise UsageError(f"a chat template is a text, got {source!r:.80}")
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise FormatError(
             f"the chat template has {len(source)} characters, more than "
