@@ -33,6 +33,9 @@ _LIMITS: dict[str, Any] = {
 }
 # With these an object's properties are listed elsewhere too.
 _COMPOSITIONS = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if")
+# What the library calls an answer that no token can go on with.
+_DEAD_END = "NoExtensionBias"
+_REASON_CHARACTERS = 300
 _ANY_OBJECT = {"type": "object"}
 # Keywords whose values are schemas by name, and those whose values are no schemas.
 _BY_NAME = (
@@ -94,7 +97,9 @@ class Grammar:
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
+            except RecursionError:
+                raise _too_deep() from None
+            except ValueError as error:
                 raise UsageError(f"the schema is not JSON: {error}") from None
         if not isinstance(schema, (Mapping, bool)):
             raise UsageError(f"a JSON schema is an object, got {type(schema).__name__}")
@@ -233,7 +238,12 @@ class GrammarState:
 
     def _require_good(self) -> None:
         if self._matcher.is_error():
-            reason = _first_line(self._matcher.get_error())
+            reason = _one_line(self._matcher.get_error())
+            if reason == _DEAD_END:
+                raise UsageError(
+                    "the grammar cannot be satisfied from here on: no text that ends has its "
+                    "form; give what refers to itself a case that ends"
+                )
             raise UsageError(f"the grammar cannot go on: {reason}; make it simpler")
 
 
@@ -269,7 +279,11 @@ def _check_depth(schema: object) -> None:
         if not inner:
             return
         level = inner
-    raise UsageError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep; make it flatter")
+    raise _too_deep()
+
+
+def _too_deep() -> UsageError:
+    return UsageError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep; make it flatter")
 
 
 def rebase_references(schema: object, place: str) -> object:
@@ -343,8 +357,17 @@ def _lark_of_gbnf(text: str) -> str:
 
 
 def _refuse(grammar: Grammar, reason: str) -> UsageError:
-    return UsageError(f"the {grammar.kind} cannot be used: {_first_line(reason)}")
+    return UsageError(f"the {grammar.kind} cannot be used: {_one_line(reason)}")
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n")[0][:300]
+def _one_line(text: str) -> str:
+    """What the library says, without its indented pictures of the text and its own state.
+
+    Of a long reason, which repeats the user's text, the middle is left out.
+    """
+    lines = text.strip().partition("\n<state>")[0].split("\n")
+    reason = " ".join(line for line in lines if line and not line[0].isspace())
+    if len(reason) <= _REASON_CHARACTERS:
+        return reason
+    half = _REASON_CHARACTERS // 2
+    return f"{reason[:half]} ... {reason[-half:]}"
