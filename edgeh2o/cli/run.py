@@ -32,7 +32,7 @@ from .model_options import (
     read_sampling,
 )
 from .options import add_config_options
-from .prompt import add_prompt_options, read_prompt, read_text
+from .prompt import STDIN, add_prompt_options, read_prompt, read_text
 
 if TYPE_CHECKING:
     from ..engine.access import GenerationStream
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Loads the model, streams the answer; returns the exit code."""
+    _check_standard_input(args)
     sampling = replace(read_sampling(args), schema=_read_form(args))
     options = read_model_options(args)
     prompt = read_prompt(args)
@@ -124,6 +125,21 @@ def execute(args: argparse.Namespace) -> int:
         finally:
             save_session(llm, args, {})
     return 0 if is_complete else EXIT_INTERRUPTED
+
+
+def _check_standard_input(args: argparse.Namespace) -> None:
+    """Raises UsageError if it is to be two things: the first would leave the second nothing."""
+    sources = {
+        "the prompt": args.prompt_file or args.stdin,
+        "--json-schema": args.json_schema,
+        "--grammar": args.grammar,
+        "--chat-template": args.chat_template,
+    }
+    readers = [name for name, source in sources.items() if source == STDIN]
+    if len(readers) > 1:
+        raise UsageError(
+            f"standard input can be {' or '.join(readers)}, not both; give a file for the other"
+        )
 
 
 def _read_form(args: argparse.Namespace) -> Grammar | None:

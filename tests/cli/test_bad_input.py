@@ -99,6 +99,11 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], fra
         (["run", MODEL, "-p", "a\udcff"], "argument -p/--prompt: not valid UTF-8 at byte 1"),
         (["run", MODEL, "-p", "a", "--stop", "\udcff"], "argument --stop"),
         (["chat", MODEL, "--system", "caf\udce9"], "/--system-prompt: not valid UTF-8 at byte 3"),
+        (
+            ["run", MODEL, "-f", "-", "--grammar", "-"],
+            "standard input can be the prompt or --grammar, not both; give a file for the other",
+        ),
+        (["run", MODEL, "-", "--json-schema", "-"], "can be the prompt or --json-schema, not both"),
         (["run", "", "-p", "a"], "no model given"),
         (["pull"], "required: NAME"),
         (["serve", MODEL, "-md", "small.gguf"], "-md small.gguf: this command has no draft model"),
