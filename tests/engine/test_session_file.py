@@ -164,7 +164,7 @@ def test_nothing_to_save(model: Path, tmp_path: Path) -> None:
     ("options", "cause"),
     [
         ({"attention": H2OConfig(local=3, heavy=3)}, "with attention local 2; this run has 3"),
-        ({"attention": DenseConfig()}, 'with attention {"algorithm": "h2o"'),
+        ({"attention": DenseConfig()}, 'with attention algorithm "h2o"'),
         ({"prefill": PrefillConfig(batch_size=32, chunk_size=16)}, "chunk_size 8; this run has 16"),
         ({"cache_type": "f32"}, 'cache_type "f16"; this run has "f32"'),
         ({"cache_type_k": "f32"}, 'cache_type "f16"; this run has "f32/f16"'),
