@@ -125,7 +125,7 @@ class ChatTemplate:
 
     @cached_property
     def has_system_role(self) -> bool:
-        """Whether a system message comes first in what the template makes, or is refused."""
+        """Whether it writes a leading system message: some refuse it, some leave it out."""
         probe = [{"role": "system", "content": "Probe."}, {"role": "user", "content": "Hello"}]
         try:
             return "Probe." in self.render(probe).plain_text
