@@ -148,8 +148,19 @@ def describe_tools(
 
 
 def write_calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with calls and results as text, for a template that knows neither."""
-    return [_as_text(message) for message in messages]
+    """The messages with calls and results as text, for a template that knows neither.
+
+    Results that follow each other are one message: such templates want the roles to take turns.
+    """
+    texts: list[Mapping[str, Any]] = []
+    previous = ""
+    for message in messages:
+        text = _as_text(message)
+        if message["role"] == previous == "tool":
+            text = {**text, "content": f"{texts.pop()['content']}\n{text['content']}"}
+        texts.append(text)
+        previous = message["role"]
+    return texts
 
 
 def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -93,12 +93,14 @@ def test_tools_without_a_template_for_them() -> None:
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "3", "tool_call_id": "1"},
+        {"role": "tool", "content": "4", "tool_call_id": "2"},
     ]
     told = describe_tools(write_calls_as_text(messages), [tool])
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert told[0]["content"].startswith("Be kind.") and '"add"' in told[0]["content"]
     assert json.loads(told[2]["content"].split("\n")[1]) == call["function"]
-    assert "<tool_response>\n3\n" in told[3]["content"]
+    responses = "".join(f"<tool_response>\n{n}\n</tool_response>\n" for n in (3, 4))
+    assert told[3]["content"] == responses.rstrip()
     assert all(set(message) == {"role", "content"} for message in told)
     schema = json.loads(grammar_of_call([tool], ToolChoice("required")).text)
     assert schema["properties"]["name"] == {"const": "add"}
