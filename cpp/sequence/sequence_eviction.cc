@@ -58,10 +58,9 @@ void Sequence::check_eviction() const {
   EH2O_CHECK(!is_indexed(),
              "what this model reads its own indexer chooses, so that nothing says what can go; use "
              "--context-full shift");
-  EH2O_CHECK(
-      !ends_prompts() && !policy_->chooses_in_decode(), "this policy (", policy_->describe(),
-      ") says what generated tokens read, which an eviction would change; use --context-full shift, --attention "
-      "dense or h2o, or, with headwise, --decode-attention dense");
+  EH2O_CHECK(!ends_prompts() && !policy_->chooses_in_decode(), "this policy (", policy_->describe(),
+             ") says what generated tokens read, which an eviction would change; use --context-full shift, "
+             "--attention dense, or --decode-attention dense where the attention has it");
   EH2O_CHECK(
       shape_.cache_types.k != CacheType::kQ8_0,
       "keys of cache type q8_0 would be rounded anew at every eviction; use --cache-type f16, f16/q8_0 "
