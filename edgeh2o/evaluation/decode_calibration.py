@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DECODED = 256
 LEAST_LENGTH = DECODE_FROM + DECODED
 _SEEDS = (0, 1)
+# A window takes about as long as so many of the other steps of a calibration.
+_WINDOW_STEPS = 4
 # Of the prompt, what the one head keeps that shows how far rounding carries a small difference.
 _KEPT_SHARE = 7 / 8
 
@@ -41,7 +43,7 @@ def measures_decode(length: int) -> bool:
 
 def count_decode_steps() -> int:
     """Calls of ``on_step`` that ``measure_decode`` makes."""
-    return len(KINDS) * len(_SEEDS)
+    return _WINDOW_STEPS * len(KINDS) * len(_SEEDS)
 
 
 def measure_decode(
@@ -76,7 +78,8 @@ def measure_decode(
             window = make_window(llm, kind, length, seed=seed)
             scores = compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)
             divergences.append([float(each.kl.mean()) for each in scores])
-            on_step()
+            for _ in range(_WINDOW_STEPS):
+                on_step()
         rounding, rule = np.mean(divergences, axis=0)
         kl[kind] = round(max(0.0, float(rule - rounding)), 6)
     return DecodeQuality(budget=budget, length=length, kl=kl)

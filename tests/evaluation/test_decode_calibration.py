@@ -48,7 +48,7 @@ def test_decode_is_measured_on_every_kind(
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     table, steps = _table(llm, by_query_head=by_query_head), []
     quality = measure_decode(llm, table, BUDGET, LENGTH, on_step=lambda: steps.append(1))
-    assert len(steps) == count_decode_steps() == 4
+    assert len(steps) == count_decode_steps() == 16
     assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
@@ -84,7 +84,7 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     assert table.n_heads == llm.config.n_heads
     assert table.decode is not None
     assert (table.decode.budget, table.decode.length) == (768, LENGTH)
-    n_steps = llm.config.n_layers + 4 + count_rounding_steps(llm, 1)
+    n_steps = llm.config.n_layers + count_decode_steps() + count_rounding_steps(llm, 1)
     assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
     assert any(kl > 0 for kl in table.decode.kl.values())
     with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):
