@@ -21,7 +21,7 @@ from .comparison import WindowComparer
 from .decode_calibration import (
     check_decode_length,
     count_decode_steps,
-    measure_decode,
+    find_decode,
     measures_decode,
 )
 from .long_texts import make_window
@@ -95,9 +95,9 @@ def calibrate(
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
 
-    Without texts those of ``default_texts`` are read. What generated tokens lose that go by the
-    budget of a default run is measured too, unless ``decode`` is False; by default where windows
-    are long enough.
+    Without texts those of ``default_texts`` are read. What generated tokens lose is measured too,
+    with as many keys as a default run has and more if those lose too much, unless ``decode`` is
+    False; by default where windows are long enough.
     Losses are means over the same windows: they say how budgets compare, and are a little lower
     than on other text. What products of attention in 8 bits lose is measured where there are any.
     ``on_progress("calibrate", done, total)`` counts steps of equal weight.
@@ -165,9 +165,7 @@ def calibrate(
     budget = table.smallest_budget(DEFAULT_MAX_LOSS) if decode else None
     if budget is None:
         return table
-    return replace(
-        table, decode=measure_decode(llm, table, budget, length, on_step=progress.advance)
-    )
+    return replace(table, decode=find_decode(llm, table, budget, length, progress.advance))
 
 
 def _first_tokens(llm: LLM, text: str, length: int) -> NDArray[np.int32]:

@@ -98,6 +98,7 @@ def test_decode_is_measured(
     model: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_calibration, "KINDS", {"pairs": KINDS["pairs"]})
+    monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
     command = ["calibrate", model, "--text", text, "--length", "2400"]
     for losses, flags, way in (
         ({512: 0.2, 768: 0.1}, [], "by default"),
@@ -109,8 +110,8 @@ def test_decode_is_measured(
         assert way in line
         measured = json.loads(Path(path).read_text()).get("decode")
         if way == "by default":
-            assert (measured["budget"], measured["length"]) == (512, 2400)
-            assert f"--budget 512   decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
+            assert (measured["budget"], measured["length"]) == (1024, 2400)
+            assert f"--budget 1024  decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
         else:
             assert measured is None
 

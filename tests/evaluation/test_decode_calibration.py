@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +10,16 @@ import pytest
 
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.errors import UsageError
 from edgeh2o.evaluation import calibration, decode_calibration
 from edgeh2o.evaluation.calibration import calibrate
-from edgeh2o.evaluation.decode_calibration import DECODED, count_decode_steps, measure_decode
+from edgeh2o.evaluation.decode_calibration import (
+    DECODED,
+    count_decode_steps,
+    find_decode,
+    measure_decode,
+)
 from edgeh2o.evaluation.decoding import compare_decodes
 from edgeh2o.evaluation.long_texts import KINDS, make_window
 from edgeh2o.evaluation.rounding_calibration import count_rounding_steps
@@ -48,7 +54,7 @@ def test_decode_is_measured_on_every_kind(
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     table, steps = _table(llm, by_query_head=by_query_head), []
     quality = measure_decode(llm, table, BUDGET, LENGTH, on_step=lambda: steps.append(1))
-    assert len(steps) == count_decode_steps() == 16
+    assert 2 * len(steps) == count_decode_steps() == 32
     assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
@@ -71,9 +77,47 @@ def test_decode_is_measured_on_every_kind(
         assert kl == pytest.approx(by_budgets - rounding, abs=1e-6)
 
 
-def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the budget that a default run takes; without one nothing is measured."""
+@pytest.mark.parametrize(
+    ("budget", "harmless_from", "tried"),
+    [
+        (512, 700, [1024]),
+        (512, 1500, [1024, 1536]),
+        (512, 9999, [1024, 1536]),
+        (1280, 1200, [1280]),
+        (1280, 1500, [1280, 1536]),
+    ],
+)
+def test_more_keys_are_tried_where_few_lose_too_much(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: int,
+    harmless_from: int,
+    tried: list[int],
+) -> None:
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
+    measured, steps = [], []
+
+    def measure(
+        llm: LLM, table: BudgetTable, budget: int, length: int, *, on_step: Callable[[], None]
+    ) -> DecodeQuality:
+        measured.append(budget)
+        for _ in range(16):
+            on_step()
+        kl = {"prose": 0.0 if budget >= harmless_from else 1.0}
+        return DecodeQuality(budget=budget, length=length, kl=kl)
+
+    monkeypatch.setattr(decode_calibration, "measure_decode", measure)
+    table = _table(llm, by_query_head=False)
+    quality = find_decode(llm, table, budget, LENGTH, lambda: steps.append(1))
+    assert (measured, quality.budget) == (tried, tried[-1])
+    assert quality.is_harmless == (tried[-1] >= harmless_from)
+    assert len(steps) == count_decode_steps()
+
+
+def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many keys as a default run has, at least; without a budget nothing is measured."""
+    monkeypatch.setattr(decode_calibration, "KINDS", FEW)
+    monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     losses = {512: 0.7, 768: 0.4, 1024: 0.1}
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: losses)
@@ -83,7 +127,7 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     table = calibrate(llm, texts, length=LENGTH, on_progress=lambda *report: reports.append(report))
     assert table.n_heads == llm.config.n_heads
     assert table.decode is not None
-    assert (table.decode.budget, table.decode.length) == (768, LENGTH)
+    assert (table.decode.budget, table.decode.length) == (1024, LENGTH)
     n_steps = llm.config.n_layers + count_decode_steps() + count_rounding_steps(llm, 1)
     assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
     assert any(kl > 0 for kl in table.decode.kl.values())
