@@ -23,7 +23,7 @@ LEAST_LENGTH = DECODE_FROM + DECODED
 _SEEDS = (0, 1)
 # Keys of generated tokens that are tried. They need not be those of prompts: with 512 of query
 # heads prompts of SmolLM2-135M lose nothing, and decode by 512 of KV heads has a KL of 14e-3.
-_BUDGETS = (1024, 1536)
+_BUDGETS = (1024, 1280, 1536)
 # A window takes about as long as so many of the other steps of a calibration.
 _WINDOW_STEPS = 4
 # Of the prompt, what the one head keeps that shows how far rounding carries a small difference.
@@ -64,8 +64,8 @@ def find_decode(
         n_left -= 1
         on_step()
 
-    for least in _BUDGETS:
-        quality = measure_decode(llm, table, max(budget, least), length, on_step=advance)
+    for tried in sorted({max(budget, least) for least in _BUDGETS}):
+        quality = measure_decode(llm, table, tried, length, on_step=advance)
         if quality.is_harmless:
             break
     while n_left:

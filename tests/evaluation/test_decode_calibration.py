@@ -54,7 +54,7 @@ def test_decode_is_measured_on_every_kind(
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     table, steps = _table(llm, by_query_head=by_query_head), []
     quality = measure_decode(llm, table, BUDGET, LENGTH, on_step=lambda: steps.append(1))
-    assert 2 * len(steps) == count_decode_steps() == 32
+    assert 3 * len(steps) == count_decode_steps() == 48
     assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
     kept = round(7 / 8 * (LENGTH - DECODED)) - 256
@@ -81,8 +81,8 @@ def test_decode_is_measured_on_every_kind(
     ("budget", "harmless_from", "tried"),
     [
         (512, 700, [1024]),
-        (512, 1500, [1024, 1536]),
-        (512, 9999, [1024, 1536]),
+        (512, 1500, [1024, 1280, 1536]),
+        (512, 9999, [1024, 1280, 1536]),
         (1280, 1200, [1280]),
         (1280, 1500, [1280, 1536]),
     ],
