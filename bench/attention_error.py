@@ -18,7 +18,7 @@ import numpy as np
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig
 from edgeh2o.cli.evaluation_options import list_of
-from edgeh2o.evaluation.comparison import WindowComparer
+from edgeh2o.evaluation.comparison import WindowComparer, standard_error
 from edgeh2o.evaluation.long_texts import KINDS, make_window
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
 from edgeh2o.host.threads import default_thread_count
@@ -64,7 +64,7 @@ def measure(llm: LLM, args: argparse.Namespace) -> Iterator[Sample]:
                 scores = comparer.compare(runner, window, first=args.ctx - 1 - args.scored)
                 loss = scores.sparse_nll - scores.dense_nll
                 ratio = float(np.exp(loss.mean()))
-                error = float(loss.std(ddof=1) / np.sqrt(len(loss)))
+                error = standard_error(loss)
                 measured = attention_error(runner.error_sums) or 0.0
                 yield Sample(
                     kind,

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from edgeh2o import LLM, DenseConfig, SparseAttentionConfig, _core, python_policy
 from edgeh2o.engine.full_context import allow_eviction, make_room, shift_context
 from edgeh2o.engine.generate import log_probability
+from edgeh2o.evaluation.comparison import standard_error
 from edgeh2o.evaluation.reading import prefill_prompt
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
 from edgeh2o.evaluation.windows import cut_windows
@@ -155,17 +156,13 @@ def measure(llm: LLM, name: str, windows: NDArray[np.int32], context: int) -> li
                 name,
                 label,
                 float(values.mean()),
-                _error(values),
+                standard_error(values),
                 None if more is None else float(more.mean()),
-                None if more is None else _error(more),
+                None if more is None else standard_error(more),
                 seconds[label],
             )
         )
     return results
-
-
-def _error(values: Losses) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def format_results(results: Sequence[Result]) -> str:

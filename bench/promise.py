@@ -30,7 +30,7 @@ from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.profile import PromptProfiler
-from edgeh2o.evaluation.comparison import WindowComparer
+from edgeh2o.evaluation.comparison import WindowComparer, standard_error
 from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
 from edgeh2o.evaluation.reading import score_answer, split_answer
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
@@ -73,7 +73,7 @@ class Loss:
     ) -> Loss:
         """From the differences of the negative log-probabilities, sparse less dense."""
         ratio = float(np.exp(differences.mean()))
-        error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
+        error = standard_error(differences)
         return cls(prompt, kind, seed, 100 * (ratio - 1), 100 * ratio * error, **rest)
 
 

@@ -17,7 +17,7 @@ from ..attention.base import describe_settings
 from ..attention.dense import DenseConfig
 from ..config import PrefillConfig
 from ..errors import UsageError
-from .comparison import compare_logits
+from .comparison import compare_logits, standard_error
 from .progress import Progress
 from .reading import prefill_prompt
 from .reporting import format_count, format_estimate, markdown_table
@@ -76,7 +76,7 @@ class Agreement:
             "median_equal_tokens": float(np.median([p.n_equal for p in self.prompts])),
             "median_margin": float(np.median(margins)) if margins else None,
             "first_kl": float(kl.mean()),
-            "first_kl_error": float(kl.std(ddof=1) / root) if len(kl) > 1 else 0.0,
+            "first_kl_error": standard_error(kl) if len(kl) > 1 else 0.0,
         }
 
 
