@@ -37,8 +37,8 @@ class PythonPolicy final : public SparsePolicy {
                       Span<const float> sums) override;
   bool chooses_in_decode() const override { return selects_in_decode_; }
   void end_layer() override;
-  size_t prompt_rows(const PolicyShape& shape, size_t /*slot*/) const override {
-    return needs_.ends_prompts ? shape.max_context : 0;
+  size_t prompt_rows(const PolicyShape& kv_shape, size_t /*slot*/) const override {
+    return needs_.ends_prompts ? kv_shape.max_context : 0;
   }
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override;
   void evict(size_t slot, const EvictionInput& input, int32_t* dropped) override;

@@ -23,18 +23,18 @@ void gather_rows(const KernelTable& table, const KvRows& cached, const MemorySet
 
 }  // namespace
 
-PromptMemory::PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, const PolicyShape& kv_shape,
+PromptMemory::PromptMemory(const SparsePolicy& policy, bool is_used, const PolicyShape& kv_shape,
                            size_t layer, CacheTypes types, bool values_are_keys, Arena& arena)
     : first_slot_(kv_shape.first_slots[layer]),
       n_kv_heads_(kv_shape.n_slots(layer)),
       values_are_keys_(values_are_keys),
+      is_used_(is_used),
       reads_all_(kv_shape.n_slots(layer)) {
-  is_used_ = policy.needs(shape).ends_prompts;
   if (!is_used_) return;
   for (size_t head = 0; head < n_kv_heads_; ++head) {
     const SlotShape& slot = kv_shape.slots[first_slot_ + head];
     Rows rows;
-    rows.capacity = policy.prompt_rows(shape, first_slot_ + head);
+    rows.capacity = policy.prompt_rows(kv_shape, first_slot_ + head);
     rows.k = {types.k, arena.take<uint8_t>(rows.capacity * kv_row_bytes(types.k, slot.key_dim)),
               slot.key_dim};
     rows.v = rows.k;

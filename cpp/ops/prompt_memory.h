@@ -23,10 +23,10 @@ class PromptMemory {
     bool is_chosen = false;  // else the whole prompt is read
   };
 
-  // Takes its memory from the arena, which may still be counting. shape: what the policy is told, and of it
-  // the slots of KV heads. values_are_keys: see AttentionHeads.
-  PromptMemory(const SparsePolicy& policy, const PolicyShape& shape, const PolicyShape& kv_shape,
-               size_t layer, CacheTypes types, bool values_are_keys, Arena& arena);
+  // Takes its memory from the arena, which may still be counting. is_used: the policy's ends_prompts;
+  // kv_shape: its slots in decode; values_are_keys: see AttentionHeads.
+  PromptMemory(const SparsePolicy& policy, bool is_used, const PolicyShape& kv_shape, size_t layer,
+               CacheTypes types, bool values_are_keys, Arena& arena);
 
   // There is another prompt.
   void forget() { is_current_ = false; }
@@ -51,7 +51,7 @@ class PromptMemory {
   // [n_kv_heads] not of the arena, of which nothing is to be written before there is a prompt.
   std::vector<Rows> rows_;
   bool values_are_keys_;
-  bool is_used_ = false;  // a KV head has a capacity
+  bool is_used_;  // the policy is asked at the end of a prompt
   bool is_current_ = false;
   std::vector<bool> reads_all_;  // [n_kv_heads]
   size_t n_tokens_ = 0;

@@ -137,15 +137,15 @@ Sequence::Sequence(const KernelTable& table, const std::vector<LayerKeeps>& laye
       }
       AttentionState* attention =
           heads.is_none() || rows ? rows.get() : layers_[i - heads.kv_distance].attention;
-      layers_.push_back(
-          {attention,
-           std::move(rows),
-           std::move(recurrent),
-           plan_of_layer[i],
-           PromptMemory(*policy_, told, kv_shape_, i, shape.cache_types, heads.values_are_keys, arena_),
-           std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
-           {},
-           {}});
+      layers_.push_back({attention,
+                         std::move(rows),
+                         std::move(recurrent),
+                         plan_of_layer[i],
+                         PromptMemory(*policy_, ends_prompts(), kv_shape_, i, shape.cache_types,
+                                      heads.values_are_keys, arena_),
+                         std::vector<SetReads>(told.n_slots(i), SetReads::kByPolicy),
+                         {},
+                         {}});
     }
   };
   make_layers();
@@ -177,7 +177,8 @@ SequenceBytes Sequence::estimate_bytes(const KernelTable& table, const std::vect
       AttentionState(table, heads, shape.cache_types, shape.max_context, rows);
       if (shape.evicts) received += ReceivedAttention::bytes(heads.n_kv_heads, shape.max_context);
     }
-    PromptMemory(policy, told, kv_shape, i, shape.cache_types, heads.values_are_keys, rows);
+    PromptMemory(policy, plans[0].needs.ends_prompts, kv_shape, i, shape.cache_types, heads.values_are_keys,
+                 rows);
   }
   received += sampled_numbers(plans, kv_shape) * sizeof(float);
   return {rows.used(), recurrent.used(), most_scratch(plans, n_threads), policy.state_bytes(told) + received};

@@ -1,6 +1,7 @@
 // Settings of the headwise rules: that of prompts and that of generated tokens.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,7 +30,7 @@ struct HeadwiseOptions {
   size_t decode_pages = 1024;
 
   HeavyHitters::Forced forced(size_t capacity) const {
-    return {n_sinks < capacity / 4 ? n_sinks : capacity / 4, n_local < capacity / 2 ? n_local : capacity / 2};
+    return {std::min(n_sinks, capacity / 4), std::min(n_local, capacity / 2)};
   }
 };
 

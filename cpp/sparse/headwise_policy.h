@@ -51,8 +51,8 @@ class HeadwisePolicy final : public SparsePolicy {
     decode_.score_decode(slot, input, part, n_parts);
   }
   size_t choice_bytes(size_t slot) const override { return decode_.choice_bytes(slot); }
-  size_t prompt_rows(const PolicyShape& shape, size_t slot) const override {
-    return decode_.prompt_rows(shape.of_kv_heads(), slot);
+  size_t prompt_rows(const PolicyShape& kv_shape, size_t slot) const override {
+    return decode_.prompt_rows(kv_shape, slot);
   }
   MemorySet end_prompt(size_t slot, const SelectionInput& input) override {
     return decode_.end_prompt(slot, input);

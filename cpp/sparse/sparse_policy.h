@@ -225,7 +225,7 @@ class SparsePolicy {
   // Either {0, n}, or at most prompt_rows(slot) positions and synthetic rows. It must depend on the prompt
   // alone, and leave its scores as they are: it is asked again when a saved prompt is taken up. A slot that
   // has no prompt_rows is told that the prompt ends, and is asked by select_decode, token by token.
-  virtual size_t prompt_rows(const PolicyShape& /*shape*/, size_t /*slot*/) const { return 0; }
+  virtual size_t prompt_rows(const PolicyShape& /*kv_shape*/, size_t /*slot*/) const { return 0; }
   virtual MemorySet end_prompt(size_t /*slot*/, const SelectionInput& input) {
     return MemorySet::all_of({0, input.chunk.begin});
   }
