@@ -41,9 +41,8 @@ NO_TABLE = "none"
 class HeadBudgets:
     """Keys per layer and KV head, or query head, their intended mean, and where they come from.
 
-    ``prompts`` have said something of a model that may be profiled; None for others.
-    ``serve_decode``: generated tokens may go by them too, by what was measured. Of those that a
-    ``table`` gave, ``mean`` serves prompts of ``shown_length`` tokens.
+    ``prompts`` have said something of a model that may be profiled; None for others. Of those that
+    a ``table`` gave, ``mean`` serves prompts of ``shown_length`` tokens.
     """
 
     per_head: tuple[Budget, ...]
@@ -51,7 +50,6 @@ class HeadBudgets:
     source: str
     prompts: int | None = None
     by_query_head: bool = False
-    serve_decode: bool = False
     table: BudgetTable | None = None
     shown_length: int = SHOWN_LENGTH
 
@@ -86,6 +84,12 @@ class HeadBudgets:
                 table.budgets(mean), table.budgets(max(found.mean, least)), strict=True
             )
         )
+
+    @property
+    def serve_decode(self) -> bool:
+        """Whether generated tokens may go by them too, by what was measured."""
+        measured = self.table.decode if self.table else None
+        return measured is not None and measured.is_harmless
 
     @property
     def reads_all(self) -> bool:
@@ -157,7 +161,6 @@ def find_budgets(
         source,
         prompts,
         by_query_head=table.n_heads > 0,
-        serve_decode=table.decode is not None and table.decode.is_harmless,
         table=table,
         shown_length=shown_length,
     )
