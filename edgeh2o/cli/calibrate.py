@@ -97,8 +97,8 @@ def _describe_decode(table: BudgetTable, *, is_asked_for: bool | None) -> str:
     """What ``--decode`` found out, in a line; empty if there is nothing to say."""
     measured = table.decode
     if measured is None:
-        way = "decode         not measured: a default run takes none of these budgets"
-        return way if is_asked_for else ""
+        text = "decode         not measured: a default run takes none of these budgets"
+        return text if is_asked_for else ""
     kind, kl = max(measured.kl.items(), key=lambda item: item[1])
     way = "headwise" if measured.is_harmless else "dense"
     return (

@@ -16,15 +16,14 @@ from ..attention.dense import DenseConfig
 from ..attention.head_budgets import DEFAULT_MAX_LOSS
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
-from ..errors import UsageError
+from ..errors import ResourceError, UsageError
 from .comparison import WindowComparer
 from .decode_calibration import (
-    check_decode_length,
     count_decode_steps,
     find_decode,
-    measures_decode,
+    make_decode_windows,
 )
-from .long_texts import make_window
+from .long_texts import Window, make_window
 from .progress import Progress
 from .rounding_calibration import count_rounding_steps, measure_rounding
 
@@ -97,7 +96,7 @@ def calibrate(
 
     Without texts those of ``default_texts`` are read. What generated tokens lose is measured too,
     with as many keys as a default run has and more if those lose too much, unless ``decode`` is
-    False; by default where windows are long enough.
+    False; by default where the texts have such windows and memory suffices.
     Losses are means over the same windows: they say how budgets compare, and are a little lower
     than on other text. What products of attention in 8 bits lose is measured where there are any.
     ``on_progress("calibrate", done, total)`` counts steps of equal weight.
@@ -110,9 +109,6 @@ def calibrate(
             f"calibration needs windows of at least {_MIN_LENGTH} tokens, got {length}; "
             "use a larger --length"
         )
-    if decode:
-        check_decode_length(length)
-    decode = measures_decode(length) if decode is None else decode
     model = llm.model
     require_measurable(llm.config, "calibration")
     if not model.shows_attention:
@@ -128,10 +124,11 @@ def calibrate(
         ]
     else:
         windows = default_texts(llm, length)
+    decoded = {} if decode is False else _decode_windows(llm, length, is_asked_for=bool(decode))
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
     n_steps += count_rounding_steps(llm, len(windows))
-    n_steps += count_decode_steps() if decode else 0
+    n_steps += count_decode_steps() if decoded else 0
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
         measure_head_errors(
@@ -162,10 +159,25 @@ def calibrate(
     by_name = {window.name: [window.tokens] for window in windows}
     rounding = measure_rounding(llm, by_name, FIRST_QUERY, on_step=progress.advance)
     table = replace(table, losses=losses, rounding=rounding)
-    budget = table.smallest_budget(DEFAULT_MAX_LOSS) if decode else None
+    budget = table.smallest_budget(DEFAULT_MAX_LOSS) if decoded else None
     if budget is None:
         return table
-    return replace(table, decode=find_decode(llm, table, budget, length, progress.advance))
+    try:
+        return replace(table, decode=find_decode(llm, table, budget, decoded, progress.advance))
+    except ResourceError:
+        if decode:
+            raise
+        return table  # the work of minutes, and decode is dense without it
+
+
+def _decode_windows(llm: LLM, length: int, *, is_asked_for: bool) -> dict[str, list[Window]]:
+    """Those of ``make_decode_windows``; none where there can be none and nobody asked for them."""
+    try:
+        return make_decode_windows(llm, length)
+    except UsageError:
+        if is_asked_for:
+            raise
+        return {}
 
 
 def _first_tokens(llm: LLM, text: str, length: int) -> NDArray[np.int32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from ..attention.decode_quality import DecodeQuality
 from ..attention.headwise import DECODE_FROM, HeadwiseConfig
 from ..errors import UsageError
 from .decoding import compare_decodes
-from .long_texts import KINDS, make_window
+from .long_texts import KINDS, Window, make_window
 
 if TYPE_CHECKING:
     from ..attention.budget_table import Budget, BudgetTable
@@ -30,18 +30,18 @@ _WINDOW_STEPS = 4
 _KEPT_SHARE = 7 / 8
 
 
-def check_decode_length(length: int) -> None:
-    """Raises UsageError for windows whose prompt would be read whole, as a short one is."""
-    if not measures_decode(length):
+def make_decode_windows(llm: LLM, length: int) -> dict[str, list[Window]]:
+    """Two windows of ``length`` tokens of every kind of text, whose last 256 are decoded.
+
+    Raises UsageError for those whose prompt would be read whole, as a short one is, and for those
+    that are longer than the texts.
+    """
+    if length < LEAST_LENGTH:
         raise UsageError(
             f"to measure decode, windows need at least {LEAST_LENGTH} tokens, got {length}; use a "
             "larger --length, or leave out --decode"
         )
-
-
-def measures_decode(length: int) -> bool:
-    """Whether windows of so many tokens show what generated tokens lose."""
-    return length >= LEAST_LENGTH
+    return {kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in KINDS}
 
 
 def count_decode_steps() -> int:
@@ -50,12 +50,16 @@ def count_decode_steps() -> int:
 
 
 def find_decode(
-    llm: LLM, table: BudgetTable, budget: int, length: int, on_step: Callable[[], None]
+    llm: LLM,
+    table: BudgetTable,
+    budget: int,
+    windows: Mapping[str, Sequence[Window]],
+    on_step: Callable[[], None],
 ) -> DecodeQuality:
     """The quality of the least budget that is harmless, or of the largest that was tried.
 
     At least ``budget``, that of prompts. ``on_step`` is called ``count_decode_steps`` times. Raises
-    as ``measure_decode``.
+    as ``measure_decode``, of which ``windows`` are too.
     """
     n_left = count_decode_steps()
 
@@ -65,7 +69,7 @@ def find_decode(
         on_step()
 
     for tried in sorted({max(budget, least) for least in _BUDGETS}):
-        quality = measure_decode(llm, table, tried, length, on_step=advance)
+        quality = measure_decode(llm, table, tried, windows, on_step=advance)
         if quality.is_harmless:
             break
     while n_left:
@@ -74,18 +78,23 @@ def find_decode(
 
 
 def measure_decode(
-    llm: LLM, table: BudgetTable, budget: int, length: int, *, on_step: Callable[[], None]
+    llm: LLM,
+    table: BudgetTable,
+    budget: int,
+    windows: Mapping[str, Sequence[Window]],
+    *,
+    on_step: Callable[[], None],
 ) -> DecodeQuality:
     """Compares decode by a mean ``budget`` of a table with dense decode.
 
-    Of two windows of ``length`` tokens of every kind of text the last 256 are decoded as they
+    Of the ``windows`` that ``make_decode_windows`` gives the last 256 tokens are decoded as they
     stand, after the same sparse prefill. Where weights are quantised, activations are rounded to 8
     bits before every product, and a difference in the last bit of one head sends what follows
     another way. So what comes of a rule by which one head of the first layer leaves out an eighth,
-    and all others nothing, is taken off. Raises UsageError for windows that are too short, or
-    longer than the texts, ResourceError when three sessions do not fit in memory.
+    and all others nothing, is taken off. Raises ResourceError when three sessions do not fit in
+    memory.
     """
-    check_decode_length(length)
+    length = len(next(iter(windows.values()))[0])
     least: list[Budget] = [None] * (table.n_layers * table.n_kv_heads)
     least[0] = max(1, round(_KEPT_SHARE * (length - DECODED)) - HeadwiseConfig().local)
     prefill = HeadwiseConfig(
@@ -99,10 +108,9 @@ def measure_decode(
     )
     runners = [llm.start_runner(length, attention=each) for each in (prefill, *by_budgets)]
     kl = {}
-    for kind in KINDS:
+    for kind, texts in windows.items():
         divergences = []
-        for seed in _SEEDS:
-            window = make_window(llm, kind, length, seed=seed)
+        for window in texts:
             scores = compare_decodes(runners, window, DECODED, on_tokens=lambda _: None)
             divergences.append([float(each.kl.mean()) for each in scores])
             for _ in range(_WINDOW_STEPS):

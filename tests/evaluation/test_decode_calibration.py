@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from edgeh2o import LLM, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import BudgetTable
 from edgeh2o.attention.decode_quality import DecodeQuality
-from edgeh2o.errors import UsageError
+from edgeh2o.errors import ResourceError, UsageError
 from edgeh2o.evaluation import calibration, decode_calibration
 from edgeh2o.evaluation.calibration import calibrate
 from edgeh2o.evaluation.decode_calibration import (
     DECODED,
     count_decode_steps,
     find_decode,
+    make_decode_windows,
     measure_decode,
 )
 from edgeh2o.evaluation.decoding import compare_decodes
@@ -27,6 +29,7 @@ from tests.budget_tables import table_of_model
 from tests.tiny_models import TinyModelFactory
 
 LENGTH, BUDGET = 2400, 64
+FULL = ResourceError("three sessions do not fit")
 FEW = {kind: KINDS[kind] for kind in ("prose", "pairs")}
 
 
@@ -53,7 +56,8 @@ def test_decode_is_measured_on_every_kind(
 ) -> None:
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     table, steps = _table(llm, by_query_head=by_query_head), []
-    quality = measure_decode(llm, table, BUDGET, LENGTH, on_step=lambda: steps.append(1))
+    texts = make_decode_windows(llm, LENGTH)
+    quality = measure_decode(llm, table, BUDGET, texts, on_step=lambda: steps.append(1))
     assert 3 * len(steps) == count_decode_steps() == 48
     assert (quality.budget, quality.length, list(quality.kl)) == (BUDGET, LENGTH, list(FEW))
     n_heads = llm.config.n_layers * llm.config.n_kv_heads
@@ -98,17 +102,17 @@ def test_more_keys_are_tried_where_few_lose_too_much(
     measured, steps = [], []
 
     def measure(
-        llm: LLM, table: BudgetTable, budget: int, length: int, *, on_step: Callable[[], None]
+        llm: LLM, table: BudgetTable, budget: int, windows: object, *, on_step: Callable[[], None]
     ) -> DecodeQuality:
         measured.append(budget)
         for _ in range(16):
             on_step()
         kl = {"prose": 0.0 if budget >= harmless_from else 1.0}
-        return DecodeQuality(budget=budget, length=length, kl=kl)
+        return DecodeQuality(budget=budget, length=LENGTH, kl=kl)
 
     monkeypatch.setattr(decode_calibration, "measure_decode", measure)
     table = _table(llm, by_query_head=False)
-    quality = find_decode(llm, table, budget, LENGTH, lambda: steps.append(1))
+    quality = find_decode(llm, table, budget, {}, lambda: steps.append(1))
     assert (measured, quality.budget) == (tried, tried[-1])
     assert quality.is_harmless == (tried[-1] >= harmless_from)
     assert len(steps) == count_decode_steps()
@@ -131,6 +135,13 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     n_steps = llm.config.n_layers + count_decode_steps() + count_rounding_steps(llm, 1)
     assert sum(stage == "calibrate" for stage, _, _ in reports) == n_steps
     assert any(kl > 0 for kl in table.decode.kl.values())
+    # What was not asked for costs nobody a table.
+    for name, error in (("make_window", UsageError("too few")), ("measure_decode", FULL)):
+        with monkeypatch.context() as patch:
+            patch.setattr(decode_calibration, name, Mock(side_effect=error))
+            assert calibrate(llm, texts, length=LENGTH).decode is None
+            with pytest.raises(type(error)):
+                calibrate(llm, texts, length=LENGTH, decode=True)
     with pytest.raises(UsageError, match="at least 2304 tokens, got 2303"):
         calibrate(llm, texts, length=2303, decode=True)
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: {512: 0.7})
