@@ -20,6 +20,7 @@ from ..errors import FormatError
 from ..formats.atomic_file import make_folder, write_file
 from ..option_fields import MAX_CONTEXT
 from .decode_quality import DecodeQuality
+from .prefill_quality import PrefillQuality
 from .rounding_quality import RoundingQuality
 
 TABLE_FORMAT = 1
@@ -45,8 +46,8 @@ class BudgetTable:
 
     Where it is from: ``texts`` says what was read, ``version`` is that of edgeh2o. A profile, which
     was made while prompts were answered, is the mean over ``prompts`` of them; 0: no profile.
-    ``decode`` is what generated tokens lose by the budgets, and ``rounding`` what products of
-    attention in 8 bits lose, where that was measured.
+    ``prefill`` and ``decode`` are what prompts and generated tokens lose by the budgets, and
+    ``rounding`` what products of attention in 8 bits lose, where that was measured.
     """
 
     model: str
@@ -63,6 +64,7 @@ class BudgetTable:
     texts: tuple[str, ...] = ()
     version: str = ""
     prompts: int = 0
+    prefill: PrefillQuality | None = None
     decode: DecodeQuality | None = None
     rounding: RoundingQuality | None = None
 
@@ -81,7 +83,7 @@ class BudgetTable:
         size = self.n_heads // self.n_kv_heads
         groups = (self.errors[i : i + size] for i in range(0, len(self.errors), size))
         errors = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in groups)
-        return replace(self, n_heads=0, errors=errors, losses={})
+        return replace(self, n_heads=0, errors=errors, losses={}, prefill=None)
 
     def smoothed(self, share: float) -> BudgetTable:
         """The table with errors of query heads that have ``share`` of the mean of their KV head."""
@@ -163,6 +165,7 @@ class BudgetTable:
             "texts": list(self.texts),
             "version": self.version,
             "prompts": self.prompts,
+            **({"prefill": self.prefill.to_dict()} if self.prefill else {}),
             **({"decode": self.decode.to_dict()} if self.decode else {}),
             **({"rounding": self.rounding.to_dict()} if self.rounding else {}),
         }
@@ -215,6 +218,7 @@ def _read_table(data: Any) -> BudgetTable:
         texts=tuple(str(text) for text in data.get("texts", ())),
         version=str(data.get("version", "")),
         prompts=int(data.get("prompts", 0)),
+        prefill=PrefillQuality.from_dict(data.get("prefill")),
         decode=DecodeQuality.from_dict(data.get("decode")),
         rounding=RoundingQuality.from_dict(data.get("rounding")),
     )

@@ -10,6 +10,7 @@ from ..errors import UsageError
 from .base import AttentionModel, has_equal_kv_heads, require_measurable
 from .budget_table import Budget, BudgetTable, find_table, read_table
 from .kept_profiles import find_profile
+from .prefill_quality import DEFAULT_MAX_LOSS
 
 DEFAULT_BUDGET = 1024
 # With a profile, which says less than a calibration does.
@@ -25,8 +26,6 @@ BUDGET_STEP = 64
 # Of a profiled query head's error, what it has from those that share its KV head: a prompt does not
 # show all that they look for.
 SHARED_ERROR = 0.3
-# What a default run may lose on the texts of its calibration, in percent.
-DEFAULT_MAX_LOSS = 0.5
 UNKNOWN = "dense: nothing is known of this model yet"
 TOO_LOSSY = f"dense: no calibrated budget loses less than {DEFAULT_MAX_LOSS} %"
 TOO_SHORT = "dense: sparse would not be faster at this length"
@@ -84,6 +83,17 @@ class HeadBudgets:
                 table.budgets(mean), table.budgets(max(found.mean, least)), strict=True
             )
         )
+
+    def is_shown(self, mean: int) -> bool:
+        """Whether it was measured that prompts lose nothing with so many keys under the guard.
+
+        Of prompts as long as the measured ones, which have the keys that those had.
+        """
+        measured = self.table.prefill if self.table else None
+        if measured is None or not measured.is_harmless:
+            return False
+        most = budget_of_length(self.mean, measured.length, self.shown_length)
+        return measured.budget <= mean <= most
 
     @property
     def serve_decode(self) -> bool:
@@ -166,12 +176,21 @@ def find_budgets(
     )
 
 
+def default_budget(table: BudgetTable) -> int | None:
+    """That of a run that asks for none; None where the table has none that it may take."""
+    # Tables that do not say what they read were made on plain prose and code.
+    if not (table.texts and table.losses):
+        return DEFAULT_BUDGET
+    least, measured = table.smallest_budget(DEFAULT_MAX_LOSS), table.prefill
+    if least is None or measured is None or not measured.is_harmless:
+        return least
+    return max(least, measured.budget)
+
+
 def _budget_of_loss(table: BudgetTable, max_loss: float | None) -> int | None:
     """The smallest that the table allows; None where none does and nobody asked for it."""
     if max_loss is None:
-        # Tables that do not say what they read were made on plain prose and code.
-        is_promised = bool(table.texts and table.losses)
-        return table.smallest_budget(DEFAULT_MAX_LOSS) if is_promised else DEFAULT_BUDGET
+        return default_budget(table)
     budget = table.smallest_budget(max_loss)
     if budget is None:
         measured = ", ".join(

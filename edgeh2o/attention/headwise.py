@@ -23,7 +23,6 @@ from .base import AttentionModel, SparseAttentionConfig, count_sets
 from .budget_table import Budget, BudgetTable
 from .head_budgets import (
     DEFAULT_BUDGET,
-    DEFAULT_MAX_LOSS,
     DENSE_SOURCES,
     NO_TABLE,
     PROFILE_BUDGET,
@@ -37,6 +36,7 @@ from .head_budgets import (
     keys_per_query,
 )
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
+from .prefill_quality import DEFAULT_MAX_LOSS
 from .registry import register_sparse_attention
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 # The error of a layer's attention, in percent of its output, that goes with that loss. Losses
 # follow the square of the error: see "The guard" in docs/quality.md.
 ERROR_OF_DEFAULT_LOSS = 4.5
-# With a profile, as prompts of prose do not show which heads look things up, and with tables that
-# the package does not bring: losses follow errors otherwise on other models (docs/quality.md).
+# With a profile, as prompts of prose do not show which heads look things up, and with tables of
+# which nobody measured what prompts lose: losses follow errors otherwise on other models
+# (docs/quality.md).
 ERROR_OF_PROFILE = 1.0
 # Of what the budgets of a profile leave out, what the guard reads besides (half of it on
 # Qwen2.5-Coder-1.5B with 4,602 tokens, a seventh on SmolLM2-135M with 4,096).
@@ -149,6 +150,9 @@ class HeadwiseConfig(SparseAttentionConfig):
     decode_budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
     source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
     prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
+    is_shown: bool = field(
+        default=False, compare=False, metadata={"is_option": False, "is_setting": False}
+    )
     profile: BudgetTable | None = field(
         default=None, metadata={"is_option": False, "is_setting": False}
     )
@@ -313,6 +317,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             budget=chosen.mean,
             decode_attention=self._decode(model, chosen),
             decode_budgets=self._decode_budgets(model, chosen, resolved.found),
+            is_shown=resolved.found.is_shown(budget),
         )
 
     def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
@@ -335,7 +340,9 @@ class HeadwiseConfig(SparseAttentionConfig):
 
     @property
     def is_taught(self) -> bool:
-        return self.prompts is not None or self.source in ("cache", "file", HELD_PROFILE)
+        if self.source in ("cache", "file"):
+            return not self.is_shown
+        return self.prompts is not None or self.source == HELD_PROFILE
 
     @property
     def profiled_prompts(self) -> int | None:
@@ -460,6 +467,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             max_loss=None,
             budget_table=None,
             profile=None,
+            is_shown=chosen.is_shown(chosen.mean),
             found=chosen,
         )
 

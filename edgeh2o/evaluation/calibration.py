@@ -13,7 +13,7 @@ from .._version import __version__
 from ..attention.base import require_measurable
 from ..attention.budget_table import BudgetTable
 from ..attention.dense import DenseConfig
-from ..attention.head_budgets import DEFAULT_MAX_LOSS
+from ..attention.head_budgets import default_budget
 from ..attention.headwise import HeadwiseConfig
 from ..engine.calibration import FIRST_QUERY, LEVELS, measure_head_errors, n_table_heads
 from ..errors import ResourceError, UsageError
@@ -24,6 +24,12 @@ from .decode_calibration import (
     make_decode_windows,
 )
 from .long_texts import Window, make_window
+from .prefill_calibration import (
+    PrefillWindows,
+    count_prefill_steps,
+    find_prefill,
+    make_prefill_windows,
+)
 from .progress import Progress
 from .rounding_calibration import count_rounding_steps, measure_rounding
 
@@ -94,11 +100,12 @@ def calibrate(
 ) -> BudgetTable:
     """A table from the first ``length`` tokens of every text, errors averaged over the texts.
 
-    Without texts those of ``default_texts`` are read. What generated tokens lose is measured too,
-    with as many keys as a default run has and more if those lose too much, unless ``decode`` is
-    False; by default where the texts have such windows and memory suffices.
-    Losses are means over the same windows: they say how budgets compare, and are a little lower
-    than on other text. What products of attention in 8 bits lose is measured where there are any.
+    Without texts those of ``default_texts`` are read. Losses are means over the same windows: they
+    say how budgets compare, and are a little lower than on other text. What products of attention
+    in 8 bits lose is measured where there are any. What prompts lose on other windows of every kind
+    of text, under the guard, is measured where there are such windows. So is what generated tokens
+    lose, with as many keys as a default run has and more if those lose too much, unless ``decode``
+    is False; by default where the texts suffice for it and memory does.
     ``on_progress("calibrate", done, total)`` counts steps of equal weight.
 
     Raises UsageError for a text or a length that is too short and a model whose heads cannot be
@@ -124,10 +131,12 @@ def calibrate(
         ]
     else:
         windows = default_texts(llm, length)
+    prompts = _prefill_windows(llm, length)
     decoded = {} if decode is False else _decode_windows(llm, length, is_asked_for=bool(decode))
     config = llm.config
     n_steps = len(windows) * (config.n_layers + len(MEASURED_BUDGETS) + 1)
     n_steps += count_rounding_steps(llm, len(windows))
+    n_steps += count_prefill_steps(prompts, len(MEASURED_BUDGETS)) if prompts else 0
     n_steps += count_decode_steps() if decoded else 0
     progress = Progress(on_progress, n_steps, stage="calibrate")
     measured = [
@@ -159,7 +168,9 @@ def calibrate(
     by_name = {window.name: [window.tokens] for window in windows}
     rounding = measure_rounding(llm, by_name, FIRST_QUERY, on_step=progress.advance)
     table = replace(table, losses=losses, rounding=rounding)
-    budget = table.smallest_budget(DEFAULT_MAX_LOSS) if decoded else None
+    if prompts is not None:
+        table = replace(table, prefill=find_prefill(llm, table, prompts, on_step=progress.advance))
+    budget = default_budget(table) if decoded else None
     if budget is None:
         return table
     try:
@@ -168,6 +179,14 @@ def calibrate(
         if decode:
             raise
         return table  # the work of minutes, and decode is dense without it
+
+
+def _prefill_windows(llm: LLM, length: int) -> PrefillWindows | None:
+    """Those of ``make_prefill_windows``; None where the texts do not suffice."""
+    try:
+        return make_prefill_windows(llm, length)
+    except UsageError:
+        return None
 
 
 def _decode_windows(llm: LLM, length: int, *, is_asked_for: bool) -> dict[str, list[Window]]:

@@ -1,0 +1,190 @@
+"""Measures what prompts lose that are read by a table's budgets: its ``PrefillQuality``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..attention.dense import DenseConfig
+from ..attention.head_budgets import SHOWN_LENGTH, budget_of_length
+from ..attention.headwise import ERROR_OF_DEFAULT_LOSS, HeadwiseConfig
+from ..attention.prefill_quality import DEFAULT_MAX_LOSS, PrefillQuality, kl_limit
+from ..config import PrefillConfig
+from ..errors import ResourceError, UsageError
+from ..runners.base import Runner
+from .comparison import TokenScores, WindowComparer, join_scores, standard_error
+from .long_texts import KINDS, Window, make_window
+
+if TYPE_CHECKING:
+    from ..attention.budget_table import BudgetTable
+    from ..llm import LLM
+
+_SEEDS = (0, 1)
+# Of twice the length, where budgets grow: what loses most there, by one seed.
+_LONG_KINDS = ("dialogue", "facts", "pairs")
+# A window of twice the length takes about as long as so many others.
+_LONG_STEPS = 3
+# Predictions of a window that count, which ask for what stands before.
+_SCORED = 1 / 4
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWindows:
+    """By kind of text, of the length of a calibration and, unless there are none, of twice that."""
+
+    plain: Mapping[str, Sequence[Window]]
+    long: Mapping[str, Sequence[Window]]
+
+    @property
+    def n_steps(self) -> int:
+        """Calls of ``on_step`` for one budget."""
+        n_plain, n_long = (sum(map(len, each.values())) for each in (self.plain, self.long))
+        return n_plain + _LONG_STEPS * n_long
+
+
+def make_prefill_windows(llm: LLM, length: int) -> PrefillWindows:
+    """Windows of other texts than those that a calibration reads.
+
+    Raises UsageError for a ``length`` that the texts do not fill; where they do not fill twice that
+    or the model was not trained on it, there are no long ones.
+    """
+    plain = {kind: [make_window(llm, kind, length, seed=seed) for seed in _SEEDS] for kind in KINDS}
+    long: dict[str, list[Window]] = {}
+    if 2 * length <= llm.config.context_length:
+        try:
+            long = {kind: [make_window(llm, kind, 2 * length, seed=0)] for kind in _LONG_KINDS}
+        except UsageError:
+            long = {}
+    return PrefillWindows(plain, long)
+
+
+def count_prefill_steps(windows: PrefillWindows, n_budgets: int) -> int:
+    """Calls of ``on_step`` that ``find_prefill`` makes."""
+    return n_budgets * windows.n_steps
+
+
+def find_prefill(
+    llm: LLM,
+    table: BudgetTable,
+    windows: PrefillWindows,
+    *,
+    on_step: Callable[[], None],
+) -> PrefillQuality | None:
+    """The quality of the least budget that is harmless in windows of all lengths.
+
+    Else of the least that is in the shorter ones, or of the largest that was tried. Only budgets
+    are tried whose mean loss in ``table.losses`` is one that a default run may have; None where
+    there is none. ``on_step`` is called once per window and budget of the table. Raises
+    ResourceError when two sessions do not fit in memory.
+    """
+    n_left = count_prefill_steps(windows, len(table.losses))
+
+    def advance() -> None:
+        nonlocal n_left
+        n_left -= 1
+        on_step()
+
+    least = table.smallest_budget(DEFAULT_MAX_LOSS)
+    tried = [budget for budget in sorted(table.losses) if least is not None and budget >= least]
+    found = None
+    for budget in tried:
+        quality = measure_prefill(llm, table, budget, windows.plain, on_step=advance)
+        longer = (
+            _measure_long(llm, table, budget, windows, advance) if quality.is_harmless else None
+        )
+        joined = quality if longer is None else quality.joined(longer)
+        if joined.is_harmless:
+            found = joined
+            break
+        # What serves the shorter prompts alone is better than nothing, with few keys.
+        if found is None or not found.is_harmless:
+            found = quality
+    while n_left > 0:
+        advance()
+    return found
+
+
+def _measure_long(
+    llm: LLM,
+    table: BudgetTable,
+    budget: int,
+    windows: PrefillWindows,
+    advance: Callable[[], None],
+) -> PrefillQuality | None:
+    """What the budget comes to in the long windows; None where there are none, or no room."""
+
+    def on_step() -> None:
+        for _ in range(_LONG_STEPS):
+            advance()
+
+    if not windows.long:
+        return None
+    try:
+        return measure_prefill(llm, table, budget, windows.long, on_step=on_step)
+    except ResourceError:
+        return None
+
+
+def measure_prefill(
+    llm: LLM,
+    table: BudgetTable,
+    budget: int,
+    windows: Mapping[str, Sequence[Window]],
+    *,
+    on_step: Callable[[], None],
+) -> PrefillQuality:
+    """Compares prefills by a mean ``budget`` of a table with dense ones.
+
+    The last quarter of every window's predictions counts. The budgets are those that a default run
+    takes for the windows' length, and so are the guard and the products, if a measurement of the
+    table says which. Where weights are quantised a difference in a last bit sends what follows
+    another way: a KL above the limit is taken less what two dense reads in other chunks differ by.
+    Raises ResourceError when two sessions do not fit in memory.
+    """
+    length = len(next(iter(windows.values()))[0])
+    shown = max(SHOWN_LENGTH, table.length)
+    attention = HeadwiseConfig(
+        budgets=table.budgets(budget_of_length(budget, length, shown)),
+        by_query_head=table.n_heads > 0,
+    )
+    is_rounded = table.rounding is not None and table.rounding.is_harmless
+    sparse = llm.start_runner(
+        length,
+        attention=attention,
+        prefill=replace(llm.prefill, max_error=ERROR_OF_DEFAULT_LOSS),
+        all_rows=True,
+        is_rounded=is_rounded,
+    )
+    # Its own chunks, so that rounding is that of a dense run, in batches that agree.
+    prefill = replace(llm.prefill, batch_size=sparse.batch_size)
+    comparer = WindowComparer(_start_dense(llm, length, prefill=prefill))
+
+    def compare(other: Runner, texts: Sequence[Window]) -> TokenScores:
+        first = length - 1 - round(_SCORED * length)
+        return join_scores([comparer.compare(other, text, first=first) for text in texts])
+
+    loss, error, kl = {}, {}, {}
+    for kind, texts in windows.items():
+        scores = compare(sparse, texts)
+        difference = scores.sparse_nll - scores.dense_nll
+        ratio = float(np.exp(difference.mean()))
+        loss[kind] = round(100 * (ratio - 1), 4)
+        error[kind] = round(100 * ratio * standard_error(difference), 4)
+        divergence = float(scores.kl.mean())
+        if divergence > kl_limit(kind):
+            chunks = replace(prefill, chunk_size=HeadwiseConfig.preferred_chunk_size)
+            again = compare(_start_dense(llm, length, prefill=chunks), texts)
+            divergence = max(0.0, divergence - float(again.kl.mean()))
+        kl[kind] = round(divergence, 6)
+        for _ in texts:
+            on_step()
+    return PrefillQuality(budget=budget, length=length, loss=loss, loss_error=error, kl=kl)
+
+
+def _start_dense(llm: LLM, length: int, *, prefill: PrefillConfig) -> Runner:
+    return llm.start_runner(
+        length, attention=DenseConfig(), prefill=prefill, all_rows=True, is_rounded=False
+    )

@@ -1,0 +1,141 @@
+"""What a table says of prompts: whether that is harmless, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeh2o.attention.budget_table import BudgetTable, parse_table, write_table
+from edgeh2o.attention.head_budgets import default_budget, find_budgets
+from edgeh2o.attention.headwise import HeadwiseConfig
+from edgeh2o.attention.prefill_quality import PrefillQuality
+from edgeh2o.config import PrefillConfig, RuntimeConfig
+from edgeh2o.engine.plan import RunPlan
+from edgeh2o.errors import FormatError
+from tests.budget_tables import harmless_table
+from tests.engine.fakes import CONFIG
+
+GOOD = PrefillQuality(
+    budget=256,
+    length=8192,
+    loss={"prose": 0.3, "pairs": 0.6},
+    loss_error={"prose": 0.1, "pairs": 0.1},
+    kl={"prose": 4e-3, "pairs": 8e-3},
+)
+
+
+def _table(prefill: PrefillQuality | None = GOOD, budget: int = 256) -> BudgetTable:
+    return replace(harmless_table(CONFIG, budget), prefill=prefill)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"kl": {"prose": 4.1e-3, "pairs": 0.0}}, False),
+        ({"kl": {"prose": 0.0, "pairs": 8.1e-3}}, False),
+        ({"loss": {"prose": 0.4, "pairs": 0.6}}, True),
+        ({"loss": {"prose": 0.41, "pairs": 0.6}}, False),  # 0.5 in the mean
+        ({"loss": {"prose": -2.0, "pairs": 0.7}}, True),
+        ({"loss": {"prose": -2.0, "pairs": 0.71}}, False),  # more than its error explains
+    ],
+)
+def test_what_is_harmless(changes: dict[str, Any], expected: bool) -> None:
+    assert replace(GOOD, **changes).is_harmless is expected
+
+
+def test_the_worst_of_two_lengths() -> None:
+    longer = PrefillQuality(
+        budget=256,
+        length=16384,
+        loss={"pairs": 0.2, "facts": 0.1},
+        loss_error={"pairs": 0.3, "facts": 0.4},
+        kl={"pairs": 9e-3, "facts": 1e-3},
+    )
+    joined = GOOD.joined(longer)
+    assert joined.length == 16384
+    assert joined.loss == {"prose": 0.3, "pairs": 0.6, "facts": 0.1}
+    assert joined.loss_error == {"prose": 0.1, "pairs": 0.1, "facts": 0.4}
+    assert joined.kl == {"prose": 4e-3, "pairs": 9e-3, "facts": 1e-3}
+    assert not joined.is_harmless
+
+
+def test_a_table_holds_it() -> None:
+    for prefill in (GOOD, None):
+        table = _table(prefill)
+        assert parse_table(table.to_json(), "a table").prefill == prefill
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kl": {}},
+        {"kl": {"prose": -1.0, "pairs": 0.0}},
+        {"kl": {"prose": 0.0}},
+        {"loss": {"prose": float("inf"), "pairs": 0.0}},
+        {"loss": 3},
+        {"loss_error": {"prose": float("nan"), "pairs": 0.0}},
+        {"budget": None},
+    ],
+)
+def test_a_measurement_that_cannot_be(changes: dict[str, Any]) -> None:
+    data = json.loads(_table().to_json())
+    data["prefill"].update(changes)
+    with pytest.raises(FormatError, match="a file is not a usable budget table"):
+        parse_table(json.dumps(data), "a file")
+
+
+def test_the_default_budget_is_the_one_that_was_measured() -> None:
+    table = replace(_table(), losses={128: 0.4, 256: 0.2})
+    assert default_budget(table) == 256
+    assert default_budget(replace(table, prefill=None)) == 128
+    assert default_budget(replace(table, prefill=replace(GOOD, kl={"prose": 1.0}))) == 128
+    assert default_budget(replace(table, losses={128: 0.9})) is None
+    assert default_budget(replace(table, losses={})) == 1024
+
+
+@pytest.mark.parametrize(
+    ("prefill", "n_tokens", "percent"),
+    [
+        (GOOD, 4096, 4.5),
+        (GOOD, 8192, 4.5),
+        (GOOD, 9000, 1.0),  # with more keys than were measured
+        (replace(GOOD, length=4096), 4096, 4.5),
+        (replace(GOOD, length=4096), 8192, 1.0),
+        (replace(GOOD, kl={"prose": 1.0, "pairs": 0.0}), 4096, 1.0),
+        (None, 4096, 1.0),
+    ],
+)
+def test_the_guard_of_what_was_measured(
+    tmp_path: Path, prefill: PrefillQuality | None, n_tokens: int, percent: float
+) -> None:
+    path = tmp_path / "table.json"
+    write_table(_table(prefill), path)
+    attention = HeadwiseConfig(budget_table=str(path))
+    plan = RunPlan.of(CONFIG, attention, PrefillConfig(), RuntimeConfig()).for_length(n_tokens)
+    assert plan.shape(64).error_limit == pytest.approx((percent / 100) ** 2)
+    assert plan.attention.is_taught is (percent == 1.0)
+    # A strict guard reads more than the budgets say, which is counted.
+    keys = plan.settings.expected_keys(plan.attention, n_tokens)
+    again = replace(plan.attention, is_shown=not plan.attention.is_shown)
+    other = plan.settings.expected_keys(again, n_tokens)
+    assert keys is not None and other is not None
+    assert (keys > other) is (percent == 1.0)
+
+
+def test_a_measurement_of_query_heads_says_nothing_of_kv_heads() -> None:
+    assert _table().of_kv_heads().prefill == GOOD  # it is of KV heads
+    rows = 2 * _table().errors
+    by_query_head = replace(_table(), n_heads=2 * CONFIG.n_kv_heads, errors=rows)
+    assert by_query_head.of_kv_heads().prefill is None
+
+
+def test_budgets_given_by_hand_are_of_no_measurement() -> None:
+    found = find_budgets(
+        CONFIG, budget=256, max_loss=None, budget_table=None, profile=replace(_table(), prompts=1)
+    )
+    assert not replace(found, table=None).is_shown(256)

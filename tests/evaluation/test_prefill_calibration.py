@@ -1,0 +1,197 @@
+"""What ``calibrate`` measures of prompts that are read by a table's budgets, under the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig
+from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.attention.prefill_quality import PrefillQuality
+from edgeh2o.attention.rounding_quality import RoundingQuality
+from edgeh2o.errors import ResourceError, UsageError
+from edgeh2o.evaluation import calibration, prefill_calibration
+from edgeh2o.evaluation.calibration import calibrate
+from edgeh2o.evaluation.comparison import WindowComparer, join_scores
+from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
+from edgeh2o.evaluation.prefill_calibration import (
+    PrefillWindows,
+    count_prefill_steps,
+    find_prefill,
+    make_prefill_windows,
+    measure_prefill,
+)
+from tests.budget_tables import harmless_table
+from tests.tiny_models import TinyModelFactory
+
+LENGTH, BUDGET = 2048, 64
+FEW = {kind: KINDS[kind] for kind in ("prose", "pairs")}
+EMPTY = PrefillWindows({}, {})
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: TinyModelFactory) -> Iterator[LLM]:
+    path = tiny_model(tensor_type="F32", n_layers=2, context_length=4096)
+    with LLM(path, prefill=PrefillConfig(batch_size=1024)) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_calibration, "KINDS", FEW)
+    monkeypatch.setattr(prefill_calibration, "_LONG_KINDS", ("pairs",))
+
+
+def test_windows_are_of_two_lengths(llm: LLM) -> None:
+    windows = make_prefill_windows(llm, LENGTH)
+    assert {kind: [len(w) for w in texts] for kind, texts in windows.plain.items()} == {
+        "prose": [LENGTH, LENGTH],
+        "pairs": [LENGTH, LENGTH],
+    }
+    assert {kind: [len(w) for w in texts] for kind, texts in windows.long.items()} == {
+        "pairs": [2 * LENGTH]
+    }
+    assert windows.n_steps == 4 + 3
+    assert make_prefill_windows(llm, LENGTH + 1).long == {}  # longer than it was trained on
+
+
+def test_what_is_lost_is_that_of_a_default_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a dense run; divergences above the limit less what other chunks make."""
+    table, steps = harmless_table(llm.config, BUDGET), []
+    windows = {"pairs": [make_window(llm, "pairs", LENGTH, seed=seed) for seed in (0, 1)]}
+    # Heads of random weights need everything.
+    monkeypatch.setattr(prefill_calibration, "ERROR_OF_DEFAULT_LOSS", 60.0)
+    prefill = replace(llm.prefill, max_error=60.0)
+    rule = HeadwiseConfig(budgets=table.budgets(BUDGET))
+
+    def scores(other: Mapping[str, object], texts: Sequence[Window]) -> tuple[float, float]:
+        dense = llm.start_runner(LENGTH, attention=DenseConfig(), all_rows=True)
+        runner = llm.start_runner(LENGTH, all_rows=True, is_rounded=False, **other)  # type: ignore[arg-type]
+        comparer = WindowComparer(dense)
+        first = LENGTH - 1 - LENGTH // 4
+        joined = join_scores([comparer.compare(runner, text, first=first) for text in texts])
+        assert len(joined) == 2 * LENGTH // 4
+        difference = joined.sparse_nll - joined.dense_nll
+        return 100 * float(np.expm1(difference.mean())), float(joined.kl.mean())
+
+    for limit in (0.0, np.inf):
+        monkeypatch.setattr(prefill_calibration, "kl_limit", lambda _, limit=limit: limit)
+        quality = measure_prefill(llm, table, BUDGET, windows, on_step=lambda: steps.append(1))
+        assert (quality.budget, quality.length) == (BUDGET, LENGTH)
+        for kind, texts in windows.items():
+            loss, kl = scores({"attention": rule, "prefill": prefill}, texts)
+            chunks = replace(llm.prefill, chunk_size=256)
+            _, floor = scores({"attention": DenseConfig(), "prefill": chunks}, texts)
+            assert quality.loss[kind] == pytest.approx(loss, abs=1e-4)
+            assert quality.loss_error[kind] > 0
+            assert kl > 2 * floor > 0
+            assert quality.kl[kind] == pytest.approx(kl - floor * (limit == 0), abs=1e-6)
+    assert len(steps) == 2 * 2
+
+
+def test_long_windows_have_the_budget_of_their_length(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And products in 8 bits where the table says that these are harmless."""
+    start = Mock(side_effect=ResourceError("enough"))
+    monkeypatch.setattr(type(llm), "start_runner", start)
+    harmless = RoundingQuality(length=LENGTH, kl={"prose": 0.0}, loss=0.0)
+    for length, budget, rounding in ((4096, 512, None), (8192, 768, harmless)):
+        table = harmless_table(llm.config, 512, rounding=rounding)
+        with pytest.raises(ResourceError):
+            measure_prefill(
+                llm, table, 512, {"prose": [np.zeros(length, np.int32)]}, on_step=lambda: None
+            )
+        asked = start.call_args.kwargs
+        assert asked["attention"].budgets == table.budgets(budget)
+        assert asked["is_rounded"] is (rounding is not None)
+        assert asked["prefill"].max_error == 4.5
+
+
+@pytest.mark.parametrize(
+    ("plain_from", "long_from", "tried", "expected"),
+    [
+        (0, 0, [512, -512], (512, 2 * LENGTH)),
+        (768, 0, [512, 768, -768], (768, 2 * LENGTH)),
+        (512, 768, [512, -512, 768, -768], (768, 2 * LENGTH)),
+        # What serves the shorter ones alone, by the fewest keys.
+        (768, 9999, [512, 768, -768, 1024, -1024], (768, LENGTH)),
+        (9999, 0, [512, 768, 1024], (1024, LENGTH)),
+        (0, None, [512, -512], (512, LENGTH)),  # no room for the long ones
+    ],
+)
+def test_more_keys_are_tried_where_few_lose_too_much(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_from: int,
+    long_from: int | None,
+    tried: list[int],
+    expected: tuple[int, int],
+) -> None:
+    windows = PrefillWindows(
+        {"prose": [np.zeros(LENGTH, np.int32)]}, {"pairs": [np.zeros(2 * LENGTH, np.int32)]}
+    )
+    measured, steps = [], []
+
+    def measure(
+        llm: LLM,
+        table: BudgetTable,
+        budget: int,
+        texts: Mapping[str, Sequence[Window]],
+        *,
+        on_step: Callable[[], None],
+    ) -> PrefillQuality:
+        (kind,) = texts
+        length = len(texts[kind][0])
+        measured.append(budget if length == LENGTH else -budget)
+        harmless_from = plain_from if length == LENGTH else long_from
+        if harmless_from is None:
+            raise ResourceError("two sessions do not fit")
+        on_step()
+        return PrefillQuality(
+            budget=budget,
+            length=length,
+            loss={kind: 0.0},
+            loss_error={kind: 0.1},
+            kl={kind: 0.0 if budget >= harmless_from else 1.0},
+        )
+
+    monkeypatch.setattr(prefill_calibration, "measure_prefill", measure)
+    table = replace(
+        harmless_table(llm.config, 512), losses={256: 0.6, 512: 0.4, 768: 0.1, 1024: 0.0}
+    )
+    quality = find_prefill(llm, table, windows, on_step=lambda: steps.append(1))
+    assert quality is not None
+    assert (measured, (quality.budget, quality.length)) == (tried, expected)
+    assert quality.is_harmless == (plain_from <= 1024)
+    assert len(steps) == count_prefill_steps(windows, 4) == 16
+
+
+def test_nothing_is_measured_where_every_budget_loses_too_much(llm: LLM) -> None:
+    table = replace(harmless_table(llm.config, 512), losses={512: 0.7})
+    assert find_prefill(llm, table, EMPTY, on_step=lambda: None) is None
+
+
+def test_a_calibration_measures_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" ".join(["the art of the thing is that it is there"] * 400)]
+    monkeypatch.setattr(calibration, "MEASURED_BUDGETS", (512, 768))
+    monkeypatch.setattr(calibration, "_measure_losses", lambda *_: {512: 0.7, 768: 0.4})
+    reports: list[tuple[str, int, int]] = []
+    table = calibrate(
+        llm,
+        texts,
+        length=LENGTH,
+        decode=False,
+        on_progress=lambda *report: reports.append(report),
+    )
+    assert table.prefill is not None and table.prefill.budget == 768
+    assert list(table.prefill.kl) == list(FEW)
+    _, done, total = reports[-1]
+    assert done == total - 3  # the losses, which were not measured
+    # What nobody asked for costs nobody a table.
+    monkeypatch.setattr(prefill_calibration, "make_window", Mock(side_effect=UsageError("few")))
+    assert calibrate(llm, texts, length=LENGTH, decode=False).prefill is None
