@@ -216,6 +216,13 @@ class RunPlan:
         held = running.attention.mean_budget
         return wanted is None or wanted == shortest or held is None or held >= wanted
 
+    def rotates_alike(self, context: int, other: int) -> bool:
+        """Whether sessions of so many positions each rotate keys alike, which LongRoPE may not."""
+        config = self.config
+        if not isinstance(config, DecoderConfig) or not config.long_rope_inv_freq:
+            return True
+        return (context > config.long_rope_after) == (other > config.long_rope_after)
+
     def reading_all(self, *, saves_time: bool = False) -> RunPlan:
         """The same for a prompt that is read dense: in the chunks that suit that, if it may."""
         plan = self.reading_all_on(saves_time=saves_time)

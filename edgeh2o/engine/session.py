@@ -271,13 +271,18 @@ class Session:
                 plan = plan.evicting()
         else:
             plan = plan.rounding_for(needed)
-        if self.runner is not None and plan == self._running and self.runner.max_context >= needed:
+        if self.runner is not None and plan == self._running and self._holds(needed):
             self.runner.reset()
         else:
             self.runner = None  # freed before the next one is allocated
             self._running = plan
             self.runner = plan.start_runner(self.model, needed)
         return self.runner
+
+    def _holds(self, context: int) -> bool:
+        """Whether the runner has room for so many positions, and counts them alike."""
+        length = 0 if self.runner is None else self.runner.max_context
+        return length >= context and self.plan.rotates_alike(length, context)
 
     def resume(
         self, prompt: Sequence[int], max_tokens: int, goes_on: bool = False
@@ -317,8 +322,14 @@ class Session:
         return not n_evicted(runner)
 
     def may_go_on(self, n_kept: int, n_prompt: int, context: int) -> bool:
-        """Whether a prompt may begin with so many tokens of the cache, and go on by its plan."""
-        return self.plan.may_go_on_by(self._running, n_kept, n_prompt, context)
+        """Whether a prompt may begin with so many tokens of the cache, and go on by its plan.
+
+        In a context so long, for which the cache may have to grow.
+        """
+        length = context if self.runner is None else self.runner.max_context
+        return self.plan.rotates_alike(length, context) and self.plan.may_go_on_by(
+            self._running, n_kept, n_prompt, context
+        )
 
     def _may_turn_sparse(self, context: int) -> bool:
         """Whether the cache was read dense for being short, and ``context`` no longer is."""
@@ -330,6 +341,8 @@ class Session:
         trained = self._running.config.context_length
         # Twice as long, lest a chat moves at every turn.
         context = max(needed, min(trained, 2 * old.max_context))
+        if not self._running.rotates_alike(context, needed):
+            context = needed
         runner = self._running.start_runner(self.model, context)
         old.rewind(n_kept)
         self.runner = runner if RunnerState.copy(old, runner) else None
@@ -408,6 +421,7 @@ class Session:
                 state=RunnerState.of(runner),
                 rows=runner.cached_rows(),
                 document=document,
+                context=runner.max_context,
             )
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -427,19 +441,32 @@ class Session:
                 None if values is None else Transcript.from_dict(values, vocab_size=vocab_size)
             )
             n_tokens = len(saved.state.token_ids)
-            self._require_room(path, n_tokens)
-            runner = self.prepare(n_tokens, -1, plan)
+            room = self._find_room(path, n_tokens, saved.context)
+            runner = self.prepare(n_tokens, room, plan)
             saved.restore(runner)
             self._generation, self._transcript, self._is_open = None, transcript, True
         return extra
 
-    def _require_room(self, path: Path, n_tokens: int) -> None:
+    def _find_room(self, path: Path, n_tokens: int, made_for: int) -> int:
+        """Tokens that a file needs room for behind its own, -1 for those of an open answer.
+
+        Such that its context rotates keys as that in which it was made. Raises UsageError.
+        """
         context = self.plan.choose_context(n_tokens, -1, goes_on=True)
         if n_tokens > context:
             raise UsageError(
                 f"the session file {path} holds {n_tokens} tokens and the context {context}; "
                 f"use -c {n_tokens + 1} or more, or name another file with --session"
             )
+        for room in (-1, max(0, made_for - n_tokens)):
+            held = self.plan.choose_context(n_tokens, room)
+            if n_tokens == 0 or self.plan.rotates_alike(held, made_for):
+                return room
+        raise UsageError(
+            f"the session file {path} was made in a context of {made_for} positions and this one "
+            f"has {context}, for which the model rotates its keys otherwise (LongRoPE); use "
+            f"-c {made_for}, or name another file with --session"
+        )
 
     @property
     def transcript(self) -> Transcript | None:

@@ -4,8 +4,9 @@ Layout, little-endian: magic, format version (u32), length of the header (u32), 
 then the parts whose sizes it gives: token ids (i32), the document (JSON text of the caller), the
 state of the core, the logits after the prompt (f32), what is noted at each mark, the rows of the
 cache; at the end the BLAKE2b hash of everything before it. The header also holds the fingerprint of
-what made the file: model, attention, chunk size and cache type; and whether its budgets are from
-prompts (``is_taught``). Older files lack that, and marks.
+what made the file: model, attention, chunk size and cache type; whether its budgets are from
+prompts (``is_taught``), and the positions of its session (``context``). Older files lack these two,
+and marks.
 
 A file is checked as a whole before anything of it is used.
 """
@@ -50,6 +51,7 @@ class SavedSession:
 
     state: RunnerState
     document: Mapping[str, Any]
+    context: int
     _file: IO[bytes]
     _row_bytes: int
 
@@ -84,6 +86,7 @@ def write_session(
     state: RunnerState,
     rows: Iterable[NDArray[np.uint8]],
     document: Mapping[str, Any],
+    context: int,
 ) -> None:
     """Writes or replaces ``path`` as one step. Raises ResourceError; the old file then remains."""
     logits = b"" if state.prompt_logits is None else _little_endian(state.prompt_logits, "<f4")
@@ -91,7 +94,7 @@ def write_session(
     parts = [tokens, json.dumps(document).encode("ascii"), state.core, logits]
     all_rows = list(rows)
     sizes = [*map(len, parts), sum(map(len, all_rows))]
-    said = {"fingerprint": fingerprint, "is_taught": is_taught}
+    said = {"fingerprint": fingerprint, "is_taught": is_taught, "context": context}
     said["sizes"] = dict(zip(_SIZES, sizes, strict=True))
     said["mark_bytes"] = list(map(len, state.marks))
     header = json.dumps(said).encode("ascii")
@@ -157,6 +160,7 @@ class SessionHead:
     fingerprint: Mapping[str, Any]
     token_ids: NDArray[np.int32]
     core: bytes  # its beginning
+    context: int
 
 
 def peek_session(path: Path) -> SessionHead:
@@ -168,7 +172,10 @@ def peek_session(path: Path) -> SessionHead:
         core = _read_exactly(path, file, min(core_bytes, MAX_HEADER_BYTES))
     fingerprint = header.get("fingerprint")
     return SessionHead(
-        fingerprint if isinstance(fingerprint, dict) else {}, tokens.astype(np.int32), core
+        fingerprint if isinstance(fingerprint, dict) else {},
+        tokens.astype(np.int32),
+        core,
+        _context_of(header, tokens.size),
     )
 
 
@@ -206,7 +213,13 @@ def _read(
     if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         raise _damaged(path, f"a token id is outside the vocabulary of {vocab_size} tokens")
     state = RunnerState(tuple(tokens.tolist()), core, logits if logits.size else None, marks)
-    return SavedSession(state, document, file, row_bytes)
+    return SavedSession(state, document, _context_of(header, tokens.size), file, row_bytes)
+
+
+def _context_of(header: Mapping[str, Any], n_tokens: int) -> int:
+    """Positions of the session that was saved; of an older file its tokens."""
+    context = header.get("context")
+    return max(context, n_tokens) if type(context) is int else n_tokens
 
 
 def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], list[int]]:

@@ -166,7 +166,10 @@ class ConversationPool:
                 shape,
                 grid,
                 at_least=n_best + LEAST_SAVING,
-                may_go_on=lambda plan, n: self.plan.may_go_on_by(plan, n, n_tokens, context),
+                may_go_on=lambda file, n: (
+                    self.plan.rotates_alike(file.context, context)
+                    and self.plan.may_go_on_by(file.plan, n, n_tokens, context)
+                ),
             )
             if saved is not None:
                 return self._new(max(n_tokens, len(saved.token_ids))), saved

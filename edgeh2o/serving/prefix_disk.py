@@ -54,6 +54,7 @@ class SavedPrefix:
     token_ids: NDArray[np.int32]
     saved: SavedPlaces
     plan: RunPlan
+    context: int
 
 
 class PrefixDisk:
@@ -86,11 +87,11 @@ class PrefixDisk:
         grid: CallGrid,
         *,
         at_least: int,
-        may_go_on: Callable[[RunPlan, int], bool],
+        may_go_on: Callable[[SavedPrefix, int], bool],
     ) -> SavedPrefix | None:
         """The file from which most tokens of a prompt can be taken, if they are ``at_least``.
 
-        And if it ``may_go_on`` by the plan of the file from so many.
+        And if it ``may_go_on`` from so many of the file.
         """
         best, most = None, at_least - 1
         with self._lock:
@@ -101,7 +102,7 @@ class PrefixDisk:
                 n_usable = entry.saved.count_usable(
                     count_common(entry.token_ids, token_ids), shape, grid
                 )
-                if n_usable > most and may_go_on(entry.plan, n_usable):
+                if n_usable > most and may_go_on(entry, n_usable):
                     best, most = entry, n_usable
         return best
 
@@ -217,7 +218,7 @@ class PrefixDisk:
             plan = self._find_plan(head.fingerprint)
             if plan is None:
                 return None  # of another server
-            return SavedPrefix(path, head.token_ids, read_places(head.core), plan)
+            return SavedPrefix(path, head.token_ids, read_places(head.core), plan, head.context)
         except (EdgeH2OError, ValueError) as error:
             _logger.warning("a kept conversation is of no use: %s", error)
             return None
