@@ -170,6 +170,8 @@ def test_logprobs_come_with_each_token(llm: LLM) -> None:
     assert len(result.logprobs) == 8
     assert all(-20 < value < 0 for value in result.logprobs)
     assert llm.generate(PROMPT, GREEDY).logprobs is None
+    nothing = llm.generate(PROMPT, SamplingParams(max_tokens=0), logprobs=True)
+    assert (nothing.token_ids, nothing.logprobs) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,7 @@ def test_logprobs_come_with_each_token(llm: LLM) -> None:
         ([10**30], "integer token ids, got 1 dimensions of object"),
         (None, "integer token ids, got NoneType"),
         (5, "integer token ids, got int"),
+        (np.array(5), "integer token ids, got 0 dimensions of int64"),
         (b"text", "integer token ids, got bytes"),
         ({1, 2}, "integer token ids, got 0 dimensions of object"),
         ({"role": "user"}, "integer token ids, got 0 dimensions of object"),

@@ -355,7 +355,7 @@ class Generation:
         return GenerationResult(
             text=self.text,
             token_ids=tuple(self.token_ids[: self.n_said]),
-            logprobs=tuple(self._logprobs[: self.n_said]) if self._logprobs else None,
+            logprobs=None if self._logprobs is None else tuple(self._logprobs[: self.n_said]),
             finish_reason=self.finish_reason,
             stats=stats,
         )

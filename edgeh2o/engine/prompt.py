@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -92,7 +93,7 @@ class PromptReader:
         """
         tokenizer = self.model.tokenizer
         if not isinstance(prompt, str):
-            self._refuse_hopeless_length(len(prompt) if hasattr(prompt, "__len__") else 0)
+            self._refuse_hopeless_length(length_hint(prompt))
             ids = _check_token_ids(prompt, self._config.vocab_size).tolist()
             return Prompt(None, lambda _: ids)
         return self._open_text(
