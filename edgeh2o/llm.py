@@ -167,8 +167,9 @@ class LLM(OpenModel):
         """Saves the cache of a prompt with ``keep_cache``, to go on from in another process.
 
         ``extra`` are plain values that ``load_session`` gives back, all that is saved without such
-        a prompt. The file is replaced in one step. Raises UsageError without anything to save and
-        for an ``extra`` that JSON cannot hold, ResourceError if it cannot be written.
+        a prompt, whose stream ends. The file is replaced in one step. Raises UsageError without
+        anything to save and for an ``extra`` that JSON cannot hold, ResourceError if it cannot be
+        written.
         """
         self._session.save(_path_of_session(path), extra or {})
 

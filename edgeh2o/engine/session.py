@@ -164,7 +164,7 @@ class Session:
         """Lets ``generation`` go on, if the runner is still its own."""
         if generation is not self._generation:
             raise UsageError(
-                "this stream was ended by a newer prompt or by close(); "
+                "this stream was ended by a newer prompt, a session file or close(); "
                 "read a stream to its end first, or load a second LLM"
             )
 
@@ -405,6 +405,7 @@ class Session:
                     raise UsageError(
                         "there is no prompt to save: one must have been read with keep_cache"
                     )
+                self._generation = None  # whose cache goes
                 runner, transcript = self.prepare(0, 0), None
             if n := n_evicted(runner):
                 raise ResourceError(
@@ -413,6 +414,8 @@ class Session:
                     "(-c) that holds them all"
                 )
             runner.rewind(runner.find_mark(runner.position))  # it may be broken
+            if self._generation is not None and self._generation.speculation is not None:
+                self._generation.speculation.forget_drafts()
             document = {"transcript": transcript and transcript.to_dict(), "extra": dict(extra)}
             write_session(
                 path,

@@ -74,6 +74,10 @@ class SpeculativeDecoder:
         if not self._is_limited:
             self._n_left = self._runner.max_context
 
+    def forget_drafts(self) -> None:
+        """The runner holds no drafted tokens any more: it went back to its position."""
+        self._ahead = []
+
     def advance(self, token: int) -> NDArray[np.float32]:
         """Appends ``token``, the latest drawn; returns the logits [vocab_size] after it."""
         for drafter in self._drafters:

@@ -49,6 +49,28 @@ def llm(model: Path) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.parametrize("lookup", ["off", "5"])
+def test_a_stream_goes_on_after_its_session_was_saved(
+    model: Path, tmp_path: Path, lookup: str
+) -> None:
+    sampling = replace(GREEDY, max_tokens=24, lookup=lookup)
+    with _load(model) as llm:
+        whole = llm.generate(TEXT, sampling, keep_cache=True)
+        stream = llm.stream(TEXT, sampling, keep_cache=True)
+        for _ in stream:
+            llm.save_session(tmp_path / "s")
+        assert stream.result().token_ids == whole.token_ids
+
+
+def test_saving_without_a_cache_ends_a_stream(model: Path, tmp_path: Path) -> None:
+    with _load(model) as llm:
+        stream = llm.stream(TEXT, GREEDY)
+        next(stream)
+        llm.save_session(tmp_path / "s", extra={"a": 1})
+        with pytest.raises(UsageError, match="ended by a newer prompt, a session file"):
+            next(stream)
+
+
 @pytest.fixture(scope="module")
 def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("session") / "s"
