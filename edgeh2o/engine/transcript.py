@@ -56,7 +56,8 @@ class Transcript:
         )
         if prompt.parse_special == self.parse_special:
             for beginning, ids in known:
-                if prompt.prompt.startswith(beginning):
+                # Of an empty one the BOS comes with the text, which begins at the start.
+                if beginning and prompt.prompt.startswith(beginning):
                     return [*ids, *encode_from(len(beginning))]
         return encode_from(0)
 

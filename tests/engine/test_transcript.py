@@ -56,6 +56,20 @@ def test_a_prompt_keeps_the_tokens_that_it_goes_on_from(
     assert encode(first) == CHARACTERS.encode(first)
 
 
+def test_a_prompt_after_an_empty_one_has_one_bos() -> None:
+    tokenizer = build_tokenizer(make_spm_metadata())
+    empty = Transcript(prompt="", parse_special=True).with_prompt_ids(tokenizer.encode(""))
+    known = empty.with_answer("the", tokenizer.encode("the", add_special=False), tokenizer)
+
+    def encode(begin: int) -> list[int]:
+        return tokenizer.encode("hello"[begin:], add_special=not begin)
+
+    ids = tokenizer.encode("hello")
+    assert ids[0] == tokenizer.bos_id
+    for transcript in (empty, known):
+        assert transcript.encode(Transcript(prompt="hello", parse_special=True), encode) == ids
+
+
 def test_an_answer_keeps_the_blank_that_it_begins_with() -> None:
     tokenizer = build_tokenizer(make_spm_metadata())
     ids = tokenizer.encode("hello", add_special=False)
