@@ -48,17 +48,21 @@ class Transcript:
     def encode(self, prompt: Transcript, encode_from: Callable[[int], list[int]]) -> list[int]:
         """Token ids of another prompt: those of this transcript, where it begins with its text.
 
+        A prompt keeps its own, without the answer, up to a blank or the end of a line only: in the
+        middle of a word they would be other tokens than those of the whole word.
         ``encode_from(i)`` gives the ids of the prompt's text from character i on.
         """
-        known = (
-            (self.prompt + self.answer, self.prompt_ids + self.answer_ids),
-            (self.prompt, self.prompt_ids),
-        )
-        if prompt.parse_special == self.parse_special:
-            for beginning, ids in known:
-                # Of an empty one the BOS comes with the text, which begins at the start.
-                if beginning and prompt.prompt.startswith(beginning):
-                    return [*ids, *encode_from(len(beginning))]
+        text = prompt.prompt
+        if prompt.parse_special != self.parse_special:
+            return encode_from(0)
+        if self.answer and text.startswith(self.prompt + self.answer):
+            n_kept = len(self.prompt) + len(self.answer)
+            return [*self.prompt_ids, *self.answer_ids, *encode_from(n_kept)]
+        # Of an empty prompt the BOS comes with the text, which begins at the start.
+        if self.prompt and text.startswith(self.prompt):
+            rest = text[len(self.prompt) :]
+            if not rest or rest[0].isspace() or self.prompt.endswith("\n"):
+                return [*self.prompt_ids, *encode_from(len(self.prompt))]
         return encode_from(0)
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,24 @@ def test_a_prompt_keeps_the_tokens_that_it_goes_on_from(
     ]
     # Asked once more, a prompt has its own tokens alone, whatever was answered.
     assert encode(first) == CHARACTERS.encode(first)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "is_kept"),
+    [
+        ("the thi", "ng", False),
+        ("the ", "thing", False),
+        ("the <|im_", "start|>", False),
+        ("the thing", " is", True),
+        ("the thing\n", "is", True),
+        ("the thing\n", "\nis", True),
+        ("the thing", "", True),
+    ],
+)
+def test_a_prompt_keeps_its_tokens_where_a_word_ends(first: str, then: str, is_kept: bool) -> None:
+    known = Transcript(prompt=first, parse_special=True).with_prompt_ids([1, 2])
+    prompt = Transcript(prompt=first + then, parse_special=True)
+    assert known.encode(prompt, lambda begin: [begin]) == ([1, 2, len(first)] if is_kept else [0])
 
 
 def test_a_prompt_after_an_empty_one_has_one_bos() -> None:
