@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from .. import _core
@@ -44,9 +44,8 @@ def quantize_model(
     UsageError for what is not allowed, ResourceError for what cannot be read or written.
     """
     type_name = check_quantised_type(type_name)
-    if target.exists() and source.exists() and target.samefile(source):
-        raise UsageError(f"{target}: the model cannot be written over itself; name another file")
     if is_safetensors_folder(source):
+        _refuse_own_file(target, [each for each in source.iterdir() if each.suffix != ".gguf"])
         with open_transformers(source, type_name) as folder:
             return _write_folder(folder, target, type_name, on_bytes)
     if is_onnx_model(source):
@@ -55,7 +54,15 @@ def quantize_model(
             "safetensors"
         )
     with open_model_file(source) as gguf:
+        own = {gguf.path, *(gguf.source(info).path for info in gguf.tensors.values())}
+        _refuse_own_file(target, own)
         return _write_file(gguf, target, type_name, allow_requantize, on_bytes)
+
+
+def _refuse_own_file(target: Path, files: Iterable[Path]) -> None:
+    """Raises UsageError for a target that is one of the model's own ``files``."""
+    if target.exists() and any(each.exists() and target.samefile(each) for each in files):
+        raise UsageError(f"{target}: the model cannot be written over itself; name another file")
 
 
 def _write_folder(

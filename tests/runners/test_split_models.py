@@ -11,6 +11,8 @@ import pytest
 
 from edgeh2o import LLM, SamplingParams
 from edgeh2o.cli.main import main
+from edgeh2o.errors import UsageError
+from edgeh2o.export.gguf import quantize_model
 from tests.formats import raw_gguf as raw
 from tests.tiny_models import TinyModelFactory
 
@@ -55,6 +57,14 @@ def test_a_split_model_answers_as_the_whole_one(
     with LLM(paths[given]) as llm:
         assert llm.generate("the thing is", GREEDY).token_ids == expected
         assert llm.weight_bytes == weight_bytes
+
+
+def test_none_of_its_files_is_written_over(tmp_path: Path, tiny_model: TinyModelFactory) -> None:
+    whole = tiny_model(tensor_type="F16")
+    paths = split(whole, tmp_path, [0, 5, len(gguf.GGUFReader(whole).tensors) - 5])
+    for target in paths:
+        with pytest.raises(UsageError, match="over itself"):
+            quantize_model(paths[1], target, "q8_0")
 
 
 def test_the_command_line_runs_it(

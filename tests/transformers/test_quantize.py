@@ -119,6 +119,19 @@ def test_a_model_is_not_written_over_itself(tiny_model: TinyModelFactory, tmp_pa
         quantize_model(model, model, "q8_0")
 
 
+def test_a_file_of_a_model_is_not_written_over(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    folder = write_folder(tiny_model(), tmp_path / "tiny", n_files=2)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for path in before:
+        with pytest.raises(UsageError, match="over itself"):
+            quantize_model(folder, path, "q8_0")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    for _ in range(2):  # a GGUF file in the folder is none of them
+        quantize_model(folder, folder / "out.gguf", "q8_0")
+
+
 def test_a_disk_that_is_full_leaves_nothing(
     tiny_model: TinyModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
