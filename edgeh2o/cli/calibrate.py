@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import FormatError, UsageError
 from ..formats.atomic_file import check_writable
 from .model_options import (
     add_model_argument,
@@ -69,6 +70,8 @@ def execute(args: argparse.Namespace) -> int:
 
     given = Path(args.output) if args.output else None
     check_writable(given or table_path("model"), "-o", makes_folders=True)
+    if given is not None:
+        _refuse_other_file(given)
     with open_model(options) as (llm, bars):
         table = calibrate(llm, texts, length=args.length, decode=args.decode, on_progress=bars)
     path = given or table_path(table.fingerprint)
@@ -84,6 +87,19 @@ def execute(args: argparse.Namespace) -> int:
     write_table(table, path)
     print(path)
     return 0
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raises UsageError where the table would replace what is none, such as the model."""
+    from ..attention.budget_table import read_table
+
+    if path.is_file() and path.stat().st_size:
+        try:
+            read_table(path)
+        except FormatError:
+            raise UsageError(
+                f"-o {path} is there and is no budget table; name another file, or remove it"
+            ) from None
 
 
 def _describe_rounding(measured: RoundingQuality) -> str:

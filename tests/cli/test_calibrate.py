@@ -47,6 +47,19 @@ def test_files_that_cannot_be(
     expect_usage_error(main(["calibrate", "missing.gguf", *options]), part)
 
 
+def test_it_writes_over_nothing_but_a_table(
+    tmp_path: Path, model: str, text: str, expect_usage_error: ExpectUsageError
+) -> None:
+    other, out = tmp_path / "other.gguf", tmp_path / "table.json"
+    other.write_bytes(Path(model).read_bytes())
+    expect_usage_error(main(["calibrate", str(other), "-o", str(other)]), "is no budget table")
+    assert other.read_bytes() == Path(model).read_bytes()
+    out.touch()
+    for _ in range(2):
+        options = ["--text", text, "--length", "2048", "-o", str(out), "--quiet"]
+        assert main(["calibrate", model, *options]) == 0
+
+
 def test_a_run_takes_the_table(
     model: str, tmp_path: Path, text: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
