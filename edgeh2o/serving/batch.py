@@ -15,6 +15,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -191,7 +192,8 @@ class ResultFile:
 
     def close(self) -> None:
         """Lets others write."""
-        self._file.close()
+        with suppress(OSError):  # of a line that could not be written; ``add`` has said so
+            self._file.close()
 
 
 def _may_be_cut_off(line: bytes) -> bool:

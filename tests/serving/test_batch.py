@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from edgeh2o.cli.main import main
-from edgeh2o.serving.batch import read_items
+from edgeh2o.errors import ResourceError
+from edgeh2o.serving.batch import ResultFile, read_items
 from tests.cli.conftest import ExpectUsageError, expect_usage_error  # noqa: F401
 
 DOCUMENT = "the thing is that the art is there and the hen is in the pen " * 20
@@ -49,6 +51,19 @@ def text_of(result: dict[str, Any]) -> str:
 def command(model: Path, source: str, target: Path) -> list[str]:
     sizes = ["-ub", "64", "-b", "256", "-t", "1"]
     return ["batch", str(model), source, "-o", str(target), "--quiet", *sizes]
+
+
+def test_a_full_disk_is_told_of_the_file(tmp_path: Path) -> None:
+    (item,) = read_items(Path(write(tmp_path / "in.jsonl", [request(0)])))
+    results = ResultFile(tmp_path / "out.jsonl")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(ResourceError, match=r"cannot write .*out\.jsonl: File too large"):
+            results.add(item, {"response": None, "error": None})
+        results.close()  # which had the same error, of no file
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_every_request_gets_its_result(
