@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERSION = 3
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _TYPE_IDS = {item.name: number for number, item in TENSOR_TYPES.items()}
 # By what NumPy calls the type, without its byte order.
@@ -42,7 +44,7 @@ def write_gguf(
     """Writes or replaces a file; returns its size in bytes.
 
     ``read`` gives the bytes of a tensor in pieces, ``n_bytes`` in all; offsets of ``tensors`` are
-    not looked at. Whole numbers are stored in 32 bits where they fit, other numbers as FLOAT32.
+    not looked at. Numbers are stored in 32 bits where they fit.
     ``on_bytes(done, total)`` counts tensor data. A full disk or an interrupt leaves what was there
     before. Raises ResourceError if the file cannot be written, and what ``read`` raises.
     """
@@ -117,7 +119,8 @@ def _encode_value(value: StoredValue) -> bytes:
     if isinstance(value, int):
         return _encode_scalar(_integer_type(value), value)
     if isinstance(value, float):
-        return _encode_scalar(ValueType.FLOAT32, value)
+        is_large = MAX_FLOAT32 < abs(value) < math.inf
+        return _encode_scalar(ValueType.FLOAT64 if is_large else ValueType.FLOAT32, value)
     if isinstance(value, tuple):
         return _encode_array(ValueType.STRING, len(value), b"".join(map(_encode_string, value)))
     if isinstance(value, StoredStrings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from edgeh2o.config import QUANTISED_TYPES
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.export.gguf import quantize_model
 from edgeh2o.export.onnx import export_model
+from edgeh2o.formats.gguf_writer import write_gguf
 from edgeh2o.formats.split import open_model_file
 from edgeh2o.models.written_types import FILE_TYPES, choose_type
 from tests.tiny_models import TinyModelFactory
@@ -98,6 +100,21 @@ def test_the_gguf_package_reads_what_is_written(
     kinds = {item.name: item.tensor_type.name for item in ours.tensors}
     assert kinds["blk.0.ffn_up_exps.weight"] == "Q4_0" and kinds["token_embd.weight"] == "Q6_K"
     assert kinds["blk.0.ffn_gate_inp.weight"] == kinds["output_norm.weight"] == "F32"
+
+
+def test_numbers_of_the_metadata_stay_what_they_are(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    model, out = tmp_path / "model.gguf", tmp_path / "out.gguf"
+    numbers = {"x.large": 1e300, "x.small": 0.5, "x.infinite": -math.inf, "x.int": -(2**40)}
+    with open_model_file(tiny_model()) as gguf:
+        infos = list(gguf.tensors.values())
+        write_gguf(
+            model, {**gguf.metadata, **numbers}, infos, lambda info: [gguf.tensor_bytes(info)]
+        )
+    quantize_model(model, out, "q8_0")
+    with open_model_file(out) as written:
+        assert {name: written.metadata[name] for name in numbers} == numbers
 
 
 def test_quantised_matrices_are_taken_on_request_only(
