@@ -54,10 +54,11 @@ def vocabulary_metadata(text: str, settings: TokenizerSettings) -> dict[str, Any
             "tokenizer.ggml.add_space_prefix": tokenizer.space_prefix,
         }
     metadata["tokenizer.ggml.tokens"] = tuple(metadata["tokenizer.ggml.tokens"])
-    others = [i for i in settings.more_eos if i != metadata.get("tokenizer.ggml.eos_token_id")]
-    if others:
-        metadata["tokenizer.ggml.eot_token_id"] = others[0]
     ours = build_tokenizer(metadata)
+    # What ends a generation by its id alone; other ends are known by their texts.
+    unnamed = sorted(tokenizer.eog_ids - ours.eog_ids)
+    for name, token_id in zip(("eot", "eom"), unnamed, strict=False):
+        metadata[f"tokenizer.ggml.{name}_token_id"] = token_id
     probes = (PROBE, " " + PROBE, "a", "")
     if any(ours.encode(each) != tokenizer.encode(each) for each in probes):
         raise FormatError(

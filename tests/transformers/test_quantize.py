@@ -18,6 +18,8 @@ from edgeh2o.export.onnx import export_model
 from edgeh2o.formats.gguf_writer import write_gguf
 from edgeh2o.formats.split import open_model_file
 from edgeh2o.models.written_types import FILE_TYPES, choose_type
+from edgeh2o.runners.safetensors import SafetensorsModelFile
+from edgeh2o.tokenizer import build_tokenizer
 from tests.tiny_models import TinyModelFactory
 
 from .folders import write_folder
@@ -83,6 +85,20 @@ def test_a_folder_and_the_file_that_is_written_of_it_answer_alike(
             key = f"tokenizer.ggml.{key}"
             assert np.array_equal(written.metadata[key], original.metadata[key]), key
         assert written.metadata["tokenizer.chat_template"]
+
+
+def test_what_ends_an_answer_of_a_folder_ends_one_of_the_file(
+    tiny_model: TinyModelFactory, tmp_path: Path
+) -> None:
+    folder = write_folder(tiny_model(), tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    ends = [config["eos_token_id"], 40, 41]  # as GLM-4 names three
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": ends}))
+    quantize_model(folder, tmp_path / "out.gguf", "q8_0")
+    with open_model_file(tmp_path / "out.gguf") as written:
+        found = build_tokenizer(written.metadata).eog_ids
+    with SafetensorsModelFile(folder) as file:
+        assert found == file.tokenizer.eog_ids >= set(ends)
 
 
 def test_the_gguf_package_reads_what_is_written(
