@@ -285,6 +285,15 @@ def _read_vocabulary(
         ids = pipeline.get_vocab(with_added_tokens=True)
         tokens = pipeline.get_added_tokens_decoder().values()
         added = [(token.content, token.special) for token in tokens]
+    before, after = _find_added_ids(pipeline)
+    # As converters do: Gemma 3's image token has no row in models that read texts alone.
+    needed = (settings.bos, settings.eos, before, after)
+    left_out = {
+        text
+        for text, is_special in added
+        if is_special and ids[text] >= settings.vocab_size and not {text, ids[text]} & {*needed}
+    }
+    ids = {text: token_id for text, token_id in ids.items() if text not in left_out}
     if not ids or max(ids.values()) >= settings.vocab_size:
         raise FormatError(
             f"tokenizer.json has token ids up to {max(ids.values(), default=-1)}, the model a "
@@ -302,8 +311,8 @@ def _read_vocabulary(
         starts = (text for text in ids if text.startswith("<0x"))
         types[[ids[text] for text in starts if _BYTE_TOKEN.fullmatch(text)]] = TokenType.BYTE
     for text, is_special in added:
-        types[ids[text]] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
-    before, after = _find_added_ids(pipeline)
+        if text not in left_out:
+            types[ids[text]] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
     bos = _find_id(settings.bos, ids) if before is None else before
     eos = _find_id(settings.eos, ids) if after is None else after
     metadata: dict[str, object] = {

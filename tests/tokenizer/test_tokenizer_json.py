@@ -127,6 +127,29 @@ def test_a_vocabulary_that_is_too_long_is_refused() -> None:
         JsonTokenizer(document, TokenizerSettings(vocab_size=100))
 
 
+@pytest.mark.parametrize("metadata", [_spm_metadata(), make_metadata()], ids=["pieces", "bytes"])
+def test_a_special_token_that_the_model_lacks_is_plain_text(metadata: dict[str, object]) -> None:
+    tokenizer = build_tokenizer(metadata)
+    document = json.loads(dump_tokenizer(metadata, tokenizer, None)["tokenizer.json"])
+    size = len(tokenizer.vocabulary)
+    image = {
+        **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        **{"id": size, "content": "<image>", "special": True},
+    }
+
+    def read(eos: int | str | None = tokenizer.eos_id, **changes: object) -> JsonTokenizer:
+        tokens = [*document["added_tokens"], image | changes]
+        settings = TokenizerSettings(vocab_size=size, eos=eos)
+        return JsonTokenizer(json.dumps({**document, "added_tokens": tokens}), settings)
+
+    for text in ("the <image> world", "<image>"):
+        assert read().encode(text) == tokenizer.encode(text)
+    with pytest.raises(FormatError, match="belong to different models"):
+        read(special=False)  # which would be found in a text
+    with pytest.raises(FormatError, match="belong to different models"):
+        read(eos="<image>")
+
+
 LIBRARY_TEXTS = st.text(max_size=40) | texts
 
 
