@@ -42,14 +42,16 @@ def read_model_settings(root: Path) -> dict[str, Any]:
     Where the tokenizer's settings name no ``bos`` and ``eos``, the first ids are these.
     """
     files = read_tokenizer_files(root)
-    config = read_json_if_there(root / "config.json")
-    generation = read_json_if_there(root / "generation_config.json")
-    bos = read_token_ids(config.get("bos_token_id"), "bos_token_id")
-    eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
-    eos += read_token_ids(generation.get("eos_token_id"), "eos_token_id")
+    config, generation = root / "config.json", root / "generation_config.json"
+    bos, eos = (_token_ids_of(config, f"{name}_token_id") for name in ("bos", "eos"))
+    eos += _token_ids_of(generation, "eos_token_id")
     files["bos"] = files["bos"] or next(iter(bos), None)
     files["eos"] = files["eos"] or next(iter(eos), None)
     return {**files, "more_eos": eos}
+
+
+def _token_ids_of(path: Path, key: str) -> tuple[int, ...]:
+    return read_token_ids(read_json_if_there(path).get(key), f"{path}: {key}")
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:

@@ -113,7 +113,8 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     except FormatError as error:
         file.close()
         message = str(error)
-        raise FormatError(message if str(path) in message else f"{path}: {message}") from None
+        is_named = message.startswith(str(path))
+        raise FormatError(message if is_named else f"{path}: {message}") from None
     except BaseException:
         file.close()
         raise

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgeh2o import LLM
 from edgeh2o.cli.main import main
 from edgeh2o.errors import FormatError, ResourceError, UsageError
 from edgeh2o.formats.safetensors import open_folder, open_safetensors
@@ -97,6 +98,29 @@ def edit_index(folder: Path, edit: Callable[[dict[str, str]], object]) -> None:
     index = json.loads(path.read_text())
     edit(index["weight_map"])
     path.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_hidden_layers": 1}, "tensors that a model of type llama does not use"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', not a token id"),
+    ],
+)
+def test_errors_name_the_folder(
+    tiny_model: TinyModelFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    problem: str,
+) -> None:
+    folder = write_folder(tiny_model(architecture="llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FormatError, match=problem) as error, LLM("model"):
+        pass
+    assert str(error.value).startswith(("model: ", "model/"))
 
 
 def test_parts_must_fit_together(tiny_model: TinyModelFactory, tmp_path: Path) -> None:

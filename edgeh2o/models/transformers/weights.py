@@ -164,7 +164,8 @@ def open_transformers(path: Path, target: str) -> ConvertedFolder:
             infos, conversions = plan_tensors(described, files, target)
         except FormatError as error:
             message = str(error)
-            raise FormatError(message if str(path) in message else f"{path}: {message}") from None
+            is_named = message.startswith(str(path))
+            raise FormatError(message if is_named else f"{path}: {message}") from None
         opened.pop_all()
         return ConvertedFolder(path, files, described.metadata, infos, conversions)
 
