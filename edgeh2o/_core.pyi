@@ -223,6 +223,7 @@ def headwise_policy(
     sinks: int = 4,
     decay: float = 0.9,
     page_size: int = 64,
+    spread: float = 0.0,
     max_past: int = 8192,
     tail: int = 0,
     decode_from: int = ...,

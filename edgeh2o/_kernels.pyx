@@ -46,6 +46,7 @@ cdef extern from "isa/select.h" namespace "edgeh2o" nogil:
         void (*load_f32_f16)(float*, const uint16_t*, size_t) noexcept
         void (*store_kv_row_f32)(CacheType, uint8_t*, const float*, size_t) noexcept
         void (*add_kv_rows_f32)(CacheType, float*, const void*, const int32_t*, size_t, size_t) noexcept
+        void (*add_kv_squares_f32)(CacheType, float*, const void*, size_t, size_t) noexcept
         void (*score_blocks_f32)(float*, size_t, const float*, size_t, size_t, const int32_t*, size_t,
                                  const void*, size_t, size_t) noexcept
         void (*quantize_q8p_f32)(uint8_t*, const float*, size_t, size_t, size_t, size_t, size_t) noexcept
@@ -245,13 +246,28 @@ def store_kv_row(str isa, str cache_type, const float[::1] x):
     return np.asarray(row)
 
 
+def add_kv_squares(str isa, const float[::1] x, rows):
+    """x [head_dim] plus the squares of the rows, as those of `add_kv_rows`."""
+    cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
+    cdef CacheType kind = parse_cache_type(CACHE_TYPES[rows.dtype.name])
+    if <size_t>data.shape[1] != kv_row_bytes(kind, <size_t>x.shape[0]):
+        raise ValueError(f"rows are {rows.shape} of {rows.dtype}, x has {x.shape[0]} elements")
+    cdef float[::1] out = np.array(x)
+    table_of(isa).add_kv_squares_f32(kind, &out[0], &data[0, 0], <size_t>data.shape[0], <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+# Of rows, by their type in NumPy.
+CACHE_TYPES = {"float16": b"f16", "float32": b"f32", "uint8": b"q8_0"}
+
+
 def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=None):
     """x [head_dim] plus the rows at `positions`; None: all rows.
 
     rows: [n][head_dim] of float16 or float32, or [n][bytes] of uint8: of type q8_0.
     """
     cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
-    cdef CacheType kind = parse_cache_type({"float16": b"f16", "float32": b"f32", "uint8": b"q8_0"}[rows.dtype.name])
+    cdef CacheType kind = parse_cache_type(CACHE_TYPES[rows.dtype.name])
     cdef size_t n_rows = <size_t>data.shape[0]
     cdef const int32_t* indices = NULL
     if <size_t>data.shape[1] != kv_row_bytes(kind, <size_t>x.shape[0]):

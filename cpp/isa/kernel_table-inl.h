@@ -82,6 +82,7 @@ const KernelTable kTable = {
     load_f32_f16,
     store_kv_row_f32,
     add_kv_rows_f32,
+    add_kv_squares_f32,
     score_blocks_f32,
     index_scores_f32,
     softmax_factors_f32,

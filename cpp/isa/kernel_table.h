@@ -94,6 +94,7 @@ struct KernelTable {
   void (*store_kv_row_f32)(CacheType, uint8_t* out, const float* x, size_t head_dim);
   void (*add_kv_rows_f32)(CacheType, float* out, const void* rows, const int32_t* positions, size_t n_rows,
                           size_t head_dim);
+  void (*add_kv_squares_f32)(CacheType, float* out, const void* rows, size_t n_rows, size_t head_dim);
   void (*score_blocks_f32)(float* out, size_t out_stride, const float* q, size_t q_stride, size_t n_rows,
                            const int32_t* channels, size_t n_channels, const void* blocks, size_t n_blocks,
                            size_t width);

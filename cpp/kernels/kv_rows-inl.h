@@ -80,13 +80,15 @@ EH2O_INLINE const uint8_t* gathered_row(const void* rows, const int32_t* positio
   return static_cast<const uint8_t*>(rows) + row * kv_row_bytes(kType, head_dim);
 }
 
-template <CacheType kType>
-void add_rows(float* out, const void* rows, const int32_t* positions, size_t n_rows, size_t head_dim) {
+// out[head_dim] = what add_value(out, value) makes of it for all gathered rows, one after another.
+template <CacheType kType, typename AddValue>
+void add_rows(float* out, const void* rows, const int32_t* positions, size_t n_rows, size_t head_dim,
+              const AddValue& add_value) {
   using namespace simd;
   for_each_vector(head_dim, [&](size_t dim, auto count) {
     F32 sum = load_n(out + dim, count);
     for (size_t i = 0; i < n_rows; ++i) {
-      sum = add(sum, load_cached<kType>(gathered_row<kType>(rows, positions, i, head_dim), dim, count));
+      sum = add_value(sum, load_cached<kType>(gathered_row<kType>(rows, positions, i, head_dim), dim, count));
     }
     store_n(out + dim, sum, count);
   });
@@ -95,7 +97,18 @@ void add_rows(float* out, const void* rows, const int32_t* positions, size_t n_r
 // out[head_dim] += the gathered rows.
 inline void add_kv_rows_f32(CacheType type, float* out, const void* rows, const int32_t* positions,
                             size_t n_rows, size_t head_dim) {
-  with_cache_type(type, [&](auto constant) { add_rows<constant>(out, rows, positions, n_rows, head_dim); });
+  with_cache_type(type, [&](auto constant) {
+    add_rows<constant>(out, rows, positions, n_rows, head_dim,
+                       [](simd::F32 sum, simd::F32 value) { return simd::add(sum, value); });
+  });
+}
+
+// out[head_dim] += the squares of rows 0 to n_rows - 1.
+inline void add_kv_squares_f32(CacheType type, float* out, const void* rows, size_t n_rows, size_t head_dim) {
+  with_cache_type(type, [&](auto constant) {
+    add_rows<constant>(out, rows, nullptr, n_rows, head_dim,
+                       [](simd::F32 sum, simd::F32 value) { return simd::mul_add(value, value, sum); });
+  });
 }
 
 // Cached rows as they are read: one after another, or those at the listed positions, of which every

@@ -180,13 +180,15 @@ MemorySet ChunkedAttention::select_memory(const Call& call, PositionRange chunk,
   }
   const size_t width = set_heads_ * heads_.key_dim, kv_head = shape_.kv_head_of(set);
   const float* queries = call.q.row(chunk.begin - call.plan.first_position) + set * width;
-  return policy_.select(Phase::kPrefill, slot(set),
-                        {chunk,
-                         {queries, chunk.size(), width, call.q.stride},
-                         call.kv.k(kv_head),
-                         call.kv.v(kv_head),
-                         table_.add_kv_rows_f32,
-                         &page_scores_});
+  SelectionInput input{chunk,
+                       {queries, chunk.size(), width, call.q.stride},
+                       call.kv.k(kv_head),
+                       call.kv.v(kv_head),
+                       table_.add_kv_rows_f32,
+                       &page_scores_};
+  input.add_kv_squares = table_.add_kv_squares_f32;
+  input.scale = heads_.scale;
+  return policy_.select(Phase::kPrefill, slot(set), input);
 }
 
 // What happens for one memory set between two chunks.

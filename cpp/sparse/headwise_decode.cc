@@ -18,7 +18,7 @@ HeadwiseDecode::HeadwiseDecode(const HeadwiseOptions& options)
     : options_(options),
       budgets_(options.decode_budgets.empty() ? options.budgets : options.decode_budgets),
       hitters_({/*is_mean=*/true, /*decay=*/1.0f}),
-      landmarks_(options.page_size, options.max_past),
+      landmarks_(options.page_size, options.max_past, /*spread=*/0.0f),
       pages_(kPageSize, options.decode_pages, 2 * options.decode_pages) {
   EH2O_CHECK(!options.by_query_head || options.decode_from == SIZE_MAX || !options.decode_budgets.empty(),
              "generated tokens read by KV heads: by_query_head with decode_from needs decode_budgets");

@@ -20,6 +20,7 @@ struct HeadwiseOptions {
   size_t n_sinks = 4;      // at most a quarter of it
   float decay = 0.9f;      // factor of the old score at every chunk
   size_t page_size = 64;   // positions per landmark, 0: none
+  float spread = 0.0f;     // of the spread of keys within pages, what landmarks count: see Landmarks
   size_t max_past = 8192;  // beyond it the cost of a chunk is bounded; 0: no limit
   size_t n_tail = 0;       // last queries of the prompt that read everything
   // Generated tokens go by budgets after a prompt of this length or more; SIZE_MAX: they read everything.

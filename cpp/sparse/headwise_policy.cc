@@ -23,6 +23,7 @@ const PolicyRegistration kRegistration(
       options.n_sinks = settings.count("sinks", options.n_sinks);
       options.decay = settings.number("decay", options.decay);
       options.page_size = settings.count("page_size", options.page_size);
+      options.spread = settings.number("spread", options.spread);
       options.max_past = settings.count("max_past", options.max_past);
       options.n_tail = settings.count("tail", options.n_tail);
       options.decode_from = settings.count("decode_from", options.decode_from);
@@ -35,11 +36,13 @@ const PolicyRegistration kRegistration(
 HeadwisePolicy::HeadwisePolicy(const HeadwiseOptions& options)
     : options_(options),
       hitters_({/*is_mean=*/true, options.decay}),
-      landmarks_(options.page_size, options.max_past),
+      landmarks_(options.page_size, options.max_past, options.spread),
       recall_(options.max_past),
       decode_(options) {
   check_budgets(options.budgets);
   EH2O_CHECK(options.decay >= 0.0f && options.decay <= 1.0f, "decay = ", options.decay, " is not in [0, 1]");
+  EH2O_CHECK(options.spread >= 0.0f && options.spread <= 1.0f, "spread = ", options.spread,
+             " is not in [0, 1]");
 }
 
 void HeadwisePolicy::check_budgets(const std::vector<size_t>& budgets) const {

@@ -168,6 +168,11 @@ struct SelectionInput {
   const PageScorer* page_scorer = nullptr;    // for as many pages as needs() says; null in decode
   const PageKernels* page_kernels = nullptr;  // in decode and at the end of a prompt
   bool takes_means = false;                   // see SyntheticRows
+  // In prefill calls on the CPU: out[head_dim] += the squares of n_rows rows; and what logits are multiplied
+  // by, 0 elsewhere.
+  void (*add_kv_squares)(CacheType type, float* out, const void* rows, size_t n_rows,
+                         size_t head_dim) = nullptr;
+  float scale = 0.0f;
 };
 
 class SparsePolicy {

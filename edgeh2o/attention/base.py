@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -157,9 +157,12 @@ class SparseAttentionConfig(ABC):
         """What ``resolved`` gave, with what ``budget_for`` says."""
         return resolved
 
-    def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
+    def expected_keys(
+        self, resolved: SparseAttentionConfig, n_tokens: int, reads_past: Sequence[bool]
+    ) -> float | None:
         """Keys that a query of a prompt so long reads, mean over queries and heads.
 
+        Of the layers that ``reads_past`` [n_layers] names; others read the same anyhow.
         ``resolved`` is what ``resolved`` gave. What a guard will read besides is estimated. None
         for settings that were chosen by hand, or that leave no choice: prompts are read by them.
         """

@@ -12,7 +12,7 @@ question, read everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -118,6 +118,13 @@ class HeadwiseConfig(SparseAttentionConfig):
     landmark_size: int = option(
         64, "--landmark-size", help="tokens that share a landmark, 0 = no landmarks"
     )
+    landmark_spread: float = option(
+        0.4,
+        "--landmark-spread",
+        help="part of the mass that landmarks have because the keys of a page are not equal, as if "
+        "their logits were normal; 0 = as if they were equal (on a GPU always)",
+        metavar="PART",
+    )
     max_past: int = option(
         8192,
         "--headwise-max-past",
@@ -176,6 +183,13 @@ class HeadwiseConfig(SparseAttentionConfig):
             )
         check_real(
             self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
+        )
+        check_real(
+            self,
+            "landmark_spread",
+            "in [0, 1]",
+            lambda value: 0 <= value <= 1,
+            "use 0 for landmarks of equal keys",
         )
         for name in ("local", "sinks", "landmark_size", "max_past", "tail", "decode_pages"):
             check_int(self, name, 0)
@@ -248,6 +262,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             sinks=self.sinks,
             decay=self.decay,
             page_size=self.landmark_size,
+            spread=self.landmark_spread,
             max_past=self._max_past(chosen),
             tail=self.tail,
             **decode,
@@ -320,16 +335,22 @@ class HeadwiseConfig(SparseAttentionConfig):
             is_shown=resolved.found.is_shown(budget),
         )
 
-    def expected_keys(self, resolved: SparseAttentionConfig, n_tokens: int) -> float | None:
+    def expected_keys(
+        self, resolved: SparseAttentionConfig, n_tokens: int, reads_past: Sequence[bool]
+    ) -> float | None:
         assert isinstance(resolved, HeadwiseConfig)
         by_hand = self.budget is not None or self.budgets is not None
-        if by_hand or not resolved.budgets:
+        if by_hand or not resolved.budgets or not any(reads_past):
             return None
         if resolved.reads_all and resolved.profiled_prompts is None:
             return None  # it is dense for another reason
-        budgets = resolved.budgets
         if resolved.reads_all:
-            budgets = (budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH),)
+            budgets: tuple[Budget, ...] = (
+                budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH),
+            )
+        else:  # as many heads in every layer
+            n = len(resolved.budgets) // len(reads_past)
+            budgets = tuple(b for i, b in enumerate(resolved.budgets) if reads_past[i // n])
         chunk = self.preferred_chunk_size / 2  # what a query reads of its own
         keys = [
             keys_per_query(n_tokens, (budget or self.max_past or n_tokens) + chunk)
@@ -489,6 +510,7 @@ class HeadwiseConfig(SparseAttentionConfig):
             "sinks": self.sinks,
             "decay": self.decay,
             "landmark_size": self.landmark_size,
+            "landmark_spread": self.landmark_spread,
             "max_past": self.max_past,
             "tail": self.tail,
             **decode,

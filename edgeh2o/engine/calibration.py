@@ -142,6 +142,7 @@ class LayerProbe:
                 sinks=rule.sinks,
                 decay=rule.decay,
                 page_size=rule.landmark_size,
+                spread=rule.landmark_spread,
             )
             return _core.ChunkedAttention(
                 policy,

@@ -16,6 +16,7 @@ from ..attention.head_budgets import (
     keys_per_query,
 )
 from ..attention.kept_profiles import MIN_PROMPT, PROFILE_TOKENS, keep_profile
+from ..model_config import DecoderConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,12 +119,14 @@ def describe_knowledge(plan: RunPlan, model: LoadedModel, n_tokens: int, *, lear
     budget = budget_of_length(PROFILE_BUDGET, n_tokens, PROFILE_LENGTH)
     sparse = keys_per_query(n_tokens, budget + chunk)
     gain = f"{n_tokens / 2 / sparse:.1f}x fewer pairs at {n_tokens:,} tokens"
+    config = plan.config
+    if isinstance(config, DecoderConfig) and any(layer.window for layer in config.layers):
+        gain = "if that is faster"  # with few layers that read the whole past it may not be
     if learns:
         return f"read dense and profiled; later prompts read sparse ({gain})"
     if model.shows_attention:
         cure = f"a prompt that begins with {MIN_PROMPT:,} tokens makes a profile"
         return f"read dense; {cure}, `edgeh2o calibrate` a table ({gain})"
-    config = model.config
     cure = "a table of `edgeh2o calibrate` for the same weights or --budget"
     cure = cure if config.has_like_layers else "--budget"
     return f"read dense; this model cannot be profiled: {cure} lets it read sparse ({gain})"

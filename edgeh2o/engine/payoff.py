@@ -41,8 +41,11 @@ def choose_reading(plan: RunPlan, model: LoadedModel, n_tokens: int) -> RunPlan:
     config, plan = plan.config, plan.for_length(n_tokens)
     if plan.attention.reads_all and not model.shows_attention:
         return plan  # it will not be known either
-    keys = plan.settings.expected_keys(plan.attention, n_tokens)
-    if keys is None or not isinstance(config, DecoderConfig) or n_tokens <= plan.chunk_size:
+    if not isinstance(config, DecoderConfig) or n_tokens <= plan.chunk_size:
+        return plan
+    reads_past = [_reads_past(layer) for layer in config.layers]
+    keys = plan.settings.expected_keys(plan.attention, n_tokens, reads_past)
+    if keys is None:
         return plan
     dense = plan.reading_all(saves_time=True).for_length(n_tokens)
     if plan.is_on_gpu:

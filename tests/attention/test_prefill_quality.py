@@ -120,11 +120,31 @@ def test_the_guard_of_what_was_measured(
     assert plan.shape(64).error_limit == pytest.approx((percent / 100) ** 2)
     assert plan.attention.is_taught is (percent == 1.0)
     # A strict guard reads more than the budgets say, which is counted.
-    keys = plan.settings.expected_keys(plan.attention, n_tokens)
+    keys = plan.settings.expected_keys(plan.attention, n_tokens, [True] * CONFIG.n_layers)
     again = replace(plan.attention, is_shown=not plan.attention.is_shown)
-    other = plan.settings.expected_keys(again, n_tokens)
+    other = plan.settings.expected_keys(again, n_tokens, [True] * CONFIG.n_layers)
     assert keys is not None and other is not None
     assert (keys > other) is (percent == 1.0)
+
+
+def test_layers_with_windows_are_not_counted(tmp_path: Path) -> None:
+    """They read the same anyhow, and a table leaves what they need to the others."""
+    path = tmp_path / "table.json"
+    heads, levels = CONFIG.n_layers * CONFIG.n_kv_heads, _table().levels
+    errors = tuple(tuple((i == 0) / level for level in levels) for i in range(heads))
+    write_table(replace(_table(), errors=errors), path)
+    attention = HeadwiseConfig(budget_table=str(path))
+    resolved = attention.resolved(CONFIG)
+    assert resolved.budgets is not None and resolved.budgets[0] != resolved.budgets[-1]
+    n_layers = CONFIG.n_layers
+    first, last = (
+        attention.expected_keys(resolved, 4096, [i == layer for i in range(n_layers)])
+        for layer in (0, n_layers - 1)
+    )
+    both = attention.expected_keys(resolved, 4096, [True] * n_layers)
+    assert first is not None and last is not None and both is not None
+    assert first > both > last > 0
+    assert attention.expected_keys(resolved, 4096, [False] * n_layers) is None
 
 
 def test_a_measurement_of_query_heads_says_nothing_of_kv_heads() -> None:

@@ -103,7 +103,7 @@ def test_a_gpu_counts_what_it_waits_for(
     # Llama-3.2-1B: 16 layers with 32 heads of 64.
     layer = replace(plan.config.layers[0], n_heads=32)
     config = replace(plan.config, layers=(layer,) * 16)
-    monkeypatch.setattr(HeadwiseConfig, "expected_keys", lambda self, resolved, n: keys)
+    monkeypatch.setattr(HeadwiseConfig, "expected_keys", lambda self, resolved, n, layers: keys)
     monkeypatch.setattr(payoff, "count_products", lambda config: (0.97e9, 16 * 32 * 128))
     chosen = choose_reading(replace(plan, config=config), model, n_tokens)
     assert (chosen.attention.source != TOO_SHORT) == is_sparse
@@ -169,7 +169,9 @@ def test_a_profile_that_does_not_pay_leaves_the_rest_dense(
 ) -> None:
     """Nothing is known before, and a mean budget promises more than these heads then get."""
 
-    def expected_keys(self: HeadwiseConfig, resolved: HeadwiseConfig, n_tokens: int) -> float:
+    def expected_keys(
+        self: HeadwiseConfig, resolved: HeadwiseConfig, n_tokens: int, reads_past: list[bool]
+    ) -> float:
         return 0.0 if resolved.source == UNKNOWN else float(n_tokens)
 
     monkeypatch.setattr(HeadwiseConfig, "expected_keys", expected_keys)

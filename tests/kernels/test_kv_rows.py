@@ -89,6 +89,9 @@ def test_rows_are_summed_like_the_floats_that_they_stand_for(isa: str) -> None:
         _kernels.add_kv_rows(isa, x, np.stack(blocks), positions),
         _kernels.add_kv_rows(isa, x, values, positions),
     )
+    np.testing.assert_array_equal(
+        _kernels.add_kv_squares(isa, x, np.stack(blocks)), _kernels.add_kv_squares(isa, x, values)
+    )
 
 
 def test_a_row_of_another_length_is_refused() -> None:

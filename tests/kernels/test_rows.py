@@ -138,3 +138,11 @@ def test_add_kv_rows(isa: str, n: int, dtype: type, positions: list[int] | None)
     np.testing.assert_array_equal(result, expected)
     exact = x + chosen.astype(np.float64).sum(axis=0)
     np.testing.assert_allclose(result, exact, rtol=0, atol=20 * EPS * (1 + np.abs(rows).max()))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_add_kv_squares(isa: str, n: int, dtype: type) -> None:
+    x, rows = normal(n, n), normal(n + 1, 9, n).astype(dtype)
+    result = _kernels.add_kv_squares(isa, x, rows)
+    exact = x + np.square(rows.astype(np.float64)).sum(axis=0)
+    np.testing.assert_allclose(result, exact, rtol=0, atol=20 * EPS * (1 + np.square(rows).max()))

@@ -11,6 +11,9 @@ are not in M_c, adds one key, their mean key, with their mean value, and ln(n) a
 Pages have `page_size` positions. Of a past of more than max(max_past // page_size, 32) of them
 there are no more pages: before one is added, the first two neighbours of the smallest size that
 neighbours share become one.
+To the logits of a chunk's landmarks is added min(3, spread s^2 / 2), with s^2 = scale^2 sum_d
+E[q_d^2] Var[k_d]: the mean over every 16th query of the chunk and the heads of the group, and the
+variance within pages of `page_size` positions, over all those that lie in [0, a).
 A head that reads its whole past has none. p_ij are the weights of the one softmax of query i
 over M_c, the landmarks and {j in C_c, j <= i}.
 Scores: unless chunk c is the prompt's last, for j in M_c and in C_c
@@ -58,6 +61,8 @@ DECODE_PAGE = 4
 SAMPLED_QUERIES = 32
 # Landmarks that a past of any length may have.
 MIN_LANDMARKS = 32
+# What is added to the logits of landmarks, at most, and of which queries that depends.
+MAX_SPREAD, QUERY_STEP = 3.0, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,19 @@ def make_landmarks(
     )
 
 
+def landmark_spread(
+    q: Array, k: Array, start: int, *, page_size: int, scale: float, spread: float
+) -> float:
+    """What landmarks of rows k [n, d] count more than equal keys, for queries q [group, n, d]."""
+    n_pages = start // page_size if page_size else 0
+    if n_pages == 0:
+        return 0.0
+    pages = k[: n_pages * page_size].reshape(n_pages, page_size, -1)
+    variances = np.square(pages - pages.mean(axis=1, keepdims=True)).mean(axis=(0, 1))
+    squares = np.square(q[:, ::QUERY_STEP]).mean(axis=(0, 1))
+    return min(MAX_SPREAD, spread / 2 * scale**2 * float(squares @ variances))
+
+
 def recall_page_size(start: int, max_past: int) -> int:
     """Positions of the pages of the past [0, start) that a recall chooses from."""
     page_size = RECALL_PAGE
@@ -174,6 +192,7 @@ class HeadwiseLayer(CachedLayer):
         sinks: int = 4,
         decay: float = 0.9,
         page_size: int = 64,
+        spread: float = 0.0,
         max_past: int = 8192,
         tail: int = 0,
         decode_from: int | None = None,
@@ -189,6 +208,7 @@ class HeadwiseLayer(CachedLayer):
         self._local = local
         self._sinks = sinks
         self._page_size = page_size
+        self._spread = spread
         self._max_past = max_past
         self._tail = tail
         self._decode_from = decode_from
@@ -354,14 +374,17 @@ class HeadwiseLayer(CachedLayer):
             # One softmax; nobody waits for a landmark.
             positions = np.concatenate([members, own, np.full(len(marks.counts), -1)])
             n_read = len(members) + len(own)
+            scale = d**-0.5 if self.scale is None else self.scale
+            size, part = self._page_size, self._spread
+            spread = landmark_spread(queries, k, start, page_size=size, scale=scale, spread=part)
             state, weights = attend(
                 queries,
                 np.concatenate([k[positions[:n_read]], marks.keys]),
                 np.concatenate([v[positions[:n_read]], marks.values]),
-                scale=d**-0.5 if self.scale is None else self.scale,
+                scale=scale,
                 soft_cap=self.soft_cap,
                 visible=positions[None, :] <= own[:, None],
-                biases=np.concatenate([np.zeros(n_read), np.log(marks.counts)]),
+                biases=np.concatenate([np.zeros(n_read), np.log(marks.counts) + spread]),
             )
             sums = weights.sum(axis=(0, 1))
             if is_scored and budget is not None:

@@ -67,7 +67,7 @@ def h2o_case(local: int, heavy: int, **options: Any) -> PolicyCase:
 
 
 def headwise_case(*budgets: int | None, **options: Any) -> PolicyCase:
-    """options: local, sinks, decay, page_size, max_past, decode_from and decode_budgets."""
+    """options: local, sinks, decay, page_size, spread, max_past, decode_from, decode_budgets."""
     return PolicyCase(
         "-".join(["headwise", *map(str, budgets), *(f"{k}={v}" for k, v in options.items())]),
         lambda n_layers: _core.headwise_policy(
@@ -126,6 +126,8 @@ HEADWISE = [
     headwise_case(24, None, local=8, sinks=3, page_size=16),
     headwise_case(1, 100, local=20, page_size=10),
     headwise_case(7, 40, local=4, sinks=0, decay=1.0, page_size=0),
+    headwise_case(24, None, local=8, sinks=3, page_size=16, spread=0.4),
+    headwise_case(7, 40, local=4, page_size=8, max_past=24, spread=1.0),
     headwise_case(24, None, local=8, sinks=3, page_size=32, max_past=70),
     headwise_case(24, None, local=8, sinks=3, page_size=16, decode_from=64),
     headwise_case(24, None, local=8, sinks=3, page_size=16, decode_from=64, decode_budgets=(9, 20)),
