@@ -106,6 +106,15 @@ def test_where_the_rest_cannot_follow_the_first_prompt_is_dense(path: Path) -> N
         assert table_of(llm, prompt) == "profile (1 prompt)"
 
 
+def test_no_gain_is_promised_where_few_layers_read_the_whole_past(
+    tiny_model: TinyModelFactory,
+) -> None:
+    path = tiny_model(architecture="gemma3", context_length=4096, sliding_window=64)
+    with load(path, HeadwiseConfig(max_past=2048)) as llm:
+        stats = llm.generate(random_prompt(llm, 3000), ONE_TOKEN).stats
+        assert stats.note == "read dense and profiled; later prompts read sparse (if that is faster)"
+
+
 def test_a_short_prompt_is_dense_and_teaches_nothing(path: Path) -> None:
     with load(path) as llm:
         for _ in range(2):
