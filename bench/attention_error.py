@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig
+from edgeh2o import LLM, DenseConfig, HeadwiseConfig
 from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.evaluation.comparison import WindowComparer, standard_error
 from edgeh2o.evaluation.long_texts import KINDS, make_window
@@ -54,8 +54,7 @@ def measure(llm: LLM, args: argparse.Namespace) -> Iterator[Sample]:
     """Reads every window densely once and with each budget."""
     rules = [HeadwiseConfig(budget=budget) for budget in args.budgets]
     sparse = [llm.start_runner(args.ctx, attention=rule, all_rows=True) for rule in rules]
-    prefill = PrefillConfig(batch_size=sparse[0].batch_size)
-    dense = llm.start_runner(args.ctx, attention=DenseConfig(), prefill=prefill, all_rows=True)
+    dense = llm.start_runner(args.ctx, attention=DenseConfig(), all_rows=True)
     comparer = WindowComparer(dense)
     for seed in args.text_seeds:
         for kind in args.kinds or KINDS:

@@ -3,10 +3,10 @@
 // mass of n equal keys. Their number is bounded: in a long past, neighbours of one size become one page, the
 // oldest first, so that recent pages are the finer ones.
 //
-// Keys of a page are not equal, and exp is convex: logits of variance s^2 around their mean have the mass of n
-// exp(s^2 / 2) equal ones if they are normal, and less without the largest, which the memory set has. So a part
-// of s^2 / 2 is added too. s^2 = scale^2 sum_d E[q_d^2] Var[k_d], over some queries of the chunk and, within
-// pages, over all keys of a head: one number for all of its pages does as well as one for each.
+// Keys of a page are not equal, and exp is convex: logits of variance s^2 around their mean have the mass of
+// n exp(s^2 / 2) equal ones if they are normal, and less without the largest, which the memory set has. So a
+// part of s^2 / 2 is added too. s^2 = scale^2 sum_d E[q_d^2] Var[k_d], over some queries of the chunk and,
+// within pages, over all keys of a head: one number for all of its pages does as well as one for each.
 #pragma once
 
 #include <vector>
@@ -18,8 +18,8 @@ namespace edgeh2o {
 
 class Landmarks {
  public:
-  // page_size 0: no landmarks. Pages grow once the past is longer than n_fine positions; 0: never. spread: the
-  // part of s^2 / 2 that counts.
+  // page_size 0: no landmarks. Pages grow once the past is longer than n_fine positions; 0: never. spread:
+  // the part of s^2 / 2 that counts.
   Landmarks(size_t page_size, size_t n_fine, float spread)
       : page_size_(page_size), n_fine_(n_fine), spread_(spread) {}
 
@@ -37,7 +37,7 @@ class Landmarks {
   };
   struct Slot {
     float* page_sums =
-        nullptr;            // [max_rows][key_dim + value_dim] sums of the keys and of the values of a page
+        nullptr;               // [max_rows][key_dim + value_dim] sums of the keys and of the values of a page
     Page* pages = nullptr;     // [max_rows], oldest first
     float* scatter = nullptr;  // [key_dim] squared distances of keys from the mean of their page, added up
     size_t n_pages = 0;        // that have their sums, unless whoever asks takes means

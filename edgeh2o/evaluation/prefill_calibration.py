@@ -158,9 +158,7 @@ def measure_prefill(
         all_rows=True,
         is_rounded=is_rounded,
     )
-    # Its own chunks, so that rounding is that of a dense run, in batches that agree.
-    prefill = replace(llm.prefill, batch_size=sparse.batch_size)
-    comparer = WindowComparer(_start_dense(llm, length, prefill=prefill))
+    comparer = WindowComparer(_start_dense(llm, length, prefill=llm.prefill))
 
     def compare(other: Runner, texts: Sequence[Window]) -> TokenScores:
         first = length - 1 - round(_SCORED * length)
@@ -175,7 +173,7 @@ def measure_prefill(
         error[kind] = round(100 * ratio * standard_error(difference), 4)
         divergence = float(scores.kl.mean())
         if divergence > kl_limit(kind):
-            chunks = replace(prefill, chunk_size=HeadwiseConfig.preferred_chunk_size)
+            chunks = replace(llm.prefill, chunk_size=HeadwiseConfig.preferred_chunk_size)
             again = compare(_start_dense(llm, length, prefill=chunks), texts)
             divergence = max(0.0, divergence - float(again.kl.mean()))
         kl[kind] = round(divergence, 6)

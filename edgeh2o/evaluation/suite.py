@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from ..attention.dense import DenseConfig
-from ..config import PrefillConfig
 from ..errors import UsageError
 from .comparison import TokenScores, WindowComparer, standard_error
 from .decoding import check_decoded, compare_decodes, require_decode_rule, start_decoders
@@ -142,8 +141,8 @@ def _prefills(llm: LLM, context_size: int) -> _Compare:
     dense = llm.start_runner(
         context_size,
         attention=DenseConfig(),
-        # Its own chunks, so that rounding is that of a dense run, in batches that agree.
-        prefill=PrefillConfig(batch_size=sparse.batch_size),
+        # Its own chunks, so that rounding is that of a dense run.
+        prefill=replace(llm.prefill, chunk_size=None),
         all_rows=True,
     )
     comparer = WindowComparer(dense)

@@ -150,10 +150,13 @@ def test_generated_tokens_have_as_many_keys_as_were_measured(tmp_path: Path) -> 
 def test_heads_without_a_limit_for_the_length_alone_have_one_in_decode() -> None:
     config = HeadwiseConfig()
     resolved = config.resolved(SMOLLM2_MODEL)
-    assert resolved.decode_budgets == resolved.budgets
+    assert resolved.found is not None and resolved.found.table is not None
+    measured = resolved.found.table.decode
+    assert measured is not None and measured.is_harmless and measured.budget > 1024
+    assert resolved.decode_budgets == resolved.found.table.budgets(measured.budget)
     larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
     assert larger.decode_budgets is not None and larger.budgets is not None
-    heads = list(zip(resolved.budgets, larger.budgets, larger.decode_budgets, strict=True))
+    heads = list(zip(resolved.decode_budgets, larger.budgets, larger.decode_budgets, strict=True))
     assert {own for before, _, own in heads if before is None} == {None}
     assert {own for before, now, own in heads if before and now is None} == {1536}
     assert all(own == now for _, now, own in heads if now is not None)

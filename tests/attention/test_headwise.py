@@ -13,12 +13,12 @@ from edgeh2o.attention.budget_table import BudgetTable, find_table, write_table
 from edgeh2o.attention.decode_quality import DecodeQuality
 from edgeh2o.attention.head_budgets import (
     DEFAULT_BUDGET,
-    DEFAULT_MAX_LOSS,
     PROFILE_BUDGET,
     SHARED_ERROR,
     TOO_LOSSY,
     UNKNOWN,
     HeadBudgets,
+    default_budget,
 )
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.attention.kept_profiles import find_profile, keep_profile
@@ -159,8 +159,12 @@ def test_the_packaged_table_is_found_by_the_weights(
     found = find_table(SMOLLM2)
     assert found is not None
     assert (chosen.source, chosen.mean) == ("package", 512)
-    assert chosen.per_head == found[0].budgets(512)
+    assert chosen.per_head == found[0].of_kv_heads().budgets(512)
     assert 0 < chosen.per_head.count(None) < 20
+    split = replace(model, n_heads=9, splits_groups=True)
+    chosen = HeadwiseConfig().choose_budgets(split)
+    assert (chosen.source, chosen.mean, chosen.by_query_head) == ("package", DEFAULT_BUDGET, True)
+    assert chosen.per_head == found[0].budgets(DEFAULT_BUDGET)
 
 
 def test_a_file_and_a_loss(tmp_path: Path) -> None:
@@ -193,7 +197,8 @@ def test_the_default_loses_half_a_percent_or_is_dense(tmp_path: Path) -> None:
     assert config.resolved(Model()).max_past == 0
     packaged = find_table(SMOLLM2)
     assert packaged is not None and packaged[0].texts
-    assert packaged[0].smallest_budget(DEFAULT_MAX_LOSS) == DEFAULT_BUDGET
+    assert default_budget(packaged[0]) == DEFAULT_BUDGET
+    assert packaged[0].prefill is not None and packaged[0].prefill.is_harmless
 
 
 def test_a_short_description_leaves_out_what_is_not_set() -> None:

@@ -13,7 +13,7 @@ from edgeh2o import _core
 from edgeh2o.attention.head_budgets import UNKNOWN
 from edgeh2o.cli import progress
 from edgeh2o.cli.main import main
-from edgeh2o.evaluation import calibration, decode_calibration
+from edgeh2o.evaluation import calibration, decode_calibration, prefill_calibration
 from edgeh2o.evaluation.long_texts import KINDS
 from tests.cli.conftest import ExpectUsageError
 
@@ -29,6 +29,13 @@ def text(tmp_path: Path) -> str:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEH2O_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_calibration, "KINDS", {"pairs": KINDS["pairs"]})
+    monkeypatch.setattr(prefill_calibration, "_SEEDS", (0,))
+    monkeypatch.setattr(prefill_calibration, "_LONG_KINDS", ())
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,10 @@ def test_a_run_takes_the_table(
     assert main(["calibrate", model, *options, "-o", str(given)]) == 0
     *losses, path = capsys.readouterr().out.splitlines()
     assert path == str(given)
+    line = losses.pop()
+    measured = json.loads(given.read_text())["prefill"]
+    assert line.startswith(f"--budget {measured['budget']:<5} prompts of up to 2,048 tokens lose")
+    assert f"{max(measured['loss'].values()):+.2f} +- " in line and "guarded at " in line
     if "int8" in _core.attention_precisions():
         line = losses.pop()
         assert line.startswith("int8 ") and "perplexity loss" in line and "text 1" in line
@@ -124,6 +135,7 @@ def test_decode_is_measured(
         measured = json.loads(Path(path).read_text()).get("decode")
         if way == "by default":
             assert (measured["budget"], measured["length"]) == (1024, 2400)
+            assert "prefill" in json.loads(Path(path).read_text())
             assert f"--budget 1024  decode KL up to {1e3 * measured['kl']['pairs']:.1f}e-3" in line
         else:
             assert measured is None

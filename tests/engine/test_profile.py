@@ -112,7 +112,9 @@ def test_no_gain_is_promised_where_few_layers_read_the_whole_past(
     path = tiny_model(architecture="gemma3", context_length=4096, sliding_window=64)
     with load(path, HeadwiseConfig(max_past=2048)) as llm:
         stats = llm.generate(random_prompt(llm, 3000), ONE_TOKEN).stats
-        assert stats.note == "read dense and profiled; later prompts read sparse (if that is faster)"
+        assert (
+            stats.note == "read dense and profiled; later prompts read sparse (if that is faster)"
+        )
 
 
 def test_a_short_prompt_is_dense_and_teaches_nothing(path: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_calibration_measures_decode(llm: LLM, monkeypatch: pytest.MonkeyPatch
     """With as many keys as a default run has, at least; without a budget nothing is measured."""
     monkeypatch.setattr(decode_calibration, "KINDS", FEW)
     monkeypatch.setattr(decode_calibration, "_BUDGETS", (1024,))
+    monkeypatch.setattr(calibration, "_prefill_windows", lambda *_: None)
     texts = [" ".join(["the art of the thing is that it is there"] * 400)]
     losses = {512: 0.7, 768: 0.4, 1024: 0.1}
     monkeypatch.setattr(calibration, "_measure_losses", lambda *_: losses)

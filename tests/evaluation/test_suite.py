@@ -117,3 +117,10 @@ def test_a_dense_rule_loses_nothing(llm: LLM) -> None:
 def test_what_cannot_be(llm: LLM, settings: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         evaluate_suite(llm, **{"context_size": LENGTH, **settings})  # type: ignore[arg-type]
+
+
+def test_a_window_need_not_be_whole_chunks(tiny_model: TinyModelFactory) -> None:
+    """Of either side: those of a dense run are longer."""
+    with LLM(tiny_model(context_length=2048), attention=HeadwiseConfig(budget=8)) as llm:
+        report = evaluate_suite(llm, context_size=1300, kinds=["pairs"], seeds=[0])
+    assert report.kinds[0].tokens == 325

@@ -222,7 +222,11 @@ def test_errors_of_rules_are_those_of_the_output(
 
     def attended(memory: int | None) -> np.ndarray:
         policy = _core.headwise_policy(
-            [memory] * 1, local=rule.local, sinks=rule.sinks, page_size=rule.landmark_size
+            [memory] * 1,
+            local=rule.local,
+            sinks=rule.sinks,
+            page_size=rule.landmark_size,
+            spread=rule.landmark_spread,
         )
         sizes = {"chunk_size": CHUNK_SIZE, "batch_size": n, "max_context": n}
         attention = _core.ChunkedAttention(
