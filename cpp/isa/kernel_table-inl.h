@@ -15,7 +15,7 @@ inline constexpr size_t kFewRows = simd::kGemvRows * (simd::kHasMmla ? 1 : 4);
 // Quants in planes of bits are stored unsigned on every ISA and converted when they are unpacked.
 template <PackedFormat kFormat>
 inline constexpr uint32_t kSignedBit =
-    simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned&& PackedTraits<kFormat>::kLowBits == 8
+    simd::Dot4<PackedTraits<kFormat>::kBits>::kSigned && PackedTraits<kFormat>::kLowBits == 8
         ? uint32_t{1} << static_cast<int>(kFormat)
         : 0;
 
