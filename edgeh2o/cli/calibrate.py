@@ -114,13 +114,15 @@ def _describe_rounding(measured: RoundingQuality) -> str:
 
 def _describe_prefill(measured: PrefillQuality) -> str:
     """What prompts of every kind of text lose, in a line."""
+    from ..attention.headwise import ERROR_OF_DEFAULT_LOSS, ERROR_OF_PROFILE
+
     kind, loss = max(measured.loss.items(), key=lambda item: item[1])
     text, kl = max(measured.kl.items(), key=lambda item: item[1])
-    way = "guarded at 4.5 %" if measured.is_harmless else "guarded at 1 %, which costs time"
+    limit = ERROR_OF_DEFAULT_LOSS if measured.is_harmless else ERROR_OF_PROFILE
     return (
         f"--budget {measured.budget:<5} prompts of up to {measured.length:,} tokens lose up to "
         f"{loss:+.2f} +- {measured.loss_error[kind]:.2f} % ({kind}), KL up to {1e3 * kl:.1f}e-3 "
-        f"({text}): {way} by default"
+        f"({text}): guarded at {limit:g} % by default"
     )
 
 
