@@ -101,6 +101,12 @@ class SafetensorsFile:
         raise TypeError("an open file cannot be copied or pickled; see duplicate()")
 
 
+def name_path(path: Path, error: FormatError) -> FormatError:
+    """The error with a message that begins with ``path``."""
+    message = str(error)
+    return FormatError(message if message.startswith(str(path)) else f"{path}: {message}")
+
+
 def open_safetensors(path: Path) -> SafetensorsFile:
     """Opens a file and reads its header.
 
@@ -112,9 +118,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         file.tensors = _read_header(file, os.fstat(file.fileno()).st_size)
     except FormatError as error:
         file.close()
-        message = str(error)
-        is_named = message.startswith(str(path))
-        raise FormatError(message if is_named else f"{path}: {message}") from None
+        raise name_path(path, error) from None
     except BaseException:
         file.close()
         raise

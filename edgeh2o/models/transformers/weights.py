@@ -19,7 +19,7 @@ from ...errors import FormatError
 from ...formats.gguf_header import TensorInfo
 from ...formats.metadata import Metadata, StoredNumbers, StoredValue, quote
 from ...formats.model_folder import read_json
-from ...formats.safetensors import SafetensorsFile, StoredTensor, open_folder
+from ...formats.safetensors import SafetensorsFile, StoredTensor, name_path, open_folder
 from .config import DescribedFolder, describe_config
 from .conversions import MXFP4_BYTES, MXFP4_VALUES, WEIGHT_TYPES, Conversion, plan_tensors
 
@@ -163,9 +163,7 @@ def open_transformers(path: Path, target: str) -> ConvertedFolder:
             described = replace(described, metadata=_with_numbers(described, files))
             infos, conversions = plan_tensors(described, files, target)
         except FormatError as error:
-            message = str(error)
-            is_named = message.startswith(str(path))
-            raise FormatError(message if is_named else f"{path}: {message}") from None
+            raise name_path(path, error) from None
         opened.pop_all()
         return ConvertedFolder(path, files, described.metadata, infos, conversions)
 
