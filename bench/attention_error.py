@@ -18,7 +18,7 @@ import numpy as np
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig
 from edgeh2o.cli.evaluation_options import list_of
-from edgeh2o.evaluation.comparison import WindowComparer, standard_error
+from edgeh2o.evaluation.comparison import WindowComparer, estimate_loss
 from edgeh2o.evaluation.long_texts import KINDS, make_window
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
 from edgeh2o.host.threads import default_thread_count
@@ -61,17 +61,15 @@ def measure(llm: LLM, args: argparse.Namespace) -> Iterator[Sample]:
             window = make_window(llm, kind, args.ctx, seed=seed)
             for budget, runner in zip(args.budgets, sparse, strict=True):
                 scores = comparer.compare(runner, window, first=args.ctx - 1 - args.scored)
-                loss = scores.sparse_nll - scores.dense_nll
-                ratio = float(np.exp(loss.mean()))
-                error = standard_error(loss)
+                loss, error = estimate_loss(scores.sparse_nll - scores.dense_nll)
                 measured = attention_error(runner.error_sums) or 0.0
                 yield Sample(
                     kind,
                     seed,
                     budget,
                     100 * measured,
-                    100 * (ratio - 1),
-                    100 * ratio * error,
+                    loss,
+                    error,
                     float(scores.kl.mean()),
                 )
 

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig, SamplingParams
+from edgeh2o import LLM, DenseConfig, HeadwiseConfig, SamplingParams
 from edgeh2o.attention.head_budgets import NO_TABLE
 from edgeh2o.attention.kept_profiles import PROFILE_TOKENS, merge_profiles
 from edgeh2o.cli.evaluation_options import list_of
 from edgeh2o.config import RuntimeConfig
 from edgeh2o.engine.plan import RunPlan
 from edgeh2o.engine.profile import PromptProfiler
-from edgeh2o.evaluation.comparison import WindowComparer, standard_error
+from edgeh2o.evaluation.comparison import WindowComparer, estimate_loss
 from edgeh2o.evaluation.long_texts import KINDS, Window, make_window
 from edgeh2o.evaluation.reading import score_answer, split_answer
 from edgeh2o.evaluation.reporting import format_estimate, markdown_table
@@ -72,9 +72,7 @@ class Loss:
         cls, prompt: str, kind: str, seed: int, differences: NDArray[np.float64], **rest: Any
     ) -> Loss:
         """From the differences of the negative log-probabilities, sparse less dense."""
-        ratio = float(np.exp(differences.mean()))
-        error = standard_error(differences)
-        return cls(prompt, kind, seed, 100 * (ratio - 1), 100 * ratio * error, **rest)
+        return cls(prompt, kind, seed, *estimate_loss(differences), **rest)
 
 
 class FirstPrompt:
@@ -143,8 +141,7 @@ def measure_windows(model: Path, args: argparse.Namespace) -> Iterator[Loss]:
 
 def compare(llm: LLM, runners: dict[str, Runner], args: argparse.Namespace) -> Iterator[Loss]:
     """Every runner on every window, against a dense run of the same model."""
-    prefill = PrefillConfig(batch_size=next(iter(runners.values())).batch_size)
-    dense = llm.start_runner(args.ctx, attention=DenseConfig(), prefill=prefill, all_rows=True)
+    dense = llm.start_runner(args.ctx, attention=DenseConfig(), all_rows=True)
     comparer = WindowComparer(dense)
     for seed in args.text_seeds:
         for kind in args.kinds or KINDS:

@@ -55,6 +55,15 @@ def standard_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
 
 
+def estimate_loss(differences: NDArray[np.float64]) -> tuple[float, float]:
+    """How much larger the perplexity is, and the standard error of that, in percent.
+
+    ``differences`` [n] are those of the negative log-probabilities, sparse less dense.
+    """
+    ratio = float(np.exp(differences.mean()))
+    return 100 * (ratio - 1), 100 * ratio * standard_error(differences)
+
+
 def compare_logits(
     dense: NDArray[np.float32], sparse: NDArray[np.float32], targets: NDArray[np.int32]
 ) -> TokenScores:

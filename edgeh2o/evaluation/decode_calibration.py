@@ -13,6 +13,7 @@ from ..attention.headwise import DECODE_FROM, HeadwiseConfig
 from ..errors import UsageError
 from .decoding import compare_decodes
 from .long_texts import KINDS, Window, make_window
+from .progress import StepsLeft
 
 if TYPE_CHECKING:
     from ..attention.budget_table import Budget, BudgetTable
@@ -61,19 +62,12 @@ def find_decode(
     At least ``budget``, that of prompts. ``on_step`` is called ``count_decode_steps`` times. Raises
     as ``measure_decode``, of which ``windows`` are too.
     """
-    n_left = count_decode_steps()
-
-    def advance() -> None:
-        nonlocal n_left
-        n_left -= 1
-        on_step()
-
+    steps = StepsLeft(count_decode_steps(), on_step)
     for tried in sorted({max(budget, least) for least in _BUDGETS}):
-        quality = measure_decode(llm, table, tried, windows, on_step=advance)
+        quality = measure_decode(llm, table, tried, windows, on_step=steps.advance)
         if quality.is_harmless:
             break
-    while n_left:
-        advance()
+    steps.finish()
     return quality
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from ..attention.dense import DenseConfig
 from ..attention.head_budgets import SHOWN_LENGTH, budget_of_length
@@ -15,8 +14,9 @@ from ..attention.prefill_quality import DEFAULT_MAX_LOSS, PrefillQuality, kl_lim
 from ..config import PrefillConfig
 from ..errors import ResourceError, UsageError
 from ..runners.base import Runner
-from .comparison import TokenScores, WindowComparer, join_scores, standard_error
+from .comparison import TokenScores, WindowComparer, estimate_loss, join_scores
 from .long_texts import KINDS, Window, make_window
+from .progress import StepsLeft
 
 if TYPE_CHECKING:
     from ..attention.budget_table import BudgetTable
@@ -80,21 +80,13 @@ def find_prefill(
     there is none. ``on_step`` is called once per window and budget of the table. Raises
     ResourceError when two sessions do not fit in memory.
     """
-    n_left = count_prefill_steps(windows, len(table.losses))
-
-    def advance() -> None:
-        nonlocal n_left
-        n_left -= 1
-        on_step()
-
+    steps = StepsLeft(count_prefill_steps(windows, len(table.losses)), on_step)
     least = table.smallest_budget(DEFAULT_MAX_LOSS)
     tried = [budget for budget in sorted(table.losses) if least is not None and budget >= least]
     found = None
     for budget in tried:
-        quality = measure_prefill(llm, table, budget, windows.plain, on_step=advance)
-        longer = (
-            _measure_long(llm, table, budget, windows, advance) if quality.is_harmless else None
-        )
+        quality = measure_prefill(llm, table, budget, windows.plain, on_step=steps.advance)
+        longer = _measure_long(llm, table, budget, windows, steps) if quality.is_harmless else None
         joined = quality if longer is None else quality.joined(longer)
         if joined.is_harmless:
             found = joined
@@ -102,8 +94,7 @@ def find_prefill(
         # What serves the shorter prompts alone is better than nothing, with few keys.
         if found is None or not found.is_harmless:
             found = quality
-    while n_left > 0:
-        advance()
+    steps.finish()
     return found
 
 
@@ -112,16 +103,12 @@ def _measure_long(
     table: BudgetTable,
     budget: int,
     windows: PrefillWindows,
-    advance: Callable[[], None],
+    steps: StepsLeft,
 ) -> PrefillQuality | None:
     """What the budget comes to in the long windows; None where there are none, or no room."""
-
-    def on_step() -> None:
-        for _ in range(_LONG_STEPS):
-            advance()
-
     if not windows.long:
         return None
+    on_step = partial(steps.advance, _LONG_STEPS)
     try:
         return measure_prefill(llm, table, budget, windows.long, on_step=on_step)
     except ResourceError:
@@ -167,10 +154,8 @@ def measure_prefill(
     loss, error, kl = {}, {}, {}
     for kind, texts in windows.items():
         scores = compare(sparse, texts)
-        difference = scores.sparse_nll - scores.dense_nll
-        ratio = float(np.exp(difference.mean()))
-        loss[kind] = round(100 * (ratio - 1), 4)
-        error[kind] = round(100 * ratio * standard_error(difference), 4)
+        estimate = estimate_loss(scores.sparse_nll - scores.dense_nll)
+        loss[kind], error[kind] = (round(percent, 4) for percent in estimate)
         divergence = float(scores.kl.mean())
         if divergence > kl_limit(kind):
             chunks = replace(llm.prefill, chunk_size=HeadwiseConfig.preferred_chunk_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,3 +25,21 @@ class Progress:
         self._done += n_steps
         if self._on_progress is not None:
             self._on_progress(self._stage, self._done, self._total)
+
+
+class StepsLeft:
+    """So many calls of ``on_step`` for a search that may need fewer."""
+
+    def __init__(self, n_steps: int, on_step: Callable[[], None]) -> None:
+        self._n_left = n_steps
+        self._on_step = on_step
+
+    def advance(self, n_steps: int = 1) -> None:
+        """``n_steps`` more are done."""
+        for _ in range(n_steps):
+            self._n_left -= 1
+            self._on_step()
+
+    def finish(self) -> None:
+        """Those that were not needed are done too."""
+        self.advance(self._n_left)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..attention.dense import DenseConfig
 from ..errors import UsageError
-from .comparison import TokenScores, WindowComparer, standard_error
+from .comparison import TokenScores, WindowComparer, estimate_loss
 from .decoding import check_decoded, compare_decodes, require_decode_rule, start_decoders
 from .long_texts import KINDS, Window, make_window
 from .progress import Progress
@@ -169,14 +169,13 @@ def _summarise(kind: str, windows: Sequence[TokenScores]) -> KindQuality:
         np.concatenate([getattr(scores, name) for scores in windows])
         for name in ("dense_nll", "sparse_nll", "kl", "agrees")
     )
-    difference = sparse - dense
-    ratio = float(np.exp(difference.mean()))
+    loss, error = estimate_loss(sparse - dense)
     return KindQuality(
         kind=kind,
-        tokens=len(difference),
+        tokens=len(dense),
         dense_perplexity=float(np.exp(dense.mean())),
-        loss_percent=100 * (ratio - 1),
-        loss_percent_error=100 * ratio * standard_error(difference),
+        loss_percent=loss,
+        loss_percent_error=error,
         kl=float(kl.mean()),
         top1_percent=100 * float(agrees.mean()),
     )
