@@ -246,19 +246,16 @@ def store_kv_row(str isa, str cache_type, const float[::1] x):
     return np.asarray(row)
 
 
-def add_kv_squares(str isa, const float[::1] x, rows):
-    """x [head_dim] plus the squares of the rows, as those of `add_kv_rows`."""
-    cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
-    cdef CacheType kind = parse_cache_type(CACHE_TYPES[rows.dtype.name])
-    if <size_t>data.shape[1] != kv_row_bytes(kind, <size_t>x.shape[0]):
-        raise ValueError(f"rows are {rows.shape} of {rows.dtype}, x has {x.shape[0]} elements")
-    cdef float[::1] out = np.array(x)
-    table_of(isa).add_kv_squares_f32(kind, &out[0], &data[0, 0], <size_t>data.shape[0], <size_t>x.shape[0])
-    return np.asarray(out)
-
-
-# Of rows, by their type in NumPy.
+# The type of cached rows by that of NumPy.
 CACHE_TYPES = {"float16": b"f16", "float32": b"f32", "uint8": b"q8_0"}
+
+
+cdef CacheType type_of_rows(rows, const uint8_t[:, ::1] data, size_t head_dim) except *:
+    """That of rows [n][head_dim] whose bytes are `data`."""
+    cdef CacheType kind = parse_cache_type(CACHE_TYPES[rows.dtype.name])
+    if <size_t>data.shape[1] != kv_row_bytes(kind, head_dim):
+        raise ValueError(f"rows are {rows.shape} of {rows.dtype}, x has {head_dim} elements")
+    return kind
 
 
 def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=None):
@@ -267,11 +264,9 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
     rows: [n][head_dim] of float16 or float32, or [n][bytes] of uint8: of type q8_0.
     """
     cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
-    cdef CacheType kind = parse_cache_type(CACHE_TYPES[rows.dtype.name])
+    cdef CacheType kind = type_of_rows(rows, data, <size_t>x.shape[0])
     cdef size_t n_rows = <size_t>data.shape[0]
     cdef const int32_t* indices = NULL
-    if <size_t>data.shape[1] != kv_row_bytes(kind, <size_t>x.shape[0]):
-        raise ValueError(f"rows are {rows.shape} of {rows.dtype}, x has {x.shape[0]} elements")
     if positions is not None:
         n_rows = <size_t>positions.shape[0]
         if n_rows and not 0 <= np.min(positions) <= np.max(positions) < data.shape[0]:
@@ -279,6 +274,15 @@ def add_kv_rows(str isa, const float[::1] x, rows, const int32_t[::1] positions=
         indices = &positions[0] if n_rows else NULL
     cdef float[::1] out = np.array(x)
     table_of(isa).add_kv_rows_f32(kind, &out[0], &data[0, 0], indices, n_rows, <size_t>x.shape[0])
+    return np.asarray(out)
+
+
+def add_kv_squares(str isa, const float[::1] x, rows):
+    """x [head_dim] plus the squares of the rows, as those of `add_kv_rows`."""
+    cdef const uint8_t[:, ::1] data = np.ascontiguousarray(rows).view(np.uint8)
+    cdef CacheType kind = type_of_rows(rows, data, <size_t>x.shape[0])
+    cdef float[::1] out = np.array(x)
+    table_of(isa).add_kv_squares_f32(kind, &out[0], &data[0, 0], <size_t>data.shape[0], <size_t>x.shape[0])
     return np.asarray(out)
 
 
