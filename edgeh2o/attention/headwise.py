@@ -69,9 +69,9 @@ class HeadwiseConfig(SparseAttentionConfig):
     ``LLM`` makes while it reads long prompts. As long as nothing is known every head reads its
     whole past, or ``budget`` keys if that is given; so do models whose layers differ in KV heads,
     always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
-    of 0.5 % is taken, or everything is read if there is none. Unless ``budget`` is given, prompts
-    get half as many keys again for every doubling beyond 4,096 tokens (those of the calibration if
-    they were more, 8,192 with a profile). ``budgets`` gives the
+    of 0.5 % is taken, or everything is read if there is none. Unless ``budget`` is given, the
+    limits of heads grow by half for every doubling of the prompt beyond 4,096 tokens (those of the
+    calibration if they were more, 8,192 with a profile), and a few more heads have none. ``budgets`` gives the
     budgets themselves, ``None`` for the whole past, one per KV head or, ``by_query_head``, one per
     query head, ``decode_budgets`` those of generated tokens, one per KV head, and ``source`` tells
     where they are from.
@@ -325,7 +325,7 @@ class HeadwiseConfig(SparseAttentionConfig):
     ) -> SparseAttentionConfig:
         if not isinstance(resolved, HeadwiseConfig) or resolved.found is None:
             return resolved
-        chosen = resolved.found.of_mean(budget)
+        chosen = resolved.found.grown(budget)
         return replace(
             resolved,
             budgets=chosen.per_head,

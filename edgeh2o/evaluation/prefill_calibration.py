@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..attention.dense import DenseConfig
-from ..attention.head_budgets import SHOWN_LENGTH, budget_of_length
+from ..attention.head_budgets import SHOWN_LENGTH, budget_of_length, grow_budgets
 from ..attention.headwise import ERROR_OF_DEFAULT_LOSS, HeadwiseConfig
 from ..attention.prefill_quality import DEFAULT_MAX_LOSS, PrefillQuality, kl_limit
 from ..config import PrefillConfig
@@ -132,9 +132,9 @@ def measure_prefill(
     Raises ResourceError when two sessions do not fit in memory.
     """
     length = len(next(iter(windows.values()))[0])
-    shown = max(SHOWN_LENGTH, table.length)
+    grown = budget_of_length(budget, length, max(SHOWN_LENGTH, table.length))
     attention = HeadwiseConfig(
-        budgets=table.budgets(budget_of_length(budget, length, shown)),
+        budgets=grow_budgets(table, budget, grown),
         by_query_head=table.n_heads > 0,
     )
     is_rounded = table.rounding is not None and table.rounding.is_harmless

@@ -21,6 +21,8 @@ from edgeh2o.attention.head_budgets import (
     SHOWN_LENGTH,
     TOO_LOSSY,
     budget_of_length,
+    grow_budgets,
+    grow_limits,
 )
 from edgeh2o.attention.headwise import HeadwiseConfig
 from edgeh2o.errors import UsageError
@@ -78,14 +80,52 @@ def test_budgets_of_the_packaged_table_grow() -> None:
     resolved = config.resolved(SMOLLM2_MODEL)
     assert [budget_at(config, n) for n in (0, 4096, 8192)] == [1024, 1024, 1536]
     larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
-    # As with --budget 1536, which is what was measured, but for generated tokens.
+    assert resolved.found is not None and resolved.found.table is not None
+    assert larger.budgets == grow_budgets(resolved.found.table, 1024, 1536)
     asked_for = HeadwiseConfig(budget=1536).resolved(SMOLLM2_MODEL)
-    assert larger == replace(asked_for, decode_budgets=larger.decode_budgets)
+    others = {"budgets": larger.budgets, "decode_budgets": larger.decode_budgets}
+    assert larger == replace(asked_for, **others)
     assert larger.report(SMOLLM2_MODEL)["budget"] == 1536
     # Generated tokens go by no fewer keys than were measured.
     assert larger.decode_attention == resolved.decode_attention == "headwise"
     # From any of them to any other.
     assert config.with_budget(larger, SMOLLM2_MODEL, 1024) == resolved
+
+
+BUDGETS = st.lists(st.none() | st.integers(1, 4096), min_size=1).map(tuple)
+
+
+@given(budgets=BUDGETS, factor=st.floats(0.5, 64))
+def test_every_limit_grows_as_the_mean_does(budgets: tuple[int | None, ...], factor: float) -> None:
+    grown = grow_limits(budgets, factor)
+    for before, now in zip(budgets, grown, strict=True):
+        assert (before is None) == (now is None)
+        if before is not None and now is not None:
+            assert before * max(1.0, factor) <= now < before * max(1.0, factor) + 16
+            assert factor <= 1 or now % 16 == 0
+
+
+@given(factor=st.floats(0.5, 32), mean=st.integers(4, 40))
+def test_a_few_more_heads_have_none(factor: float, mean: int) -> None:
+    grown = max(1, round(mean * factor))
+    kept = max(1.0, grown / mean) ** 0.3
+    expected = grow_limits(TABLE.budgets(mean * kept), grown / mean)
+    assert grow_budgets(TABLE, mean, grown) == expected
+    assert grow_budgets(TABLE, mean, mean) == TABLE.budgets(mean)
+
+
+def test_most_heads_of_long_prompts_still_have_limits() -> None:
+    """By the table's budgets of that mean most would have none."""
+    config = HeadwiseConfig()
+    resolved = config.resolved(SMOLLM2_MODEL)
+    assert resolved.found is not None and resolved.found.table is not None
+    larger = config.with_budget(resolved, SMOLLM2_MODEL, budget_at(config, 32768) or 0)
+    assert resolved.budgets is not None and larger.budgets is not None
+    before, now = (budgets.count(None) for budgets in (resolved.budgets, larger.budgets))
+    assert before < now < len(larger.budgets) / 2
+    assert resolved.found.table.budgets(3456).count(None) > 3 / 4 * len(larger.budgets)
+    limits = [budget for budget in larger.budgets if budget is not None]
+    assert max(limits) == 3456  # 1,024 of the table, as its mean
 
 
 def test_what_was_asked_for_stays(tmp_path: Path) -> None:
@@ -147,19 +187,18 @@ def test_generated_tokens_have_as_many_keys_as_were_measured(tmp_path: Path) -> 
     assert asked.resolved(Model()).decode_budgets == table.budgets(12)
 
 
-def test_heads_without_a_limit_for_the_length_alone_have_one_in_decode() -> None:
+def test_generated_tokens_have_limits_that_grow_with_the_prompt() -> None:
     config = HeadwiseConfig()
     resolved = config.resolved(SMOLLM2_MODEL)
     assert resolved.found is not None and resolved.found.table is not None
     measured = resolved.found.table.decode
     assert measured is not None and measured.is_harmless and measured.budget > 1024
-    assert resolved.decode_budgets == resolved.found.table.budgets(measured.budget)
+    assert resolved.decode_budgets == resolved.found.table.of_kv_heads().budgets(measured.budget)
     larger = config.with_budget(resolved, SMOLLM2_MODEL, 1536)
-    assert larger.decode_budgets is not None and larger.budgets is not None
-    heads = list(zip(resolved.decode_budgets, larger.budgets, larger.decode_budgets, strict=True))
-    assert {own for before, _, own in heads if before is None} == {None}
-    assert {own for before, now, own in heads if before and now is None} == {1536}
-    assert all(own == now for _, now, own in heads if now is not None)
+    assert larger.decode_budgets == grow_limits(resolved.decode_budgets, 1536 / measured.budget)
+    # A prompt that is longer, but has no more keys than were measured.
+    shorter = config.with_budget(resolved, SMOLLM2_MODEL, measured.budget - 64)
+    assert shorter.decode_budgets == resolved.decode_budgets
     dense = replace(config, decode_attention="dense")
     assert dense.with_budget(resolved, SMOLLM2_MODEL, 1536).decode_budgets is None
     # Those do not depend on how the prompt is read.
@@ -169,7 +208,6 @@ def test_heads_without_a_limit_for_the_length_alone_have_one_in_decode() -> None
 
 
 def test_decode_was_measured_with_more_keys_than_a_short_prompt_gets(tmp_path: Path) -> None:
-    """Heads that had no limit in that measurement get none."""
     decodes = []
     for measured in (40, 50):
         quality = DecodeQuality(budget=measured, length=8192, kl={"prose": 0.0})
@@ -177,9 +215,8 @@ def test_decode_was_measured_with_more_keys_than_a_short_prompt_gets(tmp_path: P
         write_table(replace(TABLE, losses={40: 0.4}, texts=("a",), decode=quality), path)
         config = HeadwiseConfig(budget_table=str(path))
         larger = config.with_budget(config.resolved(Model()), Model(), 60)
-        assert larger.budgets == (None, 16, None)
         decodes.append(larger.decode_budgets)
-    assert decodes == [(60, 16, None), (None, 16, None)]
+    assert decodes == [grow_limits(TABLE.budgets(40), 1.5), grow_limits(TABLE.budgets(50), 1.2)]
 
 
 def test_a_session_holds_them() -> None:

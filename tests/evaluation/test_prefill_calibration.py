@@ -11,6 +11,7 @@ import pytest
 
 from edgeh2o import LLM, DenseConfig, HeadwiseConfig, PrefillConfig
 from edgeh2o.attention.budget_table import BudgetTable
+from edgeh2o.attention.head_budgets import grow_budgets
 from edgeh2o.attention.prefill_quality import PrefillQuality
 from edgeh2o.attention.rounding_quality import RoundingQuality
 from edgeh2o.errors import ResourceError, UsageError
@@ -100,14 +101,14 @@ def test_long_windows_have_the_budget_of_their_length(
     start = Mock(side_effect=ResourceError("enough"))
     monkeypatch.setattr(type(llm), "start_runner", start)
     harmless = RoundingQuality(length=LENGTH, kl={"prose": 0.0}, loss=0.0)
-    for length, budget, rounding in ((4096, 512, None), (8192, 768, harmless)):
+    for length, grown, rounding in ((4096, 512, None), (8192, 768, harmless)):
         table = harmless_table(llm.config, 512, rounding=rounding)
         with pytest.raises(ResourceError):
             measure_prefill(
                 llm, table, 512, {"prose": [np.zeros(length, np.int32)]}, on_step=lambda: None
             )
         asked = start.call_args.kwargs
-        assert asked["attention"].budgets == table.budgets(budget)
+        assert asked["attention"].budgets == grow_budgets(table, 512, grown)
         assert asked["is_rounded"] is (rounding is not None)
         assert asked["prefill"].max_error == 4.5
 
