@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..option_fields import check_int, check_real, option
 from .base import AttentionModel, SparseAttentionConfig, count_sets
 from .budget_table import Budget, BudgetTable
 from .head_budgets import (
@@ -27,7 +25,6 @@ from .head_budgets import (
     NO_TABLE,
     PROFILE_BUDGET,
     PROFILE_LENGTH,
-    SHOWN_LENGTH,
     TOO_SHORT,
     UNKNOWN,
     HeadBudgets,
@@ -35,6 +32,7 @@ from .head_budgets import (
     find_budgets,
     keys_per_query,
 )
+from .headwise_settings import DECODE_FROM, HeadwiseSettings, is_positive_int
 from .kept_profiles import ENOUGH_PROMPTS, PROFILE_TOKENS
 from .prefill_quality import DEFAULT_MAX_LOSS
 from .registry import register_sparse_attention
@@ -54,14 +52,11 @@ ERROR_OF_PROFILE = 1.0
 GUARDED_SHARE = 1 / 4
 # Of a session file, whose budgets came from a table, or from prompts.
 HELD, HELD_PROFILE = "session", "session (profile)"
-DECODE_ATTENTIONS = ("auto", "dense", "headwise")
-# Of a shorter prompt generated tokens read everything: there is little to spare.
-DECODE_FROM = 2048
 
 
 @register_sparse_attention("headwise")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadwiseConfig(SparseAttentionConfig):
+class HeadwiseConfig(HeadwiseSettings):
     """Mean keys per query and how they are chosen; see the module.
 
     Without ``budget_table`` the one of the model is looked up: in the cache folder, where
@@ -71,139 +66,12 @@ class HeadwiseConfig(SparseAttentionConfig):
     always. ``max_loss`` needs a table; without it and ``budget`` the smallest budget with a loss
     of 0.5 % is taken, or everything is read if there is none. Unless ``budget`` is given, the
     limits of heads grow by half for every doubling of the prompt beyond 4,096 tokens (those of the
-    calibration if they were more, 8,192 with a profile), and a few more heads have none. ``budgets`` gives the
-    budgets themselves, ``None`` for the whole past, one per KV head or, ``by_query_head``, one per
-    query head, ``decode_budgets`` those of generated tokens, one per KV head, and ``source`` tells
-    where they are from.
+    calibration if they were more, 8,192 with a profile), and a few more heads have none.
+    ``budgets`` gives the budgets themselves, ``None`` for the whole past, one per KV head or,
+    ``by_query_head``, one per query head, ``decode_budgets`` those of generated tokens, one per KV
+    head, and ``source`` tells where they are from.
     Raises UsageError for values out of range.
     """
-
-    preferred_chunk_size: ClassVar[int] = 256
-    # Every chunk waits for the CPU's choice: on an H100 a 1B shape reads 16,384 tokens 1.5 times as
-    # fast as in chunks of 256, and the loss is no larger (docs/devices.md).
-    gpu_chunk_size: ClassVar[int | None] = 1024
-    main_settings: ClassVar[tuple[str, ...]] = ("budget",)
-
-    budget: int | None = option(
-        None,
-        "--budget",
-        help="earlier keys that a query reads besides its chunk, mean over the heads "
-        f"(default: what --max-loss {DEFAULT_MAX_LOSS} takes of a budget table, which is "
-        f"{DEFAULT_BUDGET} for the packaged one; {PROFILE_BUDGET} with a profile, else all; half "
-        f"as many again for every doubling of a prompt beyond {SHOWN_LENGTH:,} tokens, with a "
-        f"profile beyond {PROFILE_LENGTH:,})",
-        metavar="KEYS",
-    )
-    max_loss: float | None = option(
-        None,
-        "--max-loss",
-        help="take the smallest calibrated budget whose perplexity loss stays below this "
-        f"(default: {DEFAULT_MAX_LOSS}; if there is none, everything is read)",
-        metavar="PERCENT",
-    )
-    budget_table: str | None = option(
-        None,
-        "--budget-table",
-        help="table made by `edgeh2o calibrate` (default: the one of the model); none: only what "
-        "prompts teach",
-        metavar="FILE",
-    )
-    local: int = option(
-        256, "--headwise-local", help="tokens just before a chunk that are always read"
-    )
-    sinks: int = option(
-        4, "--headwise-sinks", help="first tokens of the prompt that are always read"
-    )
-    decay: float = option(0.9, "--headwise-decay", help="factor of the old scores at every chunk")
-    landmark_size: int = option(
-        64, "--landmark-size", help="tokens that share a landmark, 0 = no landmarks"
-    )
-    landmark_spread: float = option(
-        0.4,
-        "--landmark-spread",
-        help="part of the mass that landmarks have because the keys of a page are not equal, as if "
-        "their logits were normal; 0 = as if they were equal (on a GPU always)",
-        metavar="PART",
-    )
-    max_past: int = option(
-        8192,
-        "--headwise-max-past",
-        help="most tokens that a head with unlimited budget reads: beyond it the pages that the "
-        "chunk's queries ask for; landmarks grow coarser there; 0 = no limit",
-    )
-    tail: int = option(
-        32,
-        "--headwise-tail",
-        help="last tokens of the prompt that read everything, as far back as its last logical "
-        "batch begins",
-    )
-    decode_attention: str = option(
-        "auto",
-        "--decode-attention",
-        help="what generated tokens read of a prompt of "
-        f"{DECODE_FROM:,} tokens or more: dense: all; headwise: by the budgets what its last "
-        "tokens read most, landmarks of the rest, and everything generated since; auto: headwise "
-        "where the budget table says that this is harmless, else dense",
-        choices=DECODE_ATTENTIONS,
-    )
-    decode_pages: int = option(
-        1024,
-        "--decode-pages",
-        help="where that is headwise: pages of 4 tokens that a head without a budget "
-        "reads of prompts with at least twice as many, each generated token its own; 0 = all",
-    )
-    budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
-    by_query_head: bool = field(default=False, metadata={"is_option": False})
-    decode_budgets: tuple[Budget, ...] | None = field(default=None, metadata={"is_option": False})
-    source: str = field(default="given", metadata={"is_option": False, "is_setting": False})
-    prompts: int | None = field(default=None, metadata={"is_option": False, "is_setting": False})
-    is_shown: bool = field(
-        default=False, compare=False, metadata={"is_option": False, "is_setting": False}
-    )
-    profile: BudgetTable | None = field(
-        default=None, metadata={"is_option": False, "is_setting": False}
-    )
-
-    # Of what ``resolved`` gave: what was looked up, for prompts of any length.
-    found: HeadBudgets | None = field(
-        default=None,
-        repr=False,
-        compare=False,
-        metadata={"is_option": False, "is_setting": False},
-    )
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and self.max_loss is not None:
-            raise UsageError("give --budget or --max-loss, not both")
-        if self.budget is not None:
-            check_int(self, "budget", 1)
-        if self.max_loss is not None:
-            check_real(
-                self, "max_loss", "a percentage >= 0", lambda value: value >= 0, "0.5 is strict"
-            )
-        check_real(
-            self, "decay", "in [0, 1]", lambda value: 0 <= value <= 1, "use 1 to forget nothing"
-        )
-        check_real(
-            self,
-            "landmark_spread",
-            "in [0, 1]",
-            lambda value: 0 <= value <= 1,
-            "use 0 for landmarks of equal keys",
-        )
-        for name in ("local", "sinks", "landmark_size", "max_past", "tail", "decode_pages"):
-            check_int(self, name, 0)
-        if self.decode_attention not in DECODE_ATTENTIONS:
-            raise UsageError(
-                "decode_attention (--decode-attention) must be one of "
-                f"{', '.join(DECODE_ATTENTIONS)}, got {self.decode_attention!r:.80}"
-            )
-        for name in ("budgets", "decode_budgets"):
-            values = getattr(self, name) or ()
-            if not all(budget is None or _is_positive_int(budget) for budget in values):
-                raise UsageError(f"{name} must be positive integers, or None for the whole past")
-        if self.decode_budgets is not None and self.budgets is None:
-            raise UsageError("decode_budgets need budgets")
 
     def choose_budgets(self, model: AttentionModel) -> HeadBudgets:
         """The budgets for a model.
@@ -444,7 +312,7 @@ class HeadwiseConfig(SparseAttentionConfig):
         if not isinstance(decode_budgets, list | None):
             return self
         counts = [n for n in (*budgets, *(decode_budgets or ()), budget) if n is not None]
-        if not all(map(_is_positive_int, counts)) or max_past not in (0, self.max_past):
+        if not all(map(is_positive_int, counts)) or max_past not in (0, self.max_past):
             return self
         if self.budget is not None and budget != self.budget:
             return self
@@ -525,7 +393,3 @@ class HeadwiseConfig(SparseAttentionConfig):
         if not self.by_query_head:
             del values["by_query_head"]
         return values
-
-
-def _is_positive_int(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0

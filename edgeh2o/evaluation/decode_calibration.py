@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..attention.decode_quality import DecodeQuality
-from ..attention.headwise import DECODE_FROM, HeadwiseConfig
+from ..attention.headwise import HeadwiseConfig
+from ..attention.headwise_settings import DECODE_FROM
 from ..errors import UsageError
 from .decoding import compare_decodes
 from .long_texts import KINDS, Window, make_window
